@@ -1,0 +1,11 @@
+"""rlrun: reinforcement learning from one command. `rlrun.load(RUN_DIR)` gives a trained policy; everything else is the command line."""
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str):
+    if name == "load":  # torch is imported only when it is needed: completion must be quick
+        from rlrun.load import load
+
+        return load
+    raise AttributeError(f"module 'rlrun' has no attribute {name!r}")

@@ -1,0 +1,133 @@
+"""IMPALA: importance-weighted actor-learner architecture (Espeholt et al. 2018, arXiv:1802.01561).
+
+Rows: fragments [T, B] from policies a few updates old, used once (runner.num_sgd_iter and runner.replay_proportion use them again).
+Recorded: log_prob, the behaviour policy's log mu(a|x) (eq. 1); recurrent state at row 0.
+Differs from the paper: Adam may replace RMSProp; the loss may be a mean over rows instead of their sum; vtrace=false turns every importance
+weight into 1, which leaves n-step returns (RLlib's meaning of that switch).
+Metrics: learn/policy_loss, value_loss, entropy per row; rho_mean and rho_clipped: importance weights pi/mu and the share above rho_clip;
+explained_variance: 1 - Var(target - value) / Var(target); grad_norm before clipping; lr.
+Checked: tests/ops/test_vtrace.py (the paper's O(T^2) sum), tests/algos/test_impala.py (a loss by hand), tuned/impala/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.batch import Batch
+from rlrun.core.optimizer import Optimizer, OptimizerConfig
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import EnvSpec
+from rlrun.ops.masked import masked_mean, masked_sum
+from rlrun.ops.transforms import clip_reward
+from rlrun.ops.vtrace import vtrace
+from rlrun.policies import DistributionPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    fragment_length: int
+    batch_size: int
+    discount: float
+    lr: Schedule
+    value_lr: Schedule | None
+    optimizer: OptimizerConfig
+    max_grad_norm: float
+    vtrace: bool
+    rho_clip: float
+    c_clip: float
+    pg_rho_clip: float
+    lambda_: float
+    value_coef: float
+    entropy_coef: Schedule
+    reward_clip: Literal["none", "sign"] | float
+    loss_reduction: Literal["mean", "sum"]
+
+    def __post_init__(self):
+        if self.fragment_length < 1 or self.batch_size < 1:
+            raise ValueError("fragment_length and batch_size must be at least 1")
+        if self.batch_size % self.fragment_length:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}")
+        if not 0 <= self.discount <= 1 or not 0 <= self.lambda_ <= 1:
+            raise ValueError("discount and lambda_ must lie in [0, 1]")
+        if min(self.lr.values) < 0 or (self.value_lr is not None and min(self.value_lr.values) < 0):
+            raise ValueError("lr must not be negative")
+        if self.max_grad_norm < 0 or self.value_coef < 0:
+            raise ValueError("max_grad_norm and value_coef must not be negative")
+        if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
+            raise ValueError("reward_clip must be none, sign or a positive bound")
+
+
+class Impala(Algorithm):
+    Config = Config
+    policy: DistributionPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=("log_prob",), core_every=cfg.fragment_length)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
+
+    def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        if cfg.value_lr is None:
+            self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+            self.value_optimizer = None
+        else:
+            value_only = policy.value_parameters()
+            ids = {id(p) for p in value_only}
+            self.optimizer = Optimizer((p for p in policy.parameters() if id(p) not in ids), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+            self.value_optimizer = Optimizer(value_only, cfg.optimizer, cfg.value_lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        policy_loss, value_loss, metrics = self.loss(batch, self.cfg.entropy_coef(clock))
+        if self.value_optimizer is None:
+            steps = self.optimizer.step(policy_loss + self.cfg.value_coef * value_loss, clock)
+        else:  # the trunks share nothing, so the two graphs are disjoint
+            value_steps = self.value_optimizer.step(self.cfg.value_coef * value_loss, clock)
+            steps = self.optimizer.step(policy_loss, clock) | {f"value_{name}": value for name, value in value_steps.items()}
+        return Update({**metrics, **steps})
+
+    def loss(self, batch: Batch, entropy_coef: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """batch [T(+1), B] -> policy loss (with the entropy bonus) [], value loss [], metrics."""
+        cfg, valid = self.cfg, batch.valid
+        reduce = masked_mean if cfg.loss_reduction == "mean" else masked_sum
+        dist, values = self.policy.unroll(batch)  # over T+1 rows
+        value, next_value = values[:-1], values[1:].detach()  # [T, B]
+        dist = dist[:-1]
+        log_prob = dist.log_prob(batch.action)  # [T, B]
+        log_rho = (log_prob.detach() - batch.log_prob) if cfg.vtrace else torch.zeros_like(batch.log_prob)
+        reward = clip_reward(batch.reward, cfg.reward_clip)
+        target, advantage = vtrace(
+            log_rho, batch.discount(cfg.discount), reward, value.detach(), next_value, valid,
+            rho_clip=cfg.rho_clip, c_clip=cfg.c_clip, pg_rho_clip=cfg.pg_rho_clip, lambda_=cfg.lambda_,
+        )  # fmt: skip
+        entropy = dist.entropy()
+        policy_loss = -reduce(log_prob * advantage, valid)
+        value_loss = reduce(0.5 * (target - value).square(), valid)
+        metrics = {
+            "policy_loss": -masked_mean((log_prob * advantage).detach(), valid),
+            "value_loss": masked_mean(0.5 * (target - value.detach()).square(), valid),
+            "entropy": masked_mean(entropy.detach(), valid),
+            "explained_variance": explained_variance(target, value.detach(), valid),
+        }
+        if cfg.vtrace:
+            rho = log_rho.exp()
+            metrics |= {"rho_mean": masked_mean(rho, valid), "rho_clipped": masked_mean((rho > cfg.rho_clip).float(), valid)}
+        return policy_loss - entropy_coef * reduce(entropy, valid), value_loss, metrics
+
+
+def explained_variance(target: Tensor, value: Tensor, valid: Tensor) -> Tensor:
+    """1 - Var(target - value) / Var(target) over live rows of [T, B] -> []."""
+
+    def variance(x: Tensor) -> Tensor:
+        return masked_mean((x - masked_mean(x, valid)).square(), valid)
+
+    return 1.0 - variance(target - value) / variance(target).clamp(min=1e-8)

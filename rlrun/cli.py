@@ -1,0 +1,105 @@
+"""The `rlrun` command: finds the subcommand and hands it the rest. The only reader of sys.argv."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from rlrun.core.errors import RunFailed, UserError, closest
+
+COMMANDS = {
+    "train": "learn: algo=impala env=Pong, or tuned=impala/pong",
+    "resume": "RUN_DIR [env_steps=...]: continue a run exactly",
+    "evaluate": "RUN_DIR [episodes=10]: play full games with a trained policy",
+    "watch": "RUN_DIR: an mp4 and a gif of a trained policy",
+    "list": "algos, envs or tuned",
+    "explain": "ALGO: paper, what is recorded, every option",
+    "benchmark": "throughput algo=... env=...: parts, bound, reached rate",
+    "doctor": "versions, cores, GPU, shared memory, optional parts",
+}
+
+
+def usage() -> str:
+    lines = ["rlrun: every RL algorithm in one readable file, from one command", ""]
+    lines += [f"  rlrun {name:<10} {text}" for name, text in COMMANDS.items()]
+    lines += ["", "rlrun train --help shows the groups and every option. Completion: eval \"$(rlrun -sc install=bash)\""]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Exit codes: 0 done, 1 the run failed, 2 bad input, 130/143 interrupted."""
+    try:
+        sys.exit(_dispatch(sys.argv[1:]))
+    except UserError as error:
+        print(f"rlrun: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RunFailed as error:
+        print(f"rlrun: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("rlrun: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # `rlrun list envs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(0)
+
+
+def _dispatch(words: list[str]) -> int:
+    if words[:1] == ["-sc"]:
+        from rlrun.completion import complete
+
+        return complete(words)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if words[0] == "--version":
+        from rlrun import __version__
+
+        print(__version__)
+        return 0
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        raise UserError(f"There is no command {name!r}.{closest(name, COMMANDS)} rlrun --help lists them.")
+    module = importlib.import_module(f"rlrun.commands.{name}")
+    return module.main(rest)
+
+
+def compose(words: list[str], job, config_name: str = "train") -> int:
+    """Runs Hydra over these words and calls job(cfg, choices) with the composed DictConfig. Hydra's errors become sentences."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from rlrun.hydra_errors import check_groups, translate
+    from rlrun.hydra_plugins import install
+    from rlrun.paths import root
+
+    install()
+    check_groups(words)
+    result: list[int] = []
+
+    @hydra.main(version_base="1.3", config_path=str(root() / "conf"), config_name=config_name)
+    def app(cfg) -> None:
+        result.append(job(cfg, dict(HydraConfig.get().runtime.choices)))
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed
+    sys.argv = ["rlrun", *words]
+    try:
+        app()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(translate(error, words)) from None
+    return result[0] if result else 0
+
+
+def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:
+    """The RUN_DIR of a command and the words after it."""
+    places = [word for word in words if "=" not in word and not word.startswith("-")]
+    if len(places) != 1:
+        raise UserError(f"rlrun {command} takes one run directory, then key=value options")
+    path = Path(places[0])
+    if not (path / "config.yaml").is_file():
+        raise UserError(f"{path} is not a run directory: it has no config.yaml")
+    return path, [word for word in words if word != places[0]]

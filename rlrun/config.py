@@ -1,0 +1,145 @@
+"""DictConfig -> frozen dataclasses, with the path of what is wrong and the nearest key. The only import of omegaconf beside cli.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from omegaconf import OmegaConf
+
+from rlrun.core.errors import UserError, closest
+from rlrun.core.schedule import Schedule
+
+T = TypeVar("T")
+
+
+class ConfigError(UserError):
+    """A value that does not fit, with its path."""
+
+
+def typed(cls: type[T], values: Any, path: str = "") -> T:
+    """An instance of a dataclass from a plain mapping: every key known, none missing, every value of its field's type.
+
+    Raises ConfigError naming the path (`algo.lr`) and, for an unknown key, the closest one. Each field's __post_init__ checks ranges."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path or 'the config'} must be a group of keys, not {values!r}")
+    hints = typing.get_type_hints(cls)
+    fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    prefix = f"{path}." if path else ""
+    for key in values:
+        if key not in fields:
+            raise ConfigError(f"There is no option {prefix}{key}.{closest(str(key), fields)}")
+    missing = [name for name in fields if name not in values]
+    if missing:
+        raise ConfigError(f"The option {prefix}{missing[0]} has no value")
+    made = {name: _convert(hints[name], values[name], prefix + name) for name in fields}
+    try:
+        return cls(**made)
+    except ValueError as error:
+        raise ConfigError(f"{path or 'config'}: {error}") from None
+
+
+def _convert(kind: Any, value: Any, path: str) -> Any:
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _union(args, value, path)
+    if origin is Literal:
+        if value in args:
+            return value
+        if value is None and "none" in args:  # YAML reads none as a word, null as nothing
+            return "none"
+        raise ConfigError(f"{path} must be one of {', '.join(map(str, args))}, not {value!r}.{closest(str(value), [str(a) for a in args])}")
+    if kind is Schedule:
+        try:
+            return Schedule.parse(value)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}; not {value!r}") from None
+    if dataclasses.is_dataclass(kind):
+        return typed(kind, value, path)  # type: ignore[arg-type]
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{path} must be a list, not {value!r}")
+        return tuple(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is dict or kind is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path} must be a group of keys, not {value!r}")
+        return dict(value)
+    return _scalar(kind, value, path)
+
+
+def _union(kinds: tuple, value: Any, path: str) -> Any:
+    if value is None:
+        if type(None) in kinds:
+            return None
+        if not any(get_origin(k) is Literal and "none" in get_args(k) for k in kinds):
+            raise ConfigError(f"{path} needs a value")
+    errors = []
+    for kind in kinds:
+        if kind is type(None):
+            continue
+        try:
+            return _convert(kind, value, path)
+        except ConfigError as error:
+            errors.append(str(error))
+    raise ConfigError(errors[0] if len(errors) == 1 else " or ".join(errors))
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _scalar(kind: type, value: Any, path: str) -> Any:
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isnan(value):
+            raise ConfigError(f"{path} must be a number, not NaN")
+        return float(value)
+    if kind is int and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value == int(value):
+        return int(value)  # 1e6 is a whole number
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str):
+        return value
+    raise ConfigError(f"{path} must be {_WORDS[kind]}, not {value!r}")
+
+
+def plain(cfg: Any) -> dict:
+    """A resolved DictConfig as dictionaries, lists and scalars. Raises ConfigError on a missing value or a broken interpolation."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        made = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"config: {str(error).splitlines()[0]}") from None
+    assert isinstance(made, dict)
+    return made
+
+
+def load_yaml(path: Path) -> dict:
+    """A saved config.yaml. UserError when it is missing or unreadable."""
+    try:
+        return plain(OmegaConf.load(path))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist: is this a run directory?") from None
+    except Exception as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def save_yaml(values: dict, path: Path) -> None:
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
+
+
+def parse_assignments(words: list[str]) -> dict[str, Any]:
+    """["episodes=2", "a.b=x"] -> {"episodes": 2, "a.b": "x"}, values as YAML. UserError on a word without `=`."""
+    made = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"{word!r} is not of the form key=value")
+        made[key] = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))["x"]  # type: ignore[index,call-overload]
+    return made

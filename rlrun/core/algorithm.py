@@ -1,0 +1,97 @@
+"""Algorithm: what one file of rlrun/algos holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.batch import Batch
+from rlrun.core.policy import Policy
+from rlrun.core.schedule import Clock
+from rlrun.core.specs import EnvSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What an algorithm asks of the data flow, made from its config; read by wiring only."""
+
+    rows: int  # T of the fragments that one update reads
+    columns: int  # B of the batch that one update reads
+    record: tuple[str, ...] = ()  # policy outputs stored with each row
+    core_every: int = 0  # recurrent state is stored at every so-many-th row; 0 means only at row 0 of a fragment
+    actions: tuple[str, ...] = ("discrete", "box")  # kinds of action space it can do
+    obs: Literal["all", "ends"] = "all"
+
+
+class Update(NamedTuple):
+    """What one update reports. Metrics are 0-d tensors or floats; `writes` go back to replay at batch.key."""
+
+    metrics: dict[str, Any]
+    writes: dict[str, Tensor] | None = None
+
+
+class ModelFactory(Protocol):
+    """What conf/model builds for an algorithm: encoder(spec), memory(size), and the options heads need."""
+
+    def policy_parts(self, spec: EnvSpec) -> Any: ...
+
+
+class LearnerContext(NamedTuple):
+    """Where and how a learner runs."""
+
+    device: torch.device
+    rng: torch.Generator
+    compile: Callable[[Callable], Callable] = lambda function: function
+    rank: int = 0
+    world: int = 1
+
+
+class Algorithm(nn.Module):
+    """A loss and an update. Anything that changes over a run is a parameter, a buffer, an Optimizer or a Generator, so that state() saves it.
+
+    Critics, mixers and targets are attributes here and never travel; only `policy` is published to samplers."""
+
+    Config: ClassVar[type]
+    policy: Policy
+
+    @classmethod
+    def needs(cls, cfg) -> Needs:
+        raise NotImplementedError
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model, cfg) -> Policy:
+        raise NotImplementedError
+
+    def __init__(self, policy: Policy, spec: EnvSpec, cfg, ctx: LearnerContext):
+        super().__init__()
+        self.policy = policy
+        self.spec, self.cfg, self.ctx = spec, cfg, ctx
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        """Consume one batch [T(+1), B, ...] with any number of optimiser steps."""
+        raise NotImplementedError
+
+    def optimizers(self) -> Iterable[tuple[str, Any]]:
+        """(name, Optimizer) pairs, found among the attributes."""
+        from rlrun.core.optimizer import Optimizer
+
+        return [(name, value) for name, value in vars(self).items() if isinstance(value, Optimizer)]
+
+    def state(self) -> dict:
+        """Everything that changes: parameters, buffers, optimisers, the learner's random stream. Tensors and plain containers only."""
+        return {
+            "module": self.state_dict(),
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers()},
+            "rng": self.ctx.rng.get_state(),
+        }
+
+    def load_state(self, state: dict) -> None:
+        """The reverse of state(). Raises RuntimeError or ValueError when shapes or names differ."""
+        self.load_state_dict(state["module"])
+        for name, optimizer in self.optimizers():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self.ctx.rng.set_state(state["rng"].cpu())

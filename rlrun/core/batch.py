@@ -1,0 +1,189 @@
+"""Batch: the one container for rows of experience, and the layout of a fragment in memory.
+
+A fragment is T rows of B columns. Every field has T rows except `obs` (with all it holds) and `is_first`, which have T+1, and `core`
+(recurrent state), which is stored at rows 0, L, 2L ... T. Row t: the agent saw obs[t], chose action[t], got reward[t]; obs[t+1] is the
+consequence, always true even at an end. `valid[t]` is False on dead rows: the trajectory ends at obs[t], and that row's action, reward and
+records mean nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Field(NamedTuple):
+    """Shape of one row of one column, and its dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+RowSpec = dict[str, "Field | RowSpec"]
+EXTRA_ROW = ("obs", "is_first")  # these carry row T as well
+ALIGNMENT = 64  # bytes: a cache line, and enough for any vector instruction
+
+
+class Batch(Mapping[str, "Tensor | Batch"]):
+    """Immutable mapping of names to tensors or nested Batches. `batch.reward` is `batch["reward"]`; an index that is not a name indexes
+    the leading dimension of every field."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: Mapping[str, Tensor | Batch] | None = None, /, **more: Tensor | Batch):
+        object.__setattr__(self, "_fields", {**(fields or {}), **more})
+
+    def __getitem__(self, index):
+        if isinstance(index, str):
+            return self._fields[index]
+        return self.map(lambda value: value[index])
+
+    def __getattr__(self, name: str):
+        try:
+            return self._fields[name]
+        except KeyError:
+            raise AttributeError(f"Batch has no field {name!r}; it has {', '.join(self._fields)}") from None
+
+    def __setattr__(self, name, value):
+        raise AttributeError("a Batch is immutable: use replace()")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{k}={v!r}" if isinstance(v, Batch) else f"{k}={v.dtype}{list(v.shape)}" for k, v in self._fields.items())
+        return f"Batch({inside})"
+
+    def __reduce__(self):
+        return Batch, (self._fields,)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """The same tree with `function` applied to every tensor."""
+        return Batch({name: v.map(function) if isinstance(v, Batch) else function(v) for name, v in self._fields.items()})
+
+    def leaves(self) -> Iterator[Tensor]:
+        """Every tensor, depth first, in the order of the names' insertion."""
+        for value in self._fields.values():
+            if isinstance(value, Batch):
+                yield from value.leaves()
+            else:
+                yield value
+
+    def replace(self, **fields: Tensor | Batch) -> Batch:
+        """A new Batch with these fields added or exchanged."""
+        return Batch(self._fields, **fields)
+
+    def to(self, device: torch.device | str) -> Batch:
+        return self.map(lambda value: value.to(device, non_blocking=True))
+
+    def clone(self) -> Batch:
+        return self.map(torch.clone)
+
+    def copy_(self, source: Batch) -> None:
+        """Copies every tensor of `source` into this Batch's memory; the trees and shapes must match."""
+        for mine, theirs in zip(self.leaves(), source.leaves(), strict=True):
+            mine.copy_(theirs)
+
+    def columns(self, index) -> Batch:
+        """These columns (dimension 1) of every field, as views where `index` is a slice."""
+        return self.map(lambda value: value[:, index])
+
+    def discount(self, value: float) -> Tensor:
+        """value * (1 - terminated)  [T, B]; truncation never zeroes it."""
+        return value * (1.0 - self["terminated"].float())
+
+    def numpy(self) -> dict:
+        """The same tree as dictionaries of NumPy views (CPU only): cheaper to write a row into."""
+        return {name: v.numpy() if isinstance(v, Batch) else v.numpy() for name, v in self._fields.items()}
+
+
+def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
+    """Fragments side by side: [T, B1], [T, B2] ... -> [T, B1 + B2 + ...], into `out`'s memory when given."""
+    if out is None:
+        if len(batches) == 1:
+            return batches[0]
+        first = batches[0]
+        return Batch({k: stack_columns([b[k] for b in batches]) if isinstance(v, Batch) else torch.cat([b[k] for b in batches], 1)
+                      for k, v in first.items()})
+    start = 0
+    for batch in batches:
+        width = next(batch.leaves()).shape[1]
+        out.columns(slice(start, start + width)).copy_(batch)
+        start += width
+    return out
+
+
+def fragment_layout(obs: RowSpec, action: Field | RowSpec, record: RowSpec, core: RowSpec, rows: int, columns: int, core_every: int) -> RowSpec:
+    """Full shapes ([rows, columns, ...]) of a fragment. `core` may be empty (no memory)."""
+
+    def widen(spec: Field | RowSpec, count: int) -> Field | RowSpec:
+        if isinstance(spec, Field):
+            return Field((count, columns, *spec.shape), spec.dtype)
+        return {name: widen(inner, count) for name, inner in spec.items()}
+
+    scalar = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool, "valid": torch.bool}
+    layout: RowSpec = {
+        "obs": widen(obs, rows + 1),
+        "is_first": Field((rows + 1, columns), torch.bool),
+        "action": widen(action, rows),
+        **{name: Field((rows, columns), dtype) for name, dtype in scalar.items()},
+        **{name: widen(spec, rows) for name, spec in record.items()},
+    }
+    if core:
+        layout["core"] = widen(core, rows // core_every + 1)
+    return layout
+
+
+def layout_bytes(layout: RowSpec) -> int:
+    """Bytes of one fragment, every field aligned."""
+    total = 0
+    for spec in layout.values():
+        if isinstance(spec, Field):
+            size = math.prod(spec.shape) * torch.empty((), dtype=spec.dtype).element_size()
+            total += -(-size // ALIGNMENT) * ALIGNMENT
+        else:
+            total += layout_bytes(spec)
+    return total
+
+
+def allocate(layout: RowSpec, memory: Tensor | None = None, pin: bool = False) -> Batch:
+    """Tensors of these full shapes, carved out of `memory` (uint8, 1-D, at least layout_bytes(layout) long) or freshly made.
+
+    Fresh memory is filled with a sentinel (NaN, or 0x7F in every byte), so that a row that nobody wrote is seen."""
+    if memory is None:
+        memory = torch.full((layout_bytes(layout),), 0x7F, dtype=torch.uint8, pin_memory=pin)
+        fresh = True
+    else:
+        fresh = False
+    offset = 0
+
+    def carve(spec: Field | RowSpec) -> Tensor | Batch:
+        nonlocal offset
+        if not isinstance(spec, Field):
+            return Batch({name: carve(inner) for name, inner in spec.items()})
+        size = math.prod(spec.shape) * torch.empty((), dtype=spec.dtype).element_size()
+        flat = memory[offset : offset + size].view(spec.dtype)
+        offset += -(-size // ALIGNMENT) * ALIGNMENT
+        field = flat.view(spec.shape)
+        if fresh and spec.dtype.is_floating_point:
+            field.fill_(math.nan)
+        elif fresh and spec.dtype == torch.bool:
+            field.zero_()
+        return field
+
+    batch = carve(layout)
+    assert isinstance(batch, Batch)
+    return batch
+
+
+def torch_dtype(dtype) -> torch.dtype:
+    """The torch dtype of a NumPy one."""
+    return torch.from_numpy(np.zeros(1, dtype=dtype)).dtype

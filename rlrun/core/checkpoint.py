@@ -1,0 +1,142 @@
+"""Checkpoints: directories of tensors, JSON and a sha256 manifest, written under a temporary name, fsynced and renamed.
+
+    checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  run.json  manifest.json
+    checkpoints/best.json        the name of the best one
+
+Nothing in them is pickled code: torch.load(weights_only=True) is the one loader. A damaged file is named; nothing is ever replaced by a fresh start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import torch
+
+from rlrun.core.errors import RunFailed, UserError
+
+FORMAT = 1
+MAX_FAILURES = 3  # saves in a row
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of the text or the old file."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+class Checkpoints:
+    """The checkpoints of one run directory."""
+
+    def __init__(self, directory: Path, keep: int):
+        self.directory, self.keep = directory, keep
+        self.failures = 0
+
+    def names(self) -> list[str]:
+        """Whole checkpoints, oldest first."""
+        if not self.directory.is_dir():
+            return []
+        return sorted(p.name for p in self.directory.iterdir() if p.is_dir() and p.name.isdigit())
+
+    def best(self) -> str | None:
+        try:
+            return json.loads((self.directory / "best.json").read_text())["name"]
+        except FileNotFoundError:
+            return None
+
+    def save(self, env_steps: int, tensors: dict[str, dict], run: dict, best: bool) -> Path | None:
+        """Writes <directory>/<env_steps>/; on a full disk warns, keeps the previous ones and returns None (RunFailed after several in a row)."""
+        final = self.directory / f"{env_steps:012d}"
+        temporary = self.directory / f".{final.name}.tmp"
+        try:
+            self.directory.mkdir(exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            for name, state in tensors.items():
+                torch.save(state, temporary / f"{name}.pt")
+            (temporary / "run.json").write_text(json.dumps(run, indent=1))
+            files = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
+            (temporary / "manifest.json").write_text(json.dumps({"format": FORMAT, "sha256": files}, indent=1))
+            for path in temporary.iterdir():
+                _fsync(path)
+            _fsync(temporary)
+            if final.exists():  # the same env step again (a stop right after a regular save)
+                old = self.directory / f".{final.name}.old"
+                os.replace(final, old)
+                os.replace(temporary, final)
+                shutil.rmtree(old)
+            else:
+                os.replace(temporary, final)
+            _fsync(self.directory)
+            if best:
+                write_atomically(self.directory / "best.json", json.dumps({"name": final.name, "metric": run.get("metric")}))
+        except (OSError, RuntimeError) as error:  # torch.save says RuntimeError on a full disk
+            shutil.rmtree(temporary, ignore_errors=True)
+            self.failures += 1
+            if self.failures >= MAX_FAILURES:
+                raise RunFailed(f"{MAX_FAILURES} checkpoints in a row could not be written to {self.directory}: {error}") from error
+            warnings.warn(f"the checkpoint at {env_steps} env steps could not be written and is left out: {error}", stacklevel=2)
+            return None
+        self.failures = 0
+        self._rotate()
+        return final
+
+    def _rotate(self) -> None:
+        best = self.best()
+        for name in [n for n in self.names() if n != best][: -self.keep or None]:
+            shutil.rmtree(self.directory / name)
+
+    def load(self, name: str | None = None, parts: tuple[str, ...] = ("policy", "algorithm", "sampler")) -> tuple[dict[str, dict], dict]:
+        """(tensors by part, run.json) of this checkpoint, or the last one. UserError when there is none or it is damaged."""
+        names = self.names()
+        if not names:
+            raise UserError(f"{self.directory} holds no checkpoint")
+        if name in ("best", "last"):
+            name = self.best() if name == "best" else None
+        name = name or names[-1]
+        if name.isdigit():
+            name = f"{int(name):012d}"
+        if name not in names:
+            raise UserError(f"{self.directory} has no checkpoint {name}; it has {', '.join(names)}")
+        path = self.directory / name
+        verify(path)
+        run = json.loads((path / "run.json").read_text())
+        return {part: torch.load(path / f"{part}.pt", weights_only=True, map_location="cpu") for part in parts}, run
+
+
+def verify(path: Path) -> None:
+    """UserError naming the first file that is missing, truncated or altered."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        expected = manifest["sha256"]
+        version = manifest["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"checkpoint {path} is damaged: manifest.json is missing or unreadable") from None
+    if version != FORMAT:
+        raise UserError(f"checkpoint {path} has format {version}; this rlrun reads format {FORMAT}")
+    for name, digest in expected.items():
+        if not (path / name).is_file():
+            raise UserError(f"checkpoint {path} is damaged: {name} is missing")
+        if _sha256(path / name) != digest:
+            raise UserError(f"checkpoint {path} is damaged: {name} is truncated or altered (its sha256 is not the manifest's)")

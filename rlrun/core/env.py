@@ -1,0 +1,52 @@
+"""VectorEnv: what samplers drive. Adapters in rlrun/envs turn other people's environments into this."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from rlrun.core.specs import EnvSpec
+
+Rows = dict[str, np.ndarray]  # observation parts, [B, ...]
+
+
+class Step(NamedTuple):
+    """One row of every column, after its action."""
+
+    obs: Rows  # the consequence, [B, ...]: at an end the last observation of the old episode, which a dead row follows
+    reward: np.ndarray  # [B] float32, raw
+    terminated: np.ndarray  # [B] bool
+    truncated: np.ndarray  # [B] bool
+    valid: np.ndarray  # [B] bool: False where this row was no decision of the agent (a reset, a forced FIRE)
+    is_first: np.ndarray  # [B] bool: `obs` begins an episode
+    info: dict[str, np.ndarray]  # numbers worth logging, [B]
+
+
+class VectorEnv(Protocol):
+    """`count` environments of one kind, each a column."""
+
+    spec: EnvSpec
+    count: int
+
+    def reset(self, generation: int) -> Rows:
+        """Begins every column anew. Seeds follow from (run seed, stream, worker, slot, generation)."""
+        ...
+
+    def step(self, action: np.ndarray) -> Step:
+        """Raises ValueError on an action outside the space, and whatever the environment raises."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EnvFactory(Protocol):
+    """Picklable; called inside the process that will step the environments."""
+
+    spec: EnvSpec
+
+    def __call__(self, worker: int, count: int) -> VectorEnv: ...
+
+
+class EnvError(Exception):
+    """An environment raised; says which one, its seed and its last action."""

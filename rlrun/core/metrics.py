@@ -1,0 +1,74 @@
+"""Means between two log rows, and episode statistics."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from torch import Tensor
+
+
+class Means:
+    """Running means of metrics. Tensors stay on their device until result()."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor | float] = {}
+        self.counts: dict[str, int] = {}
+
+    def add(self, metrics: dict[str, Tensor | float]) -> None:
+        for name, value in metrics.items():
+            value = value.detach() if isinstance(value, Tensor) else float(value)
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def result(self) -> dict[str, float]:
+        """The means since the last call; empties itself."""
+        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
+        return means
+
+
+class EpisodeStatistics:
+    """Of the last `window` finished episodes."""
+
+    def __init__(self, window: int = 100):
+        self.returns: deque[float] = deque(maxlen=window)
+        self.lengths: deque[int] = deque(maxlen=window)
+        self.count = 0
+
+    def add(self, ret: float, length: int) -> None:
+        self.returns.append(ret)
+        self.lengths.append(length)
+        self.count += 1
+
+    @property
+    def full(self) -> bool:
+        return len(self.returns) == self.returns.maxlen
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.returns) / len(self.returns) if self.returns else None
+
+    def metrics(self) -> dict[str, float | int | None]:
+        if not self.returns:
+            return {"return_mean": None, "return_min": None, "return_max": None, "episode_length_mean": None, "episodes": self.count}
+        return {
+            "return_mean": self.mean,
+            "return_min": min(self.returns),
+            "return_max": max(self.returns),
+            "episode_length_mean": sum(self.lengths) / len(self.lengths),
+            "episodes": self.count,
+        }
+
+    def state(self) -> dict:
+        return {"returns": list(self.returns), "lengths": list(self.lengths), "count": self.count}
+
+    def load(self, state: dict) -> None:
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+        self.count = state["count"]
+
+
+def finite(metrics: dict[str, float | int | None]) -> dict[str, float | int | None]:
+    """JSON has no NaN: None instead."""
+    return {k: (v if v is not None and math.isfinite(v) else None) for k, v in metrics.items()}

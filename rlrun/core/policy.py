@@ -1,0 +1,47 @@
+"""Policy: the part of an algorithm that lives in a sampler."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.batch import Batch, RowSpec
+from rlrun.core.schedule import Clock
+
+Mode = Literal["explore", "greedy"]
+
+
+class Act(NamedTuple):
+    """What a policy says about one row of observations."""
+
+    action: Tensor  # [B] or [B, ...] as EnvSpec.action_row
+    state: Batch  # recurrent state after this row, leaves [B, ...]; empty without memory
+    record: Batch  # what was asked for, leaves [B, ...]
+
+
+class Policy(nn.Module):
+    """How to act. Filters (running mean/std) are its buffers: they travel, save and export with it."""
+
+    def initial_state(self, columns: int) -> Batch:
+        """State of `columns` fresh columns, leaves [B, ...]; an empty Batch without memory."""
+        raise NotImplementedError
+
+    def act(
+        self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()
+    ) -> Act:
+        """obs leaves [B, ...], is_first [B] -> Act with the outputs named in `record`. State is reset where is_first."""
+        raise NotImplementedError
+
+    def unroll(self, batch: Batch):
+        """The learner's pass over T+1 rows of a batch; returns the algorithm's own NamedTuple."""
+        raise NotImplementedError
+
+    def record_spec(self, names: tuple[str, ...]) -> RowSpec:
+        """Shapes per row of these outputs; raises KeyError for one that it cannot record."""
+        raise NotImplementedError
+
+    def core_spec(self) -> RowSpec:
+        """Shape per column of the recurrent state; empty without memory."""
+        return {}

@@ -1,0 +1,58 @@
+"""Clock and schedules: everything that changes over a run is a function of env steps."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Clock(NamedTuple):
+    """How far a run is. It travels to the samplers with the weights, so epsilon and lr can never disagree about time."""
+
+    env_steps: int = 0  # decisions taken in all envs, dead rows not counted
+    updates: int = 0  # calls of Algorithm.update
+
+    def after(self, env_steps: int = 0, updates: int = 0) -> Clock:
+        return Clock(self.env_steps + env_steps, self.updates + updates)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear between (env_steps, value) points, constant before the first and after the last."""
+
+    points: tuple[tuple[float, float], ...]
+
+    def __call__(self, clock: Clock) -> float:
+        steps = [point[0] for point in self.points]
+        right = bisect.bisect_right(steps, clock.env_steps)
+        if right == 0:
+            return self.points[0][1]
+        if right == len(self.points):
+            return self.points[-1][1]
+        (x0, y0), (x1, y1) = self.points[right - 1], self.points[right]
+        return y0 + (y1 - y0) * (clock.env_steps - x0) / (x1 - x0)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(value for _, value in self.points)
+
+    @staticmethod
+    def parse(value: object) -> Schedule:
+        """A number, {start, end, steps}, or [[env_steps, value], ...] with rising env_steps. Raises ValueError on anything else."""
+        if isinstance(value, bool) or value is None:
+            raise ValueError("a schedule is a number, {start, end, steps} or [[env_steps, value], ...]")
+        if isinstance(value, int | float):
+            return Schedule(((0.0, float(value)),))
+        if isinstance(value, dict):
+            if set(value) != {"start", "end", "steps"} or not all(isinstance(v, int | float) for v in value.values()):
+                raise ValueError("a linear schedule has the numbers start, end and steps (env steps)")
+            if value["steps"] <= 0:
+                raise ValueError("a linear schedule's steps must be positive")
+            return Schedule(((0.0, float(value["start"])), (float(value["steps"]), float(value["end"]))))
+        if isinstance(value, list | tuple) and value and all(isinstance(p, list | tuple) and len(p) == 2 for p in value):
+            points = tuple((float(x), float(y)) for x, y in value)
+            if any(a[0] >= b[0] for a, b in zip(points, points[1:], strict=False)):
+                raise ValueError("a schedule's points need rising env_steps")
+            return Schedule(points)
+        raise ValueError("a schedule is a number, {start, end, steps} or [[env_steps, value], ...]")

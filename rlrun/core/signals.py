@@ -1,0 +1,36 @@
+"""Signals only set a flag; the run looks at it between updates."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+
+class Signals:
+    """Ctrl-C and SIGTERM ask for a checkpoint and an end, SIGUSR1 for a checkpoint. The second Ctrl-C or SIGTERM ends at once."""
+
+    def __init__(self) -> None:
+        self.stop: signal.Signals | None = None
+        self.save = False
+        self.before: dict[int, object] = {}
+
+    def install(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.before[number] = signal.signal(number, self._on_stop)
+        self.before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save)
+
+    def restore(self) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self.before = {}
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        if self.stop is not None:
+            raise KeyboardInterrupt
+        self.stop = signal.Signals(number)
+
+    def _on_save(self, number: int, frame: FrameType | None) -> None:
+        self.save = True

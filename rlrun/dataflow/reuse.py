@@ -1,0 +1,67 @@
+"""Using fragments more than once: replay of whole fragments, and several passes over train batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from rlrun.core.batch import Batch, stack_columns
+from rlrun.dataflow.slots import Fragment
+
+
+class FragmentReplay:
+    """Keeps copies of the last `slots` fragments; every new one is accompanied by `proportion` replayed ones on average, drawn uniformly (IMPALA
+    section 5.2.2; RLlib's replay_proportion and replay_buffer_num_slots)."""
+
+    def __init__(self, proportion: float, slots: int, rng: torch.Generator):
+        self.proportion, self.slots, self.rng = proportion, slots, rng
+        self.kept: list[Batch] = []
+        self.next = 0
+
+    def accompany(self, fragment: Fragment) -> list[Batch]:
+        """Remembers the fragment; returns the replayed ones that go with it."""
+        if self.slots == 0 or self.proportion == 0:
+            return []
+        if len(self.kept) < self.slots:
+            self.kept.append(fragment.batch.clone())
+        else:
+            self.kept[self.next].copy_(fragment.batch)
+            self.next = (self.next + 1) % self.slots
+        count = int(self.proportion)
+        if float(torch.rand((), generator=self.rng)) < self.proportion - count:
+            count += 1
+        picks = torch.randint(len(self.kept), (count,), generator=self.rng).tolist()
+        return [self.kept[pick] for pick in picks]
+
+
+class PassRing:
+    """`size` train batches of which each is emitted `passes` times, in turn (RLlib's minibatch_buffer_size and num_sgd_iter)."""
+
+    def __init__(self, size: int, passes: int, build: Callable[[Batch | None], Batch]):
+        self.build = build  # (old batch whose memory may be overwritten, or None) -> new batch
+        self.passes = passes
+        self.batches: list[Batch | None] = [None] * size
+        self.left = [0] * size
+        self.next = 0
+
+    def emit(self) -> Batch:
+        index = self.next
+        self.next = (self.next + 1) % len(self.batches)
+        if self.left[index] == 0:
+            self.batches[index] = self.build(self.batches[index])
+            self.left[index] = self.passes
+        self.left[index] -= 1
+        batch = self.batches[index]
+        assert batch is not None
+        return batch
+
+
+def gather(batches: list[Batch], out: Batch | None, device: torch.device) -> Batch:
+    """Fragments side by side in memory of their own, so that the slots they came in can be given back."""
+    if out is not None and out.reward.device == device and out.reward.shape[1] == sum(b.reward.shape[1] for b in batches):
+        return stack_columns(batches, out)
+    stacked = stack_columns(batches)
+    if device.type == "cpu":
+        return stacked.clone() if len(batches) == 1 else stacked
+    return stacked.to(device)

@@ -1,0 +1,60 @@
+"""Fragments: what samplers hand over, and the shared memory in which they do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlrun.core.batch import Batch, RowSpec, allocate, layout_bytes
+
+
+class Episode(NamedTuple):
+    """A finished episode: the full, unclipped return and its length in decisions."""
+
+    column: int
+    ret: float
+    length: int
+
+
+class Header(NamedTuple):
+    """What is said about a fragment beside its rows. env_steps counts live rows; nobody recounts them from the rows."""
+
+    worker: int
+    slot: int
+    first_row: int  # absolute number of the fragment's row 0 in its columns
+    version: int  # of the weights it was made with
+    updates: int  # the learner's updates at that version
+    env_steps: int
+    episodes: tuple[Episode, ...]
+    seconds: tuple[float, float]  # spent in the environment, in the policy
+
+
+@dataclass(frozen=True)
+class Fragment:
+    header: Header
+    batch: Batch  # [T(+1), B, ...]
+
+
+class Slots:
+    """`count` fragments of one layout in one block of shared memory, made by the parent. Picklable for spawn."""
+
+    def __init__(self, layout: RowSpec, count: int):
+        self.layout, self.count = layout, count
+        self.stride = layout_bytes(layout)
+        self.memory: Tensor = torch.full((count, self.stride), 0x7F, dtype=torch.uint8).share_memory_()  # sentinel: see unwritten()
+
+    def view(self, slot: int) -> Batch:
+        return allocate(self.layout, self.memory[slot])
+
+
+def unwritten(batch: Batch) -> list[str]:
+    """Names of fields that still hold the sentinel in some element (reward and float records only): for debug runs and tests."""
+    bad = []
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
+            if (value.view(torch.int32) == 0x7F7F7F7F).any() or value.isnan().any():
+                bad.append(name)
+    return bad

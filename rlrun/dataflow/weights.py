@@ -1,0 +1,65 @@
+"""WeightBus: the learner's policy, published to samplers through double-buffered shared memory.
+
+The writer fills the buffer that readers do not use and then raises the version; a reader copies, then checks that the writer has not come
+round to its buffer meanwhile. No lock: a killed reader or writer leaves nobody waiting.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.schedule import Clock
+
+BEGUN, DONE = 0, 1  # header: version whose writing has begun, version that is whole
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+class WeightBus:
+    """Picklable for spawn: its tensors are shared memory. Every parameter and buffer travels as float32."""
+
+    def __init__(self, module: nn.Module):
+        count = sum(t.numel() for t in _tensors(module))
+        self.data = torch.zeros(2, count).share_memory_()
+        self.header = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self.clocks = torch.zeros(2, 2, dtype=torch.int64).share_memory_()
+
+    @property
+    def version(self) -> int:
+        return int(self.header[DONE])
+
+    @torch.no_grad()
+    def publish(self, module: nn.Module | None, clock: Clock) -> int:
+        """Makes these weights the newest; None repeats the old ones with a new clock. Returns the version."""
+        version = int(self.header[DONE]) + 1
+        self.header[BEGUN] = version
+        side = version % 2
+        if module is None:
+            self.data[side].copy_(self.data[1 - side])
+        else:
+            offset = 0
+            for tensor in _tensors(module):
+                self.data[side, offset : offset + tensor.numel()].view(tensor.shape).copy_(tensor)
+                offset += tensor.numel()
+        self.clocks[side, 0], self.clocks[side, 1] = clock.env_steps, clock.updates
+        self.header[DONE] = version
+        return version
+
+    @torch.no_grad()
+    def read(self, module: nn.Module, seen: int) -> tuple[int, Clock] | None:
+        """Copies weights newer than version `seen` into the module -> (version, clock), or None when there are none."""
+        while True:
+            version = int(self.header[DONE])
+            if version == seen:
+                return None
+            side = version % 2
+            offset = 0
+            for tensor in _tensors(module):
+                tensor.copy_(self.data[side, offset : offset + tensor.numel()].view(tensor.shape))
+                offset += tensor.numel()
+            clock = Clock(int(self.clocks[side, 0]), int(self.clocks[side, 1]))
+            if int(self.header[BEGUN]) <= version + 1:  # the writer was at most busy with the other buffer
+                return version, clock

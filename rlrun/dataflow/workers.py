@@ -1,0 +1,158 @@
+"""Worker processes: spawned, supervised, stopped. One pipe each; nothing is shared by two workers, so a killed one cannot block another."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from rlrun.core.errors import RunFailed
+
+CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
+START_SEC = 120.0
+
+
+class _Failure(tuple):
+    """(text,): the last message of a worker that raised."""
+
+
+def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> None:
+    parent = os.getppid()
+    if sys.platform == "linux":  # PR_SET_PDEATHSIG: a child must not outlive a killed parent
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        target(pipe, *args)
+    except (BrokenPipeError, EOFError, ConnectionResetError):
+        os._exit(0)  # the parent is gone
+    except BaseException:
+        try:
+            pipe.send(_Failure((traceback.format_exc(),)))
+        finally:
+            pipe.close()
+        os._exit(1)
+
+
+@contextmanager
+def _child_environment():
+    """One thread per worker, and no GPU: set before the child imports anything."""
+    change = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} | {"CUDA_VISIBLE_DEVICES": ""}
+    before = {name: os.environ.get(name) for name in change}
+    os.environ.update(change)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class Worker:
+    """One process and its pipe."""
+
+    def __init__(self, name: str, target: Callable, args: tuple):
+        self.name = name
+        self.pipe, child = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=_bootstrap, args=(target, child, name, args), name=name, daemon=True)
+        with _child_environment():
+            self.process.start()
+        child.close()
+
+
+class Workers:
+    """A group of workers that are waited for together."""
+
+    def __init__(self) -> None:
+        self.members: list[Worker] = []
+        self.by_handle: dict[Any, Worker] = {}
+
+    def start(self, name: str, target: Callable, args: tuple) -> Worker:
+        """target(pipe, *args) runs in a fresh process; args are pickled."""
+        worker = Worker(name, target, args)
+        self.members.append(worker)
+        self.by_handle[worker.pipe] = worker
+        self.by_handle[worker.process.sentinel] = worker
+        return worker
+
+    def receive(self, timeout: float) -> list[tuple[Worker, Any]]:
+        """Messages that are there, or that come within `timeout` seconds. RunFailed when a worker died, or when nothing came in a timeout > 0."""
+        ready = wait(list(self.by_handle), timeout)
+        if not ready and timeout > 0:
+            raise RunFailed(f"no word from {', '.join(w.name for w in self.members)} for {timeout:.0f} s: an environment may hang")
+        messages = []
+        for handle in ready:
+            worker = self.by_handle[handle]
+            if handle is worker.pipe:
+                messages += self._drain(worker)
+        for handle in ready:
+            worker = self.by_handle[handle]
+            if handle is not worker.pipe:
+                self._drain(worker)  # its last words explain better than its exit code
+                raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}")
+        return messages
+
+    def _drain(self, worker: Worker) -> list[tuple[Worker, Any]]:
+        messages = []
+        try:
+            while worker.pipe.poll():
+                message = worker.pipe.recv()
+                if isinstance(message, _Failure):
+                    raise RunFailed(f"{worker.name} failed:\n{message[0].rstrip()}")
+                messages.append((worker, message))
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            worker.process.join(5)
+            raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}") from None
+        return messages
+
+    def send(self, worker: Worker, message: Any) -> None:
+        try:
+            worker.pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            self._drain(worker)
+            worker.process.join(5)
+            raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}") from None
+
+    def stop(self, grace_sec: float = 5.0) -> None:
+        """Ends every process: closed pipes first, then SIGTERM, then SIGKILL. Returns when all are gone."""
+        for worker in self.members:
+            worker.pipe.close()
+        deadline = time.monotonic() + grace_sec
+        for worker in self.members:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+        for worker in self.members:
+            if worker.process.is_alive():
+                worker.process.terminate()
+        for worker in self.members:
+            worker.process.join(1.0)
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+            worker.process.close()
+        self.members, self.by_handle = [], {}
+
+
+def how_it_ended(process) -> str:
+    """'was killed by SIGKILL (out of memory?)' and the like."""
+    code = process.exitcode
+    if code is None:
+        return "closed its pipe but still runs"
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"was killed by {name}" + (" (out of memory, or by hand)" if name == "SIGKILL" else "")
+    return f"exited with code {code}"

@@ -1,0 +1,145 @@
+"""Atari through ale-py's C++ vector environment.
+
+Where it differs from DeepMind's wrappers and what is done about it: it would clip rewards and hide the raw ones (switched off: learning clips);
+its `episodic_life` restarts the whole game at every life (`life_loss_info` is used: the game goes on, the row is terminated); it presses FIRE
+after a reset but not after a lost life (done here, and that row is dead: it was no decision of the agent). ale-py is GPL-2.0 and optional: it is
+imported only when an Atari game is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+
+from rlrun.core.env import EnvError, Rows, Step
+from rlrun.core.errors import UserError
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import Box, Discrete, EnvSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtariConfig:
+    family: Literal["atari"]
+    name: str
+    frame_skip: int
+    sticky_actions: float
+    full_action_space: bool
+    noop_max: int
+    fire: bool
+    life_loss_terminal: bool
+    size: int
+    stack: int
+    max_frames: int
+    reward_clip: Literal["none", "sign"] | float
+
+    def __post_init__(self):
+        if self.frame_skip < 1 or self.stack < 1 or self.max_frames < 1 or self.noop_max < 0:
+            raise ValueError("frame_skip, stack and max_frames must be at least 1, noop_max at least 0")
+        if not 0 <= self.sticky_actions < 1:
+            raise ValueError("sticky_actions is a probability below 1")
+        if self.size not in (42, 64, 84):
+            raise ValueError("size must be 84, 64 or 42 (pixels)")
+
+
+def import_ale():
+    """The ale_py module, or a UserError with the pip line."""
+    try:
+        import ale_py
+    except ImportError:
+        raise UserError("Atari games need ale-py (GPL-2.0): pip install 'rlrun[atari]'") from None
+    return ale_py
+
+
+@cache
+def games() -> dict[str, str]:
+    """Short name -> ROM id of every game: {"Pong": "pong", "MsPacman": "ms_pacman", ...}. Empty without ale-py."""
+    try:
+        from ale_py import roms
+    except ImportError:
+        return {}
+    return {"".join(part.capitalize() for part in rom.split("_")): rom for rom in roms.get_all_rom_ids()}
+
+
+def resolve(name: str) -> str | None:
+    """The short name behind `Pong`, `ALE/Pong-v5`, `PongNoFrameskip-v4` and the like, or None. The version's own defaults are not taken over."""
+    short = name.removeprefix("ALE/")
+    for ending in ("NoFrameskip-v4", "NoFrameskip-v0", "Deterministic-v4", "Deterministic-v0", "-v5", "-v4", "-v0"):
+        short = short.removesuffix(ending)
+    return short if short in games() else None
+
+
+class AtariEnv:
+    """`count` games in one C++ vector environment with one thread."""
+
+    def __init__(self, cfg: AtariConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, learning: bool, **screen: Any):
+        import_ale()
+        from ale_py.vector_env import AtariVectorEnv
+
+        self.cfg, self.spec, self.count = cfg, spec, count
+        self.seeds, self.stream, self.worker = seeds, stream, worker
+        self.env = AtariVectorEnv(
+            games()[cfg.name],
+            num_envs=count,
+            num_threads=1,
+            frameskip=cfg.frame_skip,
+            stack_num=screen.pop("stack", cfg.stack),
+            img_height=screen.pop("height", cfg.size),
+            img_width=screen.pop("width", cfg.size),
+            repeat_action_probability=cfg.sticky_actions,
+            full_action_space=cfg.full_action_space,
+            noop_max=cfg.noop_max,
+            use_fire_reset=cfg.fire,
+            life_loss_info=cfg.life_loss_terminal and learning,
+            reward_clipping=False,
+            max_num_frames_per_episode=cfg.max_frames,
+            **screen,
+        )
+        actions = [int(a) for a in self.env.ale.get_action_set()]
+        self.fire_action = 1 if cfg.fire and len(actions) >= 3 and actions[1] == 1 else None  # ALE's Action.FIRE is 1
+        self.generation = 0
+
+    def seed_of(self, slot: int) -> int:
+        return self.seeds.integer(self.stream, self.worker, slot, self.generation)
+
+    def reset(self, generation: int) -> Rows:
+        self.generation = generation
+        obs, info = self.env.reset(seed=np.array([self.seed_of(slot) for slot in range(self.count)]))
+        self.frame, self.lives = info["episode_frame_number"], info["lives"]
+        self.press_fire = np.zeros(self.count, dtype=bool)
+        return {"observation": obs}
+
+    def step(self, action: np.ndarray) -> Step:
+        forced = self.press_fire
+        action = self.spec.action.to_env(action)
+        if forced.any():
+            action = np.where(forced, self.fire_action, action)
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+        except Exception as error:  # it steps all games at once and does not say which one failed
+            raise EnvError(f"{self.cfg.name} failed on action {action.tolist()} (seeds {[self.seed_of(i) for i in range(self.count)]}): {error}") from error
+        frame, lives = info["episode_frame_number"], info["lives"]
+        began = frame < self.frame  # the row only reset this game; lives cannot tell, some games end with lives left
+        if self.fire_action is not None:
+            self.press_fire = (lives < self.lives) & (lives > 0) & ~began
+        valid = ~(began | forced)
+        self.frame, self.lives = frame, lives
+        return Step({"observation": obs}, reward.astype(np.float32), terminated, truncated, valid, began, {})
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def make_spec(cfg: AtariConfig) -> EnvSpec:
+    """Builds the game once to read its action set."""
+    ale = import_ale()
+    if cfg.name not in games():
+        raise UserError(f"{cfg.name} is not a game of ale-py {ale.__version__}")
+    interface = ale.ALEInterface()
+    ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
+    interface.loadROM(ale.roms.get_rom_path(games()[cfg.name]))
+    actions = interface.getLegalActionSet() if cfg.full_action_space else interface.getMinimalActionSet()
+    pixels = Box(shape=(cfg.stack, cfg.size, cfg.size), dtype="uint8", low=(0.0,), high=(255.0,))
+    return EnvSpec(name=cfg.name, obs={"observation": pixels}, action=Discrete(n=len(actions)), action_repeat=cfg.frame_skip)

@@ -1,0 +1,135 @@
+"""Environments whose answers are known, and the partially observed CartPole of the seeds' tuned examples."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
+
+
+class Counting(gymnasium.Env):
+    """Observes [episode number, step in the episode, seed's first draw]; pays the step number; ends after `length` steps, every second episode by
+    truncation. What a learner receives can be checked against itself, whatever path it came by."""
+
+    def __init__(self, length: int = 7, fail_at: int = 0, fault: str = "raise"):
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(5)
+        self.length, self.fail_at, self.fault = length, fail_at, fault
+        self.episode, self.total = -1, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.step_number, self.tag = self.episode + 1, 0, float(self.np_random.integers(1000))
+        return self._obs(), {}
+
+    def _obs(self):
+        return np.array([self.episode, self.step_number, self.tag], dtype=np.float32)
+
+    def step(self, action):
+        self.total += 1
+        if self.total == self.fail_at:
+            if self.fault == "raise":
+                raise RuntimeError("this env was told to fail")
+            if self.fault == "kill":
+                import os
+                import signal
+
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "nan":
+                return np.full(3, np.nan, dtype=np.float32), 0.0, False, False, {}
+        self.step_number += 1
+        over = self.step_number >= self.length
+        return self._obs(), float(self.step_number), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
+
+
+class Identity(gymnasium.Env):
+    """Shows one of n symbols; pays 1 for naming it. Every algorithm must solve it."""
+
+    def __init__(self, n: int = 4, length: int = 20):
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (n,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(n)
+        self.n, self.length = n, length
+
+    def _obs(self):
+        self.symbol = int(self.np_random.integers(self.n))
+        return np.eye(self.n, dtype=np.float32)[self.symbol]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        reward = float(action == self.symbol)
+        self.step_number += 1
+        return self._obs(), reward, False, self.step_number >= self.length, {}
+
+
+class IdentityBox(gymnasium.Env):
+    """Shows a number in [-1, 1]; pays minus the squared distance of the action from it."""
+
+    def __init__(self, length: int = 20):
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.length = length
+
+    def _obs(self):
+        self.number = float(self.np_random.uniform(-1, 1))
+        return np.array([self.number], dtype=np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        reward = -float((action[0] - self.number) ** 2)
+        self.step_number += 1
+        return self._obs(), reward, False, self.step_number >= self.length, {}
+
+
+_POSITIONS = [0, 2]  # cart position, pole angle
+
+
+class StatelessCartPole(gymnasium.ObservationWrapper):
+    """CartPole without velocities (RLlib's StatelessCartPole)."""
+
+    def __init__(self, **kwargs):
+        super().__init__(CartPoleEnv(**kwargs))
+        full = self.env.observation_space
+        self.observation_space = gymnasium.spaces.Box(full.low[_POSITIONS], full.high[_POSITIONS], (2,), np.float32)
+
+    def observation(self, observation):
+        return observation[_POSITIONS]
+
+
+class StatelessCartPoleVector(CartPoleVectorEnv):
+    """The same, vectorised."""
+
+    def __init__(self, num_envs: int = 1, **kwargs):
+        super().__init__(num_envs=num_envs, **kwargs)
+        full = self.single_observation_space
+        self.single_observation_space = gymnasium.spaces.Box(full.low[_POSITIONS], full.high[_POSITIONS], (2,), np.float32)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return obs[:, _POSITIONS], info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs[:, _POSITIONS], *rest
+
+
+def register() -> None:
+    """Makes our ids known to Gymnasium, once."""
+    for name, entry, steps in (("Counting-v0", Counting, None), ("Identity-v0", Identity, None), ("IdentityBox-v0", IdentityBox, None)):
+        if f"rlrun/{name}" not in gymnasium.registry:
+            gymnasium.register(f"rlrun/{name}", entry_point=entry, max_episode_steps=steps)
+    if "StatelessCartPole-v0" not in gymnasium.registry:
+        gymnasium.register(
+            "StatelessCartPole-v0", entry_point=StatelessCartPole, vector_entry_point=StatelessCartPoleVector, max_episode_steps=500
+        )
+
+
+register()

@@ -1,0 +1,160 @@
+"""Gymnasium environments: through their own vectorised implementation where they bring one, else side by side in this process."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rlrun.core.env import EnvError, Rows, Step
+from rlrun.core.errors import UserError, closest
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import Box, Discrete, EnvSpec, Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class GymConfig:
+    family: Literal["gym"]
+    name: str
+    kwargs: dict[str, Any]
+    max_episode_steps: int | None
+    reward_clip: Literal["none", "sign"] | float
+
+    def __post_init__(self):
+        if self.max_episode_steps is not None and self.max_episode_steps < 1:
+            raise ValueError("max_episode_steps must be at least 1")
+
+
+def find(name: str) -> gymnasium.envs.registration.EnvSpec:
+    """The registered spec of `CartPole-v1`, `ALE/Pong-v5` or `my_package:MyEnv-v0` (which imports my_package). Raises UserError."""
+    import rlrun.envs.debug  # noqa: F401  registers our own ids
+
+    module, _, name_only = name.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(f"env={name}: cannot import {module}: {error}") from None
+    try:
+        return gymnasium.spec(name_only)
+    except gymnasium.error.Error:
+        raise UserError(f"env={name} is neither a registered Gymnasium id nor an Atari game.{closest(name_only, gymnasium.registry)}") from None
+
+
+def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
+    """Raises UserError for spaces that are not built yet."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Discrete(n=int(space.n), start=int(space.start))
+    if isinstance(space, gymnasium.spaces.Box):
+        bounds = (space.low.ravel(), space.high.ravel())
+        floating = np.issubdtype(space.dtype, np.floating)
+        dtype = "float32" if floating and what == "observation" else str(space.dtype)
+        if what == "observation":
+            bounds = (bounds[0].min(keepdims=True), bounds[1].max(keepdims=True))
+        low, high = (tuple(float(x) for x in bound) for bound in bounds)
+        return Box(shape=tuple(space.shape), dtype=dtype, low=low, high=high)
+    raise UserError(f"{name} has the {what} space {space}; today rlrun takes Box observations and Discrete or Box actions")
+
+
+def make_spec(cfg: GymConfig) -> EnvSpec:
+    """Builds one environment to read its spaces."""
+    try:
+        env = gymnasium.make(find(cfg.name), **_overrides(cfg))
+    except (TypeError, gymnasium.error.Error, ImportError) as error:
+        raise UserError(f"env={cfg.name} cannot be made: {error}") from None
+    try:
+        obs = to_space(env.observation_space, "observation", cfg.name)
+        if not isinstance(obs, Box):
+            raise UserError(f"{cfg.name} has the observation space {env.observation_space}; today rlrun takes Box observations")
+        action = to_space(env.action_space, "action", cfg.name)
+    finally:
+        env.close()
+    if isinstance(action, Box) and action.bounded and any(low >= high for low, high in zip(action.low, action.high, strict=True)):
+        raise UserError(f"{cfg.name} has an action whose lowest value is its highest: {env.action_space}")
+    return EnvSpec(name=cfg.name, obs={"observation": obs}, action=action)
+
+
+def _overrides(cfg: GymConfig) -> dict[str, Any]:
+    return dict(cfg.kwargs) | ({} if cfg.max_episode_steps is None else {"max_episode_steps": cfg.max_episode_steps})
+
+
+class _Named(gymnasium.Wrapper):
+    """Says which environment failed, with its seed and last action."""
+
+    def __init__(self, env: gymnasium.Env, name: str, index: int):
+        super().__init__(env)
+        self.name, self.index, self.seed, self.steps = name, index, None, 0
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.seed = seed
+        return self._guard(lambda: self.env.reset(seed=seed, options=options), "reset")
+
+    def step(self, action):
+        self.steps += 1
+        return self._guard(lambda: self.env.step(action), f"step {self.steps} on action {action}")
+
+    def _guard(self, call, doing: str):
+        try:
+            return call()
+        except Exception as error:
+            raise EnvError(f"{self.name}, env {self.index} (seed {self.seed}) failed in {doing}: {type(error).__name__}: {error}") from error
+
+
+class GymEnv:
+    """`count` environments with Gymnasium's NEXT_STEP autoreset (the default): the row after an end is dead and only resets."""
+
+    def __init__(self, cfg: GymConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, render: bool = False):
+        self.cfg, self.spec, self.count = cfg, spec, count
+        self.seeds, self.stream, self.worker = seeds, stream, worker
+        registered = find(cfg.name)
+        overrides = _overrides(cfg)
+        self.env: Any
+        self.native = registered.vector_entry_point is not None and not render
+        if self.native:
+            self.env = gymnasium.make_vec(registered, count, vectorization_mode="vector_entry_point", **overrides)
+        else:
+            if render:
+                overrides["render_mode"] = "rgb_array"
+
+            def one(index: int):
+                return lambda: _Named(gymnasium.make(registered, **overrides), cfg.name, index)
+
+            self.env = SyncVectorEnv([one(index) for index in range(count)], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        mode = self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        if mode != AutoresetMode.NEXT_STEP:
+            raise UserError(f"{cfg.name}'s vectorised implementation resets by {mode}; rlrun needs NEXT_STEP")
+        self.ended = np.zeros(count, dtype=bool)
+        self.dtype = np.dtype(spec.obs["observation"].dtype)
+
+    def reset(self, generation: int) -> Rows:
+        seeds = [self.seeds.integer(self.stream, self.worker, slot, generation) for slot in range(self.count)]
+        obs, _ = self.env.reset(seed=seeds[0] if self.native else seeds)
+        self.ended = np.zeros(self.count, dtype=bool)
+        return {"observation": self._checked(obs)}
+
+    def step(self, action: np.ndarray) -> Step:
+        obs, reward, terminated, truncated, info = self.env.step(self.spec.action.to_env(action))
+        began = self.ended
+        reward = np.asarray(reward, dtype=np.float32)
+        if not np.isfinite(reward).all():
+            raise EnvError(f"{self.cfg.name}, env {int(np.argmin(np.isfinite(reward)))} returned the reward {reward[~np.isfinite(reward)][0]}")
+        self.ended = terminated | truncated
+        return Step({"observation": self._checked(obs)}, reward, terminated.copy(), truncated.copy(), ~began, began, {})
+
+    def _checked(self, obs: np.ndarray) -> np.ndarray:
+        if self.dtype.kind == "f" and not np.isfinite(obs).all():
+            bad = ~np.isfinite(obs.reshape(self.count, -1)).all(1)
+            raise EnvError(f"{self.cfg.name}, env {int(np.argmax(bad))} returned an observation that is not finite")
+        return obs
+
+    def frame(self) -> np.ndarray:
+        """[H, W, 3] uint8, the first environment's picture (render=True only)."""
+        return self.env.envs[0].render()
+
+    def close(self) -> None:
+        self.env.close()

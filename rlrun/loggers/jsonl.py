@@ -1,0 +1,34 @@
+"""progress.jsonl: one object a line. The primary record: written at once, by the run's own thread."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Jsonl:
+    def __init__(self, path: Path, resume_at: int | None):
+        """resume_at: env steps of the restored checkpoint; later rows were never part of this history and are dropped."""
+        if resume_at is not None and path.exists():
+            kept = [line for line in path.read_text().splitlines() if _steps(line) is not None and _steps(line) <= resume_at]  # type: ignore[operator]
+            path.write_text("".join(line + "\n" for line in kept))
+        self.file = path.open("a", buffering=1)
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.file.write(json.dumps(row) + "\n")
+
+    def close(self, status: str, summary: dict[str, Any]) -> None:
+        self.file.close()
+
+
+def _steps(line: str) -> int | None:
+    try:
+        return json.loads(line)["env_steps"]
+    except (ValueError, KeyError, TypeError):
+        return None  # the torn last line of a killed run
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Every whole row of a progress.jsonl."""
+    return [json.loads(line) for line in path.read_text().splitlines() if _steps(line) is not None]

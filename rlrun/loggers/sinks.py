@@ -1,0 +1,80 @@
+"""All sinks of a run: progress.jsonl at once, the others on one thread that may fall behind or fail without touching the training."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+PENDING = 1000  # rows that may wait; beyond that rows are dropped and counted
+CLOSE_SEC = 20.0
+
+
+class Sink(Protocol):
+    def log(self, row: dict[str, Any]) -> None: ...
+
+    def close(self, status: str, summary: dict[str, Any]) -> None: ...
+
+
+class Sinks:
+    """`direct` sinks are called by the run; `slow` ones are made and called on the thread."""
+
+    def __init__(self, direct: list[Sink], slow: dict[str, Callable[[], Sink]]):
+        self.direct = direct
+        self.makers = slow
+        self.rows: queue.Queue = queue.Queue(PENDING)
+        self.dropped = 0
+        self.warned: set[str] = set()
+        self.thread = threading.Thread(target=self._work, name="loggers", daemon=True)
+        self.thread.start()
+
+    def log(self, row: dict[str, Any]) -> None:
+        for sink in self.direct:
+            sink.log(row)
+        try:
+            self.rows.put_nowait(row)
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self, status: str, summary: dict[str, Any]) -> None:
+        """Flushes what it can within CLOSE_SEC."""
+        for sink in self.direct:
+            sink.close(status, summary)
+        try:
+            self.rows.put((status, summary), timeout=CLOSE_SEC)
+            self.thread.join(CLOSE_SEC)
+        except queue.Full:
+            pass
+        if self.thread.is_alive():
+            self._warn("loggers", f"still busy after {CLOSE_SEC:.0f} s; the rest of their rows is only in progress.jsonl")
+        if self.dropped:
+            self._warn("loggers", f"{self.dropped} rows were dropped by slow sinks; progress.jsonl has them")
+
+    def _work(self) -> None:
+        sinks: dict[str, Sink] = {}
+        for name, make in self.makers.items():
+            self._guard(name, lambda name=name, make=make: sinks.__setitem__(name, make()))  # type: ignore[misc]
+        while True:
+            item = self.rows.get()
+            for name in list(sinks):
+                if isinstance(item, tuple):
+                    self._guard(name, lambda sink=sinks[name], item=item: sink.close(*item))  # type: ignore[misc]
+                elif not self._guard(name, lambda sink=sinks[name], item=item: sink.log(item)):  # type: ignore[misc]
+                    del sinks[name]
+            if isinstance(item, tuple):
+                return
+
+    def _guard(self, name: str, call: Callable[[], None]) -> bool:
+        try:
+            call()
+            return True
+        except Exception as error:
+            self._warn(name, f"{error} (this logger is left out; progress.jsonl goes on)")
+            return False
+
+    def _warn(self, name: str, text: str) -> None:
+        if name not in self.warned:
+            self.warned.add(name)
+            print(f"rlrun: {name}: {text}", file=sys.stderr, flush=True)

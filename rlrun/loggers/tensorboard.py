@@ -1,0 +1,22 @@
+"""TensorBoard events in the run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class TensorBoard:
+    def __init__(self, directory: Path, resume_at: int | None):
+        from torch.utils.tensorboard import SummaryWriter
+
+        # purge_step hides what a killed run logged after its last checkpoint, so that curves do not zig-zag
+        self.writer = SummaryWriter(str(directory), purge_step=None if resume_at is None else resume_at + 1)
+
+    def log(self, row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            if name != "env_steps" and value is not None:
+                self.writer.add_scalar(name, value, row["env_steps"])
+
+    def close(self, status: str, summary: dict[str, Any]) -> None:
+        self.writer.close()

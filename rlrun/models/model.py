@@ -1,0 +1,122 @@
+"""conf/model -> networks sized by an EnvSpec."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.batch import Batch, RowSpec
+from rlrun.core.errors import UserError
+from rlrun.core.specs import EnvSpec
+from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN
+from rlrun.models.recurrent import Memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    kind: Literal["none", "lstm", "gru"]
+    size: int
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise ValueError("size must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    encoder: Literal["auto", "mlp", "nature_cnn", "impala_resnet"]
+    hidden: tuple[int, ...]
+    activation: Literal["tanh", "relu", "elu", "silu"]
+    init: Literal["orthogonal", "default"]
+    share_value: bool
+    log_std: float
+    memory: MemoryConfig
+
+    def __post_init__(self):
+        if any(width < 1 for width in self.hidden):
+            raise ValueError("hidden must be a list of positive widths")
+
+
+class Trunk(nn.Module):
+    """Encoder, then memory: obs [T, B, ...] -> features [T, B, F] and the state after the last row."""
+
+    def __init__(self, encoder: nn.Module, memory: Memory | None):
+        super().__init__()
+        self.encoder, self.memory = encoder, memory
+        self.features: int = memory.size if memory is not None else encoder.features  # type: ignore[assignment]
+
+    def core_spec(self) -> RowSpec:
+        return self.memory.spec() if self.memory is not None else {}
+
+    def forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
+        x = obs["observation"]
+        features = self.encoder(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        if self.memory is None:
+            return features, state
+        return self.memory(features, is_first, state)
+
+
+class Model:
+    """Builds the parts that policies are made of. `precision` ("fp32" or "bf16") concerns convolutional encoders only."""
+
+    def __init__(self, cfg: ModelConfig, precision: str = "fp32"):
+        self.cfg, self.precision = cfg, precision
+
+    def encoder(self, spec: EnvSpec) -> nn.Module:
+        space = spec.obs["observation"]
+        kind = self.cfg.encoder
+        if kind == "auto":
+            kind = "nature_cnn" if space.image else "mlp"
+        if kind != "mlp" and not space.image:
+            raise UserError(f"model={kind} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
+        if kind == "mlp":
+            return MLP(space, self.cfg.hidden, self.cfg.activation)
+        return NatureCNN(space, self.precision) if kind == "nature_cnn" else ImpalaResNet(space, self.precision)
+
+    def trunk(self, spec: EnvSpec) -> Trunk:
+        encoder = self.encoder(spec)
+        memory = self.cfg.memory
+        built = None if memory.kind == "none" else Memory(memory.kind, encoder.features, memory.size)  # type: ignore[arg-type]
+        trunk = Trunk(encoder, built)
+        if self.cfg.init == "orthogonal":
+            orthogonal(trunk, math.sqrt(2.0))
+        return trunk
+
+    def linear(self, inputs: int, outputs: int, gain: float) -> nn.Linear:
+        """A head's last layer; its gain says how large the first outputs are."""
+        layer = nn.Linear(inputs, outputs)
+        if self.cfg.init == "orthogonal":
+            orthogonal(layer, gain)
+        return layer
+
+
+def orthogonal(module: nn.Module, gain: float) -> None:
+    """Orthogonal weights of this gain and zero biases, in every linear, convolutional and recurrent layer (gain 1 in the last kind)."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            weight = layer.weight.detach().contiguous()
+            nn.init.orthogonal_(weight, gain)
+            with torch.no_grad():
+                layer.weight.copy_(weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.LSTM | nn.GRU):
+            for name, parameter in layer.named_parameters():
+                if "weight" in name:
+                    nn.init.orthogonal_(parameter, 1.0)
+                else:
+                    nn.init.zeros_(parameter)
+
+
+def lower_precision(module: nn.Module) -> None:
+    """Casts convolutional encoders to bfloat16 for acting, where no gradient needs the float32 weights (autocast would convert all of them at
+    every call)."""
+    for part in module.modules():
+        if isinstance(part, ImageEncoder) and part.precision == "bf16":
+            part.to(torch.bfloat16)
+
+

@@ -1,0 +1,108 @@
+"""How to act: the policies that algorithms share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.policy import Act, Mode, Policy
+from rlrun.core.schedule import Clock
+from rlrun.core.specs import Discrete, EnvSpec
+from rlrun.models.model import Model
+from rlrun.ops.distributions import Categorical, Distribution, Gaussian
+
+
+class Outputs(NamedTuple):
+    dist: Distribution  # over T+1 rows
+    value: Tensor  # [T+1, B]
+
+
+class DistributionPolicy(Policy):
+    """Samples from a distribution over actions; its value head serves the learner.
+
+    One trunk feeds both heads, or each has its own (model.share_value: false); then the value's memory is a second state."""
+
+    def __init__(self, spec: EnvSpec, model: Model):
+        super().__init__()
+        self.spec = spec
+        self.trunk = model.trunk(spec)
+        self.value_trunk = None if model.cfg.share_value else model.trunk(spec)
+        self.discrete = isinstance(spec.action, Discrete)
+        width = spec.action.n if isinstance(spec.action, Discrete) else spec.action.size
+        self.action_head = model.linear(self.trunk.features, width, 0.01)
+        self.value_head = model.linear(self.trunk.features, 1, 1.0)
+        if not self.discrete:
+            self.log_std = nn.Parameter(torch.full((width,), float(model.cfg.log_std)))
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Those that only the value uses; empty trunks are not shared. Raises ValueError when the trunk is shared."""
+        if self.value_trunk is None:
+            raise ValueError("the value shares its trunk with the policy")
+        return [*self.value_trunk.parameters(), *self.value_head.parameters()]
+
+    def core_spec(self) -> RowSpec:
+        spec = dict(self.trunk.core_spec())
+        if self.value_trunk is not None:
+            spec |= {f"value_{name}": field for name, field in self.value_trunk.core_spec().items()}
+        return spec
+
+    def initial_state(self, columns: int) -> Batch:
+        device = self.value_head.weight.device
+        return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in self.core_spec().items()})  # type: ignore[union-attr]
+
+    def record_spec(self, names: tuple[str, ...]) -> RowSpec:
+        width = self.action_head.out_features
+        known: RowSpec = {"log_prob": Field((), torch.float32), "value": Field((), torch.float32)}
+        if self.discrete:
+            known["logits"] = Field((width,), torch.float32)
+        else:
+            known |= {"mean": Field((width,), torch.float32), "log_std": Field((width,), torch.float32)}
+        return {name: known[name] for name in names}
+
+    def distribution(self, features: Tensor) -> Distribution:
+        out = self.action_head(features)
+        return Categorical(out) if self.discrete else Gaussian(out, self.log_std)
+
+    def _split(self, state: Batch) -> tuple[Batch, Batch]:
+        own = Batch({name: state[name] for name in state if not name.startswith("value_")})
+        return own, Batch({name[6:]: state[name] for name in state if name.startswith("value_")})
+
+    def _forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Outputs, Batch]:
+        own, value_state = self._split(state)
+        features, own = self.trunk(obs, is_first, own)
+        value_features = features
+        if self.value_trunk is not None:
+            value_features, value_state = self.value_trunk(obs, is_first, value_state)
+        value = self.value_head(value_features).squeeze(-1)
+        after = Batch({**own, **{f"value_{name}": value_state[name] for name in value_state}})
+        return Outputs(self.distribution(features), value), after
+
+    def act(
+        self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()
+    ) -> Act:
+        outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
+        dist = outputs.dist[0]
+        action = dist.mode() if mode == "greedy" else dist.sample(rng)
+        recorded: dict[str, Tensor | Batch] = {}
+        for name in record:
+            if name == "log_prob":
+                recorded[name] = dist.log_prob(action)
+            elif name == "value":
+                recorded[name] = outputs.value[0]
+            elif name == "logits":
+                assert isinstance(dist, Categorical)
+                recorded[name] = dist.log_probs
+            else:
+                recorded[name] = getattr(dist, name)
+        if not self.discrete:
+            action = action.view(-1, *self.spec.action_row.shape)
+        return Act(action, after, Batch(recorded))
+
+    def unroll(self, batch: Batch) -> Outputs:
+        """obs [T+1, B, ...] from the state stored at row 0 -> distribution and value of all T+1 rows."""
+        state = batch["core"].map(lambda x: x[0]) if "core" in batch else Batch()
+        outputs, _ = self._forward(batch["obs"], batch["is_first"], state)
+        return outputs

@@ -1,0 +1,171 @@
+"""conf/resources -> what this run uses of this machine, and why."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from rlrun.core.algorithm import Needs
+from rlrun.core.env import EnvFactory
+from rlrun.core.errors import UserError
+
+MAX_ENVS = 64  # of one run chosen by `auto`: more would leave games unfinished in short runs
+MAX_COLUMNS = 16  # of one sampler's fragment chosen by `auto`: beyond that inference gains nothing on a CPU
+CHEAP_STEP_SEC = 30e-6  # per env and step: below this, handing fragments between processes costs more than it gains
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourcesConfig:
+    inference: Literal["auto", "serial", "local", "batched"]
+    num_samplers: Literal["auto"] | int
+    envs_per_sampler: Literal["auto"] | int
+    device: str
+    precision: Literal["auto", "fp32", "bf16"]
+    learner_threads: int
+    exact: bool
+
+    def __post_init__(self):
+        for name in ("num_samplers", "envs_per_sampler"):
+            value = getattr(self, name)
+            if value != "auto" and value < 1:
+                raise ValueError(f"{name} must be auto or at least 1")
+        if self.learner_threads < 1:
+            raise ValueError("learner_threads must be at least 1")
+        if self.exact and self.inference != "serial":
+            raise ValueError("exact (bit-reproducible) runs need inference=serial")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """Decided. `why` says each decision in a sentence."""
+
+    inference: Literal["serial", "local", "batched"]
+    num_samplers: int
+    envs_per_sampler: int
+    device: torch.device
+    precision: Literal["fp32", "bf16"]
+    learner_threads: int
+    exact: bool
+    why: tuple[str, ...]
+
+
+def cores() -> int:
+    """Cores this process may use (cgroup quota and affinity included)."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = open("/sys/fs/cgroup/cpu.max").read().split()
+        if quota != "max":
+            count = min(count, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass
+    return count
+
+
+def cpu_flags() -> set[str]:
+    try:
+        for line in open("/proc/cpuinfo"):
+            if line.startswith("flags"):
+                return set(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return set()
+
+
+def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> float:
+    """Measured seconds per env and step with random actions."""
+    from rlrun.core.specs import Discrete
+
+    env = make_env(0, count)
+    try:
+        env.reset(0)
+        rng = np.random.default_rng(0)
+        space = env.spec.action
+
+        def action():
+            if isinstance(space, Discrete):
+                return rng.integers(space.n, size=count)
+            return rng.uniform(-1, 1, (count, *space.shape)).astype(np.float32)
+
+        env.step(action())
+        started, steps = time.perf_counter(), 0
+        while time.perf_counter() - started < budget_sec:
+            env.step(action())
+            steps += 1
+        return (time.perf_counter() - started) / (steps * count)
+    finally:
+        env.close()
+
+
+def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool) -> Resources:
+    """Fills in every `auto`. Raises UserError for a device that is not there or numbers that do not fit the batch."""
+    why: list[str] = []
+    available = cores()
+    device = _device(cfg.device, why)
+    precision = _precision(cfg.precision, device, image, why)
+    inference = cfg.inference
+    if inference == "auto":
+        if cfg.num_samplers != "auto" and cfg.num_samplers > 1:
+            inference = "local"
+            why.append("inference=local: several samplers were asked for")
+        else:
+            seconds = env_step_sec(make_env, min(needs.columns, 8))
+            inference = "serial" if seconds < CHEAP_STEP_SEC or available == 1 else "local"
+            why.append(
+                f"inference={inference}: an env step takes {seconds * 1e6:.0f} us, "
+                + ("too little to pay for handing rows between processes" if seconds < CHEAP_STEP_SEC else f"worth {available} cores")
+                if available > 1
+                else f"inference={inference}: there is one core"
+            )
+    samplers = cfg.num_samplers
+    if samplers == "auto":
+        # on few cores samplers and learner take turns by back-pressure; on many the learner gets a core of its own
+        samplers = 1 if inference == "serial" else (available if available <= 2 else available - 1)
+        if inference != "serial":
+            why.append(f"num_samplers={samplers}: {available} cores")
+    columns = cfg.envs_per_sampler
+    if columns == "auto":
+        limit = needs.columns if inference == "serial" else min(MAX_COLUMNS, max(1, MAX_ENVS // samplers))
+        columns = max(c for c in range(1, needs.columns + 1) if needs.columns % c == 0 and c <= limit)
+        why.append(f"envs_per_sampler={columns}: divides the batch's {needs.columns} columns, {columns * samplers} envs in all")
+    if needs.columns % columns:
+        raise UserError(
+            f"resources.envs_per_sampler={columns} must divide the {needs.columns} columns of a train batch (algo.batch_size / algo.fragment_length)"
+        )
+    return Resources(
+        inference=inference, num_samplers=samplers, envs_per_sampler=columns, device=device, precision=precision,
+        learner_threads=cfg.learner_threads, exact=cfg.exact, why=tuple(why),
+    )  # fmt: skip
+
+
+def _device(wanted: str, why: list[str]) -> torch.device:
+    if wanted == "auto":
+        found = torch.cuda.is_available()
+        why.append("device=cuda: " + torch.cuda.get_device_name() if found else "device=cpu: no CUDA GPU is visible")
+        return torch.device("cuda" if found else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise UserError(f"resources.device={wanted} is not a device; auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise UserError(f"resources.device={wanted}: {torch.cuda.device_count()} CUDA devices are visible")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"resources.device={wanted}: rlrun runs on cpu and cuda")
+    return device
+
+
+def _precision(wanted: str, device: torch.device, image: bool, why: list[str]) -> Literal["fp32", "bf16"]:
+    if wanted != "auto":
+        return "bf16" if wanted == "bf16" else "fp32"
+    if not image:
+        return "fp32"  # only convolutional encoders use it
+    if device.type == "cuda":
+        why.append("precision=bf16: convolutions on a GPU")
+        return "bf16"
+    fast = cpu_flags() & {"avx512_bf16", "amx_bf16"}
+    why.append(f"precision={'bf16' if fast else 'fp32'}: the CPU has {'/'.join(sorted(fast)) if fast else 'neither AVX512-BF16 nor AMX'}")
+    return "bf16" if fast else "fp32"

@@ -1,0 +1,112 @@
+"""actor_learner: samplers run ahead with weights a few updates old, one learner consumes their fragments.
+
+    samplers --fragments--> [replay mixes old ones in] --> [ring of train batches, K passes] --> learner.update
+        ^                                                                                           |
+        '------------------------------- weights, every broadcast_interval updates -----------------'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from rlrun.core.algorithm import Algorithm, Update
+from rlrun.core.batch import Batch
+from rlrun.core.run import Run
+from rlrun.core.schedule import Clock
+from rlrun.dataflow.reuse import FragmentReplay, PassRing, gather
+from rlrun.dataflow.slots import Fragment
+from rlrun.samplers.base import Sampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    requests_in_flight: int
+    queue_timeout_sec: float
+    broadcast_interval: int
+    num_sgd_iter: int
+    minibatch_buffer_size: int
+    replay_proportion: float
+    replay_slots: int
+    fake_sampler: bool
+
+    def __post_init__(self):
+        if min(self.requests_in_flight, self.broadcast_interval, self.num_sgd_iter, self.minibatch_buffer_size) < 1:
+            raise ValueError("requests_in_flight, broadcast_interval, num_sgd_iter and minibatch_buffer_size must be at least 1")
+        if self.replay_proportion < 0 or self.replay_slots < 0 or self.queue_timeout_sec <= 0:
+            raise ValueError("replay_proportion and replay_slots must not be negative, queue_timeout_sec must be positive")
+        if self.replay_proportion > 0 and self.replay_slots == 0:
+            raise ValueError("replay_proportion needs replay_slots: how many fragments to keep")
+
+
+class Factories(NamedTuple):
+    """What wiring hands over; called in this order."""
+
+    algorithm: Callable[[], Algorithm]
+    sampler: Callable[[int], Sampler]  # generation: how often this run has been started
+    columns: int  # of a train batch
+    rng: torch.Generator
+
+
+def run(make: Factories, cfg: Config, job: Run) -> None:
+    """Until job.tick says so. RunFailed when a sampler died or was silent for queue_timeout_sec."""
+    algorithm = make.algorithm()
+    clock = job.begin(algorithm)
+    sampler = make.sampler(job.generation)
+    try:
+        job.sampler_ready(sampler)
+        sampler.publish(algorithm.policy, clock)
+        stream = _Stream(sampler, FragmentReplay(cfg.replay_proportion, cfg.replay_slots, make.rng), make.columns, cfg.fake_sampler, job)
+        ring = PassRing(cfg.minibatch_buffer_size, cfg.num_sgd_iter, lambda old: stream.train_batch(old, algorithm.ctx.device))
+        update: Update | None = None
+        while job.tick(clock, update):
+            batch = ring.emit()
+            clock = clock.after(env_steps=stream.new_env_steps())
+            with job.timers("learn"):
+                update = algorithm.update(batch, clock)
+            clock = clock.after(updates=1)
+            with job.timers("publish"):
+                sampler.publish(algorithm.policy if clock.updates % cfg.broadcast_interval == 0 else None, clock)
+    finally:
+        sampler.close()
+
+
+class _Stream:
+    """Fragments, new and replayed, in the order in which train batches take them."""
+
+    def __init__(self, sampler: Sampler, replay: FragmentReplay, columns: int, fake: bool, job: Run):
+        self.sampler, self.replay, self.fake, self.job = sampler, replay, fake, job
+        self.count = columns // sampler.columns  # fragments of one train batch
+        self.ready: list[tuple[Batch, Fragment | None]] = []
+        self.env_steps = 0
+        self.kept: Batch | None = None
+
+    def train_batch(self, old: Batch | None, device: torch.device) -> Batch:
+        if self.fake and self.kept is not None:
+            self.env_steps += int(self.kept.valid.sum())
+            return self.kept
+        with self.job.timers("wait"):
+            while len(self.ready) < self.count:
+                missing = self.count - len(self.ready) if self.replay.slots == 0 else 1
+                for fragment in self.sampler.take(missing):
+                    self.ready.append((fragment.batch, fragment))
+                    self.ready += [(batch, None) for batch in self.replay.accompany(fragment)]
+                    self.env_steps += fragment.header.env_steps
+                    self.job.collected(fragment.header)
+        with self.job.timers("copy"):
+            chosen, self.ready = self.ready[: self.count], self.ready[self.count :]
+            batch = gather([part for part, _ in chosen], old, device)
+            used: Sequence[Fragment] = [fragment for _, fragment in chosen if fragment is not None]
+            self.sampler.free(used)
+        if self.fake:
+            self.kept = batch
+        return batch
+
+    def new_env_steps(self) -> int:
+        """Env steps taken since the last call."""
+        steps, self.env_steps = self.env_steps, 0
+        return steps

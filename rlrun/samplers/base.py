@@ -1,0 +1,39 @@
+"""Sampler: the door between environments and runners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rlrun.core.policy import Policy
+from rlrun.core.schedule import Clock
+from rlrun.dataflow.slots import Fragment
+
+
+class Sampler(Protocol):
+    """Runners cannot tell implementations apart; later one lives on other machines."""
+
+    columns: int  # of one fragment
+    total_columns: int
+
+    def take(self, count: int) -> Sequence[Fragment]:
+        """`count` fragments, oldest first. A serial sampler steps now; the others wait. RunFailed when a worker died."""
+        ...
+
+    def free(self, fragments: Sequence[Fragment]) -> None:
+        """Gives the fragments' memory back; their rows must not be read afterwards."""
+        ...
+
+    def publish(self, policy: Policy | None, clock: Clock) -> None:
+        """Makes these weights the ones to act with; None sends the clock alone."""
+        ...
+
+    def restart(self, generation: int) -> None:
+        """Breaks all columns (Collector.restart)."""
+        ...
+
+    def save(self) -> dict: ...
+
+    def load(self, saved: dict) -> None: ...
+
+    def close(self) -> None: ...

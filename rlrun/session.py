@@ -1,0 +1,106 @@
+"""One session of a run: a typed config in a run directory, from its start or its last checkpoint to its end, whatever that end is."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.core.algorithm import Algorithm
+from rlrun.core.errors import RunFailed
+from rlrun.core.run import Run
+from rlrun.core.schedule import Clock
+from rlrun.core.signals import Signals
+from rlrun.loggers.console import Console
+from rlrun.loggers.jsonl import Jsonl
+from rlrun.loggers.sinks import Sink, Sinks
+from rlrun.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
+from rlrun.wiring import Typed, Wiring, checkpoints_of
+
+
+def run(config: Typed, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
+    """Trains; returns the exit code. `values` is the plain config that was saved."""
+    torch.set_num_threads(config.run.resources.learner_threads)
+    signals = Signals()
+    signals.install()
+    try:
+        return _run(config, values, directory, restored, command or command_line(), signals)
+    finally:
+        signals.restore()
+        directory.release()
+
+
+def _run(config: Typed, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals) -> int:
+    wiring = Wiring(config)
+    for reason in wiring.resources.why:
+        print(f"  {reason}", flush=True)
+    facts = {
+        "seed": config.run.seed, "algo": config.algo.name, "env": wiring.spec.name, "versions": versions(), "git_commit": git_commit(),
+        "hardware": hardware(), "command": command, "started": started_at(), "resources": list(wiring.resources.why),
+    }  # fmt: skip
+    resume_at = restored[1]["env_steps"] if restored else None
+    directory.summary(status="RUNNING", **facts)
+    logger = _loggers(config, values, directory.path, resume_at, facts)
+    job = Run(
+        env_steps=config.run.env_steps,
+        stop=config.run.stop,
+        evaluation=config.run.eval,
+        checkpoint=config.run.checkpoint,
+        log_every_sec=config.run.log_every_sec,
+        checkpoints=checkpoints_of(directory.path, config.run.checkpoint.keep),
+        logger=logger,
+        signals=signals,
+        evaluate=_evaluation(wiring) if config.run.eval.every is not None else None,
+        exact=wiring.resources.exact,
+        restored=restored,
+    )
+    error: BaseException | None = None
+    try:
+        wiring.runner()(job)
+    except BaseException as caught:
+        error = caught
+        job.status, job.reason = ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
+        if not isinstance(caught, RunFailed | KeyboardInterrupt):
+            job.reason = "".join(traceback.format_exception(caught)).rstrip()
+    summary = directory.summary(
+        status=job.status, reason=job.reason, env_steps=job.clock.env_steps, updates=job.clock.updates, wall_sec=round(job.wall_sec, 2),
+        return_mean=job.episodes.mean, episodes=job.episodes.count, eval_return_mean=job.eval_mean, best_return_mean=job.best, **facts,
+    )  # fmt: skip
+    logger.close(job.status, summary)
+    print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if error is not None:
+        print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
+        return 1
+    return job.exit_code
+
+
+def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, facts: dict) -> Sinks:
+    chosen = config.run.logger
+    direct: list[Sink] = [Jsonl(path / "progress.jsonl", resume_at)]
+    slow: dict = {}
+    if "console" in chosen and chosen["console"]["enabled"]:
+        direct.append(Console(config.run.env_steps))
+    if "tensorboard" in chosen and chosen["tensorboard"]["enabled"]:
+        from rlrun.loggers.tensorboard import TensorBoard
+
+        slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
+    return Sinks(direct, slow)
+
+
+def _evaluation(wiring: Wiring):
+    from rlrun.samplers.evaluator import Evaluator
+
+    evaluator: list[Evaluator] = []
+
+    def evaluate(algorithm: Algorithm, clock: Clock) -> list[float]:
+        cfg = wiring.config.run.eval
+        if not evaluator:
+            evaluator.append(Evaluator(wiring.eval_env(), min(cfg.episodes, 8), wiring.seeds))
+        return evaluator[0].play(algorithm.policy, cfg.episodes, "greedy" if cfg.greedy else "explore", clock)
+
+    return evaluate

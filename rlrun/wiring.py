@@ -1,0 +1,203 @@
+"""One page: configs -> spec -> policy factory -> sampler -> runner. What every component is given is written here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlrun.config import ConfigError, typed
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
+from rlrun.core.batch import RowSpec, fragment_layout
+from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.errors import UserError, closest
+from rlrun.core.policy import Policy
+from rlrun.core.run import CheckpointConfig, EvalConfig, StopConfig
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import EnvSpec
+from rlrun.envs import registry
+from rlrun.models.model import Model, ModelConfig, lower_precision
+from rlrun.paths import options
+from rlrun.resources import Resources, ResourcesConfig, decide
+from rlrun.samplers.base import Sampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleConfig:
+    enabled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlflowConfig:
+    enabled: bool
+    uri: str | None
+    experiment: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """train.yaml, typed. algo, env and runner are typed by the class that their name chooses."""
+
+    seed: int
+    env_steps: int
+    run_dir: str | None
+    runs_root: str
+    log_every_sec: float
+    algo: Any
+    env: Any
+    runner: Any
+    model: ModelConfig
+    resources: ResourcesConfig
+    logger: dict[str, Any]
+    stop: StopConfig
+    eval: EvalConfig
+    checkpoint: CheckpointConfig
+    expected: dict[str, Any] | None
+    measured: dict[str, Any] | None
+
+    def __post_init__(self):
+        if self.seed < 0:
+            raise ValueError("seed must not be negative")
+        if self.env_steps < 1:
+            raise ValueError("env_steps must be at least 1")
+        if self.log_every_sec <= 0:
+            raise ValueError("log_every_sec must be positive")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A whole config, every part in its own type."""
+
+    run: RunConfig
+    algo: Any
+    env: registry.EnvConfig
+    runner: Any
+    algorithm: type[Algorithm]
+
+
+def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
+    """The Algorithm in rlrun/algos/<name>.py."""
+    name = values.get("name")
+    if name not in options("algo"):
+        raise UserError(f"There is no algorithm {name!r}.{closest(str(name), options('algo'))}")
+    module = importlib.import_module(f"rlrun.algos.{name}")
+    found = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Algorithm) and v.__module__ == module.__name__]
+    assert len(found) == 1, f"{module.__name__} must define one Algorithm"
+    return found[0]
+
+
+def type_config(values: dict[str, Any]) -> Typed:
+    """Types a plain config. Raises UserError naming what does not fit."""
+    run = typed(RunConfig, values)
+    algorithm = algorithm_class(run.algo)
+    family = run.env.get("family")
+    if family not in registry.FAMILIES:
+        raise ConfigError(f"env.family must be one of {', '.join(registry.FAMILIES)}, not {family!r}")
+    runner = importlib.import_module(f"rlrun.runners.{run.runner['name']}")
+    return Typed(
+        run=run,
+        algorithm=algorithm,
+        algo=typed(algorithm.Config, run.algo, "algo"),
+        env=typed(registry.FAMILIES[family], run.env, "env"),
+        runner=typed(runner.Config, run.runner, "runner"),
+    )
+
+
+@dataclass(frozen=True)
+class PolicyFactory:
+    """Picklable; makes a policy with the run's initial weights. `acting`: convolutions in the precision of inference."""
+
+    algorithm: type[Algorithm]
+    algo: Any
+    spec: EnvSpec
+    model: ModelConfig
+    precision: str
+    seed: int
+    acting: bool
+
+    def __call__(self) -> Policy:
+        with torch.random.fork_rng(devices=[]):  # nn.init takes no generator
+            torch.manual_seed(self.seed)
+            policy = self.algorithm.make_policy(self.spec, Model(self.model, self.precision), self.algo)
+        if self.acting:
+            lower_precision(policy)
+            policy.requires_grad_(False)
+        return policy
+
+
+class Wiring:
+    """All parts of one run, made on demand from a typed config."""
+
+    def __init__(self, config: Typed):
+        self.config = config
+        self.seeds = Seeds(config.run.seed)
+        self.spec = registry.make_spec(config.env)
+        self.needs: Needs = config.algorithm.needs(config.algo)
+        self.make_env = registry.Factory(cfg=config.env, spec=self.spec, seeds=self.seeds, stream="env", learning=True)
+        if self.spec.action.kind not in self.needs.actions:
+            raise UserError(f"{config.algo.name} needs {' or '.join(self.needs.actions)} actions; {self.spec.name} has {self.spec.action}")
+        self.resources: Resources = decide(config.run.resources, self.needs, self.make_env, self.spec.obs["observation"].image)
+
+    def eval_env(self) -> registry.Factory:
+        """Full games with seeds that training never uses."""
+        return registry.Factory(cfg=self.config.env, spec=self.spec, seeds=self.seeds, stream="eval", learning=False)
+
+    def policy_factory(self, acting: bool) -> PolicyFactory:
+        run = self.config.run
+        return PolicyFactory(
+            self.config.algorithm, self.config.algo, self.spec, run.model, self.resources.precision, self.seeds.integer("init"), acting
+        )
+
+    def algorithm(self) -> Algorithm:
+        policy = self.policy_factory(acting=False)().to(self.resources.device)
+        rng = self.seeds.generator("learner", device=self.resources.device.type)
+        try:
+            return self.config.algorithm(policy, self.spec, self.config.algo, LearnerContext(self.resources.device, rng))
+        except ValueError as error:
+            raise UserError(f"algo={self.config.algo.name}: {error}") from None
+
+    def layout(self, policy: Policy) -> RowSpec:
+        return fragment_layout(
+            self.spec.obs_rows, self.spec.action_row, policy.record_spec(self.needs.record), policy.core_spec(), self.needs.rows,
+            self.resources.envs_per_sampler, self.needs.core_every,
+        )  # fmt: skip
+
+    def sampler(self, generation: int) -> Sampler:
+        made, needs = self.resources, self.needs
+        acting = self.policy_factory(acting=True)
+        layout = self.layout(acting())
+        if made.inference == "serial":
+            from rlrun.samplers.serial import SerialSampler
+
+            if made.device.type != "cpu":
+                raise UserError("inference=serial acts with the learner's policy: it needs device=cpu")
+            return SerialSampler(
+                self.make_env, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers, self.seeds, generation
+            )
+        if made.inference == "local":
+            from rlrun.samplers.local import LocalSampler
+
+            return LocalSampler(
+                self.make_env, acting, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers,
+                self.config.runner.requests_in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec,
+            )  # fmt: skip
+        raise UserError("inference=batched is not built yet; use local or serial")
+
+    def runner(self) -> Callable:
+        """(job) -> None, the runner with its factories and config filled in."""
+        module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
+        rng = self.seeds.generator("replay")
+        make = module.Factories(algorithm=self.algorithm, sampler=self.sampler, columns=self.needs.columns, rng=rng)
+        return lambda job: module.run(make, self.config.runner, job)
+
+
+def preflight(config: Typed) -> None:
+    """Builds every part but the sampler once, so that what cannot work is said before a directory or a worker exists."""
+    Wiring(config).algorithm()
+
+
+def checkpoints_of(run_dir: Any, keep: int = 3) -> Checkpoints:
+    return Checkpoints(run_dir / "checkpoints", keep)
