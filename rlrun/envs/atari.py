@@ -97,7 +97,7 @@ class AtariEnv:
             max_num_frames_per_episode=cfg.max_frames,
             **screen,
         )
-        actions = [int(a) for a in self.env.ale.get_action_set()]
+        actions = [int(a.value) for a in self.env.ale.get_action_set()]
         self.fire_action = 1 if cfg.fire and len(actions) >= 3 and actions[1] == 1 else None  # ALE's Action.FIRE is 1
         self.generation = 0
 
