@@ -80,10 +80,14 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     install()
     check_groups(words)
     result: list[int] = []
+    raised: list[BaseException] = []
 
     @hydra.main(version_base="1.3", config_path=str(root() / "conf"), config_name=config_name)
     def app(cfg) -> None:
-        result.append(job(cfg, dict(HydraConfig.get().runtime.choices)))
+        try:
+            result.append(job(cfg, dict(HydraConfig.get().runtime.choices)))
+        except BaseException as error:  # Hydra would print the overrides above our sentence
+            raised.append(error)
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed
     sys.argv = ["rlrun", *words]
@@ -91,6 +95,8 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
         app()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(translate(error, words)) from None
+    if raised:
+        raise raised[0]
     return result[0] if result else 0
 
 

@@ -115,7 +115,11 @@ def git_commit() -> str | None:
 
 
 def command_line() -> str:
-    return "rlrun " + shlex.join(sys.orig_argv[2:] if len(sys.orig_argv) > 2 else sys.argv[1:])
+    """What the user typed, from the subcommand on (sys.argv itself is rewritten for Hydra)."""
+    words = sys.orig_argv[1:]
+    while words and not words[0].isalpha():  # the path of the script, or -m
+        words = words[1:]
+    return shlex.join(["rlrun", *(words[1:] if words[:1] == ["rlrun"] else words)])
 
 
 def started_at() -> str:

@@ -137,8 +137,8 @@ def make_spec(cfg: AtariConfig) -> EnvSpec:
     ale = import_ale()
     if cfg.name not in games():
         raise UserError(f"{cfg.name} is not a game of ale-py {ale.__version__}")
-    interface = ale.ALEInterface()
     ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
+    interface = ale.ALEInterface()
     interface.loadROM(ale.roms.get_rom_path(games()[cfg.name]))
     actions = interface.getLegalActionSet() if cfg.full_action_space else interface.getMinimalActionSet()
     pixels = Box(shape=(cfg.stack, cfg.size, cfg.size), dtype="uint8", low=(0.0,), high=(255.0,))

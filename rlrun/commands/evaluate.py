@@ -1,0 +1,68 @@
+"""rlrun evaluate RUN_DIR [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0] [--json]
+
+Plays full games (no life-loss ends, unclipped rewards) on seeds that training never used."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+from rlrun.cli import run_dir_argument
+from rlrun.config import parse_assignments, typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    episodes: int
+    checkpoint: str | int
+    greedy: bool
+    seed: int
+
+    def __post_init__(self):
+        if self.episodes < 1 or self.seed < 0:
+            raise ValueError("episodes must be at least 1, seed not negative")
+
+
+def main(words: list[str]) -> int:
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0
+    as_json = "--json" in words
+    path, rest = run_dir_argument([word for word in words if word != "--json"], "evaluate")
+    defaults = {"episodes": 10, "checkpoint": "last", "greedy": True, "seed": 0}
+    options = typed(Options, defaults | parse_assignments(rest))
+    if not as_json:
+        print(f"rlrun evaluate: {path}, {options.episodes} episodes", flush=True)
+
+    import torch
+
+    from rlrun.core.seeding import Seeds
+    from rlrun.envs.registry import Factory
+    from rlrun.load import load
+    from rlrun.samplers.evaluator import Evaluator
+
+    torch.set_num_threads(1)
+    trained = load(path, str(options.checkpoint))
+    seeds = Seeds(options.seed)
+    factory = Factory(cfg=trained.config.env, spec=trained.spec, seeds=seeds, stream="evaluate", learning=False)
+    evaluator = Evaluator(factory, min(options.episodes, 8), seeds)
+    try:
+        games = evaluator.play_with_lengths(trained.policy, options.episodes, "greedy" if options.greedy else "explore", trained.clock)
+    finally:
+        evaluator.close()
+    returns = [ret for ret, _ in games]
+    mean = sum(returns) / len(returns)
+    deviation = math.sqrt(sum((r - mean) ** 2 for r in returns) / (len(returns) - 1)) if len(returns) > 1 else 0.0
+    error = 1.96 * deviation / math.sqrt(len(returns))
+    result = {
+        "run_dir": str(path), "env": trained.spec.name, "checkpoint_env_steps": trained.clock.env_steps, "episodes": len(returns), "return_mean": mean,
+        "return_std": deviation, "return_mean_95": [mean - error, mean + error], "return_min": min(returns), "return_max": max(returns),
+        "episode_length_mean": sum(length for _, length in games) / len(games), "greedy": options.greedy, "seed": options.seed, "returns": returns,
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps(result))
+    else:
+        print(f"{trained.spec.name} at {trained.clock.env_steps:,} env steps: return {mean:.2f} +- {error:.2f} (95%) over {len(returns)} full games, "
+              f"{min(returns):g} to {max(returns):g}, {'greedy' if options.greedy else 'sampled'}")  # fmt: skip
+    return 0

@@ -1,0 +1,60 @@
+"""rlrun resume RUN_DIR [env_steps=... stop.*=... eval.*=... checkpoint.*=... logger.*=...]: continue from the last checkpoint.
+
+Schedules stay as they were fixed at the first launch. Other options cannot change: that would be another run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.cli import run_dir_argument
+from rlrun.config import load_yaml, parse_assignments, save_yaml
+from rlrun.core.errors import UserError
+
+CHANGEABLE = ("env_steps", "log_every_sec", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
+
+
+def main(words: list[str]) -> int:
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0
+    path, rest = run_dir_argument(words, "resume")
+    changes = parse_assignments(rest)
+    values = load_yaml(path / "config.yaml")
+    for key, value in changes.items():
+        change(values, key, value)
+    print(f"rlrun resume: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
+
+    from rlrun import session
+    from rlrun.rundir import RunDir
+    from rlrun.wiring import checkpoints_of, type_config
+
+    config = type_config(values)
+    directory = RunDir(path)
+    directory.acquire()
+    try:
+        restored = checkpoints_of(path).load()
+        steps = restored[1]["env_steps"]
+        if steps >= config.run.env_steps:
+            raise UserError(f"{path} is already at {steps} env steps; to go on: rlrun resume {path} env_steps={2 * steps}")
+        print(f"  from the checkpoint at {steps:,} env steps", flush=True)
+        save_yaml(values, path / "config.yaml")
+    except BaseException:
+        directory.release()
+        raise
+    return session.run(config, values, directory, restored)
+
+
+def change(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key that may change on resume; UserError for others."""
+    if not any(key == allowed or (allowed.endswith(".") and key.startswith(allowed)) for allowed in CHANGEABLE):
+        allowed = ", ".join(a + "*" if a.endswith(".") else a for a in CHANGEABLE)
+        raise UserError(f"{key} cannot change on resume; these can: {allowed}")
+    *groups, last = key.split(".")
+    node = values
+    for group in groups:
+        node = node.get(group) or {}
+    if last not in node:
+        from rlrun.core.errors import closest
+
+        raise UserError(f"There is no option {key}.{closest(last, node)}")
+    node[last] = value

@@ -1,0 +1,55 @@
+"""Evaluator: full games on environments and seeds of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rlrun.core.batch import Batch
+from rlrun.core.env import EnvFactory
+from rlrun.core.policy import Mode, Policy
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.samplers.collector import to_torch
+
+
+class Evaluator:
+    """Plays on up to `columns` environments at once. Each plays its own quota of episodes, so that short ones are not counted more often."""
+
+    def __init__(self, make_env: EnvFactory, columns: int, seeds: Seeds):
+        self.make_env, self.seeds = make_env, seeds
+        self.env = make_env(0, columns)
+        self.rounds = 0
+
+    def play(self, policy: Policy, episodes: int, mode: Mode, clock: Clock) -> list[float]:
+        """Unclipped returns of `episodes` full games, each with seeds that no earlier call used."""
+        return [ret for ret, _ in self.play_with_lengths(policy, episodes, mode, clock)]
+
+    def play_with_lengths(self, policy: Policy, episodes: int, mode: Mode, clock: Clock) -> list[tuple[float, int]]:
+        columns = self.env.count
+        quota = np.full(columns, episodes // columns)
+        quota[: episodes % columns] += 1
+        rng = self.seeds.generator("eval-policy", self.rounds)
+        obs = self.env.reset(self.rounds)
+        self.rounds += 1
+        is_first = np.ones(columns, dtype=bool)
+        device = next(policy.parameters()).device
+        state: Batch = policy.initial_state(columns)
+        returns, lengths = np.zeros(columns), np.zeros(columns, dtype=np.int64)
+        done: list[list[tuple[float, int]]] = [[] for _ in range(columns)]
+        with torch.inference_mode():
+            while any(len(d) < q for d, q in zip(done, quota, strict=True)):
+                act = policy.act(to_torch(obs).to(device), torch.from_numpy(is_first).to(device), state, clock, mode, rng)
+                state = act.state
+                step = self.env.step(act.action.cpu().numpy())
+                obs, is_first = step.obs, step.is_first
+                returns += step.reward
+                lengths += step.valid
+                for column in np.flatnonzero(is_first):
+                    if len(done[column]) < quota[column]:
+                        done[column].append((float(returns[column]), int(lengths[column])))
+                    returns[column], lengths[column] = 0.0, 0
+        return [episode for column in done for episode in column]
+
+    def close(self) -> None:
+        self.env.close()
