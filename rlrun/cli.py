@@ -79,6 +79,7 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
 
     install()
     check_groups(words)
+    words = [f"++{word}" if word.startswith("env.kwargs.") else word for word in words]  # the environment's own, unknown to conf/
     result: list[int] = []
     raised: list[BaseException] = []
 

@@ -91,7 +91,7 @@ def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
 
 def type_config(values: dict[str, Any]) -> Typed:
     """Types a plain config. Raises UserError naming what does not fit."""
-    run = typed(RunConfig, values)
+    run = typed(RunConfig, {"logger": {}, **values})  # logger=[] leaves no node behind
     algorithm = algorithm_class(run.algo)
     family = run.env.get("family")
     if family not in registry.FAMILIES:

@@ -35,7 +35,7 @@ class Counting(gymnasium.Env):
                 import signal
 
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.fault == "nan":
+            if self.fault == "not-finite":
                 return np.full(3, np.nan, dtype=np.float32), 0.0, False, False, {}
         self.step_number += 1
         over = self.step_number >= self.length

@@ -1,0 +1,48 @@
+"""What tests share: small configs, and a check that nothing is left behind."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+SMALL = ["resources=debug", "algo.fragment_length=5", "algo.batch_size=20", "model.hidden=[8]", "logger=[]"]
+
+
+def compose(*words: str) -> dict:
+    """The plain config of `rlrun train words...`."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    from rlrun.config import plain
+    from rlrun.hydra_plugins import install
+    from rlrun.paths import root
+
+    install()
+    with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
+        return plain(hydra_compose("train", overrides=list(words)))
+
+
+@pytest.fixture
+def typed():
+    from rlrun.wiring import type_config
+
+    return lambda *words: type_config(compose(*words))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """No child process and no /dev/shm entry survives a test."""
+    shm = Path("/dev/shm")
+    before = set(os.listdir(shm)) if shm.is_dir() else set()
+    yield
+    assert multiprocessing.active_children() == []
+    if shm.is_dir():
+        left = {name for name in set(os.listdir(shm)) - before if name.startswith(("torch_", "psm_", "rlrun"))}
+        assert not left

@@ -1,0 +1,118 @@
+"""Containers, schedules, seeds, optimiser."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlrun.core.batch import Batch, Field, allocate, fragment_layout, layout_bytes, stack_columns
+from rlrun.core.errors import RunFailed, closest
+from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import Box, Discrete
+from rlrun.core.timing import Every
+
+ROW = {"observation": Field((3,), torch.uint8)}
+
+
+def make(columns: int = 2):
+    return fragment_layout(ROW, Field((), torch.int64), {"log_prob": Field((), torch.float32)}, {"hidden": Field((5,), torch.float32)}, 4, columns, 2)
+
+
+def test_a_fragment_has_the_rows_of_the_house():
+    batch = allocate(make())
+    assert batch.obs.observation.shape == (5, 2, 3) and batch.is_first.shape == (5, 2)
+    assert batch.action.shape == batch.reward.shape == batch.log_prob.shape == (4, 2)
+    assert batch.core.hidden.shape == (3, 2, 5)  # rows 0, 2, 4
+    assert batch.log_prob.isnan().all(), "fresh rows must be seen as unwritten"
+
+
+def test_fields_do_not_overlap_in_shared_memory():
+    layout = make()
+    memory = torch.zeros(layout_bytes(layout), dtype=torch.uint8)
+    batch = allocate(layout, memory)
+    for number, leaf in enumerate(batch.leaves(), 1):
+        leaf.fill_(number % 2 if leaf.dtype == torch.bool else number)
+    for number, leaf in enumerate(batch.leaves(), 1):
+        assert (leaf == (number % 2 if leaf.dtype == torch.bool else number)).all()
+
+
+def test_a_batch_is_immutable_and_indexes_every_field():
+    batch = Batch(a=torch.arange(6).view(3, 2), inner=Batch(b=torch.arange(3)))
+    with pytest.raises(AttributeError):
+        batch.a = torch.zeros(1)
+    with pytest.raises(AttributeError, match="no field 'c'"):
+        batch.c  # noqa: B018
+    assert batch[1].a.tolist() == [2, 3] and batch[1].inner.b == 1
+    assert batch.replace(a=torch.zeros(1)).a.shape == (1,) and batch.a.shape == (3, 2)
+
+
+def test_stack_columns_keeps_order_with_and_without_memory():
+    parts = [allocate(make()).map(lambda x, n=n: torch.full_like(x, n % 2 if x.dtype == torch.bool else n)) for n in (1, 2, 3)]
+    stacked = stack_columns(parts)
+    assert stacked.reward[0].tolist() == [1, 1, 2, 2, 3, 3] and stacked.core.hidden.shape == (3, 6, 5)
+    out = stack_columns(parts, allocate(make(6)))
+    assert torch.equal(out.obs.observation, stacked.obs.observation) and torch.equal(out.action, stacked.action)
+
+
+def test_discount_is_zero_only_at_terminations():
+    batch = Batch(terminated=torch.tensor([[True, False]]), truncated=torch.tensor([[False, True]]))
+    assert batch.discount(0.9).tolist() == [[0.0, pytest.approx(0.9)]]
+
+
+def test_schedules():
+    assert Schedule.parse(0.5)(Clock(10)) == 0.5
+    linear = Schedule.parse({"start": 1.0, "end": 0.0, "steps": 100})
+    assert [linear(Clock(s)) for s in (0, 25, 100, 1000)] == [1.0, 0.75, 0.0, 0.0]
+    points = Schedule.parse([[10, 1.0], [20, 3.0], [40, 3.0]])
+    assert [points(Clock(s)) for s in (0, 10, 15, 30, 50)] == [1.0, 1.0, 2.0, 3.0, 3.0]
+    for bad in ("x", None, True, {"start": 1}, [[5, 1], [5, 2]], [], {"start": 1, "end": 0, "steps": 0}):
+        with pytest.raises(ValueError):
+            Schedule.parse(bad)
+
+
+def test_seed_streams_do_not_meet():
+    drawn = {Seeds(seed).integer(name, *ids) for seed in (0, 1, 2) for name in ("env", "eval") for ids in ((0, 0), (0, 1), (1, 0), (0, 0, 1))}
+    assert len(drawn) == 24
+    assert Seeds(1).integer("env", 2) == Seeds(1).integer("env", 2) < 2**31 - 2**16
+
+
+def test_actions_outside_the_space_are_refused():
+    with pytest.raises(ValueError, match="outside Discrete"):
+        Discrete(n=3).to_env(np.array([0, 3]))
+    box = Box(shape=(1,), dtype="float32", low=(-2.0,), high=(4.0,))
+    np.testing.assert_allclose(box.to_env(np.array([[-1.0], [0.0], [1.0], [9.0]])), [[-2.0], [1.0], [4.0], [4.0]])
+    with pytest.raises(ValueError, match="non-finite"):
+        box.to_env(np.array([[math.nan]]))
+    assert Discrete(n=3, start=5).to_env(np.array([0, 2])).tolist() == [5, 7]
+
+
+def adam(parameters, lr=0.1, bound=1.0):
+    cfg = OptimizerConfig(kind="adam", epsilon=1e-8, decay=0.99, momentum=0.0, beta1=0.9, beta2=0.999)
+    return Optimizer(parameters, cfg, Schedule.parse(lr), bound)
+
+
+def test_optimizer_clips_schedules_and_survives_nan():
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer = adam([parameter], lr={"start": 0.1, "end": 0.0, "steps": 10})
+    metrics = optimizer.step((parameter * 100).sum(), Clock(5))
+    assert metrics["lr"] == pytest.approx(0.05) and float(metrics["grad_norm"]) == pytest.approx(200.0)
+    assert parameter.grad.norm() == pytest.approx(1.0, rel=1e-4)
+    before = parameter.detach().clone()
+    assert optimizer.step((parameter * math.nan).sum(), Clock())["skipped_updates"] == 1.0
+    assert torch.equal(parameter, before)
+    with pytest.raises(RunFailed, match="non-finite"):
+        for _ in range(MAX_SKIPPED):
+            optimizer.step((parameter * math.nan).sum(), Clock())
+
+
+def test_every_fires_once_per_multiple():
+    every = Every(100, start=100)
+    assert [every(x) for x in (100, 150, 205, 210, 299, 500)] == [False, False, True, False, False, True]
+    assert not Every(None)(10**9)
+
+
+def test_closest_suggests():
+    assert "discount" in closest("discunt", ["discount", "lr"]) and closest("zzzz", ["discount"]) == ""

@@ -1,0 +1,117 @@
+"""The counting env and the counting algorithm through the runner, with every way of using fragments again."""
+
+import json
+
+import pytest
+import torch
+from test_samplers import KINDS, counting
+
+from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.errors import RunFailed
+from rlrun.core.run import Run
+from rlrun.core.signals import Signals
+from rlrun.dataflow.reuse import FragmentReplay, PassRing
+from rlrun.dataflow.slots import Fragment, Header
+
+
+class Rows:
+    def __init__(self):
+        self.rows = []
+
+    def log(self, row):
+        self.rows.append(row)
+
+
+def run_counting(typed, tmp_path, kind, *words, env_steps=600):
+    wiring = counting(typed, kind, "log_every_sec=0.001", f"env_steps={env_steps}", *words)
+    cfg = wiring.config.run
+    logger = Rows()
+    made = []
+    original = wiring.algorithm
+    wiring.algorithm = lambda: made.append(original()) or made[-1]  # type: ignore[method-assign]
+    job = Run(
+        env_steps=cfg.env_steps, stop=cfg.stop, evaluation=cfg.eval, checkpoint=cfg.checkpoint, log_every_sec=cfg.log_every_sec,
+        checkpoints=Checkpoints(tmp_path / "checkpoints", 3), logger=logger, signals=Signals(), evaluate=None, exact=False, restored=None,
+    )  # fmt: skip
+    wiring.runner()(job)
+    return made[0], job, logger.rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_counts_agree_from_env_to_learner(typed, tmp_path, kind):
+    algorithm, job, rows = run_counting(typed, tmp_path, kind)
+    assert job.status == "COMPLETED" and algorithm.rows == job.clock.env_steps >= 600
+    assert rows[-1]["env_steps"] == job.clock.env_steps and rows[-1]["sample/episodes"] >= 60
+    assert rows[-1]["sample/return_mean"] == 28.0
+    assert algorithm.updates == job.clock.updates == -(-600 // 20) or algorithm.updates > 30
+    json.dumps(rows)  # every row fits progress.jsonl
+
+
+@pytest.mark.parametrize("kind", ["serial", "local"])
+def test_several_passes_and_replay_use_rows_again(typed, tmp_path, kind):
+    algorithm, job, _ = run_counting(typed, tmp_path, kind, "runner.num_sgd_iter=3", "runner.minibatch_buffer_size=2")
+    assert algorithm.rows == pytest.approx(3 * job.clock.env_steps, rel=0.2)
+    again, job, _ = run_counting(typed, tmp_path, kind, "runner.replay_proportion=1.0", "runner.replay_slots=5")
+    assert again.rows == pytest.approx(2 * job.clock.env_steps, rel=0.15)
+
+
+def test_fake_sampler_learns_from_one_batch_for_ever(typed, tmp_path):
+    algorithm, job, _ = run_counting(typed, tmp_path, "local", "runner.fake_sampler=true", env_steps=2000)
+    assert algorithm.updates > 50 and job.clock.env_steps >= 2000
+
+
+def test_weights_are_broadcast_at_their_interval(typed, tmp_path):
+    wiring = counting(typed, "serial", "runner.broadcast_interval=4", "env_steps=400")
+    published = []
+
+    class Recording:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def publish(self, policy, clock):
+            published.append((policy is not None, clock.updates))
+            self.inner.publish(policy, clock)
+
+    original = wiring.sampler
+    wiring.sampler = lambda generation: Recording(original(generation))  # type: ignore[method-assign]
+    cfg = wiring.config.run
+    job = Run(
+        env_steps=cfg.env_steps, stop=cfg.stop, evaluation=cfg.eval, checkpoint=cfg.checkpoint, log_every_sec=99, logger=Rows(), signals=Signals(),
+        checkpoints=Checkpoints(tmp_path / "checkpoints", 3), evaluate=None, exact=False, restored=None,
+    )  # fmt: skip
+    wiring.runner()(job)
+    assert [updates for full, updates in published if full] == [0, *range(4, job.clock.updates + 1, 4)]
+    assert [updates for _, updates in published] == list(range(job.clock.updates + 1))
+
+
+@pytest.mark.parametrize("fault", ["raise", "kill"])
+def test_a_broken_sampler_ends_the_run_fast(typed, tmp_path, fault):
+    import time
+
+    started = time.monotonic()
+    with pytest.raises(RunFailed, match=r"sampler-\d"):
+        run_counting(typed, tmp_path, "local", "++env.kwargs.fail_at=60", f"++env.kwargs.fault={fault}", env_steps=10**6)
+    assert time.monotonic() - started < 25  # two processes start, and import torch, within this
+
+
+def test_pass_ring_emits_each_batch_as_often_as_asked():
+    numbers = iter(range(100))
+    ring = PassRing(2, 3, lambda old: next(numbers))
+    assert [ring.emit() for _ in range(12)] == [0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3]
+
+
+def test_replay_keeps_the_last_fragments_and_mixes_in_proportion(typed):
+    from rlrun.core.batch import Batch
+
+    replay = FragmentReplay(1.5, 4, torch.Generator().manual_seed(0))
+    header = Header(0, 0, 0, 0, 0, 0, (), (0.0, 0.0))
+    drawn, count = [], 400
+    for number in range(count):
+        fragment = Fragment(header, Batch(reward=torch.full((1, 1), float(number))))
+        batches = replay.accompany(fragment)
+        drawn += [(number, int(b.reward[0, 0])) for b in batches]
+    assert len(drawn) / count == pytest.approx(1.5, abs=0.1)
+    assert all(number - 4 < old <= number for number, old in drawn)

@@ -1,0 +1,117 @@
+"""The counting env through every kind of sampler."""
+
+import dataclasses
+
+import pytest
+import torch
+from counting import LENGTH, CountingAlgorithm, check_rows
+
+from rlrun.core.schedule import Clock
+from rlrun.wiring import Wiring
+
+KINDS = {
+    "serial": ["resources.inference=serial", "resources.num_samplers=2"],
+    "local": ["resources.inference=local", "resources.num_samplers=2"],
+    "batched": ["resources.inference=batched", "resources.num_samplers=2"],
+}
+
+
+def counting(typed, kind: str, *words: str) -> Wiring:
+    config = typed(
+        "algo=impala", "env=rlrun/Counting-v0", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.device=cpu",
+        "resources.envs_per_sampler=2", *KINDS[kind], *words,
+    )  # fmt: skip
+    return Wiring(dataclasses.replace(config, algorithm=CountingAlgorithm))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_is_what_the_env_produced(typed, kind):
+    wiring = counting(typed, kind)
+    algorithm = wiring.algorithm()
+    sampler = wiring.sampler(0)
+    try:
+        assert sampler.columns == 2 and sampler.total_columns == 4
+        sampler.publish(algorithm.policy, Clock())
+        last: dict[int, torch.Tensor] = {}
+        row: dict[int, int] = {}
+        episodes, live = [], 0
+        for _ in range(12):
+            fragments = sampler.take(2)
+            for fragment in fragments:
+                header, batch = fragment.header, fragment.batch
+                check_rows(batch)
+                assert header.first_row == row.get(header.worker, 0), "rows of a column are numbered without a gap"
+                row[header.worker] = header.first_row + 5
+                if header.worker in last:
+                    assert torch.equal(batch.obs.observation[0], last[header.worker]), "row T of a fragment is row 0 of the next"
+                last[header.worker] = batch.obs.observation[5].clone()
+                assert header.env_steps == int(batch.valid.sum())
+                live += header.env_steps
+                episodes += header.episodes
+            sampler.free(fragments)
+        assert set(last) == {0, 1}, "both samplers work"
+        assert {e.column for e in episodes} == {0, 1, 2, 3}
+        assert all(e.length == LENGTH and e.ret == LENGTH * (LENGTH + 1) / 2 for e in episodes)
+        assert live >= 24 * 10 * LENGTH / (LENGTH + 1) - 8
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_seeds_differ_between_columns_and_repeat_between_runs(typed, kind):
+    tags = []
+    for _ in range(2):
+        wiring = counting(typed, kind)
+        sampler = wiring.sampler(0)
+        try:
+            sampler.publish(wiring.algorithm().policy, Clock())
+            seen: dict[int, list] = {}
+            while len(seen) < 2:
+                fragments = sampler.take(1)
+                for f in fragments:
+                    seen.setdefault(f.header.worker, f.batch.obs.observation[0, :, 2].tolist())
+                sampler.free(fragments)
+            tags.append(seen)
+        finally:
+            sampler.close()
+    assert tags[0] == tags[1]
+    assert len({tag for column in tags[0].values() for tag in column}) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_newer_weights_and_clock_arrive(typed, kind):
+    wiring = counting(typed, kind)
+    algorithm = wiring.algorithm()
+    sampler = wiring.sampler(0)
+    try:
+        for updates in range(8):
+            sampler.publish(algorithm.policy, Clock(env_steps=100 * updates, updates=updates))
+            sampler.free(fragments := sampler.take(4))
+        assert max(f.header.updates for f in fragments) > 0
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault, said", [("raise", "this env was told to fail"), ("kill", "killed by SIGKILL"), ("not-finite", "not finite")])
+def test_a_failing_env_ends_the_run_naming_the_worker(typed, kind, fault, said):
+    from rlrun.core.errors import RunFailed
+
+    if kind == "serial" and fault == "kill":
+        return  # it would kill this very process
+    wiring = counting(typed, kind, "++env.kwargs.fail_at=12", f"++env.kwargs.fault={fault}")
+    algorithm = wiring.algorithm()
+    sampler = wiring.sampler(0)
+    try:
+        sampler.publish(algorithm.policy, Clock())
+        with pytest.raises((RunFailed, Exception)) as caught:
+            for _ in range(30):
+                sampler.free(sampler.take(1))
+        text = str(caught.value)
+        assert said in text
+        if kind != "serial":
+            assert isinstance(caught.value, RunFailed) and "sampler-" in text
+        if fault == "raise":
+            assert "env 0" in text and "seed" in text and "action" in text
+    finally:
+        sampler.close()
