@@ -177,14 +177,17 @@ class Wiring:
             return SerialSampler(
                 self.make_env, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers, self.seeds, generation
             )
+        common = (
+            self.make_env, acting, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers,
+            self.config.runner.requests_in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec,
+        )  # fmt: skip
         if made.inference == "local":
             from rlrun.samplers.local import LocalSampler
 
-            return LocalSampler(
-                self.make_env, acting, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers,
-                self.config.runner.requests_in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec,
-            )  # fmt: skip
-        raise UserError("inference=batched is not built yet; use local or serial")
+            return LocalSampler(*common)
+        from rlrun.samplers.batched import BatchedSampler
+
+        return BatchedSampler(*common, made.device)
 
     def runner(self) -> Callable:
         """(job) -> None, the runner with its factories and config filled in."""

@@ -92,9 +92,14 @@ class Workers:
 
     def receive(self, timeout: float) -> list[tuple[Worker, Any]]:
         """Messages that are there, or that come within `timeout` seconds. RunFailed when a worker died, or when nothing came in a timeout > 0."""
-        ready = wait(list(self.by_handle), timeout)
-        if not ready and timeout > 0:
+        messages = self.receive_or_nothing(timeout)
+        if not messages and timeout > 0:
             raise RunFailed(f"no word from {', '.join(w.name for w in self.members)} for {timeout:.0f} s: an environment may hang")
+        return messages
+
+    def receive_or_nothing(self, timeout: float) -> list[tuple[Worker, Any]]:
+        """receive(), but silence is no failure."""
+        ready = wait(list(self.by_handle), timeout)
         messages = []
         for handle in ready:
             worker = self.by_handle[handle]
@@ -116,7 +121,6 @@ class Workers:
                     raise RunFailed(f"{worker.name} failed:\n{message[0].rstrip()}")
                 messages.append((worker, message))
         except (EOFError, ConnectionResetError, BrokenPipeError):
-            worker.process.join(5)
             raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}") from None
         return messages
 
@@ -125,7 +129,6 @@ class Workers:
             worker.pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
             self._drain(worker)
-            worker.process.join(5)
             raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}") from None
 
     def stop(self, grace_sec: float = 5.0) -> None:
@@ -149,6 +152,7 @@ class Workers:
 
 def how_it_ended(process) -> str:
     """'was killed by SIGKILL (out of memory?)' and the like."""
+    process.join(5)  # its pipes close a moment before the system knows how it ended
     code = process.exitcode
     if code is None:
         return "closed its pipe but still runs"

@@ -6,11 +6,14 @@ import numpy as np
 import torch
 
 from rlrun.core.batch import Batch
-from rlrun.core.env import EnvFactory
+from rlrun.core.env import EnvFactory, Rows
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.samplers.collector import to_torch
+
+
+def to_torch(rows: Rows) -> Batch:
+    return Batch({name: torch.from_numpy(value) for name, value in rows.items()})
 
 
 class Evaluator:

@@ -49,7 +49,7 @@ class SerialSampler:
 
     def restart(self, generation: int) -> None:
         for collector in self.collectors:
-            collector.restart(generation)
+            collector.columns.restart(generation)
 
     def save(self) -> dict:
         return {"collectors": [collector.save() for collector in self.collectors], "next": self.next, "clock": list(self.clock)}
@@ -63,6 +63,6 @@ class SerialSampler:
 
     def close(self) -> None:
         for collector in self.collectors:
-            collector.env.close()
+            collector.columns.env.close()
 
 

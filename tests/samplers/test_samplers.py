@@ -12,7 +12,7 @@ from rlrun.wiring import Wiring
 KINDS = {
     "serial": ["resources.inference=serial", "resources.num_samplers=2"],
     "local": ["resources.inference=local", "resources.num_samplers=2"],
-    "batched": ["resources.inference=batched", "resources.num_samplers=2"],
+    "batched": ["resources.inference=batched", "resources.num_samplers=1"],
 }
 
 

@@ -1,0 +1,258 @@
+"""Batched: N processes that only step environments; a thread of the learner's process acts for all of them.
+
+    sampler-i, group g                      inference thread (its own copy of the policy, its own stream on a GPU)
+    begin: row 0's observation  ---->       act on row t of every group that is ready, one batch
+    step t: reward, ends, row t+1  <----    action and records of row t
+    ...                                     after row T-1 the fragment is the learner's
+
+Each sampler has two groups of environments: one steps while the thread acts for the other. Hand-over is a message of three integers on the
+sampler's own pipe; rows stay in shared memory. A thread and not a process, because two processes would take turns on the GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import torch
+
+from rlrun.core.batch import Batch, RowSpec
+from rlrun.core.env import EnvFactory
+from rlrun.core.errors import RunFailed
+from rlrun.core.policy import Policy
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.dataflow.slots import Fragment, Header, Slots
+from rlrun.dataflow.workers import START_SEC, Worker, Workers
+from rlrun.samplers.collector import store_core
+from rlrun.samplers.columns import Columns
+
+GROUPS = 2
+READY = "ready"
+BEGIN = -1  # in place of a row number
+
+
+class EnvJob(NamedTuple):
+    index: int
+    columns: int  # of one group
+    make_env: EnvFactory
+    generation: int
+    slots: Slots
+
+
+def env_process(pipe: Connection, job: EnvJob) -> None:
+    """(group, slot, t) comes in: BEGIN writes row 0, t steps row t. (group, live, episodes, seconds) goes out when it is done."""
+    first = job.index * GROUPS
+    groups = [Columns(job.make_env(first + g, job.columns), (first + g) * job.columns, job.generation) for g in range(GROUPS)]
+    views: dict[int, dict] = {}
+    pipe.send(READY)
+    while True:
+        group, slot, t = pipe.recv()
+        if slot not in views:
+            views[slot] = job.slots.view(slot).numpy()
+        columns = groups[group]
+        started = time.perf_counter()
+        if t == BEGIN:
+            columns.begin(views[slot])
+        else:
+            columns.step(views[slot], t)
+        pipe.send((group, columns.live, tuple(columns.episodes), columns.row, time.perf_counter() - started))
+
+
+@dataclass
+class _Group:
+    """The inference thread's side of one group."""
+
+    worker: Worker
+    number: int  # in its worker
+    index: int  # of all groups: what a Header calls its worker
+    state: Batch
+    slot: int = -1
+    t: int = BEGIN  # the row that the environments are working on
+    first_row: int = 0
+    version: int = 0
+    updates: int = 0
+    env_sec: float = 0.0
+    policy_sec: float = 0.0
+
+
+class BatchedSampler:
+    """`workers` processes with two groups of `columns` environments each; `in_flight` slots per group."""
+
+    def __init__(
+        self, make_env: EnvFactory, make_policy: Callable[[], Policy], layout: RowSpec, record: tuple[str, ...], core_every: int, columns: int,
+        workers: int, in_flight: int, seeds: Seeds, generation: int, timeout_sec: float, device: torch.device,
+    ):  # fmt: skip
+        self.columns, self.total_columns = columns, columns * GROUPS * workers
+        self.rows = layout["reward"].shape[0]  # type: ignore[union-attr]
+        self.record, self.core_every, self.timeout_sec, self.device = record, core_every, timeout_sec, device
+        self.slots = Slots(layout, workers * GROUPS * in_flight)
+        self.views = [self.slots.view(slot) for slot in range(self.slots.count)]
+        self.rng = seeds.generator("policy", 0, generation, device=device.type)
+        self.policy = make_policy().to(device)  # the thread's copy
+        self.policy_lock = threading.Lock()  # held while acting and while weights are exchanged
+        self.version, self.clock = 0, Clock()
+        self.change = threading.Condition()  # guards what follows
+        self.filled: deque[Header] = deque()
+        self.spare: deque[int] = deque(range(self.slots.count))
+        self.error: BaseException | None = None
+        self.closing = False
+        self.thread: threading.Thread | None = None
+        self.workers = Workers()
+        try:
+            started = [self.workers.start(f"sampler-{i}", env_process, (EnvJob(i, columns, make_env, generation, self.slots),)) for i in range(workers)]
+            self.groups = {
+                (w.name, g): _Group(w, g, i * GROUPS + g, self.policy.initial_state(columns)) for i, w in enumerate(started) for g in range(GROUPS)
+            }
+            ready = 0
+            while ready < workers:
+                ready += sum(message == READY for _, message in self.workers.receive(START_SEC))
+        except BaseException:
+            self.close()
+            raise
+
+    # -- the learner's side --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Filled fragments that nobody has taken yet."""
+        return len(self.filled)
+
+    def take(self, count: int) -> Sequence[Fragment]:
+        if self.thread is None:
+            assert self.version > 0, "publish() comes first"
+            self.thread = threading.Thread(target=self._serve, name="inference", daemon=True)
+            self.thread.start()
+        with self.change:
+            if not self.change.wait_for(lambda: len(self.filled) >= count or self.error is not None, self.timeout_sec):
+                raise RunFailed(f"no fragment for {self.timeout_sec:.0f} s: an environment may hang")
+            if self.error is not None:
+                raise self.error
+            return [Fragment(header, self.views[header.slot]) for header in (self.filled.popleft() for _ in range(count))]
+
+    def free(self, fragments: Sequence[Fragment]) -> None:
+        with self.change:
+            self.spare.extend(fragment.header.slot for fragment in fragments)
+            self.change.notify_all()
+
+    @torch.no_grad()
+    def publish(self, policy: Policy | None, clock: Clock) -> None:
+        with self.policy_lock:
+            if policy is not None:
+                for mine, theirs in zip([*self.policy.parameters(), *self.policy.buffers()], [*policy.parameters(), *policy.buffers()], strict=True):
+                    mine.copy_(theirs)
+                if self.device.type == "cuda":
+                    torch.cuda.current_stream(self.device).synchronize()
+            self.version, self.clock = self.version + 1, clock
+
+    def restart(self, generation: int) -> None:
+        """Not needed: only bit-exact (serial) runs break their columns at a checkpoint."""
+
+    def save(self) -> dict:
+        return {}
+
+    def load(self, saved: dict) -> None:
+        """Columns begin anew with seeds of the resumed run's generation."""
+
+    def close(self) -> None:
+        with self.change:
+            self.closing = True
+            self.change.notify_all()
+        if self.thread is not None:
+            self.thread.join(10)
+        self.workers.stop()
+
+    # -- the inference thread ------------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                self._loop()
+        except BaseException as error:
+            with self.change:
+                self.error = error
+                self.change.notify_all()
+
+    def _loop(self) -> None:
+        idle = list(self.groups.values())  # groups without a slot
+        self.heard = time.monotonic()
+        while not self.closing:
+            with self.change:
+                while idle and self.spare:
+                    group = idle.pop(0)
+                    group.slot, group.t = self.spare.popleft(), BEGIN
+                    group.env_sec = group.policy_sec = 0.0
+                    self.workers.send(group.worker, (group.number, group.slot, BEGIN))
+                if len(idle) == len(self.groups):  # every slot is the learner's
+                    self.change.wait(0.5)
+                    self.heard = time.monotonic()
+                    continue
+            ready = []
+            for worker, (number, live, episodes, row, seconds) in self._messages():
+                group = self.groups[worker.name, number]
+                group.env_sec += seconds
+                if group.t == BEGIN:
+                    group.first_row = row
+                    group.version, group.updates = self.version, self.clock.updates
+                if group.t == self.rows - 1:
+                    self._finish(group, live, episodes)
+                    idle.append(group)
+                else:
+                    group.t += 1
+                    ready.append(group)
+            if ready:
+                self._act(ready)
+
+    def _messages(self) -> list:
+        """What samplers have sent; waits a moment, so that freed slots and close() are noticed. RunFailed after a long silence."""
+        messages = self.workers.receive_or_nothing(0.05)
+        now = time.monotonic()
+        if messages:
+            self.heard = now
+        elif now - self.heard >= self.timeout_sec:
+            raise RunFailed(f"no word from any sampler for {self.timeout_sec:.0f} s: an environment may hang")
+        return messages
+
+    def _act(self, groups: list[_Group]) -> None:
+        started = time.perf_counter()
+        with self.policy_lock:
+            clock = self.clock
+            batches = [self.views[group.slot] for group in groups]
+            rows = [(batch.obs[group.t], batch.is_first[group.t]) for batch, group in zip(batches, groups, strict=True)]
+            obs = _join([r[0].to(self.device) for r in rows])
+            is_first = torch.cat([r[1].to(self.device) for r in rows])
+            state = _join([group.state for group in groups])
+            for batch, group in zip(batches, groups, strict=True):
+                store_core(batch, group.t, group.state, self.core_every)
+            act = self.policy.act(obs, is_first, state, clock, "explore", self.rng, self.record)
+            action = act.action.cpu()
+            record = act.record.to("cpu")
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
+        for i, (batch, group) in enumerate(zip(batches, groups, strict=True)):
+            part = slice(i * self.columns, (i + 1) * self.columns)
+            batch.action[group.t].copy_(action[part])
+            for name, value in record.items():
+                batch[name][group.t].copy_(value[part])
+            group.state = act.state[part]
+            if group.t + 1 == self.rows:
+                store_core(batch, self.rows, group.state, self.core_every)
+            group.policy_sec += (time.perf_counter() - started) / len(groups)
+            self.workers.send(group.worker, (group.number, group.slot, group.t))
+
+    def _finish(self, group: _Group, live: int, episodes: tuple) -> None:
+        header = Header(group.index, group.slot, group.first_row, group.version, group.updates, live, episodes, (group.env_sec, group.policy_sec))
+        with self.change:
+            self.filled.append(header)
+            self.change.notify_all()
+
+
+def _join(batches: list[Batch]) -> Batch:
+    """Batches with leaves [B, ...] one after the other."""
+    return Batch({name: torch.cat([b[name] for b in batches]) for name in batches[0]})

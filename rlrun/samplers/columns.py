@@ -1,0 +1,81 @@
+"""Columns: the environments' side of a fragment. It owns observation, reward and ends of every row; whoever acts owns action and records."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from rlrun.core.env import Rows, VectorEnv
+from rlrun.dataflow.slots import Episode
+
+
+def own(rows: Rows) -> Rows:
+    return {name: np.array(value) for name, value in rows.items()}
+
+
+class Columns:
+    """Steps a VectorEnv through the rows of fragments and keeps the books of its episodes. `first_column` is the global number of its first one."""
+
+    def __init__(self, env: VectorEnv, first_column: int, generation: int):
+        self.env, self.first_column = env, first_column
+        self.obs: Rows = own(env.reset(generation))
+        self.is_first = np.ones(env.count, dtype=bool)
+        self.fresh: Rows | None = None  # after a break: the observations of restarted columns, waiting behind a dead row
+        self.returns = np.zeros(env.count)
+        self.lengths = np.zeros(env.count, dtype=np.int64)
+        self.row = 0  # absolute number of the next row
+        self.live = 0
+        self.episodes: list[Episode] = []
+
+    def begin(self, view: dict) -> None:
+        """Writes row 0's observation of a new fragment (Batch.numpy())."""
+        self._observe(view, 0)
+        self.live, self.episodes = 0, []
+
+    def step(self, view: dict, t: int) -> None:
+        """Row t's action is there: takes it, writes what came of it and row t+1's observation."""
+        self.row += 1
+        if self.fresh is not None:
+            view["reward"][t] = 0.0
+            for name in ("valid", "terminated", "truncated"):
+                view[name][t] = False
+            self.obs, self.fresh = self.fresh, None
+            self.is_first = np.ones(self.env.count, dtype=bool)
+            self._observe(view, t + 1)
+            return
+        step = self.env.step(view["action"][t])
+        view["reward"][t], view["valid"][t] = step.reward, step.valid
+        view["terminated"][t], view["truncated"][t] = step.terminated, step.truncated
+        self.obs, self.is_first = step.obs, step.is_first
+        self._observe(view, t + 1)
+        self.returns += step.reward
+        self.lengths += step.valid
+        self.live += int(step.valid.sum())
+        if step.is_first.any():
+            for column in np.flatnonzero(step.is_first):
+                self.episodes.append(Episode(self.first_column + int(column), float(self.returns[column]), int(self.lengths[column])))
+            self.returns[step.is_first], self.lengths[step.is_first] = 0.0, 0
+
+    def _observe(self, view: dict, t: int) -> None:
+        for name, value in self.obs.items():
+            view["obs"][name][t] = value
+        view["is_first"][t] = self.is_first
+
+    def restart(self, generation: int) -> None:
+        """Breaks every column: its next row is dead and the one after begins an episode with seeds of this generation. Unfinished episodes are
+        not counted. Bit-exact resume stands on this: no environment's state has to be saved."""
+        self.fresh = own(self.env.reset(generation))
+        self.returns[:], self.lengths[:] = 0.0, 0
+
+    def save(self) -> dict:
+        """What a restarted Columns needs to continue bit for bit, given a restart() on both sides."""
+        return {
+            "obs": {name: torch.from_numpy(np.array(value)) for name, value in self.obs.items()},
+            "is_first": torch.from_numpy(self.is_first.copy()),
+            "row": self.row,
+        }
+
+    def load(self, saved: dict) -> None:
+        self.obs = {name: value.numpy().copy() for name, value in saved["obs"].items()}
+        self.is_first = saved["is_first"].numpy().copy()
+        self.row = saved["row"]
