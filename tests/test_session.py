@@ -1,0 +1,249 @@
+"""Whole sessions: what a run leaves, exact resume, damaged checkpoints, signals, stops."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL, compose
+
+from rlrun import session
+from rlrun.config import load_yaml, save_yaml
+from rlrun.core.checkpoint import Checkpoints, verify
+from rlrun.core.errors import UserError
+from rlrun.load import load
+from rlrun.rundir import RunDir
+from rlrun.wiring import checkpoints_of, type_config
+
+
+def train(path: Path, *words: str) -> int:
+    values = compose("algo=impala", *SMALL, f"run_dir={path}", *words)
+    config = type_config(values)
+    directory = RunDir.create(path)
+    save_yaml(values, path / "config.yaml")
+    return session.run(config, values, directory, None)
+
+
+def resume(path: Path, *words: str) -> int:
+    from rlrun.commands.resume import main
+
+    return main([str(path), *words])
+
+
+def tensors(path: Path) -> dict:
+    return checkpoints_of(path).load()[0]
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+ENVS = {
+    "vector": ["env=CartPole-v1"],
+    "memory": ["env=StatelessCartPole-v0", "model=lstm", "model.memory.size=4"],
+    "box": ["env=Pendulum-v1", "model.share_value=false", "algo.value_lr=1e-3"],
+    "sync": ["env=rlrun/Identity-v0", "algo.optimizer.kind=rmsprop", "algo.optimizer.momentum=0.5"],
+    "atari": ["env=Breakout", "env.size=42", "env.noop_max=3", "resources.envs_per_sampler=2", "env.max_frames=60"],
+}
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(tmp_path, kind):
+    words = [*ENVS[kind], "checkpoint.every=300"]
+    assert train(tmp_path / "whole", *words, "env_steps=600") == 0
+    assert train(tmp_path / "parts", *words, "env_steps=300") == 0
+    assert resume(tmp_path / "parts", "env_steps=600") == 0
+    whole, parts = tensors(tmp_path / "whole"), tensors(tmp_path / "parts")
+    assert same(whole, parts)
+    runs = [checkpoints_of(tmp_path / name).load()[1] for name in ("whole", "parts")]
+    for name in ("env_steps", "updates", "episodes", "generation"):
+        assert runs[0][name] == runs[1][name]
+
+
+def test_the_same_seed_repeats_and_another_does_not(tmp_path):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        train(tmp_path / name, "env=CartPole-v1", "env_steps=200", f"seed={seed}")
+    a, b, c = (tensors(tmp_path / name)["policy"] for name in "abc")
+    assert same(a, b) and not same(a, c)
+
+
+def test_a_run_leaves_its_files_and_refuses_a_second_one(tmp_path):
+    path = tmp_path / "run"
+    assert train(path, "env=CartPole-v1", "env_steps=400", "log_every_sec=0.01") == 0
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    assert rows[-1]["env_steps"] >= 400 and [r["env_steps"] for r in rows] == sorted(r["env_steps"] for r in rows)
+    for key in ("time_sec", "sample/return_mean", "sample/episode_length_mean", "sample/env_steps_per_sec", "sample/policy_lag", "learn/policy_loss"):
+        assert key in rows[-1]
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "COMPLETED" and summary["env_steps"] >= 400 and summary["seed"] == 0
+    assert {"versions", "git_commit", "hardware", "command", "wall_sec", "return_mean", "eval_return_mean"} <= set(summary)
+    assert not (path / "run.lock").exists()
+    with pytest.raises(UserError, match="already holds a run"):
+        RunDir.create(path)
+
+
+def test_a_directory_in_use_is_refused(tmp_path):
+    held = RunDir.create(tmp_path)
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+        RunDir(tmp_path).acquire()
+    held.release()
+    RunDir(tmp_path).acquire()
+
+
+def test_progress_has_no_zigzag_after_a_resume(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=300", "log_every_sec=0.001")
+    with (path / "progress.jsonl").open("a") as file:  # what a run logged after its last checkpoint before it was killed
+        file.write(json.dumps({"env_steps": 100000, "time_sec": 1.0}) + "\n" + '{"env_steps": 1000')
+    resume(path, "env_steps=600")
+    steps = [json.loads(line)["env_steps"] for line in (path / "progress.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps) and 100000 not in steps and steps[-1] >= 600
+
+
+def test_resume_keeps_schedules_and_refuses_other_changes(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=200", "algo.lr={start: 0.001, end: 0.0, steps: ${env_steps}}")
+    assert load_yaml(path / "config.yaml")["algo"]["lr"]["steps"] == 200
+    resume(path, "env_steps=400")
+    assert load_yaml(path / "config.yaml")["algo"]["lr"]["steps"] == 200
+    for word, said in (("algo.lr=1", "cannot change"), ("env_stepss=9", "cannot change"), ("stop.return_meen=1", "Did you mean return_mean")):
+        with pytest.raises(UserError, match=said):
+            resume(path, word)
+    with pytest.raises(UserError, match="already at"):
+        resume(path)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_never_a_fresh_start(tmp_path, damage):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=200")
+    checkpoint = path / "checkpoints" / checkpoints_of(path).names()[-1]
+    victim = checkpoint / ("manifest.json" if damage == "manifest" else "algorithm.pt")
+    data = bytearray(victim.read_bytes())
+    if damage == "remove":
+        victim.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        victim.write_bytes(data[: len(data) // 2] if damage in ("truncate", "manifest") else data)
+    with pytest.raises(UserError, match=victim.name):
+        resume(path, "env_steps=400")
+    with pytest.raises(UserError, match=victim.name):
+        load(path)
+    assert checkpoints_of(path).names() == [checkpoint.name]
+
+
+def test_rotation_keeps_the_last_and_the_best(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for steps, best in ((10, False), (20, True), (30, False), (40, False), (50, False)):
+        checkpoints.save(steps, {"policy": {"x": torch.ones(1)}}, {"metric": steps}, best)
+    assert [int(name) for name in checkpoints.names()] == [20, 40, 50]
+    assert int(checkpoints.best()) == 20
+    tensors, run = checkpoints.load("best", parts=("policy",))
+    assert run["metric"] == 20 and tensors["policy"]["x"].item() == 1
+    assert checkpoints.load("40", parts=())[1]["metric"] == 40
+    with pytest.raises(UserError, match="no checkpoint"):
+        checkpoints.load("33")
+
+
+def test_a_full_disk_costs_a_checkpoint_not_the_run(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert checkpoints.save(10, {"policy": {"x": torch.ones(1)}}, {}, False)
+    real = torch.save
+
+    def full(state, path):
+        raise RuntimeError("[enforce fail] unexpected pos")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.warns(UserWarning, match="left out"):
+        assert checkpoints.save(20, {"policy": {}}, {}, False) is None
+    monkeypatch.setattr(torch, "save", real)
+    assert [int(n) for n in checkpoints.names()] == [10] and not list(tmp_path.glob(".*"))
+    verify(tmp_path / checkpoints.names()[0])
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_exits(tmp_path, number, code):
+    threading.Timer(2.0, lambda: os.kill(os.getpid(), number)).start()
+    path = tmp_path / "run"
+    assert train(path, "env=CartPole-v1", "env_steps=100000000") == code
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "INTERRUPTED" and summary["env_steps"] == checkpoints_of(path).load()[1]["env_steps"] > 0
+
+
+def test_sigusr1_saves_and_goes_on(tmp_path):
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+    assert train(tmp_path / "run", "env=CartPole-v1", "env_steps=100000000", "stop.wall_sec=2") == 0
+    assert len(checkpoints_of(tmp_path / "run").names()) == 2
+
+
+def test_stops(tmp_path):
+    def reason(name, *words):
+        assert train(tmp_path / name, "env=CartPole-v1", "env_steps=1000000", *words) == 0
+        return json.loads((tmp_path / name / "summary.json").read_text())
+
+    assert "mean return" in reason("a", "stop.return_mean=12")["reason"]
+    assert "no better" in reason("b", "stop.no_improvement_steps=2000", "algo.lr=0.0")["reason"]
+    assert reason("c", "stop.wall_sec=0.5")["status"] == "STOPPED"
+
+
+def test_evaluation_during_training_judges_best(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=900", "eval.every=300", "eval.episodes=3", "checkpoint.every=300", "checkpoint.keep=9")
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    assert sum("eval/return_mean" in row for row in rows) == 3
+    best = checkpoints_of(path).load("best")[1]
+    assert best["eval_mean"] == max(row["eval/return_mean"] for row in rows if "eval/return_mean" in row)
+
+
+def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
+    """From outside: exit 1 within seconds, FAILED in summary.json, no process left."""
+    path = tmp_path / "run"
+    words = ["algo=impala", "env=rlrun/Counting-v0", "resources.inference=local", "resources.num_samplers=2", "resources.device=cpu",
+             "logger=[console]", f"run_dir={path}", "env_steps=100000000"]  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "rlrun", "train", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    import psutil
+
+    victims: list = []
+    deadline = time.monotonic() + 60
+    while not (path / "progress.jsonl").exists() or not (path / "progress.jsonl").read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    children = psutil.Process(process.pid).children()
+    victims = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    assert len(victims) == 2
+    victims[1].kill()
+    started = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - started < 10 and process.returncode == 1
+    assert "sampler-" in errors and "SIGKILL" in errors
+    assert json.loads((path / "summary.json").read_text())["status"] == "FAILED"
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+def test_a_loaded_policy_acts_as_it_was_trained(tmp_path):
+    import gymnasium
+
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=300")
+    trained = load(path)
+    env = gymnasium.make("CartPole-v1")
+    obs, _ = env.reset(seed=0)
+    action = trained.act(obs)
+    assert env.action_space.contains(action)
+    assert trained.act(obs[None].repeat(3, 0)).shape == (3,)
+    with pytest.raises(ValueError, match="shape"):
+        trained.act(obs[:2])
+    same_again = {k: torch.equal(v, tensors(path)["policy"][k]) for k, v in trained.policy.state_dict().items()}
+    assert same_again and all(same_again.values())
