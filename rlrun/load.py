@@ -46,14 +46,18 @@ class Trained:
             array = array[None]
         if array.shape[1:] != space.shape:
             raise ValueError(f"an observation of {self.spec.name} has the shape {space.shape}, not {np.shape(obs)}")
+        action = self.spec.action.to_env(self.policy_action(array, mode))
+        return action[0] if single else action
+
+    def policy_action(self, array: np.ndarray, mode: Mode = "greedy") -> np.ndarray:
+        """[B, ...] observations -> actions as rows hold them (rlrun's own environments take these)."""
         if self._state is None:
             self._state = self.policy.initial_state(len(array))
         first = torch.zeros(len(array), dtype=torch.bool) if self._first is None else self._first
         with torch.inference_mode():
             act = self.policy.act(Batch(observation=torch.from_numpy(array.copy())), first, self._state, self.clock, mode, self.rng)
         self._state, self._first = act.state, None
-        action = self.spec.action.to_env(act.action.numpy())
-        return action[0] if single else action
+        return act.action.numpy()
 
 
 def load(run_dir: str | Path, checkpoint: str = "last") -> Trained:

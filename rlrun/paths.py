@@ -15,3 +15,8 @@ def options(group: str) -> list[str]:
     """Names of a config group's files, sub-folders included (`tuned` -> impala/pong, ...)."""
     folder = root() / group if group == "tuned" else root() / "conf" / group
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
+
+
+def package() -> Path:
+    """rlrun/ itself."""
+    return _PACKAGE

@@ -14,9 +14,11 @@ from rlrun.core.errors import RunFailed
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
-from rlrun.loggers.console import Console
+from rlrun.loggers.console import console
 from rlrun.loggers.jsonl import Jsonl
+from rlrun.loggers.mlflow import Mlflow
 from rlrun.loggers.sinks import Sink, Sinks
+from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
 from rlrun.wiring import Typed, Wiring, checkpoints_of
 
@@ -80,15 +82,16 @@ def _run(config: Typed, values: dict, directory: RunDir, restored: tuple[dict, d
 
 
 def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, facts: dict) -> Sinks:
-    chosen = config.run.logger
+    chosen = {name: node for name, node in config.run.logger.items() if node["enabled"]}
     direct: list[Sink] = [Jsonl(path / "progress.jsonl", resume_at)]
     slow: dict = {}
-    if "console" in chosen and chosen["console"]["enabled"]:
-        direct.append(Console(config.run.env_steps))
-    if "tensorboard" in chosen and chosen["tensorboard"]["enabled"]:
-        from rlrun.loggers.tensorboard import TensorBoard
-
+    if "console" in chosen:
+        direct.append(console(config.run.env_steps, f"{config.algo.name} on {config.env.name}, seed {config.run.seed}"))
+    if "tensorboard" in chosen:
         slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
+    if "mlflow" in chosen:
+        mlflow = chosen["mlflow"]
+        slow["mlflow"] = lambda: Mlflow(mlflow["uri"], Path(config.run.runs_root), mlflow["experiment"], path, values, facts)
     return Sinks(direct, slow)
 
 

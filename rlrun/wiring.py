@@ -26,7 +26,7 @@ from rlrun.samplers.base import Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsoleConfig:
+class SinkConfig:
     enabled: bool
 
 
@@ -35,6 +35,9 @@ class MlflowConfig:
     enabled: bool
     uri: str | None
     experiment: str
+
+
+SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": SinkConfig, "mlflow": MlflowConfig}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,10 @@ def type_config(values: dict[str, Any]) -> Typed:
     family = run.env.get("family")
     if family not in registry.FAMILIES:
         raise ConfigError(f"env.family must be one of {', '.join(registry.FAMILIES)}, not {family!r}")
+    for name, node in run.logger.items():
+        if name not in SINKS:
+            raise ConfigError(f"There is no logger {name!r}.{closest(name, SINKS)}")
+        typed(SINKS[name], node, f"logger.{name}")
     runner = importlib.import_module(f"rlrun.runners.{run.runner['name']}")
     return Typed(
         run=run,

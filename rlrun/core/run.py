@@ -54,10 +54,6 @@ class Logger(Protocol):
     def log(self, row: dict[str, Any]) -> None: ...
 
 
-class Result(Protocol):
-    status: str
-
-
 class Header(Protocol):
     """What is read of a fragment's header (dataflow.slots.Header)."""
 
@@ -103,8 +99,8 @@ class Run:
         self.wall_before = 0.0
         self.started = self.last_log = self.last_save = self.last_best = time.monotonic()
         self.last_log_steps = 0
-        self.first_rates: tuple[float, int] | None = None
-        self.queue_fill: Callable[[], float] | None = None
+        self.save_at_end = True
+        self.best_unsaved = False
 
     # -- the runner's side ---------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +153,7 @@ class Run:
         due = self.save_due(clock.env_steps) or (self.checkpoint.every_sec is not None and now - self.last_save >= self.checkpoint.every_sec)
         if improved and self.checkpoint.best_every_sec is not None and now - self.last_best >= self.checkpoint.best_every_sec:
             due = True
-        if over or due or self.signals.save:
+        if (over and self.save_at_end) or due or self.signals.save:
             self.signals.save = False
             self._save(now)
         if over or now - self.last_log >= self.log_every_sec:
@@ -198,8 +194,6 @@ class Run:
         self.best, self.best_at = metric, self.clock.env_steps
         self.best_unsaved = True
         return True
-
-    best_unsaved = False
 
     def _evaluate(self) -> None:
         assert self.evaluate is not None

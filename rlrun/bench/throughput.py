@@ -1,0 +1,202 @@
+"""Throughput: the parts alone, the bound they imply, and what training reaches.
+
+A part is the run's own code at the run's batch sizes and precision, on one thread, with nothing else running: env = stepping the vector
+environment; inference = acting on one row of a fragment, records included; learning = copy, conversion, loss, clip and optimiser of one train
+batch. Each is the median of three measurements before and three after training. With c cores, no schedule of these parts can exceed
+c / (1/env + 1/inference + 1/learning) env steps/s, as long as a core does not slow down when its neighbour works.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlrun.core.batch import allocate
+from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
+from rlrun.core.schedule import Clock
+from rlrun.core.signals import Signals
+from rlrun.core.specs import Discrete
+from rlrun.dataflow.reuse import gather
+from rlrun.resources import cores
+from rlrun.rundir import command_line, hardware, versions
+from rlrun.samplers.collector import Collector, act_row
+from rlrun.wiring import Typed, Wiring
+
+PART_SEC = 1.0
+WARM_SHARE = 0.25  # of the training time that is not counted
+
+
+def measure(config: Typed, seconds: float) -> dict[str, Any]:
+    """{bound, reached, ratio, parts, ...}: env steps/s."""
+    torch.set_num_threads(config.run.resources.learner_threads)
+    wiring = Wiring(config)
+    parts = _Parts(wiring)
+    before = parts.measure()
+    reached, memory, lag, shares = _train(wiring, seconds)
+    after = parts.measure()
+    rates = {name: statistics.median(before[name] + after[name]) for name in before}
+    used = 1 if wiring.resources.inference == "serial" and config.run.resources.learner_threads == 1 else cores()
+    bound = used / sum(1.0 / rate for rate in rates.values())
+    return {
+        "bound": bound, "reached": reached, "ratio": reached / bound, "parts": rates, "cores": used, "memory_pss_mb": memory, "policy_lag": lag,
+        "learner_time": shares, "resources": {
+            "inference": wiring.resources.inference, "num_samplers": wiring.resources.num_samplers, "envs_per_sampler": wiring.resources.envs_per_sampler,
+            "precision": wiring.resources.precision, "device": str(wiring.resources.device), "why": list(wiring.resources.why),
+        }, "rows": wiring.needs.rows, "columns": wiring.needs.columns, "hardware": hardware(), "versions": versions(), "command": command_line(),
+    }  # fmt: skip
+
+
+class _Parts:
+    def __init__(self, wiring: Wiring):
+        self.wiring, made = wiring, wiring.resources
+        self.columns = made.envs_per_sampler
+        self.env = wiring.make_env(0, self.columns)
+        self.env.reset(0)
+        self.policy = wiring.policy_factory(acting=True)().to(made.device if made.inference == "batched" else "cpu")
+        self.rng = wiring.seeds.generator("policy", 0)
+        layout = wiring.layout(self.policy)
+        self.out = allocate(layout)
+        self.algorithm = wiring.algorithm()
+        collector = Collector(self.env, self.rng, wiring.needs.record, wiring.needs.core_every, 0, 0, 0)
+        acting = wiring.policy_factory(acting=True)()
+        fragments = []
+        for _ in range(wiring.needs.columns // self.columns):
+            batch = allocate(layout)
+            collector.collect(batch, acting, 1, Clock())
+            fragments.append(batch)
+        self.fragments, self.batch = fragments, None
+        self.out.copy_(fragments[0])
+
+    def measure(self) -> dict[str, list[float]]:
+        """Rows/s of each part, three times."""
+        rows = self.wiring.needs.rows
+        space = self.wiring.spec.action
+        rng = np.random.default_rng(0)
+        if isinstance(space, Discrete):
+            actions = rng.integers(space.n, size=(64, self.columns))
+        else:
+            actions = rng.uniform(-1, 1, (64, self.columns, *space.shape)).astype(np.float32)
+        count = 0
+
+        def env() -> int:
+            nonlocal count
+            count += 1
+            self.env.step(actions[count % 64])
+            return self.columns
+
+        state = self.policy.initial_state(self.columns)
+
+        def inference() -> int:
+            with torch.inference_mode():
+                for t in range(rows):
+                    act_row(self.policy, self.out, t, state, self.wiring.needs.core_every, Clock(), self.rng, self.wiring.needs.record)
+            return rows * self.columns
+
+        def learning() -> int:
+            self.batch = gather(self.fragments, self.batch, self.wiring.resources.device)
+            self.algorithm.update(self.batch, Clock())
+            if self.wiring.resources.device.type == "cuda":
+                torch.cuda.synchronize()
+            return rows * self.wiring.needs.columns
+
+        return {name: [_rate(call) for _ in range(3)] for name, call in (("env", env), ("inference", inference), ("learning", learning))}
+
+
+def _rate(call: Callable[[], int]) -> float:
+    call()
+    started, done = time.perf_counter(), 0
+    while time.perf_counter() - started < PART_SEC:
+        done += call()
+    return done / (time.perf_counter() - started)
+
+
+class _Rows:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+
+def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, dict[str, float]]:
+    """Env steps/s after warming up, peak memory of the process tree in MB, policy lag, the learner's time by section."""
+    logger = _Rows()
+    peak, done = [0.0], threading.Event()
+
+    def watch_memory() -> None:
+        while not done.wait(1.0):
+            peak[0] = max(peak[0], tree_pss_mb())
+
+    with tempfile.TemporaryDirectory() as folder:
+        job = Run(
+            env_steps=2**62, stop=StopConfig(return_mean=None, wall_sec=seconds + 3600, no_improvement_steps=None),
+            evaluation=EvalConfig(every=None, episodes=1, greedy=True), log_every_sec=0.5, logger=logger, signals=Signals(), evaluate=None, exact=False,
+            checkpoint=CheckpointConfig(every=None, every_sec=None, best_every_sec=None, keep=1), checkpoints=Checkpoints(Path(folder), 1), restored=None,
+        )  # fmt: skip
+        job.save_at_end = False
+        watcher = threading.Thread(target=watch_memory, daemon=True)
+        watcher.start()
+        original = job.sampler_ready
+
+        def ready(sampler: Any) -> None:
+            original(sampler)
+            job.stop = StopConfig(return_mean=None, wall_sec=job.wall_sec + seconds, no_improvement_steps=None)
+
+        job.sampler_ready = ready  # type: ignore[method-assign]
+        wiring.runner()(job)
+        done.set()
+        watcher.join()
+    rows = logger.rows
+    warm = rows[0]["time_sec"] + WARM_SHARE * (rows[-1]["time_sec"] - rows[0]["time_sec"])
+    counted = [row for row in rows if row["time_sec"] >= warm]
+    reached = (counted[-1]["env_steps"] - counted[0]["env_steps"]) / (counted[-1]["time_sec"] - counted[0]["time_sec"])
+    lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
+    names = {name for row in counted for name in row if name.startswith("time/") and name.endswith("_share")}
+    shares = {name[5:-6]: statistics.mean(row.get(name) or 0.0 for row in counted) for name in sorted(names)}
+    return reached, peak[0], statistics.mean(lags) if lags else None, shares
+
+
+def tree_pss_mb() -> float:
+    """Proportional set size of this process and its children: shared memory is counted once. 0 where /proc has no smaps_rollup."""
+    total, pids = 0, [os.getpid()]
+    try:
+        import psutil
+
+        pids += [child.pid for child in psutil.Process().children(recursive=True)]
+    except Exception:
+        return 0.0
+    for pid in pids:
+        try:
+            for line in open(f"/proc/{pid}/smaps_rollup"):
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1])
+        except OSError:
+            continue
+    return total / 1024
+
+
+def table(result: dict[str, Any]) -> str:
+    """For people."""
+    made = result["resources"]
+    lines = [*(f"  {reason}" for reason in made["why"]), ""]
+    lines += [f"{'part alone, one thread':<30}{'steps/s':>10}{'us/step':>10}"]
+    lines += [f"  {name:<28}{rate:>10,.0f}{1e6 / rate:>10,.0f}" for name, rate in result["parts"].items()]
+    lines += [
+        f"{'bound of ' + str(result['cores']) + ' core' + ('s' if result['cores'] > 1 else ''):<30}{result['bound']:>10,.0f}",
+        f"{'reached in training':<30}{result['reached']:>10,.0f}",
+        f"{'ratio':<30}{result['ratio']:>10.2f}",
+        f"{'policy lag, updates':<30}{result['policy_lag'] or 0:>10.1f}",
+        f"{'memory of the tree (PSS), MB':<30}{result['memory_pss_mb']:>10,.0f}",
+        "learner's time: " + ", ".join(f"{name} {share:.0%}" for name, share in result["learner_time"].items()),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,68 @@
+"""rlrun doctor [--fix]: versions, cores, GPU, shared memory, optional parts and their licences, MLflow runs that nobody runs any more.
+
+--fix marks those MLflow runs KILLED. Exit code 1 when something needed is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+OPTIONAL = (
+    ("ale_py", "ale-py", "atari", "Atari games", "GPL-2.0-only; rlrun imports it only for Atari and ships none of it"),
+    ("imageio_ffmpeg", "imageio-ffmpeg", "video", "rlrun watch", "BSD-2-Clause, with an ffmpeg binary under LGPL/GPL"),
+    ("mujoco", "mujoco", "mujoco", "MuJoCo tasks", "Apache-2.0"),
+    ("Box2D", "box2d", "box2d", "Box2D tasks", "zlib"),
+    ("mlflow", "mlflow", "", "MLflow logger", "Apache-2.0"),
+    ("pynvml", "nvidia-ml-py", "gpu-metrics", "GPU load in the live view", "BSD-3-Clause"),
+)
+
+
+def main(words: list[str]) -> int:
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0
+    print("rlrun doctor", flush=True)
+    import torch
+
+    from rlrun.resources import cores, cpu_flags
+    from rlrun.rundir import hardware, versions
+
+    problems = []
+    print("versions    " + ", ".join(f"{name} {version}" for name, version in versions().items()))
+    facts = hardware()
+    fast = cpu_flags() & {"avx512_bf16", "amx_bf16", "avx512f", "avx2"}
+    print(f"cpu         {facts['cpu']}, {cores()} cores for this process ({os.cpu_count()} in the machine), {', '.join(sorted(fast)) or 'no AVX2'}")
+    print("bf16        " + ("fast on this CPU" if fast & {"avx512_bf16", "amx_bf16"} else "would be slow on this CPU: auto uses fp32"))
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            print(f"gpu {index}       {torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+    else:
+        print(f"gpu         none visible (torch {torch.__version__}, built {'with CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'})")
+    shm = Path("/dev/shm")
+    if shm.is_dir():
+        usage = shutil.disk_usage(shm)
+        print(f"/dev/shm    {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free")
+        if usage.free < 512 * 2**20:
+            problems.append("/dev/shm has less than 512 MiB: start the container with --shm-size=2g")
+        left = [p.name for p in shm.iterdir() if p.name.startswith("torch_")]
+        if left:
+            print(f"            {len(left)} entries of torch, left by killed programs or in use: {' '.join(left[:3])}")
+    print("optional")
+    for module, name, extra, what, licence in OPTIONAL:
+        found = importlib.util.find_spec(module) is not None
+        hint = "" if found else f" (pip install {f'{chr(39)}rlrun[{extra}]{chr(39)}' if extra else name})"
+        print(f"  {'yes' if found else 'no ':<4}{name:<16}{what}: {licence}{hint}")
+    from rlrun.loggers.mlflow import stale_runs
+
+    stale = stale_runs(Path("runs"), fix="--fix" in words)
+    if stale:
+        print(f"mlflow      {len(stale)} runs say RUNNING but their process is gone: {', '.join(stale[:5])}" + ("; marked KILLED" if "--fix" in words else " (--fix)"))
+    elif importlib.util.find_spec("mlflow") is not None:
+        print("mlflow      no stale runs in runs/mlflow.db")
+    for problem in problems:
+        print(f"problem     {problem}", file=sys.stderr)
+    return 1 if problems else 0

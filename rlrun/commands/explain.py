@@ -1,0 +1,41 @@
+"""rlrun explain ALGO: its paper, what it records, how it was checked, every option with its comment, and RLlib's names for them."""
+
+from __future__ import annotations
+
+import yaml
+
+from rlrun.commands.list import docstring
+from rlrun.core.errors import UserError, closest
+from rlrun.paths import options, package, root
+
+
+def main(words: list[str]) -> int:
+    if len(words) != 1 or words[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0 if words else 2
+    name = words[0]
+    if name not in options("algo"):
+        raise UserError(f"There is no algorithm {name!r}.{closest(name, options('algo'))}")
+    print(docstring(name))
+    text = (root() / "conf" / "algo" / f"{name}.yaml").read_text()
+    print("\nOptions, as in conf/algo: algo.<name>=<value>\n")
+    print(without_defaults(text))
+    runner = next((word for line in text.splitlines() if "/runner@" in line for word in [line.split(":")[-1].strip()]), None)
+    if runner:
+        print(f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}")
+    table = package() / "data" / "rllib" / f"{name}.yaml"
+    if table.is_file():
+        print("RLlib's names\n")
+        for row in yaml.safe_load(table.read_text()):
+            print(f"  {row['rllib']:<46} {row['rlrun'] or '-':<34} {row.get('why', '')}".rstrip())
+    return 0
+
+
+def without_defaults(text: str) -> str:
+    """A commented yaml without Hydra's defaults list."""
+    lines, inside = [], False
+    for line in text.splitlines():
+        inside = line.startswith("defaults:") or (inside and (line.startswith((" ", "-")) or not line.strip()))
+        if not inside:
+            lines.append(line)
+    return "\n".join(lines) + "\n"

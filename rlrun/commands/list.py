@@ -1,0 +1,56 @@
+"""rlrun list algos|envs|tuned"""
+
+from __future__ import annotations
+
+import ast
+
+from rlrun.core.errors import UserError, closest
+from rlrun.paths import options, root
+
+
+def main(words: list[str]) -> int:
+    if words[:1] in (["-h"], ["--help"]) or len(words) != 1:
+        print(__doc__)
+        return 0 if words else 2
+    kinds = {"algos": algos, "envs": envs, "tuned": tuned}
+    if words[0] not in kinds:
+        raise UserError(f"There is no list of {words[0]!r}.{closest(words[0], kinds)} There are algos, envs and tuned.")
+    kinds[words[0]]()
+    return 0
+
+
+def algos() -> None:
+    for name in options("algo"):
+        print(f"{name:<12} {docstring(name).splitlines()[0]}")
+
+
+def docstring(algo: str) -> str:
+    """Of rlrun/algos/<algo>.py, without importing torch."""
+    import rlrun.algos
+
+    path = next(iter(rlrun.algos.__path__))
+    return ast.get_docstring(ast.parse(open(f"{path}/{algo}.py").read())) or ""
+
+
+def envs() -> None:
+    from rlrun.envs.atari import games
+    from rlrun.envs.registry import names
+
+    for name in names():
+        print(name)
+    if not games():
+        print("(Atari games: pip install 'rlrun[atari]')")
+
+
+def tuned() -> None:
+    import yaml
+
+    for name in options("tuned"):
+        values = yaml.safe_load((root() / "tuned" / f"{name}.yaml").read_text())
+        print(f"{name:<28} {cell('expected', values.get('expected'))}; {cell('measured', values.get('measured'))}")
+
+
+def cell(label: str, values: dict | None) -> str:
+    if not values or values.get("return") is None:
+        return f"not {label}"
+    return f"{label} {values['return']} at {float(values['env_steps']):,.0f} env steps"

@@ -1,0 +1,152 @@
+"""rlrun watch RUN_DIR [episodes=1 checkpoint=last|best|<env steps> greedy=true seed=0 max_steps=5000 gif=true]
+
+Plays full games with the trained policy and writes RUN_DIR/videos/<env steps>-seed<seed>.mp4, and a smaller gif beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlrun.cli import run_dir_argument
+from rlrun.config import parse_assignments, typed
+from rlrun.core.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    episodes: int
+    checkpoint: str | int
+    greedy: bool
+    seed: int
+    max_steps: int
+    gif: bool
+
+    def __post_init__(self):
+        if self.episodes < 1 or self.max_steps < 1 or self.seed < 0:
+            raise ValueError("episodes and max_steps must be at least 1, seed not negative")
+
+
+GIF_FRAMES = 600  # more would make tens of megabytes
+
+
+def main(words: list[str]) -> int:
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0
+    path, rest = run_dir_argument(words, "watch")
+    defaults = {"episodes": 1, "checkpoint": "last", "greedy": True, "seed": 0, "max_steps": 5000, "gif": True}
+    options = typed(Options, defaults | parse_assignments(rest))
+    print(f"rlrun watch: {path}", flush=True)
+    try:
+        import imageio_ffmpeg  # noqa: F401
+        from PIL import Image  # noqa: F401
+    except ImportError:
+        raise UserError("videos need imageio-ffmpeg and pillow: pip install 'rlrun[video]'") from None
+    import gymnasium
+    import torch
+
+    from rlrun.load import load
+    from rlrun.loggers.mlflow import add_artifact
+
+    torch.set_num_threads(1)
+    trained = load(path, str(options.checkpoint))
+    try:
+        frames, rate, returns = record(trained, options)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UserError(f"{trained.spec.name} cannot be drawn: {error}") from None
+    folder = path / "videos"
+    folder.mkdir(exist_ok=True)
+    name = f"{trained.clock.env_steps:012d}-seed{options.seed}"
+    movie = folder / f"{name}.mp4"
+    write_mp4(movie, frames, rate)
+    print(f"{len(frames)} frames, return {', '.join(f'{r:g}' for r in returns) or 'of no finished episode'}\n{movie}")
+    if options.gif:
+        picture = folder / f"{name}.gif"
+        write_gif(picture, frames[:GIF_FRAMES], rate)
+        print(picture)
+    try:
+        add_artifact(path, movie)
+    except Exception as error:
+        print(f"rlrun: mlflow: the video was not added: {error}")
+    return 0
+
+
+def record(trained: Any, options: Options) -> tuple[list, float, list[float]]:
+    """Frames [H, W, 3], frames per second, returns of finished episodes."""
+    import numpy as np
+
+    from rlrun.core.seeding import Seeds
+    from rlrun.envs.atari import AtariConfig, AtariEnv
+    from rlrun.envs.gym import GymEnv
+
+    cfg, seeds = trained.config.env, Seeds(options.seed)
+    screen: Any = None
+    if isinstance(cfg, AtariConfig):
+        # ale-py's vector environment cannot render: a second one with the same seeds and actions, in colour and full size, shows the same game
+        env: Any = AtariEnv(cfg, trained.spec, seeds, "watch", 0, 1, learning=False)
+        screen = AtariEnv(dataclasses.replace(cfg, stack=1), trained.spec, seeds, "watch", 0, 1, learning=False, height=210, width=160, grayscale=False)
+        rate = 60 / cfg.frame_skip
+    else:
+        env = GymEnv(cfg, trained.spec, seeds, "watch", 0, 1, render=True)
+        rate = float(env.env.envs[0].metadata.get("render_fps", 30))
+    frames: list = []
+    returns: list[float] = []
+    try:
+        obs = env.reset(0)
+        shown = screen.reset(0) if screen is not None else None
+        is_first, total = np.ones(1, dtype=bool), 0.0
+        trained.reset()
+        for _ in range(options.max_steps):
+            frames.append(shown["observation"][0, -1] if screen is not None else env.frame())
+            trained.reset(is_first)
+            action = trained.policy_action(obs["observation"], "greedy" if options.greedy else "explore")
+            step = env.step(action)
+            if screen is not None:
+                mirrored = screen.step(action)
+                shown = mirrored.obs
+                if mirrored.reward[0] != step.reward[0]:
+                    raise RuntimeError("the picture and the game have come apart")
+            obs, is_first = step.obs, step.is_first
+            total += float(step.reward[0])
+            if is_first[0]:
+                returns.append(total)
+                total = 0.0
+                if len(returns) == options.episodes:
+                    break
+    finally:
+        env.close()
+        if screen is not None:
+            screen.close()
+    if frames[0] is None:
+        raise UserError(f"{trained.spec.name} has no rgb_array rendering")
+    return frames, rate, returns
+
+
+def write_mp4(path: Path, frames: list, rate: float) -> None:
+    """H.264 that every browser plays; odd sizes are padded to even."""
+    import imageio_ffmpeg
+    import numpy as np
+
+    height, width = frames[0].shape[:2]
+    scale = max(1, 480 // max(height, width))  # small screens are enlarged, pixel by pixel
+    pad = ((0, height * scale % 2), (0, width * scale % 2), (0, 0))
+
+    def fit(frame):
+        return np.ascontiguousarray(np.pad(frame.repeat(scale, 0).repeat(scale, 1), pad, mode="edge"))
+
+    size = fit(frames[0]).shape[1::-1]
+    writer = imageio_ffmpeg.write_frames(str(path), size, fps=rate, codec="libx264", macro_block_size=2, output_params=["-crf", "23"])
+    writer.send(None)
+    for frame in frames:
+        writer.send(fit(frame))
+    writer.close()
+
+
+def write_gif(path: Path, frames: list, rate: float) -> None:
+    from PIL import Image
+
+    every = max(1, round(rate / 15))
+    images = [Image.fromarray(frame).quantize(64) for frame in frames[::every]]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=round(1000 * every / rate), loop=0, optimize=False)

@@ -1,0 +1,165 @@
+"""MLflow: parameters, metrics in batches, config and checkpoint as artifacts, the right status at the end.
+
+It lives on the loggers' thread; a server that does not answer costs warnings, never training. The default store is one sqlite file at the runs'
+root; its creation is guarded by a lock, because two processes that create it together break it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlrun.core.errors import UserError
+
+FLUSH_SEC = 10.0
+STATUS = {"COMPLETED": "FINISHED", "STOPPED": "FINISHED", "INTERRUPTED": "KILLED", "FAILED": "FAILED"}
+
+
+def available() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("mlflow") is not None
+
+
+def _client(uri: str):
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the default blocks for over a minute on a dead server
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    from mlflow import MlflowClient
+
+    for name in ("mlflow", "mlflow.store.db.utils", "alembic"):  # after the import, which sets them up
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return MlflowClient(tracking_uri=uri)
+
+
+def store_uri(root: Path) -> str:
+    return f"sqlite:///{(root / 'mlflow.db').resolve()}"
+
+
+@contextmanager
+def _creation_lock(root: Path) -> Iterator[None]:
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".mlflow.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class Mlflow:
+    """One MLflow run per run directory; a resumed run continues its own (mlflow.json remembers which)."""
+
+    def __init__(self, uri: str | None, root: Path, experiment: str, run_dir: Path, values: dict[str, Any], facts: dict[str, Any]):
+        if not available():
+            raise UserError("mlflow is not installed (pip install mlflow)")
+        self.run_dir = run_dir
+        self.rows: list[tuple[float, dict[str, Any]]] = []
+        self.flushed = time.monotonic()
+        self.uri = uri or store_uri(root)
+        with _creation_lock(root):
+            self.client = _client(self.uri)
+            found = self.client.get_experiment_by_name(experiment)
+            artifacts = None if uri else (root / "mlartifacts").resolve().as_uri()
+            experiment_id = found.experiment_id if found else self.client.create_experiment(experiment, artifact_location=artifacts)
+        memory = run_dir / "mlflow.json"
+        known = json.loads(memory.read_text()) if memory.exists() else {}
+        if known.get("uri") == self.uri:
+            self.run_id = known["run_id"]
+            self.client.update_run(self.run_id, status="RUNNING")
+        else:
+            self.run_id = self.client.create_run(experiment_id, run_name=run_dir.name).info.run_id
+            memory.write_text(json.dumps({"uri": self.uri, "run_id": self.run_id}))
+            self._parameters(values)
+        owner = {"pid": os.getpid(), "host": platform.node(), "run_dir": str(run_dir.resolve())}
+        tags = {**{f"rlrun.{k}": str(v) for k, v in owner.items()}, "rlrun.command": facts["command"], "rlrun.git_commit": str(facts["git_commit"])}
+        for name, value in tags.items():
+            self.client.set_tag(self.run_id, name, value)
+        self.client.log_artifact(self.run_id, str(run_dir / "config.yaml"))
+
+    def _parameters(self, values: dict[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        params = [Param(name, str(value)[:6000]) for name, value in flatten(values)]
+        for start in range(0, len(params), 100):
+            self.client.log_batch(self.run_id, params=params[start : start + 100])
+
+    def log(self, row: dict[str, Any]) -> None:
+        self.rows.append((time.time(), row))
+        if time.monotonic() - self.flushed >= FLUSH_SEC:
+            self._flush()
+
+    def _flush(self) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [
+            Metric(name, float(value), int(now * 1000), int(row["env_steps"]))
+            for now, row in self.rows
+            for name, value in row.items()
+            if name != "env_steps" and value is not None
+        ]
+        self.rows, self.flushed = [], time.monotonic()
+        for start in range(0, len(metrics), 1000):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
+
+    def close(self, status: str, summary: dict[str, Any]) -> None:
+        try:
+            self._flush()
+            self.client.log_artifact(self.run_id, str(self.run_dir / "summary.json"))
+            from rlrun.core.checkpoint import Checkpoints
+
+            checkpoints = Checkpoints(self.run_dir / "checkpoints", 1)
+            name = checkpoints.best() or (checkpoints.names() or [None])[-1]
+            if name:
+                for file in ("policy.pt", "run.json", "manifest.json"):
+                    self.client.log_artifact(self.run_id, str(self.run_dir / "checkpoints" / name / file), f"checkpoint/{name}")
+        finally:
+            self.client.set_terminated(self.run_id, STATUS[status])
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """("algo.lr", 0.0005), ... of a nested config; lists stay values."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def add_artifact(run_dir: Path, file: Path) -> None:
+    """Adds a file to the run's MLflow run, where it has one."""
+    memory = run_dir / "mlflow.json"
+    if memory.exists() and available():
+        known = json.loads(memory.read_text())
+        _client(known["uri"]).log_artifact(known["run_id"], str(file))
+
+
+def stale_runs(root: Path, fix: bool = False) -> list[str]:
+    """Names of runs in <root>/mlflow.db that say RUNNING although their process on this host is gone."""
+    import psutil
+
+    if not (root / "mlflow.db").exists() or not available():
+        return []
+    client = _client(store_uri(root))
+    stale = []
+    for experiment in client.search_experiments():
+        for run in client.search_runs([experiment.experiment_id], "attributes.status = 'RUNNING'"):
+            tags = run.data.tags
+            if tags.get("rlrun.host") == platform.node() and not _runs(psutil, int(tags.get("rlrun.pid", 0)), run.info.start_time / 1000):
+                stale.append(run.info.run_name or run.info.run_id)
+                if fix:
+                    client.set_terminated(run.info.run_id, "KILLED")
+    return stale
+
+
+def _runs(psutil: Any, pid: int, since: float) -> bool:
+    try:
+        return psutil.Process(pid).create_time() <= since + 1
+    except psutil.NoSuchProcess:
+        return False
