@@ -24,7 +24,7 @@ COMMANDS = {
 def usage() -> str:
     lines = ["rlrun: every RL algorithm in one readable file, from one command", ""]
     lines += [f"  rlrun {name:<10} {text}" for name, text in COMMANDS.items()]
-    lines += ["", "rlrun train --help shows the groups and every option. Completion: eval \"$(rlrun -sc install=bash)\""]
+    lines += ["", 'rlrun train --help shows the groups and every option. Completion: eval "$(rlrun -sc install=bash)"']
     return "\n".join(lines)
 
 

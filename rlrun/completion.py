@@ -65,5 +65,3 @@ def suggestions(line: str) -> list[str]:
 def _is_group(key: str, keys: set[str]) -> bool:
     """`stop=` is only the beginning of `stop.wall_sec=`."""
     return any(other.startswith(key[:-1] + ".") for other in keys) and "." not in key and key[:-1] in ("stop", "eval", "checkpoint")
-
-

@@ -80,9 +80,7 @@ class DistributionPolicy(Policy):
         after = Batch({**own, **{f"value_{name}": value_state[name] for name in value_state}})
         return Outputs(self.distribution(features), value), after
 
-    def act(
-        self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()
-    ) -> Act:
+    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
         outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         dist = outputs.dist[0]
         action = dist.mode() if mode == "greedy" else dist.sample(rng)

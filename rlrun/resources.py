@@ -127,8 +127,9 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
         samplers = 1 if inference == "serial" else (available if available <= 2 else available - 1)
         if inference != "serial":
             why.append(f"num_samplers={samplers}: {available} cores")
-    columns = cfg.envs_per_sampler
-    if columns == "auto":
+    if cfg.envs_per_sampler != "auto":
+        columns = cfg.envs_per_sampler
+    else:
         limit = needs.columns if inference == "serial" else min(MAX_COLUMNS, max(1, MAX_ENVS // samplers))
         columns = max(c for c in range(1, needs.columns + 1) if needs.columns % c == 0 and c <= limit)
         why.append(f"envs_per_sampler={columns}: divides the batch's {needs.columns} columns, {columns * samplers} envs in all")

@@ -124,5 +124,3 @@ def command_line() -> str:
 
 def started_at() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
-
-

@@ -107,7 +107,7 @@ def type_config(values: dict[str, Any]) -> Typed:
     return Typed(
         run=run,
         algorithm=algorithm,
-        algo=typed(algorithm.Config, run.algo, "algo"),
+        algo=typed(importlib.import_module(algorithm.__module__).Config, run.algo, "algo"),
         env=typed(registry.FAMILIES[family], run.env, "env"),
         runner=typed(runner.Config, run.runner, "runner"),
     )
@@ -154,9 +154,7 @@ class Wiring:
 
     def policy_factory(self, acting: bool) -> PolicyFactory:
         run = self.config.run
-        return PolicyFactory(
-            self.config.algorithm, self.config.algo, self.spec, run.model, self.resources.precision, self.seeds.integer("init"), acting
-        )
+        return PolicyFactory(self.config.algorithm, self.config.algo, self.spec, run.model, self.resources.precision, self.seeds.integer("init"), acting)
 
     def algorithm(self) -> Algorithm:
         policy = self.policy_factory(acting=False)().to(self.resources.device)
@@ -181,9 +179,7 @@ class Wiring:
 
             if made.device.type != "cpu":
                 raise UserError("inference=serial acts with the learner's policy: it needs device=cpu")
-            return SerialSampler(
-                self.make_env, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers, self.seeds, generation
-            )
+            return SerialSampler(self.make_env, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers, self.seeds, generation)
         common = (
             self.make_env, acting, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers,
             self.config.runner.requests_in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec,

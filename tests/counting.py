@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from rlrun.algos.impala import Config
 from rlrun.core.algorithm import Algorithm, Needs, Update
 from rlrun.core.batch import Batch, Field
 from rlrun.core.policy import Act, Policy
@@ -30,14 +29,11 @@ class CountingPolicy(Policy):
 
     def act(self, obs, is_first, state, clock, mode, rng, record=()):
         count = torch.where(is_first, 0.0, state.count)
-        return Act((count % 5).long(), Batch(count=count + 1), Batch({name: count for name in record}))
+        return Act((count % 5).long(), Batch(count=count + 1), Batch(dict.fromkeys(record, count)))
 
 
 class CountingAlgorithm(Algorithm):
     """Asserts every row that it is given; `rows` counts the live ones."""
-
-    Config = Config
-    weights_follow_clock = True
 
     @classmethod
     def needs(cls, cfg):

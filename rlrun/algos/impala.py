@@ -64,7 +64,7 @@ class Config:
 
 
 class Impala(Algorithm):
-    Config = Config
+    cfg: Config
     policy: DistributionPolicy
 
     @classmethod

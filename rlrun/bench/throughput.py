@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlrun.core.batch import allocate
+from rlrun.core.batch import Batch, allocate
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
 from rlrun.core.schedule import Clock
@@ -74,7 +74,8 @@ class _Parts:
             batch = allocate(layout)
             collector.collect(batch, acting, 1, Clock())
             fragments.append(batch)
-        self.fragments, self.batch = fragments, None
+        self.fragments = fragments
+        self.batch: Batch | None = None
         self.out.copy_(fragments[0])
 
     def measure(self) -> dict[str, list[float]]:

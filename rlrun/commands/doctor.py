@@ -60,7 +60,10 @@ def main(words: list[str]) -> int:
 
     stale = stale_runs(Path("runs"), fix="--fix" in words)
     if stale:
-        print(f"mlflow      {len(stale)} runs say RUNNING but their process is gone: {', '.join(stale[:5])}" + ("; marked KILLED" if "--fix" in words else " (--fix)"))
+        print(
+            f"mlflow      {len(stale)} runs say RUNNING but their process is gone: {', '.join(stale[:5])}"
+            + ("; marked KILLED" if "--fix" in words else " (--fix)")
+        )
     elif importlib.util.find_spec("mlflow") is not None:
         print("mlflow      no stale runs in runs/mlflow.db")
     for problem in problems:

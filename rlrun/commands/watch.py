@@ -95,7 +95,7 @@ def record(trained: Any, options: Options) -> tuple[list, float, list[float]]:
     returns: list[float] = []
     try:
         obs = env.reset(0)
-        shown = screen.reset(0) if screen is not None else None
+        shown: Any = screen.reset(0) if screen is not None else None
         is_first, total = np.ones(1, dtype=bool), 0.0
         trained.reset()
         for _ in range(options.max_steps):

@@ -1,10 +1,10 @@
-"""Algorithm: what one file of rlrun/algos holds."""
+"""Algorithm: what one file of rlrun/algos holds, beside the frozen dataclass `Config` of its options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,6 @@ class Algorithm(nn.Module):
 
     Critics, mixers and targets are attributes here and never travel; only `policy` is published to samplers."""
 
-    Config: ClassVar[type]
     policy: Policy
 
     @classmethod

@@ -102,7 +102,7 @@ class Batch(Mapping[str, "Tensor | Batch"]):
 
     def numpy(self) -> dict:
         """The same tree as dictionaries of NumPy views (CPU only): cheaper to write a row into."""
-        return {name: v.numpy() if isinstance(v, Batch) else v.numpy() for name, v in self._fields.items()}
+        return {name: value.numpy() for name, value in self._fields.items()}
 
 
 def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
@@ -111,8 +111,7 @@ def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
         if len(batches) == 1:
             return batches[0]
         first = batches[0]
-        return Batch({k: stack_columns([b[k] for b in batches]) if isinstance(v, Batch) else torch.cat([b[k] for b in batches], 1)
-                      for k, v in first.items()})
+        return Batch({k: stack_columns([b[k] for b in batches]) if isinstance(v, Batch) else torch.cat([b[k] for b in batches], 1) for k, v in first.items()})
     start = 0
     for batch in batches:
         width = next(batch.leaves()).shape[1]

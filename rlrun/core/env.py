@@ -43,7 +43,8 @@ class VectorEnv(Protocol):
 class EnvFactory(Protocol):
     """Picklable; called inside the process that will step the environments."""
 
-    spec: EnvSpec
+    @property
+    def spec(self) -> EnvSpec: ...
 
     def __call__(self, worker: int, count: int) -> VectorEnv: ...
 

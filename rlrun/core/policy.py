@@ -28,9 +28,7 @@ class Policy(nn.Module):
         """State of `columns` fresh columns, leaves [B, ...]; an empty Batch without memory."""
         raise NotImplementedError
 
-    def act(
-        self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()
-    ) -> Act:
+    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
         """obs leaves [B, ...], is_first [B] -> Act with the outputs named in `record`. State is reset where is_first."""
         raise NotImplementedError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,10 +57,14 @@ class Logger(Protocol):
 class Header(Protocol):
     """What is read of a fragment's header (dataflow.slots.Header)."""
 
-    updates: int
-    env_steps: int
-    episodes: tuple
-    seconds: tuple[float, float]
+    @property
+    def updates(self) -> int: ...
+    @property
+    def env_steps(self) -> int: ...
+    @property
+    def episodes(self) -> Sequence[Any]: ...
+    @property
+    def seconds(self) -> tuple[float, float]: ...
 
 
 class Run:
@@ -136,9 +140,7 @@ class Run:
         """Takes note of a fragment's episodes and of how old its weights were."""
         for episode in header.episodes:
             self.episodes.add(episode.ret, episode.length)
-        self.sample.add(
-            {"policy_lag": float(self.clock.updates - header.updates), "env_sec": header.seconds[0], "policy_sec": header.seconds[1]}
-        )
+        self.sample.add({"policy_lag": float(self.clock.updates - header.updates), "env_sec": header.seconds[0], "policy_sec": header.seconds[1]})
 
     def tick(self, clock: Clock, update: Update | None) -> bool:
         """Between two updates. False: the run is over, and saved."""
@@ -172,7 +174,10 @@ class Run:
         if self.signals.stop is not None:
             self.status, self.reason = "INTERRUPTED", f"{self.signals.stop.name} received"
         elif self.stop.return_mean is not None and self.episodes.full and mean is not None and mean >= self.stop.return_mean:
-            self.status, self.reason = "STOPPED", f"mean return {mean:.2f} of the last {len(self.episodes.returns)} episodes >= {self.stop.return_mean:g}"
+            self.status, self.reason = (
+                "STOPPED",
+                f"mean return {mean:.2f} of the last {len(self.episodes.returns)} episodes >= {self.stop.return_mean:g}",
+            )
         elif self.clock.env_steps >= self.total:
             self.status, self.reason = "COMPLETED", f"{self.clock.env_steps} env steps"
         elif self.stop.wall_sec is not None and self.wall_sec >= self.stop.wall_sec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,7 +53,7 @@ class Schedule:
             return Schedule(((0.0, float(value["start"])), (float(value["steps"]), float(value["end"]))))
         if isinstance(value, list | tuple) and value and all(isinstance(p, list | tuple) and len(p) == 2 for p in value):
             points = tuple((float(x), float(y)) for x, y in value)
-            if any(a[0] >= b[0] for a, b in zip(points, points[1:], strict=False)):
+            if any(a[0] >= b[0] for a, b in itertools.pairwise(points)):
                 raise ValueError("a schedule's points need rising env_steps")
             return Schedule(points)
         raise ValueError("a schedule is a number, {start, end, steps} or [[env_steps, value], ...]")

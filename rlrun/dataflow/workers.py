@@ -50,7 +50,7 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
 @contextmanager
 def _child_environment():
     """One thread per worker, and no GPU: set before the child imports anything."""
-    change = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} | {"CUDA_VISIBLE_DEVICES": ""}
+    change = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") | {"CUDA_VISIBLE_DEVICES": ""}
     before = {name: os.environ.get(name) for name in change}
     os.environ.update(change)
     try:

@@ -114,7 +114,7 @@ class AtariEnv:
     def step(self, action: np.ndarray) -> Step:
         forced = self.press_fire
         action = self.spec.action.to_env(action)
-        if forced.any():
+        if self.fire_action is not None and forced.any():
             action = np.where(forced, self.fire_action, action)
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)

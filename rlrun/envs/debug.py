@@ -97,6 +97,7 @@ class StatelessCartPole(gymnasium.ObservationWrapper):
     def __init__(self, **kwargs):
         super().__init__(CartPoleEnv(**kwargs))
         full = self.env.observation_space
+        assert isinstance(full, gymnasium.spaces.Box)
         self.observation_space = gymnasium.spaces.Box(full.low[_POSITIONS], full.high[_POSITIONS], (2,), np.float32)
 
     def observation(self, observation):
@@ -109,6 +110,7 @@ class StatelessCartPoleVector(CartPoleVectorEnv):
     def __init__(self, num_envs: int = 1, **kwargs):
         super().__init__(num_envs=num_envs, **kwargs)
         full = self.single_observation_space
+        assert isinstance(full, gymnasium.spaces.Box)
         self.single_observation_space = gymnasium.spaces.Box(full.low[_POSITIONS], full.high[_POSITIONS], (2,), np.float32)
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
 
@@ -123,13 +125,11 @@ class StatelessCartPoleVector(CartPoleVectorEnv):
 
 def register() -> None:
     """Makes our ids known to Gymnasium, once."""
-    for name, entry, steps in (("Counting-v0", Counting, None), ("Identity-v0", Identity, None), ("IdentityBox-v0", IdentityBox, None)):
-        if f"rlrun/{name}" not in gymnasium.registry:
-            gymnasium.register(f"rlrun/{name}", entry_point=entry, max_episode_steps=steps)
+    for entry in ("Counting", "Identity", "IdentityBox"):
+        if f"rlrun/{entry}-v0" not in gymnasium.registry:
+            gymnasium.register(f"rlrun/{entry}-v0", entry_point=f"rlrun.envs.debug:{entry}")
     if "StatelessCartPole-v0" not in gymnasium.registry:
-        gymnasium.register(
-            "StatelessCartPole-v0", entry_point=StatelessCartPole, vector_entry_point=StatelessCartPoleVector, max_episode_steps=500
-        )
+        gymnasium.register("StatelessCartPole-v0", entry_point=StatelessCartPole, vector_entry_point=StatelessCartPoleVector, max_episode_steps=500)
 
 
 register()

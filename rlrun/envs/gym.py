@@ -138,7 +138,7 @@ class GymEnv:
         return {"observation": self._checked(obs)}
 
     def step(self, action: np.ndarray) -> Step:
-        obs, reward, terminated, truncated, info = self.env.step(self.spec.action.to_env(action))
+        obs, reward, terminated, truncated, _info = self.env.step(self.spec.action.to_env(action))
         began = self.ended
         reward = np.asarray(reward, dtype=np.float32)
         if not np.isfinite(reward).all():

@@ -89,7 +89,11 @@ class Live:
         grid = Table.grid(padding=(0, 2))
         cells = [(label, f"{row[name]:,.4g}") for name, label in SHOWN if row.get(name) is not None]
         memory = self.psutil.virtual_memory()
-        cells += [("processor load", f"{self.psutil.cpu_percent():.0f}%"), ("memory used", f"{memory.percent:.0f}%"), ("episodes", f"{row['sample/episodes']:,}")]
+        cells += [
+            ("processor load", f"{self.psutil.cpu_percent():.0f}%"),
+            ("memory used", f"{memory.percent:.0f}%"),
+            ("episodes", f"{row['sample/episodes']:,}"),
+        ]
         half = -(-len(cells) // 2)
         for index in range(half):
             pair = [*cells[index], *(cells[half + index] if half + index < len(cells) else ("", ""))]

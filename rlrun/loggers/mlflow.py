@@ -115,7 +115,7 @@ class Mlflow:
             from rlrun.core.checkpoint import Checkpoints
 
             checkpoints = Checkpoints(self.run_dir / "checkpoints", 1)
-            name = checkpoints.best() or (checkpoints.names() or [None])[-1]
+            name = checkpoints.best() or next(iter(reversed(checkpoints.names())), None)
             if name:
                 for file in ("policy.pt", "run.json", "manifest.json"):
                     self.client.log_artifact(self.run_id, str(self.run_dir / "checkpoints" / name / file), f"checkpoint/{name}")

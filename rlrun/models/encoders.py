@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ CHUNK_ROWS = 64
 def mlp(sizes: tuple[int, ...], activation: str) -> nn.Sequential:
     """Linear layers with an activation after each."""
     layers: list[nn.Module] = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)
 
@@ -57,7 +59,7 @@ class ImageEncoder(nn.Module):
         self.precision = precision
 
     def finish(self) -> None:
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def spatial(self, module: nn.Module) -> int:
         """How many numbers `module` makes of one image."""

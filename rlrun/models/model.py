@@ -118,5 +118,3 @@ def lower_precision(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, ImageEncoder) and part.precision == "bf16":
             part.to(torch.bfloat16)
-
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +29,7 @@ class Memory(nn.Module):
         starts = [0, *(int(t) for t in is_first[1:].any(1).nonzero().flatten() + 1), x.shape[0]]
         outputs = []
         hidden = {name: state[name] for name in state}
-        for begin, end in zip(starts, starts[1:], strict=False):
+        for begin, end in itertools.pairwise(starts):
             hidden = {name: value * keep[begin] for name, value in hidden.items()}
             if self.kind == "lstm":
                 out, (h, c) = self.net(x[begin:end], (hidden["hidden"].unsqueeze(0).contiguous(), hidden["cell"].unsqueeze(0).contiguous()))

@@ -1,8 +1,8 @@
 """actor_learner: samplers run ahead with weights a few updates old, one learner consumes their fragments.
 
-    samplers --fragments--> [replay mixes old ones in] --> [ring of train batches, K passes] --> learner.update
-        ^                                                                                           |
-        '------------------------------- weights, every broadcast_interval updates -----------------'
+samplers --fragments--> [replay mixes old ones in] --> [ring of train batches, K passes] --> learner.update
+    ^                                                                                           |
+    '------------------------------- weights, every broadcast_interval updates -----------------'
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.batch import Batch
 from rlrun.core.run import Run
-from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import FragmentReplay, PassRing, gather
 from rlrun.dataflow.slots import Fragment
 from rlrun.samplers.base import Sampler

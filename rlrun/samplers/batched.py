@@ -38,7 +38,7 @@ BEGIN = -1  # in place of a row number
 
 
 class EnvJob(NamedTuple):
-    index: int
+    number: int
     columns: int  # of one group
     make_env: EnvFactory
     generation: int
@@ -47,7 +47,7 @@ class EnvJob(NamedTuple):
 
 def env_process(pipe: Connection, job: EnvJob) -> None:
     """(group, slot, t) comes in: BEGIN writes row 0, t steps row t. (group, live, episodes, seconds) goes out when it is done."""
-    first = job.index * GROUPS
+    first = job.number * GROUPS
     groups = [Columns(job.make_env(first + g, job.columns), (first + g) * job.columns, job.generation) for g in range(GROUPS)]
     views: dict[int, dict] = {}
     pipe.send(READY)
@@ -106,9 +106,7 @@ class BatchedSampler:
         self.workers = Workers()
         try:
             started = [self.workers.start(f"sampler-{i}", env_process, (EnvJob(i, columns, make_env, generation, self.slots),)) for i in range(workers)]
-            self.groups = {
-                (w.name, g): _Group(w, g, i * GROUPS + g, self.policy.initial_state(columns)) for i, w in enumerate(started) for g in range(GROUPS)
-            }
+            self.groups = {(w.name, g): _Group(w, g, i * GROUPS + g, self.policy.initial_state(columns)) for i, w in enumerate(started) for g in range(GROUPS)}
             ready = 0
             while ready < workers:
                 ready += sum(message == READY for _, message in self.workers.receive(START_SEC))

@@ -1,8 +1,8 @@
 """Local: N processes, each with environments and a copy of the policy on the CPU, that write fragments into shared slots.
 
-    parent                              sampler-i
-    free slot number   --- pipe --->    refresh weights from the bus, fill the slot row by row
-    Fragment(header)   <-- pipe ----    header
+parent                              sampler-i
+free slot number   --- pipe --->    refresh weights from the bus, fill the slot row by row
+Fragment(header)   <-- pipe ----    header
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlrun.samplers.collector import Collector
 class SamplerJob(NamedTuple):
     """What a sampler process is given (pickled)."""
 
-    index: int
+    number: int
     columns: int
     make_env: EnvFactory
     make_policy: Callable[[], Policy]  # ready to act: lower precision applied
@@ -45,8 +45,8 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
     """Until the pipe closes: a slot number comes in, a Header goes out."""
     policy = job.make_policy()
     collector = Collector(
-        job.make_env(job.index, job.columns), job.seeds.generator("policy", job.index, job.generation), job.record, job.core_every,
-        job.index, job.index * job.columns, job.generation,
+        job.make_env(job.number, job.columns), job.seeds.generator("policy", job.number, job.generation), job.record, job.core_every,
+        job.number, job.number * job.columns, job.generation,
     )  # fmt: skip
     views = {}
     version, clock = 0, Clock()

@@ -16,13 +16,22 @@ from rlrun.samplers.collector import Collector
 class SerialSampler:
     """`groups` collectors that take turns, all acting with the learner's own policy, so there is no lag."""
 
-    def __init__(self, make_env: EnvFactory, layout: RowSpec, record: tuple[str, ...], core_every: int, columns: int, groups: int, seeds: Seeds, generation: int):
+    def __init__(
+        self,
+        make_env: EnvFactory,
+        layout: RowSpec,
+        record: tuple[str, ...],
+        core_every: int,
+        columns: int,
+        groups: int,
+        seeds: Seeds,
+        generation: int,
+    ):
         self.columns, self.groups = columns, groups
         self.total_columns = columns * groups
         self.layout = layout
         self.collectors = [
-            Collector(make_env(g, columns), seeds.generator("policy", g, generation), record, core_every, g, g * columns, generation)
-            for g in range(groups)
+            Collector(make_env(g, columns), seeds.generator("policy", g, generation), record, core_every, g, g * columns, generation) for g in range(groups)
         ]
         self.policy: Policy | None = None
         self.version, self.clock = 0, Clock()
@@ -64,5 +73,3 @@ class SerialSampler:
     def close(self) -> None:
         for collector in self.collectors:
             collector.columns.env.close()
-
-
