@@ -1,0 +1,18 @@
+"""Everything is in pyproject.toml but this: the wheel carries conf/ and tuned/ as rlrun/_data/, where rlrun/paths.py finds them."""
+
+import shutil
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+
+class BuildWithData(build_py):
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            for folder in ("conf", "tuned"):
+                shutil.copytree(folder, Path(self.build_lib) / "rlrun" / "_data" / folder, dirs_exist_ok=True)
+
+
+setup(cmdclass={"build_py": BuildWithData})

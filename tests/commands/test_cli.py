@@ -1,0 +1,139 @@
+"""The command: bad input gets a sentence and exit code 2, before any worker starts; help, lists, completion."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rlrun import cli
+from rlrun.completion import suggestions
+from rlrun.core.errors import UserError
+
+PONG = ["train", "algo=impala", "env=Pong"]
+CARTPOLE = ["train", "algo=impala", "env=CartPole-v1"]
+
+BAD = [
+    (["train", "algo=impala", "env=Pongg"], "Did you mean Pong"),
+    (["train", "algo=impala", "env=CartPol-v1"], "CartPole-v1"),
+    (["train", "algo=impala", "env=no_such_package:Env-v0"], "cannot import no_such_package"),
+    (["train", "algo=impla", "env=Pong"], "Did you mean impala"),
+    (["train", "env=Pong"], "algo= is missing"),
+    (["train", "algo=impala"], "env= is missing"),
+    ([*PONG, "algo.lrr=1"], "no option algo.lrr. Did you mean algo.lr"),
+    ([*PONG, "envsteps=5"], "Did you mean env_steps"),
+    ([*PONG, "+algo.typo=1"], "no option algo.typo"),
+    ([*PONG, "+typo=1"], "no option typo"),
+    ([*PONG, "seed=abc"], "seed must be a whole number, not 'abc'"),
+    ([*PONG, "seed=1.5"], "seed must be a whole number"),
+    ([*PONG, "env_steps=0"], "env_steps must be at least 1"),
+    ([*PONG, "algo.lr=-1"], "lr must not be negative"),
+    ([*PONG, "algo.lr=fast"], "algo.lr: a schedule is"),
+    ([*PONG, "algo.discount=1.5"], "discount and lambda_ must lie in"),
+    ([*PONG, "algo.batch_size=501"], "multiple of fragment_length"),
+    ([*PONG, "algo.optimizer.kind=sgd"], "must be one of adam, rmsprop"),
+    ([*PONG, "model=nature_cn"], "Did you mean nature_cnn"),
+    ([*PONG, "env.size=50"], "size must be 84, 64 or 42"),
+    ([*PONG, "resources.device=cuda:99"], "CUDA devices are visible"),
+    ([*PONG, "resources.device=tpu"], "is not a device"),
+    ([*PONG, "resources.envs_per_sampler=7"], "must divide the 10 columns"),
+    ([*PONG, "runner.replay_proportion=1"], "needs replay_slots"),
+    ([*CARTPOLE, "model=nature_cnn"], "reads images"),
+    ([*CARTPOLE, "resources=debug", "resources.inference=local"], "need inference=serial"),
+    ([*CARTPOLE, "algo.value_lr=0.1"], "shares its trunk"),
+    (["train", "algo=impala", "env=FrozenLake-v1"], "observation space Discrete(16)"),
+    (["train", "tuned=impala/pongg"], "Did you mean impala/pong"),
+    (["train", "tuned=impala/pong", "logger=[consle]"], "logger"),
+    (["trian"], "Did you mean train"),
+    (["list", "algoz"], "Did you mean algos"),
+    (["explain", "impla"], "Did you mean impala"),
+    (["benchmark", "throughputt"], "Did you mean throughput"),
+    (["evaluate", "/nowhere"], "not a run directory"),
+    (["watch"], "takes one run directory"),
+    (["resume", "/nowhere", "env_steps=1"], "not a run directory"),
+]
+
+
+@pytest.fixture(autouse=True)
+def outside_the_checkout(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rlrun"])
+    yield
+    assert not any(path.name != "outputs" for path in tmp_path.iterdir()), "bad input must leave nothing"
+
+
+@pytest.mark.parametrize("words, said", BAD, ids=[" ".join(words) for words, _ in BAD])
+def test_bad_input_is_a_sentence(words, said):
+    with pytest.raises(UserError) as caught:
+        cli._dispatch(list(words))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_exit_code_is_2_and_no_traceback_is_shown():
+    process = subprocess.run([sys.executable, "-m", "rlrun", *PONG, "algo.lrr=1"], capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2 and "Traceback" not in process.stderr
+    assert process.stderr.startswith("rlrun: There is no option algo.lrr")
+
+
+def test_a_tuned_file_of_another_algorithm_is_refused(tmp_path):
+    from rlrun.commands.train import check_tuned
+
+    with pytest.raises(UserError, match="is for algo=impala, not algo=dqn"):
+        check_tuned({"tuned": "impala/pong"}, {"algo": {"name": "dqn"}})
+    check_tuned({"tuned": "impala/pong"}, {"algo": {"name": "impala"}})
+    check_tuned({"tuned": None}, {"algo": {"name": "dqn"}})
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["list", "algos"], ["list", "envs"], ["list", "tuned"], ["explain", "impala"]])
+def test_what_only_prints(words, capsys):
+    assert cli._dispatch(list(words)) == 0
+    out = capsys.readouterr().out
+    expected = {"algos": "impala", "envs": "Breakout", "tuned": "impala/pong", "impala": "vtrace_clip_rho_threshold", "--version": "0.1"}
+    assert expected.get(words[-1] if words else "", "train") in out
+
+
+def test_hydras_help_and_cfg_work(capsys):
+    with pytest.raises(SystemExit) as code:
+        cli._dispatch(["train", "--help"])
+    assert code.value.code in (0, None)
+    out = capsys.readouterr().out
+    assert "algo" in out and "impala" in out
+    cli._dispatch([*PONG, "--cfg", "job"])
+    assert "fragment_length: 50" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line, expected",
+    [
+        ("rlrun tr", ["train"]),
+        ("rlrun train algo=", ["algo=impala"]),
+        ("rlrun train env=Breako", ["env=Breakout"]),
+        ("rlrun train algo.lo", ["algo.loss_reduction="]),
+        ("rlrun train tuned=impala/po", ["tuned=impala/pong"]),
+        ("rlrun train stop.w", ["stop.wall_sec="]),
+        ("rlrun list a", ["algos"]),
+        ("rlrun explain ", ["impala"]),
+    ],
+)
+def test_completion(line, expected):
+    assert suggestions(line) == expected
+
+
+def test_completion_is_quick_because_torch_is_not_imported():
+    code = "import os, sys; os.environ['COMP_LINE'] = 'rlrun train env=Po'; from rlrun.cli import _dispatch; _dispatch(['-sc', 'query=bash']); "
+    process = subprocess.run([sys.executable, "-c", code + "print('torch' in sys.modules)"], capture_output=True, text=True, timeout=60)
+    assert "env=Pong" in process.stdout and process.stdout.strip().endswith("False")
+
+
+def test_an_env_of_the_users_own_package(tmp_path, monkeypatch):
+    package = tmp_path / "outputs"
+    package.mkdir()
+    (package / "my_package.py").write_text(
+        "import gymnasium\nfrom rlrun.envs.debug import Identity\ngymnasium.register('MyEnv-v0', entry_point=Identity)\n"
+    )
+    run = package / "run"
+    words = ["train", "algo=impala", "env=my_package:MyEnv-v0", "env.kwargs.n=3", "env_steps=200", "resources=debug", "logger=[]", f"run_dir={run}"]
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    process = subprocess.run([sys.executable, "-m", "rlrun", *words], capture_output=True, text=True, timeout=120, env=environment)
+    assert process.returncode == 0, process.stderr
+    assert (run / "summary.json").exists()
