@@ -79,6 +79,8 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
 
     install()
     check_groups(words)
+    if "--help" in words or "-h" in words:  # Hydra composes before it explains
+        words = [*words, *(f"{key}={value}" for key, value in (("algo", "impala"), ("env", "CartPole-v1")) if not any(w.startswith(f"{key}=") for w in words))]
     words = [f"++{word}" if word.startswith("env.kwargs.") else word for word in words]  # the environment's own, unknown to conf/
     result: list[int] = []
     raised: list[BaseException] = []

@@ -54,7 +54,7 @@ def suggestions(line: str) -> list[str]:
         keys = {key + "=" for key in known_keys() if key not in GROUPS and key != "env"} | {f"{g}=" for g in (*GROUPS, "env", "logger", "model/memory")}
         return sorted(key for key in keys if key.startswith(current) and not _is_group(key, keys))
     if group == "env":
-        from rlrun.envs.registry import names
+        from rlrun.envs.names import names
 
         return [f"env={name}" for name in names() if name.startswith(value)]
     if group in (*GROUPS, "logger", "model/memory"):

@@ -19,7 +19,7 @@ def check_groups(words: list[str]) -> None:
         if not equals or "," in value or value in ("", "null", "???"):
             continue
         if group == "env":
-            from rlrun.envs.registry import family_of
+            from rlrun.envs.names import family_of
 
             if value not in ("atari", "gym"):
                 family_of(value)

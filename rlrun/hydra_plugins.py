@@ -28,7 +28,7 @@ class EnvSource(ConfigSource):
         return SCHEME
 
     def load_config(self, config_path: str) -> ConfigResult:
-        from rlrun.envs.registry import family_of
+        from rlrun.envs.names import family_of
 
         name = self._name(config_path)
         if name is None:
@@ -52,7 +52,7 @@ class EnvSource(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         from rlrun.core.errors import UserError
-        from rlrun.envs.registry import family_of
+        from rlrun.envs.names import family_of
 
         name = self._name(config_path)
         if name is None:
@@ -66,7 +66,7 @@ class EnvSource(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         if config_path != "env" or results_filter == ObjectType.GROUP:
             return []
-        from rlrun.envs.registry import names
+        from rlrun.envs.names import names
 
         return names()
 

@@ -33,8 +33,7 @@ def docstring(algo: str) -> str:
 
 
 def envs() -> None:
-    from rlrun.envs.atari import games
-    from rlrun.envs.registry import names
+    from rlrun.envs.names import games, names
 
     for name in names():
         print(name)

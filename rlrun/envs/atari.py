@@ -9,7 +9,6 @@ imported only when an Atari game is asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from rlrun.core.env import EnvError, Rows, Step
 from rlrun.core.errors import UserError
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec
+from rlrun.envs.names import games
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +51,6 @@ def import_ale():
     except ImportError:
         raise UserError("Atari games need ale-py (GPL-2.0): pip install 'rlrun[atari]'") from None
     return ale_py
-
-
-@cache
-def games() -> dict[str, str]:
-    """Short name -> ROM id of every game: {"Pong": "pong", "MsPacman": "ms_pacman", ...}. Empty without ale-py."""
-    try:
-        from ale_py import roms
-    except ImportError:
-        return {}
-    return {"".join(part.capitalize() for part in rom.split("_")): rom for rom in roms.get_all_rom_ids()}
-
-
-def resolve(name: str) -> str | None:
-    """The short name behind `Pong`, `ALE/Pong-v5`, `PongNoFrameskip-v4` and the like, or None. The version's own defaults are not taken over."""
-    short = name.removeprefix("ALE/")
-    for ending in ("NoFrameskip-v4", "NoFrameskip-v0", "Deterministic-v4", "Deterministic-v0", "-v5", "-v4", "-v0"):
-        short = short.removesuffix(ending)
-    return short if short in games() else None
 
 
 class AtariEnv:

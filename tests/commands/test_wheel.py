@@ -41,7 +41,11 @@ def test_the_wheel_has_everything(installed):
 def test_it_trains_and_evaluates(installed, tmp_path):
     site = installed[1]
     where = subprocess.run(
-        [sys.executable, "-c", "import rlrun.paths as p; print(p.root())"], env={**os.environ, "PYTHONPATH": str(site)}, cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", "import rlrun.paths as p; print(p.root())"],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert where.stdout.strip() == str(site / "rlrun" / "_data")
     assert "impala/pong" in rlrun(site, tmp_path, "list", "tuned").stdout

@@ -1,0 +1,50 @@
+"""The names that `env=` takes. Shell completion reads this file, so it must not import torch."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import gymnasium
+
+from rlrun.core.errors import UserError, closest
+
+
+@cache
+def games() -> dict[str, str]:
+    """Short name -> ROM id of every game: {"Pong": "pong", "MsPacman": "ms_pacman", ...}. Empty without ale-py."""
+    try:
+        from ale_py import roms
+    except ImportError:
+        return {}
+    return {"".join(part.capitalize() for part in rom.split("_")): rom for rom in roms.get_all_rom_ids()}
+
+
+def resolve(name: str) -> str | None:
+    """The short name behind `Pong`, `ALE/Pong-v5`, `PongNoFrameskip-v4` and the like, or None. The version's own defaults are not taken over."""
+    short = name.removeprefix("ALE/")
+    for ending in ("NoFrameskip-v4", "NoFrameskip-v0", "Deterministic-v4", "Deterministic-v0", "-v5", "-v4", "-v0"):
+        short = short.removesuffix(ending)
+    return short if short in games() else None
+
+
+def names() -> list[str]:
+    """What `rlrun list envs` and completion offer: Atari by short name, then Gymnasium's ids."""
+    import rlrun.envs.debug  # noqa: F401
+
+    registered = [
+        name for name, spec in gymnasium.registry.items() if "ale_py" not in str(spec.entry_point) and not name.startswith(("GymV", "phys2d/", "tabular/"))
+    ]
+    return [*sorted(games()), *sorted(registered)]
+
+
+def family_of(name: str) -> tuple[str, str]:
+    """(family, canonical name) behind `env=<name>`. Raises UserError with the closest names."""
+    short = resolve(name)
+    if short:
+        return "atari", short
+    known = names()
+    if ":" in name or name in gymnasium.registry:
+        return "gym", name
+    if not games() and "-" not in name:
+        raise UserError(f"env={name} is no Gymnasium id; if it is an Atari game: pip install 'rlrun[atari]'")
+    raise UserError(f"There is no env {name!r}.{closest(name, known)} (rlrun list envs shows all; your own: env=my_package:MyEnv-v0)")
