@@ -1,0 +1,65 @@
+"""WeightBus: whole weights, newest version, no lock."""
+
+import threading
+
+import torch
+
+from rlrun.core.schedule import Clock
+from rlrun.dataflow.weights import WeightBus
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(300, 300)
+        self.register_buffer("count", torch.zeros(3))
+
+    def fill(self, value):
+        with torch.no_grad():
+            for tensor in (*self.parameters(), self.count):
+                tensor.fill_(value)
+        return self
+
+
+def test_publish_and_read():
+    bus, reader = WeightBus(Net()), Net()
+    assert bus.read(reader, 0) is None
+    bus.publish(Net().fill(3.0), Clock(10, 1))
+    assert bus.read(reader, 0) == (1, Clock(10, 1)) and (reader.a.weight == 3).all() and (reader.count == 3).all()
+    assert bus.read(reader, 1) is None
+    bus.publish(None, Clock(20, 2))
+    assert bus.read(reader, 1) == (2, Clock(20, 2)) and (reader.a.bias == 3).all(), "a clock alone keeps the weights"
+
+
+def test_a_reader_in_bfloat16_gets_converted_weights():
+    bus, reader = WeightBus(Net()), Net().to(torch.bfloat16)
+    bus.publish(Net().fill(0.1), Clock())
+    bus.read(reader, 0)
+    assert reader.a.weight.dtype == torch.bfloat16 and torch.allclose(reader.a.weight.float(), torch.tensor(0.1), atol=1e-3)
+
+
+def test_no_reader_ever_sees_half_of_one_version():
+    bus, net = WeightBus(Net()), Net()
+    bus.publish(net.fill(0.0), Clock())
+    stop, torn, seen = threading.Event(), [], set()
+
+    def read():
+        mine, version = Net(), 0
+        while not stop.is_set():
+            got = bus.read(mine, version)
+            if got:
+                version = got[0]
+                values = {float(t.min()) for t in (*mine.parameters(), mine.count)} | {float(t.max()) for t in (*mine.parameters(), mine.count)}
+                seen.add(version)
+                if len(values) != 1 or values != {float(got[1].updates)}:
+                    torn.append(values)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    for number in range(1, 2000):
+        bus.publish(net.fill(float(number)), Clock(0, number))
+    stop.set()
+    for thread in readers:
+        thread.join()
+    assert not torn and len(seen) > 20

@@ -1,0 +1,132 @@
+"""The Atari adapter: raw returns, lives, FIRE, and what counts as a row."""
+
+import numpy as np
+import pytest
+from conftest import compose
+
+pytest.importorskip("ale_py")
+
+from rlrun.core.seeding import Seeds
+from rlrun.envs import registry
+from rlrun.envs.names import family_of, games, names, resolve
+from rlrun.samplers.columns import Columns
+from rlrun.wiring import type_config
+
+
+def make(game, count=4, learning=True, **options):
+    words = [f"env.{k}={v}" for k, v in options.items()]
+    cfg = type_config(compose("algo=impala", f"env={game}", *words)).env
+    spec = registry.make_spec(cfg)
+    return registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(0), stream="env", learning=learning)(0, count)
+
+
+def play(env, steps, seed=0):
+    """(obs, Step) per row of random play."""
+    rng = np.random.default_rng(seed)
+    env.reset(0)
+    for _ in range(steps):
+        yield env.step(rng.integers(env.spec.action.n, size=env.count))
+
+
+def test_names():
+    assert {"Pong", "MsPacman", "SpaceInvaders", "BeamRider", "Qbert"} <= set(games())
+    assert resolve("ALE/Pong-v5") == resolve("PongNoFrameskip-v4") == "Pong" and resolve("CartPole-v1") is None
+    assert family_of("Pong") == ("atari", "Pong") and family_of("CartPole-v1") == ("gym", "CartPole-v1")
+    assert "CartPole-v1" in names() and "PongNoFrameskip-v4" not in names()
+
+
+def test_the_defaults_are_the_seeds():
+    env = make("Breakout")
+    assert env.spec.obs["observation"].shape == (4, 84, 84) and env.spec.action.n == 4 and env.spec.action_repeat == 4
+    assert make("Breakout", size=42, stack=2).reset(0)["observation"].shape == (4, 2, 42, 42)
+    assert make("Breakout", full_action_space="true").spec.action.n == 18
+
+
+def test_a_lost_life_ends_the_return_but_not_the_game():
+    lost = finished = 0
+    env = make("Breakout", fire="true")
+    for step in play(env, 900):
+        assert not (step.terminated & step.is_first).any()
+        lost += int(step.terminated.sum())
+        finished += int(step.is_first.sum())
+    assert finished >= 8 and 4 * finished <= lost <= 5 * (finished + env.count), (lost, finished)
+
+
+def test_evaluation_plays_full_games():
+    ends = began = 0
+    for step in play(make("Breakout", learning=False), 900):
+        ends += int(step.terminated.sum())
+        began += int(step.is_first.sum())
+    assert began >= 8 and began <= ends <= began + 4
+
+
+def test_fire_is_pressed_after_a_lost_life_on_a_dead_row():
+    env = make("Breakout", count=1)
+    env.reset(0)
+    pressed = 0
+    for _ in range(400):
+        before = env.press_fire.copy()
+        frames = env.frame.copy()
+        step = env.step(np.zeros(1, dtype=np.int64))  # never FIRE by ourselves: without help no life after the first could be lost
+        if before[0]:
+            pressed += 1
+            assert not step.valid[0] and not step.is_first[0] and env.frame[0] == frames[0] + 4
+    assert pressed >= 4
+    lazy = make("Breakout", count=1, fire="false")
+    lazy.reset(0)
+    assert not any(lazy.step(np.zeros(1, dtype=np.int64)).terminated[0] for _ in range(400)), "without FIRE the ball never comes"
+
+
+def test_reported_returns_are_raw_and_whole_games(typed):
+    """SpaceInvaders pays 5 to 30 a shot: a clipped or per-life return could not be this large."""
+    env = make("SpaceInvaders", count=4)
+    columns = Columns(env, 10, 0)
+    rng = np.random.default_rng(0)
+    space = env.spec.action
+    rows = 64
+    view = {
+        "obs": {"observation": np.zeros((rows + 1, 4, 4, 84, 84), dtype=np.uint8)}, "is_first": np.zeros((rows + 1, 4), dtype=bool),
+        "action": np.zeros((rows, 4), dtype=np.int64), "reward": np.zeros((rows, 4), dtype=np.float32),
+        **{name: np.zeros((rows, 4), dtype=bool) for name in ("valid", "terminated", "truncated")},
+    }  # fmt: skip
+    episodes, rewards, lives = [], 0.0, 0
+    for _ in range(12):
+        columns.begin(view)
+        for t in range(rows):
+            view["action"][t] = rng.integers(space.n, size=4)
+            columns.step(view, t)
+        episodes += columns.episodes
+        rewards = max(rewards, float(view["reward"].max()))
+        lives += int(view["terminated"].sum())
+    assert len(episodes) >= 3 and {e.column for e in episodes} <= {10, 11, 12, 13}
+    assert rewards >= 5 and lives > len(episodes)
+    assert all(e.ret % 5 == 0 for e in episodes) and max(e.ret for e in episodes) >= 50
+
+
+def test_seeds_repeat_and_generations_differ():
+    def first(generation):
+        env = make("Breakout", count=2)
+        return env.reset(generation)["observation"]
+
+    assert (first(0) == first(0)).all()
+    env = make("Breakout", count=2)
+    env.reset(0)
+    one = [env.seed_of(slot) for slot in range(2)]
+    env.reset(1)
+    assert len({*one, *(env.seed_of(slot) for slot in range(2))}) == 4
+
+
+def test_a_wrong_action_is_refused_instead_of_hanging():
+    env = make("Pong", count=2)
+    env.reset(0)
+    with pytest.raises(ValueError, match="outside Discrete"):
+        env.step(np.array([0, 6]))
+
+
+def test_sticky_actions_are_off_unless_asked_for():
+    def frames(sticky):
+        env = make("Breakout", count=1, sticky_actions=sticky, noop_max=0)
+        obs = [step.obs["observation"].copy() for step in play(env, 60)]
+        return np.stack(obs)
+
+    assert (frames(0.0) == frames(0.0)).all() and (frames(0.0) != frames(0.5)).any()

@@ -1,0 +1,80 @@
+"""Networks: shapes, chunks, precision, memory resets."""
+
+import pytest
+import torch
+
+from rlrun.core.batch import Batch
+from rlrun.core.specs import Box, Discrete, EnvSpec
+from rlrun.models import encoders
+from rlrun.models.encoders import ImpalaResNet, NatureCNN
+from rlrun.models.model import Model, lower_precision
+from rlrun.models.recurrent import Memory
+from rlrun.policies import DistributionPolicy
+
+PIXELS = Box(shape=(4, 84, 84), dtype="uint8", low=(0.0,), high=(255.0,))
+
+
+@pytest.mark.parametrize("kind, size, features", [(NatureCNN, 84, 512), (NatureCNN, 42, 512), (ImpalaResNet, 84, 256), (ImpalaResNet, 64, 256)])
+def test_encoders_read_pixels_in_any_number_of_rows(kind, size, features, monkeypatch):
+    torch.manual_seed(0)
+    encoder = kind(Box(shape=(4, size, size), dtype="uint8", low=(0.0,), high=(255.0,)), "fp32")
+    x = torch.randint(0, 256, (7, 4, size, size), dtype=torch.uint8)
+    whole = encoder(x)
+    assert whole.shape == (7, features)
+    monkeypatch.setattr(encoders, "CHUNK_ROWS", 3)
+    torch.testing.assert_close(encoder(x), whole, atol=1e-5, rtol=1e-4)
+
+
+def test_the_nature_network_is_the_papers():
+    encoder = NatureCNN(PIXELS, "fp32")
+    assert sum(p.numel() for p in encoder.parameters()) == 32 * 4 * 64 + 32 + 64 * 32 * 16 + 64 + 64 * 64 * 9 + 64 + 3136 * 512 + 512
+    x = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    plain = torch.nn.Sequential(torch.nn.Conv2d(4, 32, 8, 4), encoder.convolutions, torch.nn.Flatten(), encoder.head)
+    plain[0].load_state_dict(encoder.first.state_dict())
+    torch.testing.assert_close(encoder(x), plain(x.float() / 255), atol=1e-5, rtol=1e-4)
+
+
+def test_images_with_channels_last_are_turned():
+    encoder = NatureCNN(Box(shape=(84, 84, 3), dtype="uint8", low=(0.0,), high=(255.0,)), "fp32")
+    assert encoder.image == (3, 84, 84) and encoder(torch.zeros(2, 84, 84, 3, dtype=torch.uint8)).shape == (2, 512)
+
+
+def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
+    spec = EnvSpec(name="x", obs={"observation": PIXELS}, action=Discrete(n=6))
+    torch.manual_seed(0)
+    from rlrun.models.model import MemoryConfig, ModelConfig
+
+    cfg = ModelConfig(encoder="auto", hidden=(), activation="tanh", init="orthogonal", share_value=True, log_std=0.0, memory=MemoryConfig(kind="none", size=1))
+    policy = DistributionPolicy(spec, Model(cfg, "bf16"))
+    exact = DistributionPolicy(spec, Model(cfg, "fp32"))
+    exact.load_state_dict(policy.state_dict())
+    x = Batch(observation=torch.randint(0, 256, (1, 5, 4, 84, 84), dtype=torch.uint8))
+    first = torch.zeros(1, 5, dtype=torch.bool)
+    expected = exact._forward(x, first, Batch())[0]
+    learning = policy._forward(x, first, Batch())[0]
+    lower_precision(policy)
+    acting = policy._forward(x, first, Batch())[0]
+    assert policy.trunk.encoder.first.weight.dtype == torch.bfloat16 and policy.action_head.weight.dtype == torch.float32
+    for got in (learning, acting):
+        assert got.value.dtype == torch.float32
+        torch.testing.assert_close(got.value, expected.value, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_memory_resets_at_is_first_and_equals_row_by_row(kind):
+    torch.manual_seed(0)
+    memory = Memory(kind, 3, 5)
+    x = torch.randn(6, 2, 3)
+    first = torch.zeros(6, 2, dtype=torch.bool)
+    first[2, 0] = first[4, 1] = first[5, 0] = True
+    state = Batch({name: torch.randn(2, 5) for name in memory.spec()})
+    out, after = memory(x, first, state)
+    rows, running = [], state
+    for t in range(6):
+        row, running = memory(x[t : t + 1], first[t : t + 1], running)
+        rows.append(row)
+    torch.testing.assert_close(torch.cat(rows), out)
+    for name in after:
+        torch.testing.assert_close(after[name], running[name])
+    fresh, _ = memory(x[2:], torch.zeros(4, 2, dtype=torch.bool), Batch({name: torch.zeros(2, 5) for name in memory.spec()}))
+    torch.testing.assert_close(out[2:5, 0], fresh[:3, 0]), "column 0 began anew at row 2"
