@@ -23,7 +23,11 @@ class Rows:
 
 
 def run_counting(typed, tmp_path, kind, *words, env_steps=600):
-    wiring = counting(typed, kind, "log_every_sec=0.001", f"env_steps={env_steps}", *words)
+    return run_wired(counting(typed, kind, "log_every_sec=0.001", f"env_steps={env_steps}", *words), tmp_path)
+
+
+def run_wired(wiring, tmp_path):
+    """(algorithm, job, log rows) of a finished run."""
     cfg = wiring.config.run
     logger = Rows()
     made = []

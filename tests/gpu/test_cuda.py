@@ -1,0 +1,51 @@
+"""What needs a GPU. Run by scripts/gpu_check (pytest -m gpu); skipped cleanly without one."""
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+
+def wiring(typed, *words):
+    from rlrun.wiring import Wiring
+
+    return Wiring(
+        typed("algo=impala", "env=CartPole-v1", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.device=cuda",
+              "resources.num_samplers=1", "resources.envs_per_sampler=2", *words)
+    )  # fmt: skip
+
+
+def test_an_update_on_the_gpu_equals_the_cpus(typed):
+    from rlrun.core.schedule import Clock
+    from rlrun.wiring import Wiring
+
+    words = ["algo=impala", "env=CartPole-v1", "resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20"]
+    cpu = Wiring(typed(*words))
+    made, sampler = cpu.algorithm(), cpu.sampler(0)
+    sampler.publish(made.policy, Clock())
+    batch = sampler.take(1)[0].batch.clone()
+    gpu = wiring(typed).algorithm()
+    gpu.load_state(made.state())
+    made.update(batch, Clock())
+    gpu.update(batch.to("cuda"), Clock())
+    for a, b in zip(made.state_dict().values(), gpu.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b.cpu(), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["local", "batched"])
+def test_training_runs_with_the_learner_on_the_gpu(typed, tmp_path, kind):
+    from test_actor_learner import run_wired
+
+    algorithm, job, rows = run_wired(wiring(typed, f"resources.inference={kind}", "env_steps=600", "log_every_sec=0.01"), tmp_path)
+    assert job.status == "COMPLETED" and next(algorithm.parameters()).is_cuda
+    assert rows[-1]["learn/skipped_updates"] in (0.0, None)
+
+
+def test_a_gpu_checkpoint_loads_on_the_cpu(typed, tmp_path):
+    from test_actor_learner import run_wired
+
+    from rlrun.core.checkpoint import Checkpoints
+
+    run_wired(wiring(typed, "resources.inference=batched", "env_steps=200"), tmp_path)
+    tensors, _ = Checkpoints(tmp_path / "checkpoints", 3).load()
+    assert all(not t.is_cuda for t in tensors["policy"].values())
