@@ -162,7 +162,7 @@ def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, 
     counted = [row for row in rows if row["time_sec"] >= warm]
     reached = (counted[-1]["env_steps"] - counted[0]["env_steps"]) / (counted[-1]["time_sec"] - counted[0]["time_sec"])
     lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
-    names = {name for row in counted for name in row if name.startswith("time/") and name.endswith("_share")}
+    names = {name for row in counted for name in row if name.startswith("time/") and name.endswith("_share") and name != "time/sampler_env_share"}
     shares = {name[5:-6]: statistics.mean(row.get(name) or 0.0 for row in counted) for name in sorted(names)}
     return reached, peak[0], statistics.mean(lags) if lags else None, shares
 
