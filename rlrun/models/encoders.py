@@ -87,20 +87,24 @@ class ImageEncoder(nn.Module):
 
 
 class NatureCNN(ImageEncoder):
-    """The DQN network (Mnih et al. 2015): 32x8x8/4, 64x4x4/2, 64x3x3/1, 512. Images under 64 pixels take 32x4x4/2, 64x4x4/2, 64x3x3/1, as
-    the seeds' 42x42 speed run halves the first layer."""
+    """The DQN network (Mnih et al. 2015): 32x8x8/4, 64x4x4/2, 64x3x3/1, 512. Images under 64 pixels take RLlib's network of its 42x42 speed run
+    instead: 16x4x4/2, 32x4x4/2, 256, a quarter of the arithmetic."""
 
-    def __init__(self, space: Box, precision: str, size: int = 512):
+    def __init__(self, space: Box, precision: str):
         super().__init__(space, precision)
         channels, height, width = self.image
         if min(height, width) < 36:
             raise UserError(f"nature_cnn needs images of at least 36x36 pixels, this one is {height}x{width}; try model=mlp")
-        small = min(height, width) < 64
-        self.first = nn.Conv2d(channels, 32, 4 if small else 8, 2 if small else 4)
-        self.convolutions = nn.Sequential(nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU())
+        if min(height, width) < 64:
+            self.first = nn.Conv2d(channels, 16, 4, 2, padding=1)
+            self.convolutions = nn.Sequential(nn.ReLU(), nn.Conv2d(16, 32, 4, 2, padding=1), nn.ReLU())
+            self.features = 256
+        else:
+            self.first = nn.Conv2d(channels, 32, 8, 4)
+            self.convolutions = nn.Sequential(nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU())
+            self.features = 512
         flat = self.spatial(nn.Sequential(self.first, self.convolutions))
-        self.head = nn.Sequential(nn.Linear(flat, size), nn.ReLU())
-        self.features = size
+        self.head = nn.Sequential(nn.Linear(flat, self.features), nn.ReLU())
         self.finish()
 
 
