@@ -1,0 +1,123 @@
+"""evaluate, watch, explain and benchmark on a run that was really trained."""
+
+import json
+
+import pytest
+from conftest import SMALL, compose
+
+from rlrun import session
+from rlrun.cli import _dispatch
+from rlrun.config import save_yaml
+from rlrun.core.errors import UserError
+from rlrun.rundir import RunDir
+from rlrun.wiring import type_config
+
+
+def trained(path, *words):
+    values = compose("algo=impala", *SMALL, f"run_dir={path}", "env_steps=100", *words)
+    directory = RunDir.create(path)
+    save_yaml(values, path / "config.yaml")
+    assert session.run(type_config(values), values, directory, None) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def pong(tmp_path_factory):
+    pytest.importorskip("ale_py")
+    return trained(tmp_path_factory.mktemp("pong") / "run", "env=Pong", "env.size=42", "env.max_frames=400")
+
+
+@pytest.fixture(scope="module")
+def identity(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("identity") / "run", "env=rlrun/Identity-v0")
+
+
+def test_evaluate_plays_the_number_of_games_asked_for_and_repeats(identity, capsys):
+    results = []
+    for words in (["episodes=13"], ["episodes=13"], ["episodes=13", "seed=1"], ["episodes=13", "greedy=false"]):
+        assert _dispatch(["evaluate", str(identity), *words, "--json"]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    first, again, other, sampled = (r["returns"] for r in results)
+    assert len(first) == 13 and first == again and first != other and first != sampled
+    assert results[0]["return_mean"] == pytest.approx(sum(first) / 13) and results[0]["episode_length_mean"] == 20
+    low, high = results[0]["return_mean_95"]
+    assert low <= results[0]["return_mean"] <= high
+
+
+@pytest.mark.parametrize("word, said", [("episodes=0", "at least 1"), ("episodess=3", "Did you mean episodes"), ("checkpoint=77", "no checkpoint")])
+def test_evaluate_refuses_with_a_sentence(identity, word, said):
+    with pytest.raises(UserError, match=said):
+        _dispatch(["evaluate", str(identity), word])
+
+
+def test_short_episodes_are_not_counted_more_often():
+    """Two columns, one with episodes ten times as short: each gives its quota, not whatever ends first."""
+    import numpy as np
+    import torch
+
+    from rlrun.core.env import Step
+    from rlrun.core.schedule import Clock
+    from rlrun.core.seeding import Seeds
+    from rlrun.samplers.evaluator import Evaluator
+
+    class Uneven:
+        count = 2
+        lengths = np.array([3, 30])
+
+        def reset(self, generation):
+            self.t = np.zeros(2, dtype=int)
+            return {"observation": np.zeros((2, 1), dtype=np.float32)}
+
+        def step(self, action):
+            self.t += 1
+            began = self.t > self.lengths
+            self.t[began] = 0
+            ends = self.t == self.lengths
+            return Step({"observation": np.zeros((2, 1), dtype=np.float32)}, (~began).astype(np.float32), ends, ends & False, ~began, began, {})
+
+    from counting import CountingPolicy
+
+    made = Evaluator(lambda worker, count: Uneven(), 2, Seeds(0))
+    assert sorted(made.play(CountingPolicy(), 6, "greedy", Clock())) == [3.0] * 3 + [30.0] * 3
+    assert isinstance(CountingPolicy().weight, torch.nn.Parameter)
+
+
+def test_watch_writes_a_film_that_plays(pong, capsys):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    assert _dispatch(["watch", str(pong), "max_steps=30"]) == 0
+    movie = next((pong / "videos").glob("*.mp4"))
+    reader = imageio_ffmpeg.read_frames(str(movie))
+    meta = next(reader)
+    frames = list(reader)
+    assert meta["codec"] == "h264" and meta["fps"] == pytest.approx(15) and meta["size"] == (320, 420)
+    assert 28 <= len(frames) <= 32 and len(set(frames)) > 5, "it moves"
+    assert next((pong / "videos").glob("*.gif")).stat().st_size > 1000
+
+
+def test_watch_draws_gymnasium_environments(tmp_path):
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    path = trained(tmp_path / "run", "env=CartPole-v1")
+    assert _dispatch(["watch", str(path), "gif=false"]) == 0
+    assert next((path / "videos").glob("*.mp4")).stat().st_size > 1000 and not list((path / "videos").glob("*.gif"))
+
+
+def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
+    file = tmp_path / "result.json"
+    words = ["algo=impala", "env=CartPole-v1", "algo.fragment_length=5", "algo.batch_size=20", "resources.inference=local", "resources.num_samplers=1"]
+    assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    assert {"bound", "reached", "ratio", "parts"} <= set(result)
+    parts = result["parts"]
+    assert set(parts) == {"env", "inference", "learning"}
+    assert result["bound"] == pytest.approx(result["cores"] / sum(1 / rate for rate in parts.values()))
+    assert result["reached"] > 100 and result["ratio"] == pytest.approx(result["reached"] / result["bound"])
+    assert "bound of" in capsys.readouterr().out and result["memory_pss_mb"] > 100
+    with pytest.raises(UserError, match="seconds must be at least 5"):
+        _dispatch(["benchmark", "throughput", *words, "seconds=1"])
+
+
+def test_an_env_that_cannot_be_made_is_a_sentence():
+    with pytest.raises(UserError, match="cannot be made"):
+        _dispatch(["train", "algo=impala", "env=rlrun/Identity-v0", "env.kwargs.nn=3"])
