@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from rlrun.core.errors import RunFailed, UserError, closest
+from rlrun.core.errors import EnvError, RunFailed, UserError, closest
 
 COMMANDS = {
     "train": "learn: algo=impala env=Pong, or tuned=impala/pong",
@@ -35,7 +35,7 @@ def main() -> None:
     except UserError as error:
         print(f"rlrun: {error}", file=sys.stderr)
         sys.exit(2)
-    except RunFailed as error:
+    except (RunFailed, EnvError) as error:
         print(f"rlrun: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -12,10 +12,11 @@ import torch
 
 from rlrun.core.algorithm import Needs
 from rlrun.core.env import EnvFactory
-from rlrun.core.errors import UserError
+from rlrun.core.errors import EnvError, UserError
 
 MAX_ENVS = 64  # of one run chosen by `auto`: more would leave games unfinished in short runs
 MAX_COLUMNS = 16  # of one sampler's fragment chosen by `auto`: beyond that inference gains nothing on a CPU
+FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
 CHEAP_STEP_SEC = 30e-6  # per env and step: below this, handing fragments between processes costs more than it gains
 
 
@@ -48,7 +49,8 @@ class Resources:
     num_samplers: int
     envs_per_sampler: int
     device: torch.device
-    precision: Literal["fp32", "bf16"]
+    precision: Literal["fp32", "bf16"]  # of the learner
+    acting_precision: Literal["fp32", "bf16"]
     learner_threads: int
     exact: bool
     why: tuple[str, ...]
@@ -95,9 +97,11 @@ def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> f
         best, begun = float("inf"), time.perf_counter()
         while time.perf_counter() - begun < budget_sec:  # the best of several stretches: a busy machine must not decide this
             started = time.perf_counter()
-            for _ in range(20):
+            steps = 0
+            while steps < 20 and time.perf_counter() - begun < budget_sec:
                 env.step(action())
-            best = min(best, (time.perf_counter() - started) / (20 * count))
+                steps += 1
+            best = min(best, (time.perf_counter() - started) / (max(steps, 1) * count))
         return best
     finally:
         env.close()
@@ -107,22 +111,17 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     """Fills in every `auto`. Raises UserError for a device that is not there or numbers that do not fit the batch."""
     why: list[str] = []
     available = cores()
-    device = _device(cfg.device, why)
-    precision = _precision(cfg.precision, device, image, why)
+    _device(cfg.device, [])  # a mistyped one is said first
     inference = cfg.inference
     if inference == "auto":
-        if cfg.num_samplers != "auto" and cfg.num_samplers > 1:
-            inference = "local"
-            why.append("inference=local: several samplers were asked for")
-        else:
-            seconds = env_step_sec(make_env, min(needs.columns, 16))
-            inference = "serial" if seconds < CHEAP_STEP_SEC or available == 1 else "local"
-            why.append(
-                f"inference={inference}: an env step takes {seconds * 1e6:.0f} us, "
-                + ("too little to pay for handing rows between processes" if seconds < CHEAP_STEP_SEC else f"worth {available} cores")
-                if available > 1
-                else f"inference={inference}: there is one core"
-            )
+        inference = _inference(cfg, needs, make_env, image, available, why)
+    if inference == "serial" and cfg.device not in ("auto", "cpu"):
+        raise UserError(f"resources.device={cfg.device}: serial inference acts with the learner's policy on the CPU; use inference=local or batched")
+    device = _device("cpu" if inference == "serial" else cfg.device, why)
+    precision = _precision(cfg.precision, device, image, why)
+    acting_precision = precision
+    if inference == "local" and device.type != "cpu" and cfg.precision == "auto" and not cpu_flags() & FAST_BF16:
+        acting_precision = "fp32"  # samplers act on the CPU
     samplers = cfg.num_samplers
     if samplers == "auto":
         # on few cores samplers and learner take turns by back-pressure; on many the learner gets a core of its own
@@ -140,9 +139,29 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
             f"resources.envs_per_sampler={columns} must divide the {needs.columns} columns of a train batch (algo.batch_size / algo.fragment_length)"
         )
     return Resources(
-        inference=inference, num_samplers=samplers, envs_per_sampler=columns, device=device, precision=precision,
+        inference=inference, num_samplers=samplers, envs_per_sampler=columns, device=device, precision=precision, acting_precision=acting_precision,
         learner_threads=cfg.learner_threads, exact=cfg.exact, why=tuple(why),
     )  # fmt: skip
+
+
+def _inference(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool, available: int, why: list[str]) -> Literal["serial", "local", "batched"]:
+    if image and cfg.device != "cpu" and torch.cuda.is_available():
+        why.append("inference=batched: one thread acts for all samplers on the GPU")
+        return "batched"
+    if cfg.num_samplers != "auto" and cfg.num_samplers > 1:
+        why.append("inference=local: several samplers were asked for")
+        return "local"
+    if available == 1:
+        why.append("inference=serial: there is one core")
+        return "serial"
+    try:
+        seconds = env_step_sec(make_env, min(needs.columns, 16))
+    except EnvError as error:
+        raise UserError(f"the environment fails in its first steps: {error}") from None
+    cheap = seconds < CHEAP_STEP_SEC
+    reason = "too little to pay for handing rows between processes" if cheap else f"worth {available} cores"
+    why.append(f"inference={'serial' if cheap else 'local'}: an env step takes {seconds * 1e6:.0f} us, {reason}")
+    return "serial" if cheap else "local"
 
 
 def _device(wanted: str, why: list[str]) -> torch.device:
@@ -169,6 +188,6 @@ def _precision(wanted: str, device: torch.device, image: bool, why: list[str]) -
     if device.type == "cuda":
         why.append("precision=bf16: convolutions on a GPU")
         return "bf16"
-    fast = cpu_flags() & {"avx512_bf16", "amx_bf16"}
+    fast = cpu_flags() & FAST_BF16
     why.append(f"precision={'bf16' if fast else 'fp32'}: the CPU has {'/'.join(sorted(fast)) if fast else 'neither AVX512-BF16 nor AMX'}")
     return "bf16" if fast else "fp32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,21 @@ from rlrun.rundir import RunDir, command_line, git_commit, hardware, started_at,
 from rlrun.wiring import Typed, Wiring, checkpoints_of
 
 
-def run(config: Typed, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
+def run(wiring: Wiring, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
     """Trains; returns the exit code. `values` is the plain config that was saved."""
+    config = wiring.config
     torch.set_num_threads(config.run.resources.learner_threads)
     signals = Signals()
     signals.install()
     try:
-        return _run(config, values, directory, restored, command or command_line(), signals)
+        return _run(wiring, values, directory, restored, command or command_line(), signals)
     finally:
         signals.restore()
         directory.release()
 
 
-def _run(config: Typed, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals) -> int:
-    wiring = Wiring(config)
+def _run(wiring: Wiring, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals) -> int:
+    config = wiring.config
     for reason in wiring.resources.why:
         print(f"  {reason}", flush=True)
     facts = {
@@ -74,7 +76,7 @@ def _run(config: Typed, values: dict, directory: RunDir, restored: tuple[dict, d
     logger.close(job.status, summary)
     print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
     if isinstance(error, KeyboardInterrupt):
-        raise error
+        return job.exit_code or 130
     if error is not None:
         print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
         return 1
@@ -100,10 +102,11 @@ def _evaluation(wiring: Wiring):
 
     evaluator: list[Evaluator] = []
 
-    def evaluate(algorithm: Algorithm, clock: Clock) -> list[float]:
+    def evaluate(algorithm: Algorithm, clock: Clock, round_: int, stop: Callable[[], bool]) -> list[float]:
         cfg = wiring.config.run.eval
         if not evaluator:
             evaluator.append(Evaluator(wiring.eval_env(), min(cfg.episodes, 8), wiring.seeds))
-        return evaluator[0].play(algorithm.policy, cfg.episodes, "greedy" if cfg.greedy else "explore", clock)
+        games = evaluator[0].play(algorithm.policy, cfg.episodes, "greedy" if cfg.greedy else "explore", clock, round_, stop)
+        return [ret for ret, _ in games]
 
     return evaluate

@@ -153,8 +153,8 @@ class Wiring:
         return registry.Factory(cfg=self.config.env, spec=self.spec, seeds=self.seeds, stream="eval", learning=False)
 
     def policy_factory(self, acting: bool) -> PolicyFactory:
-        run = self.config.run
-        return PolicyFactory(self.config.algorithm, self.config.algo, self.spec, run.model, self.resources.precision, self.seeds.integer("init"), acting)
+        config, precision = self.config, self.resources.acting_precision if acting else self.resources.precision
+        return PolicyFactory(config.algorithm, config.algo, self.spec, config.run.model, precision, self.seeds.integer("init"), acting)
 
     def algorithm(self) -> Algorithm:
         policy = self.policy_factory(acting=False)().to(self.resources.device)
@@ -177,12 +177,13 @@ class Wiring:
         if made.inference == "serial":
             from rlrun.samplers.serial import SerialSampler
 
-            if made.device.type != "cpu":
-                raise UserError("inference=serial acts with the learner's policy: it needs device=cpu")
             return SerialSampler(self.make_env, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers, self.seeds, generation)
+        producers = made.num_samplers * (2 if made.inference == "batched" else 1)
+        held = needs.columns // made.envs_per_sampler  # fragments that one train batch holds before it gives them back
+        in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
         common = (
             self.make_env, acting, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers,
-            self.config.runner.requests_in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec,
+            in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec,
         )  # fmt: skip
         if made.inference == "local":
             from rlrun.samplers.local import LocalSampler
@@ -195,14 +196,20 @@ class Wiring:
     def runner(self) -> Callable:
         """(job) -> None, the runner with its factories and config filled in."""
         module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
-        rng = self.seeds.generator("replay")
-        make = module.Factories(algorithm=self.algorithm, sampler=self.sampler, columns=self.needs.columns, rng=rng)
+        make = module.Factories(
+            algorithm=self.algorithm,
+            sampler=self.sampler,
+            columns=self.needs.columns,
+            rng=lambda generation: self.seeds.generator("replay", generation),
+        )
         return lambda job: module.run(make, self.config.runner, job)
 
 
-def preflight(config: Typed) -> None:
+def preflight(config: Typed) -> Wiring:
     """Builds every part but the sampler once, so that what cannot work is said before a directory or a worker exists."""
-    Wiring(config).algorithm()
+    wiring = Wiring(config)
+    wiring.algorithm()
+    return wiring
 
 
 def checkpoints_of(run_dir: Any, keep: int = 3) -> Checkpoints:

@@ -13,7 +13,7 @@ from rlrun.config import save_yaml
 from rlrun.loggers.console import Lines, console, duration
 from rlrun.loggers.sinks import Sinks
 from rlrun.rundir import RunDir
-from rlrun.wiring import type_config
+from rlrun.wiring import preflight, type_config
 
 
 def train(tmp_path, *words, resumed=None):
@@ -23,7 +23,7 @@ def train(tmp_path, *words, resumed=None):
     config = type_config(values)
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
-    return path, session.run(config, values, directory, None)
+    return path, session.run(preflight(config), values, directory, None)
 
 
 def test_tensorboard_and_mlflow_hold_what_progress_holds(tmp_path):
@@ -62,7 +62,7 @@ def test_a_failed_run_is_failed_in_mlflow(tmp_path):
     values = compose("algo=impala", "env=rlrun/Counting-v0", "++env.kwargs.fail_at=30", *small, f"run_dir={path}", f"runs_root={tmp_path}", "logger=[mlflow]")
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
-    assert session.run(type_config(values), values, directory, None) == 1
+    assert session.run(preflight(type_config(values)), values, directory, None) == 1
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert client.search_runs(["1"])[0].info.status == "FAILED"
     assert json.loads((path / "summary.json").read_text())["status"] == "FAILED"

@@ -19,7 +19,7 @@ from rlrun.core.checkpoint import Checkpoints, verify
 from rlrun.core.errors import UserError
 from rlrun.load import load
 from rlrun.rundir import RunDir
-from rlrun.wiring import checkpoints_of, type_config
+from rlrun.wiring import checkpoints_of, preflight, type_config
 
 
 def train(path: Path, *words: str) -> int:
@@ -27,7 +27,7 @@ def train(path: Path, *words: str) -> int:
     config = type_config(values)
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
-    return session.run(config, values, directory, None)
+    return session.run(preflight(config), values, directory, None)
 
 
 def resume(path: Path, *words: str) -> int:
@@ -55,6 +55,8 @@ ENVS = {
     "memory": ["env=StatelessCartPole-v0", "model=lstm", "model.memory.size=4"],
     "box": ["env=Pendulum-v1", "model.share_value=false", "algo.value_lr=1e-3"],
     "sync": ["env=rlrun/Identity-v0", "algo.optimizer.kind=rmsprop", "algo.optimizer.momentum=0.5"],
+    "reuse": ["env=CartPole-v1", "runner.num_sgd_iter=2", "runner.minibatch_buffer_size=3", "runner.replay_proportion=0.5", "runner.replay_slots=4"],
+    "evaluated": ["env=CartPole-v1", "eval.every=150", "eval.episodes=2", "eval.greedy=false"],
     "atari": ["env=Breakout", "env.size=42", "env.noop_max=3", "resources.envs_per_sampler=2", "env.max_frames=60"],
 }
 
@@ -68,7 +70,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(tmp_path, kind)
     whole, parts = tensors(tmp_path / "whole"), tensors(tmp_path / "parts")
     assert same(whole, parts)
     runs = [checkpoints_of(tmp_path / name).load()[1] for name in ("whole", "parts")]
-    for name in ("env_steps", "updates", "episodes", "generation"):
+    for name in ("env_steps", "updates", "episodes", "generation", "best", "best_at", "saved_best", "eval_mean", "evaluations"):
         assert runs[0][name] == runs[1][name]
 
 
@@ -247,3 +249,50 @@ def test_a_loaded_policy_acts_as_it_was_trained(tmp_path):
         trained.act(obs[:2])
     same_again = {k: torch.equal(v, tensors(path)["policy"][k]) for k, v in trained.policy.state_dict().items()}
     assert same_again and all(same_again.values())
+
+
+def test_a_run_past_its_best_does_not_save_all_the_time(tmp_path, monkeypatch):
+    """A falling metric after an unsaved peak once made every update a save."""
+    from rlrun.core.run import Run
+
+    falling = iter([10.0, 50.0, *[5.0 - 0.001 * n for n in range(100000)]])
+    monkeypatch.setattr(Run, "_metric", lambda self: next(falling))
+    saved = []
+    original = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda self, steps, *rest: saved.append(steps) or original(self, steps, *rest))
+    train(tmp_path / "run", "env=CartPole-v1", "env_steps=3000", "checkpoint.best_every_sec=0.05")
+    assert 1 <= len(saved) <= 3
+
+
+def test_best_is_what_best_json_names(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=4000", "checkpoint.best_every_sec=0.01", "checkpoint.keep=2")
+    best = json.loads((path / "checkpoints" / "best.json").read_text())
+    run = checkpoints_of(path).load("best")[1]
+    assert int(best["name"]) == run["env_steps"] and best["metric"] == run["metric"] == run["saved_best"]
+    assert checkpoints_of(path).load("last")[1]["saved_best"] == best["metric"]
+
+
+@pytest.mark.parametrize("before, after", [("serial", "serial"), ("local", "serial"), ("serial", "local")])
+def test_a_resume_may_change_resources_and_columns_begin_anew(tmp_path, before, after):
+    path = tmp_path / "run"
+    common = ["resources.exact=false", "resources.num_samplers=2", "resources.envs_per_sampler=2"]
+    train(path, "env=StatelessCartPole-v0", "model=lstm", "model.memory.size=4", f"resources.inference={before}", *common, "env_steps=200")
+    assert resume(path, "env_steps=500", f"resources.inference={after}") == 0
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    assert rows[-1]["env_steps"] >= 500
+
+
+def test_few_slots_never_leave_the_learner_waiting(tmp_path):
+    """One sampler, one request in flight, four fragments to a batch."""
+    words = ["resources.exact=false", "resources.inference=local", "resources.num_samplers=1", "resources.envs_per_sampler=1"]
+    replay = ["runner.requests_in_flight=1", "runner.replay_proportion=0.5", "runner.replay_slots=3"]
+    assert train(tmp_path / "run", "env=CartPole-v1", *words, *replay, "runner.queue_timeout_sec=20", "env_steps=300") == 0
+
+
+def test_a_wrong_option_does_not_stay_in_a_run(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=200")
+    with pytest.raises(UserError, match="CUDA devices"):
+        resume(path, "env_steps=400", "resources.exact=false", "resources.inference=local", "resources.device=cuda:9")
+    assert resume(path, "env_steps=400") == 0

@@ -22,13 +22,13 @@ def main(words: list[str]) -> int:
     values = load_yaml(path / "config.yaml")
     for key, value in changes.items():
         change(values, key, value)
-    print(f"rlrun resume: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
-
     from rlrun import session
     from rlrun.rundir import RunDir
-    from rlrun.wiring import checkpoints_of, type_config
+    from rlrun.wiring import checkpoints_of, preflight, type_config
 
     config = type_config(values)
+    print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
+    wiring = preflight(config)  # before config.yaml is written: a wrong option must not stay in it
     directory = RunDir(path)
     directory.acquire()
     try:
@@ -41,7 +41,7 @@ def main(words: list[str]) -> int:
     except BaseException:
         directory.release()
         raise
-    return session.run(config, values, directory, restored)
+    return session.run(wiring, values, directory, restored)
 
 
 def change(values: dict[str, Any], key: str, value: Any) -> None:
@@ -52,7 +52,8 @@ def change(values: dict[str, Any], key: str, value: Any) -> None:
     *groups, last = key.split(".")
     node = values
     for group in groups:
-        node = node.get(group) or {}
+        child = node.get(group)
+        node = child if isinstance(child, dict) else {}
     if last not in node:
         from rlrun.core.errors import closest
 

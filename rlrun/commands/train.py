@@ -16,7 +16,7 @@ def main(words: list[str]) -> int:
 def train(cfg: Any, choices: dict[str, Any]) -> int:
     from rlrun.config import plain, save_yaml
     from rlrun.rundir import RunDir, default_path
-    from rlrun.wiring import type_config
+    from rlrun.wiring import preflight, type_config
 
     values = plain(cfg)
     check_tuned(choices, values)
@@ -24,14 +24,13 @@ def train(cfg: Any, choices: dict[str, Any]) -> int:
     config = type_config(values)
     path = Path(config.run.run_dir) if config.run.run_dir else default_path(config.run.runs_root, config.algo.name, config.env.name, config.run.seed)
     values["run_dir"] = str(path)
-    from rlrun.wiring import preflight
-
-    preflight(config)
+    values["runs_root"] = str(Path(config.run.runs_root).resolve())  # a run that is resumed elsewhere keeps its MLflow store
+    wiring = preflight(type_config(values))
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
     from rlrun import session
 
-    return session.run(config, values, directory, restored=None)
+    return session.run(wiring, values, directory, restored=None)
 
 
 def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:
@@ -42,3 +41,10 @@ def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:
     folder = tuned.split("/")[0]
     if folder != values["algo"]["name"]:
         raise UserError(f"tuned={tuned} is for algo={folder}, not algo={values['algo']['name']}: leave one of them out")
+    import yaml
+
+    from rlrun.paths import root
+
+    for line in yaml.safe_load((root() / "tuned" / f"{tuned}.yaml").read_text())["defaults"]:
+        if isinstance(line, dict) and line.get("override /env", choices.get("env")) != choices.get("env"):
+            print(f"  note: tuned={tuned} was made for env={line['override /env']}, not env={choices.get('env')}", flush=True)

@@ -47,7 +47,3 @@ class EnvFactory(Protocol):
     def spec(self) -> EnvSpec: ...
 
     def __call__(self, worker: int, count: int) -> VectorEnv: ...
-
-
-class EnvError(Exception):
-    """An environment raised; says which one, its seed and its last action."""

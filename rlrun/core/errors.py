@@ -12,6 +12,10 @@ class RunFailed(Exception):
     """The run broke although its input was fine (a killed sampler, a crashing env): printed, exit 1."""
 
 
+class EnvError(Exception):
+    """An environment raised; says which one, its seed and its last action."""
+
+
 def closest(word: str, options: Iterable[str], count: int = 3) -> str:
     """' Did you mean a, b?' for a mistyped word, or an empty string when nothing is near."""
     options = list(options)

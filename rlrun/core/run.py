@@ -83,7 +83,7 @@ class Run:
         checkpoints: Checkpoints,
         logger: Logger,
         signals: Signals,
-        evaluate: Callable[[Algorithm, Clock], list[float]] | None,
+        evaluate: Callable[[Algorithm, Clock, int, Callable[[], bool]], list[float]] | None,
         exact: bool,
         restored: tuple[dict[str, dict], dict] | None,
     ):
@@ -97,14 +97,17 @@ class Run:
         self.status, self.reason = "RUNNING", ""
         self.generation = 0  # of env seeds: how often this run has been started, or (exact) checkpointed
         self.clock = Clock()
-        self.best: float | None = None
+        self.best: float | None = None  # best metric seen
+        self.saved_best: float | None = None  # metric of the checkpoint that best.json names
+        self.evaluations = 0
+        self.eval_row: dict[str, float | None] = {}
+        self.breaks: list[Callable[[int], None]] = []  # what else forgets its rows when an exact run breaks its columns
         self.best_at = 0  # env steps of the last improvement
         self.eval_mean: float | None = None
         self.wall_before = 0.0
         self.started = self.last_log = self.last_save = self.last_best = time.monotonic()
         self.last_log_steps = 0
         self.save_at_end = True
-        self.best_unsaved = False
 
     # -- the runner's side ---------------------------------------------------------------------------------------------------------------
 
@@ -117,6 +120,7 @@ class Run:
             self.clock = Clock(run["env_steps"], run["updates"])
             self.episodes.load(run["episodes"])
             self.best, self.best_at, self.eval_mean = run["best"], run["best_at"], run["eval_mean"]
+            self.saved_best, self.evaluations = run["saved_best"], run["evaluations"]
             self.wall_before = run["wall_sec"]
             self.generation = run["generation"] + (0 if self.exact else 1)
         every = self.checkpoint.every
@@ -128,10 +132,9 @@ class Run:
     def sampler_ready(self, sampler: Any) -> None:
         """Restores the sampler's state (exact runs) and starts the clocks of rates and limits."""
         self.sampler = sampler
-        if self.restored is not None:
+        if self.restored is not None and self.exact:  # else columns begin anew, with seeds of this generation
             sampler.load(self.restored[0]["sampler"])
-            if self.exact:
-                sampler.restart(self.generation)
+            sampler.restart(self.generation)
         self.restored = None
         self.last_log = self.last_save = self.last_best = time.monotonic()
         self.timers.result()
@@ -149,17 +152,21 @@ class Run:
             self.learn.add(update.metrics)
         now = time.monotonic()
         over = self._over(now)
-        if self.eval_due(clock.env_steps):
-            self._evaluate()
-        improved = self._improved()
+        evaluated = self.signals.stop is None and self.eval_due(clock.env_steps) and self._evaluate()
+        metric = self._metric()
+        if metric is not None and (self.best is None or metric > self.best):
+            self.best, self.best_at = metric, clock.env_steps
+        best = metric is not None and (self.saved_best is None or metric > self.saved_best)
         due = self.save_due(clock.env_steps) or (self.checkpoint.every_sec is not None and now - self.last_save >= self.checkpoint.every_sec)
-        if improved and self.checkpoint.best_every_sec is not None and now - self.last_best >= self.checkpoint.best_every_sec:
+        if best and evaluated:  # what is called best is what was evaluated
             due = True
+        elif best and self.evaluation_off and self.checkpoint.best_every_sec is not None:
+            due = due or now - self.last_best >= self.checkpoint.best_every_sec
         if (over and self.save_at_end) or due or self.signals.save:
             self.signals.save = False
-            self._save(now)
-        if over or now - self.last_log >= self.log_every_sec:
-            self._log(now)
+            self._save(now, metric, best and (evaluated or self.evaluation_off))
+        if over or evaluated or now - self.last_log >= self.log_every_sec:
+            self._log(time.monotonic())
         return not over
 
     # -- inside --------------------------------------------------------------------------------------------------------------------------
@@ -182,36 +189,34 @@ class Run:
             self.status, self.reason = "COMPLETED", f"{self.clock.env_steps} env steps"
         elif self.stop.wall_sec is not None and self.wall_sec >= self.stop.wall_sec:
             self.status, self.reason = "STOPPED", f"{self.wall_sec:.0f} s >= {self.stop.wall_sec:g}"
-        elif self.stop.no_improvement_steps is not None and self.clock.env_steps - self.best_at >= self.stop.no_improvement_steps:
+        elif self.stop.no_improvement_steps is not None and self.best is not None and self.clock.env_steps - self.best_at >= self.stop.no_improvement_steps:
             self.status, self.reason = "STOPPED", f"no better mean return for {self.stop.no_improvement_steps} env steps"
         return self.status != "RUNNING"
 
+    @property
+    def evaluation_off(self) -> bool:
+        return self.evaluate is None or self.evaluation.every is None
+
     def _metric(self) -> float | None:
         """What `best` is judged by: evaluation where it is on, else the last-100 mean."""
-        if self.evaluate is not None and self.evaluation.every is not None:
+        if not self.evaluation_off:
             return self.eval_mean
         return self.episodes.mean if self.episodes.full else None
 
-    def _improved(self) -> bool:
-        metric = self._metric()
-        if metric is None or (self.best is not None and metric <= self.best):
-            return self.best_unsaved
-        self.best, self.best_at = metric, self.clock.env_steps
-        self.best_unsaved = True
-        return True
-
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """False when a signal came before it was finished."""
         assert self.evaluate is not None
         with self.timers("evaluate"):
-            returns = self.evaluate(self.algorithm, self.clock)
+            returns = self.evaluate(self.algorithm, self.clock, self.evaluations, lambda: self.signals.stop is not None)
+        self.evaluations += 1
+        if self.signals.stop is not None or not returns:
+            return False
         self.eval_mean = sum(returns) / len(returns)
-        self.eval_row: dict[str, float | None] = {"return_mean": self.eval_mean, "return_min": min(returns), "return_max": max(returns)}
-        self._log(time.monotonic(), self.eval_row)
+        self.eval_row = {"eval/return_mean": self.eval_mean, "eval/return_min": min(returns), "eval/return_max": max(returns)}
+        return True
 
-    def _save(self, now: float) -> None:
+    def _save(self, now: float, metric: float | None, best: bool) -> None:
         with self.timers("save"):
-            metric = self._metric()
-            best = metric is not None and self.best_unsaved and (self.best is None or metric >= self.best)
             if self.exact:
                 self.generation += 1
             tensors = {
@@ -225,7 +230,9 @@ class Run:
                 "episodes": self.episodes.state(),
                 "best": self.best,
                 "best_at": self.best_at,
+                "saved_best": metric if best else self.saved_best,
                 "eval_mean": self.eval_mean,
+                "evaluations": self.evaluations,
                 "metric": metric,
                 "wall_sec": self.wall_sec,
                 "generation": self.generation,
@@ -233,11 +240,15 @@ class Run:
             saved = self.checkpoints.save(self.clock.env_steps, tensors, run, best)
             if self.exact:
                 self.sampler.restart(self.generation)
-            if best and saved is not None:
-                self.best_unsaved, self.last_best = False, now
+                for forget in self.breaks:
+                    forget(self.generation)
+            if best:
+                self.last_best = now  # also after a failed save: the next try waits its turn
+                if saved is not None:
+                    self.saved_best = metric
         self.last_save = now
 
-    def _log(self, now: float, evaluation: dict[str, float | None] | None = None) -> None:
+    def _log(self, now: float) -> None:
         seconds = max(now - self.last_log, 1e-9)
         sample = self.sample.result()
         spent = sample.pop("env_sec", 0.0), sample.pop("policy_sec", 0.0)
@@ -256,8 +267,8 @@ class Run:
         queued = getattr(self.sampler, "queued", None)
         if queued is not None:
             row["sample/queued_fragments"] = queued
-        if evaluation:
-            row |= {f"eval/{name}": value for name, value in evaluation.items()}
+        row |= self.eval_row
+        self.eval_row = {}
         self.last_log, self.last_log_steps = now, self.clock.env_steps
         head = {name: row.pop(name) for name in ("env_steps", "time_sec", "updates")}
         self.logger.log({**head, **finite(row)})

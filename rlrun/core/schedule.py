@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,6 +38,10 @@ class Schedule:
     @property
     def values(self) -> tuple[float, ...]:
         return tuple(value for _, value in self.points)
+
+    def __post_init__(self):
+        if not all(math.isfinite(number) for point in self.points for number in point):
+            raise ValueError("a schedule's numbers must be finite")
 
     @staticmethod
     def parse(value: object) -> Schedule:

@@ -19,6 +19,10 @@ class FragmentReplay:
         self.kept: list[Batch] = []
         self.next = 0
 
+    def clear(self, rng: torch.Generator) -> None:
+        """Forgets every fragment and goes on with this stream: both sides of a bit-exact checkpoint do so."""
+        self.kept, self.next, self.rng = [], 0, rng
+
     def accompany(self, fragment: Fragment) -> list[Batch]:
         """Remembers the fragment; returns the replayed ones that go with it."""
         if self.slots == 0 or self.proportion == 0:
@@ -43,6 +47,11 @@ class PassRing:
         self.passes = passes
         self.batches: list[Batch | None] = [None] * size
         self.left = [0] * size
+        self.next = 0
+
+    def clear(self) -> None:
+        """Forgets every batch (a bit-exact checkpoint)."""
+        self.left = [0] * len(self.left)
         self.next = 0
 
     def emit(self) -> Batch:

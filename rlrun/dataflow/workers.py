@@ -31,6 +31,7 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
         if os.getppid() != parent:
             os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     import torch
 
@@ -71,7 +72,11 @@ class Worker:
         self.pipe, child = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_bootstrap, args=(target, child, name, args), name=name, daemon=True)
         with _child_environment():
-            self.process.start()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C must not kill a child that is still importing
+            try:
+                self.process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         child.close()
 
 

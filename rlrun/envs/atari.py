@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlrun.core.env import EnvError, Rows, Step
-from rlrun.core.errors import UserError
+from rlrun.core.env import Rows, Step
+from rlrun.core.errors import EnvError, UserError
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs.names import games

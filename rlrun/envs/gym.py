@@ -10,8 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rlrun.core.env import EnvError, Rows, Step
-from rlrun.core.errors import UserError, closest
+from rlrun.core.env import Rows, Step
+from rlrun.core.errors import EnvError, UserError, closest
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, Space
 
@@ -64,8 +64,10 @@ def make_spec(cfg: GymConfig) -> EnvSpec:
     """Builds one environment to read its spaces."""
     try:
         env = gymnasium.make(find(cfg.name), **_overrides(cfg))
-    except (TypeError, gymnasium.error.Error, ImportError) as error:
-        raise UserError(f"env={cfg.name} cannot be made: {error}") from None
+    except UserError:
+        raise
+    except Exception as error:  # the user's own constructor may raise anything
+        raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
     try:
         obs = to_space(env.observation_space, "observation", cfg.name)
         if not isinstance(obs, Box):
@@ -92,17 +94,20 @@ class _Named(gymnasium.Wrapper):
     def reset(self, *, seed=None, options=None):
         if seed is not None:
             self.seed = seed
-        return self._guard(lambda: self.env.reset(seed=seed, options=options), "reset")
+        try:
+            return self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._failed("reset", error) from error
 
     def step(self, action):
         self.steps += 1
-        return self._guard(lambda: self.env.step(action), f"step {self.steps} on action {action}")
-
-    def _guard(self, call, doing: str):
         try:
-            return call()
+            return self.env.step(action)
         except Exception as error:
-            raise EnvError(f"{self.name}, env {self.index} (seed {self.seed}) failed in {doing}: {type(error).__name__}: {error}") from error
+            raise self._failed(f"step {self.steps} on action {action}", error) from error
+
+    def _failed(self, doing: str, error: Exception) -> EnvError:
+        return EnvError(f"{self.name}, env {self.index} (seed {self.seed}) failed in {doing}: {type(error).__name__}: {error}")
 
 
 class GymEnv:
@@ -132,8 +137,8 @@ class GymEnv:
         self.dtype = np.dtype(spec.obs["observation"].dtype)
 
     def reset(self, generation: int) -> Rows:
-        seeds = [self.seeds.integer(self.stream, self.worker, slot, generation) for slot in range(self.count)]
-        obs, _ = self.env.reset(seed=seeds[0] if self.native else seeds)
+        self.env_seeds = [self.seeds.integer(self.stream, self.worker, slot, generation) for slot in range(self.count)]
+        obs, _ = self.env.reset(seed=self.env_seeds[0] if self.native else self.env_seeds)
         self.ended = np.zeros(self.count, dtype=bool)
         return {"observation": self._checked(obs)}
 
@@ -142,15 +147,18 @@ class GymEnv:
         began = self.ended
         reward = np.asarray(reward, dtype=np.float32)
         if not np.isfinite(reward).all():
-            raise EnvError(f"{self.cfg.name}, env {int(np.argmin(np.isfinite(reward)))} returned the reward {reward[~np.isfinite(reward)][0]}")
+            raise self._bad(int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action)
         self.ended = terminated | truncated
-        return Step({"observation": self._checked(obs)}, reward, terminated.copy(), truncated.copy(), ~began, began, {})
+        return Step({"observation": self._checked(obs, action)}, reward, terminated.copy(), truncated.copy(), ~began, began, {})
 
-    def _checked(self, obs: np.ndarray) -> np.ndarray:
+    def _checked(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
         if self.dtype.kind == "f" and not np.isfinite(obs).all():
-            bad = ~np.isfinite(obs.reshape(self.count, -1)).all(1)
-            raise EnvError(f"{self.cfg.name}, env {int(np.argmax(bad))} returned an observation that is not finite")
+            raise self._bad(int(np.argmin(np.isfinite(obs.reshape(self.count, -1)).all(1))), "an observation that is not finite", action)
         return obs
+
+    def _bad(self, index: int, what: str, action: np.ndarray | None) -> EnvError:
+        seed = self.env_seeds[0 if self.native else index]
+        return EnvError(f"{self.cfg.name}, env {index} (seed {seed}) returned {what} after the action {None if action is None else action[index]}")
 
     def frame(self) -> np.ndarray:
         """[H, W, 3] uint8, the first environment's picture (render=True only)."""

@@ -31,8 +31,9 @@ class Sinks:
         self.thread.start()
 
     def log(self, row: dict[str, Any]) -> None:
-        for sink in self.direct:
-            sink.log(row)
+        for sink in list(self.direct):
+            if not self._guard(type(sink).__name__, lambda sink=sink: sink.log(row)):  # type: ignore[misc]
+                self.direct.remove(sink)
         try:
             self.rows.put_nowait(row)
         except queue.Full:
@@ -41,7 +42,7 @@ class Sinks:
     def close(self, status: str, summary: dict[str, Any]) -> None:
         """Flushes what it can within CLOSE_SEC."""
         for sink in self.direct:
-            sink.close(status, summary)
+            self._guard(type(sink).__name__, lambda sink=sink: sink.close(status, summary))  # type: ignore[misc]
         try:
             self.rows.put((status, summary), timeout=CLOSE_SEC)
             self.thread.join(CLOSE_SEC)

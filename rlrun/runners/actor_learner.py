@@ -48,7 +48,7 @@ class Factories(NamedTuple):
     algorithm: Callable[[], Algorithm]
     sampler: Callable[[int], Sampler]  # generation: how often this run has been started
     columns: int  # of a train batch
-    rng: torch.Generator
+    rng: Callable[[int], torch.Generator]  # generation: the stream of replayed fragments
 
 
 def run(make: Factories, cfg: Config, job: Run) -> None:
@@ -59,8 +59,9 @@ def run(make: Factories, cfg: Config, job: Run) -> None:
     try:
         job.sampler_ready(sampler)
         sampler.publish(algorithm.policy, clock)
-        stream = _Stream(sampler, FragmentReplay(cfg.replay_proportion, cfg.replay_slots, make.rng), make.columns, cfg.fake_sampler, job)
+        stream = _Stream(sampler, FragmentReplay(cfg.replay_proportion, cfg.replay_slots, make.rng(job.generation)), make.columns, cfg.fake_sampler, job)
         ring = PassRing(cfg.minibatch_buffer_size, cfg.num_sgd_iter, lambda old: stream.train_batch(old, algorithm.ctx.device))
+        job.breaks += [lambda generation: stream.clear(make.rng(generation)), lambda generation: ring.clear()]
         update: Update | None = None
         while job.tick(clock, update):
             batch = ring.emit()
@@ -104,6 +105,12 @@ class _Stream:
         if self.fake:
             self.kept = batch
         return batch
+
+    def clear(self, rng: torch.Generator) -> None:
+        """Drops what waits, and what is kept for replay."""
+        self.sampler.free([fragment for _, fragment in self.ready if fragment is not None])
+        self.ready = []
+        self.replay.clear(rng)
 
     def new_env_steps(self) -> int:
         """Env steps taken since the last call."""

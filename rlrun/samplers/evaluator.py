@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -22,26 +24,24 @@ class Evaluator:
     def __init__(self, make_env: EnvFactory, columns: int, seeds: Seeds):
         self.make_env, self.seeds = make_env, seeds
         self.env = make_env(0, columns)
-        self.rounds = 0
 
-    def play(self, policy: Policy, episodes: int, mode: Mode, clock: Clock) -> list[float]:
-        """Unclipped returns of `episodes` full games, each with seeds that no earlier call used."""
-        return [ret for ret, _ in self.play_with_lengths(policy, episodes, mode, clock)]
-
-    def play_with_lengths(self, policy: Policy, episodes: int, mode: Mode, clock: Clock) -> list[tuple[float, int]]:
+    def play(
+        self, policy: Policy, episodes: int, mode: Mode, clock: Clock, round_: int = 0, stop: Callable[[], bool] = lambda: False
+    ) -> list[tuple[float, int]]:
+        """(unclipped return, length) of `episodes` full games. Seeds follow from `round_`: each evaluation of a run has its own. When `stop` says so,
+        what has been finished by then."""
         columns = self.env.count
         quota = np.full(columns, episodes // columns)
         quota[: episodes % columns] += 1
-        rng = self.seeds.generator("eval-policy", self.rounds)
-        obs = self.env.reset(self.rounds)
-        self.rounds += 1
-        is_first = np.ones(columns, dtype=bool)
         device = next(policy.parameters()).device
+        rng = self.seeds.generator("eval-policy", round_, device=device.type)
+        obs = self.env.reset(round_)
+        is_first = np.ones(columns, dtype=bool)
         state: Batch = policy.initial_state(columns)
         returns, lengths = np.zeros(columns), np.zeros(columns, dtype=np.int64)
         done: list[list[tuple[float, int]]] = [[] for _ in range(columns)]
         with torch.inference_mode():
-            while any(len(d) < q for d, q in zip(done, quota, strict=True)):
+            while not stop() and any(len(d) < q for d, q in zip(done, quota, strict=True)):
                 act = policy.act(to_torch(obs).to(device), torch.from_numpy(is_first).to(device), state, clock, mode, rng)
                 state = act.state
                 step = self.env.step(act.action.cpu().numpy())

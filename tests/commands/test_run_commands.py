@@ -10,14 +10,14 @@ from rlrun.cli import _dispatch
 from rlrun.config import save_yaml
 from rlrun.core.errors import UserError
 from rlrun.rundir import RunDir
-from rlrun.wiring import type_config
+from rlrun.wiring import preflight, type_config
 
 
 def trained(path, *words):
     values = compose("algo=impala", *SMALL, f"run_dir={path}", "env_steps=100", *words)
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
-    assert session.run(type_config(values), values, directory, None) == 0
+    assert session.run(preflight(type_config(values)), values, directory, None) == 0
     return path
 
 
@@ -78,7 +78,7 @@ def test_short_episodes_are_not_counted_more_often():
     from counting import CountingPolicy
 
     made = Evaluator(lambda worker, count: Uneven(), 2, Seeds(0))
-    assert sorted(made.play(CountingPolicy(), 6, "greedy", Clock())) == [3.0] * 3 + [30.0] * 3
+    assert sorted(ret for ret, _ in made.play(CountingPolicy(), 6, "greedy", Clock())) == [3.0] * 3 + [30.0] * 3
     assert isinstance(CountingPolicy().weight, torch.nn.Parameter)
 
 

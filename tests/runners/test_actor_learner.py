@@ -47,7 +47,7 @@ def test_counts_agree_from_env_to_learner(typed, tmp_path, kind):
     assert job.status == "COMPLETED" and algorithm.rows == job.clock.env_steps >= 600
     assert rows[-1]["env_steps"] == job.clock.env_steps and rows[-1]["sample/episodes"] >= 60
     assert rows[-1]["sample/return_mean"] == 28.0
-    assert algorithm.updates == job.clock.updates == -(-600 // 20) or algorithm.updates > 30
+    assert algorithm.updates == job.clock.updates
     json.dumps(rows)  # every row fits progress.jsonl
 
 
