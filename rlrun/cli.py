@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     check_groups(words)
     if "--help" in words or "-h" in words:  # Hydra composes before it explains
         words = [*words, *(f"{key}={value}" for key, value in (("algo", "impala"), ("env", "CartPole-v1")) if not any(w.startswith(f"{key}=") for w in words))]
+    words = [part for word in words for part in replacing(word)]
     words = [f"++{word}" if word.startswith("env.kwargs.") else word for word in words]  # the environment's own, unknown to conf/
     result: list[int] = []
     raised: list[BaseException] = []
@@ -101,6 +103,13 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     if raised:
         raise raised[0]
     return result[0] if result else 0
+
+
+def replacing(word: str) -> list[str]:
+    """A schedule on the command line replaces the one that stands there: OmegaConf merges groups and refuses to merge a list into one."""
+    key, _, value = word.partition("=")
+    schedule = value.startswith("[[") or (value.startswith("{") and {"start", "end", "steps"} == set(re.findall(r"(\w+)\s*:", value)))
+    return [f"{key}=null", word] if schedule else [word]
 
 
 def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:

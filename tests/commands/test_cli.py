@@ -103,6 +103,15 @@ def test_hydras_help_and_cfg_work(capsys):
     assert "fragment_length: 50" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("lr", ["0.001", "[[0,0.0],[100,0.001]]", "{start: 0.1, end: 0.0, steps: 10}"])
+@pytest.mark.parametrize("base", [["tuned=impala/cartpole"], ["algo=impala", "env=CartPole-v1"]])
+def test_a_schedule_replaces_whatever_stood_there(base, lr, capsys):
+    import yaml
+
+    cli._dispatch(["train", *base, f"algo.lr={lr}", "--cfg", "job"])
+    assert yaml.safe_load(capsys.readouterr().out)["algo"]["lr"] == yaml.safe_load(lr)
+
+
 @pytest.mark.parametrize(
     "line, expected",
     [
