@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
@@ -71,14 +72,37 @@ class EnvSource(ConfigSource):
         return names()
 
 
+class TunedSource(FileConfigSource):
+    """The folder above tuned/, of which only tuned/ is shown: it may be a checkout, and Hydra's help walks every folder it is shown."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "rlrun-tuned"
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path == "" or (_in_tuned(config_path) and super().is_group(config_path))
+
+    def is_config(self, config_path: str) -> bool:
+        return _in_tuned(config_path) and super().is_config(config_path)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        if config_path == "":
+            return [] if results_filter == ObjectType.CONFIG else ["tuned"]
+        return super().list(config_path, results_filter) if _in_tuned(config_path) else []
+
+
+def _in_tuned(config_path: str) -> bool:
+    return config_path == "tuned" or config_path.startswith("tuned/")
+
+
 class RlrunSearchPath(SearchPathPlugin):
     """Appends the envs, and the folder above tuned/."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("rlrun-envs", f"{SCHEME}://all")
-        search_path.append("rlrun-tuned", f"file://{Path(root()).as_posix()}")
+        search_path.append("rlrun-tuned", f"rlrun-tuned://{Path(root()).as_posix()}")
 
 
 def install() -> None:
-    for plugin in (EnvSource, RlrunSearchPath):
+    for plugin in (EnvSource, TunedSource, RlrunSearchPath):
         Plugins.instance().register(plugin)
