@@ -23,6 +23,7 @@ from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.paths import options
 from rlrun.resources import Resources, ResourcesConfig, decide
 from rlrun.samplers.base import Sampler
+from rlrun.samplers.processes import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,17 +182,17 @@ class Wiring:
         producers = made.num_samplers * (2 if made.inference == "batched" else 1)
         held = needs.columns // made.envs_per_sampler  # fragments that one train batch holds before it gives them back
         in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
-        common = (
+        plan = Plan(
             self.make_env, acting, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers,
             in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec,
         )  # fmt: skip
         if made.inference == "local":
             from rlrun.samplers.local import LocalSampler
 
-            return LocalSampler(*common)
+            return LocalSampler(plan)
         from rlrun.samplers.batched import BatchedSampler
 
-        return BatchedSampler(*common, made.device)
+        return BatchedSampler(plan, made.device)
 
     def runner(self) -> Callable:
         """(job) -> None, the runner with its factories and config filled in."""

@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import SMALL, compose
@@ -247,8 +248,51 @@ def test_a_loaded_policy_acts_as_it_was_trained(tmp_path):
     assert trained.act(obs[None].repeat(3, 0)).shape == (3,)
     with pytest.raises(ValueError, match="shape"):
         trained.act(obs[:2])
+    env = trained.make_env(seed=1)
+    obs, _ = env.reset()
+    total = 0.0
+    for _ in range(500):
+        obs, reward, terminated, truncated, _ = env.step(trained.act(obs))
+        total += reward
+        if terminated or truncated:
+            break
+    assert 1 <= total <= 500 and (terminated or truncated)
+    env.close()
     same_again = {k: torch.equal(v, tensors(path)["policy"][k]) for k, v in trained.policy.state_dict().items()}
     assert same_again and all(same_again.values())
+
+
+def test_a_loaded_policy_remembers_one_batch_at_a_time(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "model=lstm", "model.memory.size=4", "env_steps=200")
+    trained, obs = load(path), np.zeros((2, 4), dtype=np.float32)
+    assert trained.act(obs).shape == trained.act(obs).shape == (2,)
+    with pytest.raises(ValueError, match="remembers 2 episodes and is given 1"):
+        trained.act(obs[0])
+    trained.reset()
+    assert trained.act(obs[0]).shape == ()
+
+
+def test_a_loaded_atari_policy_takes_raw_screens(tmp_path):
+    pytest.importorskip("ale_py")
+    path = tmp_path / "run"
+    train(path, "env=Pong", "env_steps=100")
+    trained = load(path)
+    env = trained.make_env()
+    obs, _ = env.reset()
+    assert env.action_space.contains(int(trained.act(obs)))
+    obs, _, terminated, _, _ = env.step(trained.act(obs))
+    assert obs.shape == (4, 84, 84) and not terminated
+    env.close()
+    rng = np.random.default_rng(0)
+    screens = rng.integers(256, size=(5, 210, 160, 3), dtype=np.uint8)
+    for screen in screens:
+        action = trained.act(screen)
+    stacked = trained.screens.frames.copy()
+    trained.reset()
+    assert action == trained.act(stacked) and stacked.std(axis=(1, 2)).min() > 0
+    with pytest.raises(ValueError, match="not float32"):
+        trained.act(stacked.astype(np.float32) / 255)
 
 
 def test_a_run_past_its_best_does_not_save_all_the_time(tmp_path, monkeypatch):

@@ -207,13 +207,18 @@ class Run:
         """False when a signal came before it was finished."""
         assert self.evaluate is not None
         with self.timers("evaluate"):
-            returns = self.evaluate(self.algorithm, self.clock, self.evaluations, lambda: self.signals.stop is not None)
+            returns = self.evaluate(self.algorithm, self.clock, self.evaluations, self._interrupted)
         self.evaluations += 1
         if self.signals.stop is not None or not returns:
             return False
         self.eval_mean = sum(returns) / len(returns)
         self.eval_row = {"eval/return_mean": self.eval_mean, "eval/return_min": min(returns), "eval/return_max": max(returns)}
         return True
+
+    def _interrupted(self) -> bool:
+        """Whether a signal came. RunFailed when a sampler has died, which nobody else notices during a long evaluation."""
+        self.sampler.check()
+        return self.signals.stop is not None
 
     def _save(self, now: float, metric: float | None, best: bool) -> None:
         with self.timers("save"):

@@ -31,6 +31,10 @@ class Discrete:
             raise ValueError(f"action {action.min()}..{action.max()} outside Discrete({self.n}): has the policy's output become NaN?")
         return action + self.start if self.start else action
 
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        """The inverse of to_env."""
+        return (action - self.start).astype(np.int64)
+
     def __str__(self) -> str:
         return f"Discrete({self.n})"
 
@@ -73,6 +77,14 @@ class Box:
         low = np.asarray(self.low, dtype=np.float64).reshape(self.shape)
         high = np.asarray(self.high, dtype=np.float64).reshape(self.shape)
         return (low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low)).astype(self.dtype)
+
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        """The inverse of to_env for actions inside the box."""
+        if not self.bounded:
+            return action.astype(np.float32)
+        low = np.asarray(self.low, dtype=np.float64).reshape(self.shape)
+        high = np.asarray(self.high, dtype=np.float64).reshape(self.shape)
+        return (2.0 * (action - low) / (high - low) - 1.0).astype(np.float32)
 
     def __str__(self) -> str:
         return f"Box({list(self.shape)}, {self.dtype})"

@@ -114,6 +114,36 @@ class AtariEnv:
         self.env.close()
 
 
+class ScreenStack:
+    """What AtariEnv would show, made from screens in colour that come from elsewhere. Equal to ale-py's own up to a rounding of 1 in 255."""
+
+    LUMINANCE = (0.2989, 0.587, 0.114)  # ALE's own greys follow from its palette in just this way
+
+    def __init__(self, cfg: AtariConfig):
+        self.cfg = cfg
+        self.reset()
+
+    def reset(self) -> None:
+        """A new game: frames before the first one are black, as in training."""
+        self.frames = np.zeros((self.cfg.stack, self.cfg.size, self.cfg.size), dtype=np.uint8)
+
+    def push(self, screens: np.ndarray) -> np.ndarray:
+        """[H, W, 3] uint8, or a decision's last two frames [2, H, W, 3] (merged by their maximum, against flicker) -> [stack, size, size]."""
+        grey = np.rint(screens.astype(np.float64) @ self.LUMINANCE)
+        grey = grey.max(0) if grey.ndim == 3 else grey
+        rows, columns = (_area_weights(length, self.cfg.size) for length in grey.shape)
+        self.frames = np.concatenate((self.frames[1:], np.rint(rows @ grey @ columns.T).astype(np.uint8)[None]))
+        return self.frames
+
+
+def _area_weights(length: int, size: int) -> np.ndarray:
+    """[size, length]: each of `size` pixels is the mean of the stretch of `length` pixels that it covers (OpenCV's INTER_AREA when shrinking)."""
+    edges = np.linspace(0.0, length, size + 1)
+    pixels = np.arange(length)
+    covered = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    return np.clip(covered, 0.0, None) * size / length
+
+
 def make_spec(cfg: AtariConfig) -> EnvSpec:
     """Builds the game once to read its action set."""
     ale = import_ale()

@@ -24,6 +24,10 @@ class Sampler(Protocol):
         """Gives the fragments' memory back; their rows must not be read afterwards."""
         ...
 
+    def check(self) -> None:
+        """RunFailed when a worker died; returns at once."""
+        ...
+
     def publish(self, policy: Policy | None, clock: Clock) -> None:
         """Makes these weights the ones to act with; None sends the clock alone."""
         ...

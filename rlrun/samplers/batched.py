@@ -14,41 +14,39 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import torch
 
-from rlrun.core.batch import Batch, RowSpec
-from rlrun.core.env import EnvFactory
+from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
-from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Fragment, Header, Slots
-from rlrun.dataflow.workers import START_SEC, Worker, Workers
+from rlrun.dataflow.workers import Worker
 from rlrun.samplers.collector import store_core
 from rlrun.samplers.columns import Columns
+from rlrun.samplers.processes import READY, Plan, ProcessSampler
 
 GROUPS = 2
-READY = "ready"
 BEGIN = -1  # in place of a row number
 
 
 class EnvJob(NamedTuple):
+    """What a sampler process is given (pickled)."""
+
     number: int
-    columns: int  # of one group
-    make_env: EnvFactory
-    generation: int
+    plan: Plan  # its columns are those of one group
     slots: Slots
 
 
 def env_process(pipe: Connection, job: EnvJob) -> None:
     """(group, slot, t) comes in: BEGIN writes row 0, t steps row t. (group, live, episodes, seconds) goes out when it is done."""
-    first = job.number * GROUPS
-    groups = [Columns(job.make_env(first + g, job.columns), (first + g) * job.columns, job.generation) for g in range(GROUPS)]
+    plan, first = job.plan, job.number * GROUPS
+    groups = [Columns(plan.make_env(first + g, plan.columns), (first + g) * plan.columns, plan.generation) for g in range(GROUPS)]
     views: dict[int, dict] = {}
     pipe.send(READY)
     while True:
@@ -81,20 +79,15 @@ class _Group:
     policy_sec: float = 0.0
 
 
-class BatchedSampler:
-    """`workers` processes with two groups of `columns` environments each; `in_flight` slots per group."""
+class BatchedSampler(ProcessSampler):
+    """Every process has two groups of environments, each a producer of fragments."""
 
-    def __init__(
-        self, make_env: EnvFactory, make_policy: Callable[[], Policy], layout: RowSpec, record: tuple[str, ...], core_every: int, columns: int,
-        workers: int, in_flight: int, seeds: Seeds, generation: int, timeout_sec: float, device: torch.device,
-    ):  # fmt: skip
-        self.columns, self.total_columns = columns, columns * GROUPS * workers
-        self.rows = layout["reward"].shape[0]  # type: ignore[union-attr]
-        self.record, self.core_every, self.timeout_sec, self.device = record, core_every, timeout_sec, device
-        self.slots = Slots(layout, workers * GROUPS * in_flight)
-        self.views = [self.slots.view(slot) for slot in range(self.slots.count)]
-        self.rng = seeds.generator("policy", 0, generation, device=device.type)
-        self.policy = make_policy().to(device)  # the thread's copy
+    def __init__(self, plan: Plan, device: torch.device):
+        super().__init__(plan, plan.workers * GROUPS)
+        self.device = device
+        self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
+        self.rng = plan.seeds.generator("policy", 0, plan.generation, device=device.type)
+        self.policy = plan.make_policy().to(device)  # the thread's copy
         self.policy_lock = threading.Lock()  # held while acting and while weights are exchanged
         self.version, self.clock = 0, Clock()
         self.change = threading.Condition()  # guards what follows
@@ -103,16 +96,9 @@ class BatchedSampler:
         self.error: BaseException | None = None
         self.closing = False
         self.thread: threading.Thread | None = None
-        self.workers = Workers()
-        try:
-            started = [self.workers.start(f"sampler-{i}", env_process, (EnvJob(i, columns, make_env, generation, self.slots),)) for i in range(workers)]
-            self.groups = {(w.name, g): _Group(w, g, i * GROUPS + g, self.policy.initial_state(columns)) for i, w in enumerate(started) for g in range(GROUPS)}
-            ready = 0
-            while ready < workers:
-                ready += sum(message == READY for _, message in self.workers.receive(START_SEC))
-        except BaseException:
-            self.close()
-            raise
+        started = self.start(env_process, lambda i: EnvJob(i, plan, self.slots))
+        state = self.policy.initial_state
+        self.groups = {(w.name, g): _Group(w, g, i * GROUPS + g, state(plan.columns)) for i, w in enumerate(started) for g in range(GROUPS)}
 
     # -- the learner's side --------------------------------------------------------------------------------------------------------------
 
@@ -127,10 +113,9 @@ class BatchedSampler:
             self.thread = threading.Thread(target=self._serve, name="inference", daemon=True)
             self.thread.start()
         with self.change:
-            if not self.change.wait_for(lambda: len(self.filled) >= count or self.error is not None, self.timeout_sec):
-                raise RunFailed(f"no fragment for {self.timeout_sec:.0f} s: an environment may hang")
-            if self.error is not None:
-                raise self.error
+            if not self.change.wait_for(lambda: len(self.filled) >= count or self.error is not None, self.plan.timeout_sec):
+                raise RunFailed(f"no fragment for {self.plan.timeout_sec:.0f} s: an environment may hang")
+            self.check()
             return [Fragment(header, self.views[header.slot]) for header in (self.filled.popleft() for _ in range(count))]
 
     def free(self, fragments: Sequence[Fragment]) -> None:
@@ -148,14 +133,9 @@ class BatchedSampler:
                     torch.cuda.current_stream(self.device).synchronize()
             self.version, self.clock = self.version + 1, clock
 
-    def restart(self, generation: int) -> None:
-        """Not needed: only bit-exact (serial) runs break their columns at a checkpoint."""
-
-    def save(self) -> dict:
-        return {}
-
-    def load(self, saved: dict) -> None:
-        """Columns begin anew with seeds of the resumed run's generation."""
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
 
     def close(self) -> None:
         with self.change:
@@ -163,7 +143,7 @@ class BatchedSampler:
             self.change.notify_all()
         if self.thread is not None:
             self.thread.join(10)
-        self.workers.stop()
+        super().close()
 
     # -- the inference thread ------------------------------------------------------------------------------------------------------------
 
@@ -213,8 +193,8 @@ class BatchedSampler:
         now = time.monotonic()
         if messages:
             self.heard = now
-        elif now - self.heard >= self.timeout_sec:
-            raise RunFailed(f"no word from any sampler for {self.timeout_sec:.0f} s: an environment may hang")
+        elif now - self.heard >= self.plan.timeout_sec:
+            raise RunFailed(f"no word from any sampler for {self.plan.timeout_sec:.0f} s: an environment may hang")
         return messages
 
     def _act(self, groups: list[_Group]) -> None:
@@ -227,8 +207,8 @@ class BatchedSampler:
             is_first = torch.cat([r[1].to(self.device) for r in rows])
             state = _join([group.state for group in groups])
             for batch, group in zip(batches, groups, strict=True):
-                store_core(batch, group.t, group.state, self.core_every)
-            act = self.policy.act(obs, is_first, state, clock, "explore", self.rng, self.record)
+                store_core(batch, group.t, group.state, self.plan.core_every)
+            act = self.policy.act(obs, is_first, state, clock, "explore", self.rng, self.plan.record)
             action = act.action.cpu()
             record = act.record.to("cpu")
             if self.device.type == "cuda":
@@ -240,7 +220,7 @@ class BatchedSampler:
                 batch[name][group.t].copy_(value[part])
             group.state = act.state[part]
             if group.t + 1 == self.rows:
-                store_core(batch, self.rows, group.state, self.core_every)
+                store_core(batch, self.rows, group.state, self.plan.core_every)
             group.policy_sec += (time.perf_counter() - started) / len(groups)
             self.workers.send(group.worker, (group.number, group.slot, group.t))
 

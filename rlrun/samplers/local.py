@@ -8,45 +8,34 @@ Fragment(header)   <-- pipe ----    header
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from rlrun.core.batch import RowSpec
-from rlrun.core.env import EnvFactory
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
-from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import START_SEC, Worker, Workers
 from rlrun.samplers.collector import Collector
+from rlrun.samplers.processes import READY, Plan, ProcessSampler
 
 
 class SamplerJob(NamedTuple):
     """What a sampler process is given (pickled)."""
 
     number: int
-    columns: int
-    make_env: EnvFactory
-    make_policy: Callable[[], Policy]  # ready to act: lower precision applied
-    record: tuple[str, ...]
-    core_every: int
-    seeds: Seeds
-    generation: int
+    plan: Plan
     slots: Slots
     bus: WeightBus
 
 
-READY = "ready"
-
-
 def sampler_process(pipe: Connection, job: SamplerJob) -> None:
     """Until the pipe closes: a slot number comes in, a Header goes out."""
-    policy = job.make_policy()
+    plan, number = job.plan, job.number
+    policy = plan.make_policy()
     collector = Collector(
-        job.make_env(job.number, job.columns), job.seeds.generator("policy", job.number, job.generation), job.record, job.core_every,
-        job.number, job.number * job.columns, job.generation,
+        plan.make_env(number, plan.columns), plan.seeds.generator("policy", number, plan.generation), plan.record, plan.core_every,
+        number, number * plan.columns, plan.generation,
     )  # fmt: skip
     views = {}
     version, clock = 0, Clock()
@@ -61,33 +50,15 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
         pipe.send(collector.collect(views[slot], policy, version, clock, slot))
 
 
-class LocalSampler:
-    """`workers` processes of `columns` environments, with `in_flight` slots each."""
+class LocalSampler(ProcessSampler):
+    """Every process is one producer of fragments."""
 
-    def __init__(
-        self, make_env: EnvFactory, make_policy: Callable[[], Policy], layout: RowSpec, record: tuple[str, ...], core_every: int, columns: int,
-        workers: int, in_flight: int, seeds: Seeds, generation: int, timeout_sec: float,
-    ):  # fmt: skip
-        self.columns, self.total_columns = columns, columns * workers
-        self.timeout_sec = timeout_sec
-        self.slots = Slots(layout, workers * in_flight)
-        self.views = [self.slots.view(slot) for slot in range(self.slots.count)]
-        self.bus = WeightBus(make_policy())
-        self.workers = Workers()
-        self.owner: list[Worker] = []
+    def __init__(self, plan: Plan):
+        super().__init__(plan, plan.workers)
+        self.bus = WeightBus(plan.make_policy())
         self.waiting: deque[Header] = deque()  # filled fragments
-        try:
-            started = []
-            for index in range(workers):
-                job = SamplerJob(index, columns, make_env, make_policy, record, core_every, seeds, generation, self.slots, self.bus)
-                started.append(self.workers.start(f"sampler-{index}", sampler_process, (job,)))
-            self.owner = [started[slot // in_flight] for slot in range(self.slots.count)]
-            ready = 0
-            while ready < workers:
-                ready += sum(message == READY for _, message in self.workers.receive(START_SEC))
-        except BaseException:
-            self.close()
-            raise
+        started = self.start(sampler_process, lambda i: SamplerJob(i, plan, self.slots, self.bus))
+        self.owner = [started[slot // plan.in_flight] for slot in range(self.slots.count)]
         self.begun = False
 
     @property
@@ -101,13 +72,16 @@ class LocalSampler:
             self.begun = True
             for slot, worker in enumerate(self.owner):
                 self.workers.send(worker, slot)
-        self._receive(0.0)  # a dead worker is noticed also while fragments are plenty
+        self.check()  # also while fragments are plenty
         while len(self.waiting) < count:
-            self._receive(self.timeout_sec)
+            self._receive(self.plan.timeout_sec)
         return [Fragment(header, self.views[header.slot]) for header in (self.waiting.popleft() for _ in range(count))]
 
     def _receive(self, timeout: float) -> None:
         self.waiting.extend(message for _, message in self.workers.receive(timeout))
+
+    def check(self) -> None:
+        self._receive(0.0)
 
     def free(self, fragments: Sequence[Fragment]) -> None:
         for fragment in fragments:
@@ -115,15 +89,3 @@ class LocalSampler:
 
     def publish(self, policy: Policy | None, clock: Clock) -> None:
         self.bus.publish(policy, clock)
-
-    def restart(self, generation: int) -> None:
-        """Not needed: only bit-exact (serial) runs break their columns at a checkpoint."""
-
-    def save(self) -> dict:
-        return {}
-
-    def load(self, saved: dict) -> None:
-        """Columns begin anew with seeds of the resumed run's generation."""
-
-    def close(self) -> None:
-        self.workers.stop()

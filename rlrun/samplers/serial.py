@@ -51,6 +51,9 @@ class SerialSampler:
     def free(self, fragments: Sequence[Fragment]) -> None:
         self.spare += [fragment.batch for fragment in fragments]
 
+    def check(self) -> None:
+        """There is no worker."""
+
     def publish(self, policy: Policy | None, clock: Clock) -> None:
         if policy is not None:
             self.policy = policy

@@ -86,6 +86,9 @@ def test_actions_outside_the_space_are_refused():
     np.testing.assert_allclose(box.to_env(np.array([[-1.0], [0.0], [1.0], [9.0]])), [[-2.0], [1.0], [4.0], [4.0]])
     with pytest.raises(ValueError, match="non-finite"):
         box.to_env(np.array([[math.nan]]))
+    inside = np.array([[-2.0], [0.5], [4.0]])
+    np.testing.assert_allclose(box.to_env(box.from_env(inside)), inside, atol=1e-6)
+    assert Discrete(n=3, start=5).from_env(np.array([5, 7])).tolist() == [0, 2]
     assert Discrete(n=3, start=5).to_env(np.array([0, 2])).tolist() == [5, 7]
 
 

@@ -1,5 +1,7 @@
 """The Atari adapter: raw returns, lives, FIRE, and what counts as a row."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from conftest import compose
@@ -8,7 +10,9 @@ pytest.importorskip("ale_py")
 
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
+from rlrun.envs.atari import AtariEnv, ScreenStack
 from rlrun.envs.names import family_of, games, names, resolve
+from rlrun.envs.single import SingleEnv
 from rlrun.samplers.columns import Columns
 from rlrun.wiring import type_config
 
@@ -130,3 +134,51 @@ def test_sticky_actions_are_off_unless_asked_for():
         return np.stack(obs)
 
     assert (frames(0.0) == frames(0.0)).all() and (frames(0.0) != frames(0.5)).any()
+
+
+def test_raw_screens_become_what_the_vector_env_shows():
+    cfg = type_config(compose("algo=impala", "env=Breakout")).env
+    spec, seeds = registry.make_spec(cfg), Seeds(0)
+    env = AtariEnv(cfg, spec, seeds, "eval", 0, 1, learning=False)
+    screen = AtariEnv(dataclasses.replace(cfg, stack=1), spec, seeds, "eval", 0, 1, learning=False, height=210, width=160, grayscale=False)
+    stack = ScreenStack(cfg)
+    rng, games_seen, unequal = np.random.default_rng(0), 0, 0.0
+    seen, raw = env.reset(0), screen.reset(0)
+    for _ in range(400):
+        mine = stack.push(raw["observation"][0, 0])
+        far = np.abs(mine.astype(int) - seen["observation"][0].astype(int))
+        assert far.max() <= 1
+        unequal += float((far > 0).mean()) / 400
+        action = rng.integers(4, size=1)
+        step = env.step(action)
+        seen, raw = step.obs, screen.step(action).obs
+        if step.is_first[0]:
+            stack.reset()
+            games_seen += 1
+    assert games_seen >= 1 and unequal < 1e-3
+    two = np.stack([raw["observation"][0, 0], np.zeros((210, 160, 3), np.uint8)])
+    assert np.array_equal(ScreenStack(cfg).push(two), ScreenStack(cfg).push(two[0])), "two frames are merged by their maximum"
+
+
+def test_a_single_game_is_full_and_presses_fire_by_itself():
+    cfg = type_config(compose("algo=impala", "env=Breakout")).env
+    spec = registry.make_spec(cfg)
+    env = SingleEnv(registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(3), stream="user", learning=False))
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step(0)
+    first, lengths = {}, []
+    for seed in (5, None, 5):
+        obs, _ = env.reset(seed=seed)
+        assert env.observation_space.contains(obs) and env.action_space.n == 4
+        if seed is not None and first:
+            assert np.array_equal(obs, first["obs"])
+        first.setdefault("obs", obs)
+        steps, over = 0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = env.step(2)  # never FIRE: every ball is lost soon, and the game must end all the same
+            steps, over = steps + 1, terminated or truncated
+            assert steps < 1000 and reward >= 0
+        assert terminated and not truncated
+        lengths.append(steps)
+    assert lengths[0] == lengths[2] and lengths[0] > 5 * 10, "five lives were played"
+    env.close()

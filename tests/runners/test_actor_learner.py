@@ -1,6 +1,8 @@
 """The counting env and the counting algorithm through the runner, with every way of using fragments again."""
 
 import json
+import multiprocessing
+import time
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ def run_counting(typed, tmp_path, kind, *words, env_steps=600):
     return run_wired(counting(typed, kind, "log_every_sec=0.001", f"env_steps={env_steps}", *words), tmp_path)
 
 
-def run_wired(wiring, tmp_path):
+def run_wired(wiring, tmp_path, evaluate=None):
     """(algorithm, job, log rows) of a finished run."""
     cfg = wiring.config.run
     logger = Rows()
@@ -35,7 +37,7 @@ def run_wired(wiring, tmp_path):
     wiring.algorithm = lambda: made.append(original()) or made[-1]  # type: ignore[method-assign]
     job = Run(
         env_steps=cfg.env_steps, stop=cfg.stop, evaluation=cfg.eval, checkpoint=cfg.checkpoint, log_every_sec=cfg.log_every_sec,
-        checkpoints=Checkpoints(tmp_path / "checkpoints", 3), logger=logger, signals=Signals(), evaluate=None, exact=False, restored=None,
+        checkpoints=Checkpoints(tmp_path / "checkpoints", 3), logger=logger, signals=Signals(), evaluate=evaluate, exact=False, restored=None,
     )  # fmt: skip
     wiring.runner()(job)
     return made[0], job, logger.rows
@@ -93,12 +95,23 @@ def test_weights_are_broadcast_at_their_interval(typed, tmp_path):
 
 @pytest.mark.parametrize("fault", ["raise", "kill"])
 def test_a_broken_sampler_ends_the_run_fast(typed, tmp_path, fault):
-    import time
-
     started = time.monotonic()
     with pytest.raises(RunFailed, match=r"sampler-\d"):
         run_counting(typed, tmp_path, "local", "++env.kwargs.fail_at=60", f"++env.kwargs.fault={fault}", env_steps=10**6)
     assert time.monotonic() - started < 25  # two processes start, and import torch, within this
+
+
+@pytest.mark.parametrize("kind", ["local", "batched"])
+def test_a_sampler_that_dies_during_an_evaluation_is_noticed_then(typed, tmp_path, kind):
+    def evaluate(algorithm, clock, round_, stop):
+        multiprocessing.active_children()[0].kill()
+        for _ in range(100):  # an evaluation of 10 s
+            assert not stop()
+            time.sleep(0.1)
+        raise AssertionError("nobody noticed")
+
+    with pytest.raises(RunFailed, match=r"sampler-\d was killed by SIGKILL"):
+        run_wired(counting(typed, kind, "eval.every=1"), tmp_path, evaluate)
 
 
 def test_pass_ring_emits_each_batch_as_often_as_asked():

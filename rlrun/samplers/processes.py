@@ -1,0 +1,66 @@
+"""What samplers made of worker processes share: the plan they are made from, their slots, their start and their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rlrun.core.batch import RowSpec
+from rlrun.core.env import EnvFactory
+from rlrun.core.policy import Policy
+from rlrun.core.seeding import Seeds
+from rlrun.dataflow.slots import Slots
+from rlrun.dataflow.workers import START_SEC, Worker, Workers
+
+READY = "ready"  # a worker's first message
+
+
+class Plan(NamedTuple):
+    """What a sampler of several processes is made from (pickled for each of them)."""
+
+    make_env: EnvFactory
+    make_policy: Callable[[], Policy]  # ready to act: lower precision applied
+    layout: RowSpec  # of one fragment
+    record: tuple[str, ...]
+    core_every: int
+    columns: int  # of one fragment
+    workers: int  # processes
+    in_flight: int  # slots per producer of fragments
+    seeds: Seeds
+    generation: int
+    timeout_sec: float  # silence after which the run fails
+
+
+class ProcessSampler:
+    """`producers` fill slots at a time: the workers, or the groups of environments within them."""
+
+    def __init__(self, plan: Plan, producers: int):
+        self.plan = plan
+        self.columns, self.total_columns = plan.columns, plan.columns * producers
+        self.slots = Slots(plan.layout, producers * plan.in_flight)
+        self.views = [self.slots.view(slot) for slot in range(self.slots.count)]
+        self.workers = Workers()
+
+    def start(self, target: Callable, job: Callable[[int], tuple]) -> list[Worker]:
+        """Starts target(pipe, job(i)) for every worker i and waits until all have said READY."""
+        try:
+            started = [self.workers.start(f"sampler-{i}", target, (job(i),)) for i in range(self.plan.workers)]
+            ready = 0
+            while ready < len(started):
+                ready += sum(message == READY for _, message in self.workers.receive(START_SEC))
+        except BaseException:
+            self.workers.stop()
+            raise
+        return started
+
+    def restart(self, generation: int) -> None:
+        """Not needed: only bit-exact (serial) runs break their columns at a checkpoint."""
+
+    def save(self) -> dict:
+        return {}
+
+    def load(self, saved: dict) -> None:
+        """Columns begin anew with seeds of the resumed run's generation."""
+
+    def close(self) -> None:
+        self.workers.stop()
