@@ -128,9 +128,16 @@ def test_tuned_files_compose_type_and_promise(typed, tuned):
 
 @pytest.mark.parametrize("group", ["model", "resources", "runner"])
 def test_every_option_of_a_group_types(typed, group):
+    base = typed("algo=impala", "env=CartPole-v1")
+    seen = [getattr(base.run, group)]
     for name in options(group):
         if "/" not in name:
-            typed("algo=impala", "env=Pong" if name in ("nature_cnn", "impala_resnet") else "env=CartPole-v1", f"{group}={name}")
+            config = typed("algo=impala", "env=Pong" if name in ("nature_cnn", "impala_resnet") else "env=CartPole-v1", f"{group}={name}")
+            node = config.runner if group == "runner" else getattr(config.run, group)
+            assert type(node).__module__.startswith("rlrun.")
+            assert name in ("auto", "actor_learner") or node not in seen, f"{group}={name} changes nothing"
+            seen.append(node)
+    assert len(seen) > 1
 
 
 def test_the_rllib_map_points_at_options_that_exist():

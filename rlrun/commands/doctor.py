@@ -1,4 +1,4 @@
-"""rlrun doctor [--fix]: versions, cores, GPU, shared memory, optional parts and their licences, MLflow runs that nobody runs any more.
+"""rlrun doctor [runs_root=runs] [--fix]: versions, cores, GPU, shared memory, optional parts and their licences, MLflow runs that nobody runs any more.
 
 --fix marks those MLflow runs KILLED. Exit code 1 when something needed is missing."""
 
@@ -8,7 +8,17 @@ import importlib.util
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+
+from rlrun.config import parse_assignments, typed
+
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    runs_root: str
+
 
 OPTIONAL = (
     ("ale_py", "ale-py", "atari", "Atari games", "GPL-2.0-only; rlrun imports it only for Atari and ships none of it"),
@@ -24,6 +34,8 @@ def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
+    options = typed(Options, {"runs_root": "runs"} | parse_assignments([word for word in words if word != "--fix"]))
+    runs_root = Path(options.runs_root)
     print("rlrun doctor", flush=True)
     import torch
 
@@ -58,14 +70,14 @@ def main(words: list[str]) -> int:
         print(f"  {'yes' if found else 'no ':<4}{name:<16}{what}: {licence}{hint}")
     from rlrun.loggers.mlflow import stale_runs
 
-    stale = stale_runs(Path("runs"), fix="--fix" in words)
+    stale = stale_runs(runs_root, fix="--fix" in words)
     if stale:
         print(
             f"mlflow      {len(stale)} runs say RUNNING but their process is gone: {', '.join(stale[:5])}"
             + ("; marked KILLED" if "--fix" in words else " (--fix)")
         )
     elif importlib.util.find_spec("mlflow") is not None:
-        print("mlflow      no stale runs in runs/mlflow.db")
+        print(f"mlflow      no stale runs in {runs_root / 'mlflow.db'}")
     for problem in problems:
         print(f"problem     {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -13,7 +13,9 @@ from rlrun.config import parse_assignments, typed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PlayOptions:
+    """Which games, of which checkpoint. `watch` takes these too."""
+
     episodes: int
     checkpoint: str | int
     greedy: bool
@@ -24,14 +26,16 @@ class Options:
             raise ValueError("episodes must be at least 1, seed not negative")
 
 
+DEFAULTS = {"checkpoint": "last", "greedy": True, "seed": 0}
+
+
 def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
     as_json = "--json" in words
     path, rest = run_dir_argument([word for word in words if word != "--json"], "evaluate")
-    defaults = {"episodes": 10, "checkpoint": "last", "greedy": True, "seed": 0}
-    options = typed(Options, defaults | parse_assignments(rest))
+    options = typed(PlayOptions, DEFAULTS | {"episodes": 10} | parse_assignments(rest))
     if not as_json:
         print(f"rlrun evaluate: {path}, {options.episodes} episodes", flush=True)
 

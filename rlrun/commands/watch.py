@@ -10,22 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.cli import run_dir_argument
+from rlrun.commands.evaluate import DEFAULTS, PlayOptions
 from rlrun.config import parse_assignments, typed
 from rlrun.core.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    episodes: int
-    checkpoint: str | int
-    greedy: bool
-    seed: int
+class Options(PlayOptions):
     max_steps: int
     gif: bool
 
     def __post_init__(self):
-        if self.episodes < 1 or self.max_steps < 1 or self.seed < 0:
-            raise ValueError("episodes and max_steps must be at least 1, seed not negative")
+        super().__post_init__()
+        if self.max_steps < 1:
+            raise ValueError("max_steps must be at least 1")
 
 
 GIF_FRAMES = 600  # more would make tens of megabytes
@@ -36,8 +34,7 @@ def main(words: list[str]) -> int:
         print(__doc__)
         return 0
     path, rest = run_dir_argument(words, "watch")
-    defaults = {"episodes": 1, "checkpoint": "last", "greedy": True, "seed": 0, "max_steps": 5000, "gif": True}
-    options = typed(Options, defaults | parse_assignments(rest))
+    options = typed(Options, DEFAULTS | {"episodes": 1, "max_steps": 5000, "gif": True} | parse_assignments(rest))
     print(f"rlrun watch: {path}", flush=True)
     try:
         import imageio_ffmpeg  # noqa: F401
