@@ -54,12 +54,10 @@ class DistributionPolicy(Policy):
         return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in self.core_spec().items()})  # type: ignore[union-attr]
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        width = self.action_head.out_features
-        known: RowSpec = {"log_prob": Field((), torch.float32), "value": Field((), torch.float32)}
-        if self.discrete:
-            known["logits"] = Field((width,), torch.float32)
-        else:
-            known |= {"mean": Field((width,), torch.float32), "log_std": Field((width,), torch.float32)}
+        """log_prob and value [B], and dist: all that makes the distribution of one row."""
+        width = Field((self.action_head.out_features,), torch.float32)
+        dist: RowSpec = {"log_probs": width} if self.discrete else {"mean": width, "log_std": width}
+        known: RowSpec = {"log_prob": Field((), torch.float32), "value": Field((), torch.float32), "dist": dist}
         return {name: known[name] for name in names}
 
     def distribution(self, features: Tensor) -> Distribution:
@@ -90,17 +88,21 @@ class DistributionPolicy(Policy):
                 recorded[name] = dist.log_prob(action)
             elif name == "value":
                 recorded[name] = outputs.value[0]
-            elif name == "logits":
-                assert isinstance(dist, Categorical)
-                recorded[name] = dist.log_probs
             else:
-                recorded[name] = getattr(dist, name)
+                recorded[name] = dist.record()
         if not self.discrete:
             action = action.view(-1, *self.spec.action_row.shape)
         return Act(action, after, Batch(recorded))
 
+    @torch.no_grad()
+    def last_value(self, batch: Batch) -> Tensor:
+        """V(obs[T]) [B]: what rows before the fragment's end bootstrap from."""
+        state = batch["core"].map(lambda x: x[-1]) if "core" in batch else Batch()
+        outputs, _ = self._forward(batch["obs"].map(lambda x: x[-1:]), batch["is_first"][-1:], state)
+        return outputs.value[0]
+
     def unroll(self, batch: Batch) -> Outputs:
-        """obs [T+1, B, ...] from the state stored at row 0 -> distribution and value of all T+1 rows."""
+        """obs [T+1, B, ...] (or any number of rows) from the state stored at row 0 -> distribution and value of all rows."""
         state = batch["core"].map(lambda x: x[0]) if "core" in batch else Batch()
         outputs, _ = self._forward(batch["obs"], batch["is_first"], state)
         return outputs

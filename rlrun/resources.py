@@ -17,6 +17,7 @@ from rlrun.core.errors import EnvError, UserError
 MAX_ENVS = 64  # of one run chosen by `auto`: more would leave games unfinished in short runs
 MAX_COLUMNS = 16  # of one sampler's fragment chosen by `auto`: beyond that inference gains nothing on a CPU
 FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
+GROUPS = {"serial": 1, "local": 1, "batched": 2}  # producers of fragments per sampler
 CHEAP_STEP_SEC = 30e-6  # per env and step: below this, handing fragments between processes costs more than it gains
 
 
@@ -27,7 +28,7 @@ class ResourcesConfig:
     envs_per_sampler: Literal["auto"] | int
     device: str
     precision: Literal["auto", "fp32", "bf16"]
-    learner_threads: int
+    learner_threads: Literal["auto"] | int
     exact: bool
 
     def __post_init__(self):
@@ -35,8 +36,8 @@ class ResourcesConfig:
             value = getattr(self, name)
             if value != "auto" and value < 1:
                 raise ValueError(f"{name} must be auto or at least 1")
-        if self.learner_threads < 1:
-            raise ValueError("learner_threads must be at least 1")
+        if self.learner_threads != "auto" and self.learner_threads < 1:
+            raise ValueError("learner_threads must be auto or at least 1")
         if self.exact and self.inference != "serial":
             raise ValueError("exact (bit-reproducible) runs need inference=serial")
 
@@ -107,8 +108,9 @@ def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> f
         env.close()
 
 
-def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool) -> Resources:
-    """Fills in every `auto`. Raises UserError for a device that is not there or numbers that do not fit the batch."""
+def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool, synchronous: bool) -> Resources:
+    """Fills in every `auto`. `synchronous`: samplers and learner take turns, and samplers together hold exactly one train batch. Raises UserError
+    for a device that is not there or numbers that do not fit the batch."""
     why: list[str] = []
     available = cores()
     _device(cfg.device, [])  # a mistyped one is said first
@@ -122,26 +124,45 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     acting_precision = precision
     if inference == "local" and device.type != "cpu" and cfg.precision == "auto" and not cpu_flags() & FAST_BF16:
         acting_precision = "fp32"  # samplers act on the CPU
+    groups = GROUPS[inference]
     samplers = cfg.num_samplers
     if samplers == "auto":
-        # on few cores samplers and learner take turns by back-pressure; on many the learner gets a core of its own
-        samplers = 1 if inference == "serial" else (available if available <= 2 else available - 1)
+        samplers = _samplers(inference, needs.columns, groups, available, synchronous)
         if inference != "serial":
-            why.append(f"num_samplers={samplers}: {available} cores")
+            why.append(f"num_samplers={samplers}: {available} cores" + (f", {needs.columns} columns of a train batch" if synchronous else ""))
+    share = needs.columns // (samplers * groups) if synchronous else needs.columns
+    if synchronous and needs.columns % (samplers * groups):
+        raise UserError(f"resources.num_samplers={samplers} must divide the {needs.columns} columns of a train batch (algo.batch_size / algo.fragment_length)"
+                        + (f" into {groups} groups each" if groups > 1 else ""))  # fmt: skip
     if cfg.envs_per_sampler != "auto":
         columns = cfg.envs_per_sampler
     else:
-        limit = needs.columns if inference == "serial" else min(MAX_COLUMNS, max(1, MAX_ENVS // samplers))
-        columns = max(c for c in range(1, needs.columns + 1) if needs.columns % c == 0 and c <= limit)
-        why.append(f"envs_per_sampler={columns}: divides the batch's {needs.columns} columns, {columns * samplers} envs in all")
-    if needs.columns % columns:
-        raise UserError(
-            f"resources.envs_per_sampler={columns} must divide the {needs.columns} columns of a train batch (algo.batch_size / algo.fragment_length)"
-        )
+        limit = max(1, MAX_ENVS // (samplers * groups))
+        limit = needs.columns if inference == "serial" else limit if synchronous else min(MAX_COLUMNS, limit)
+        columns = max(c for c in range(1, share + 1) if share % c == 0 and c <= limit)
+        why.append(f"envs_per_sampler={columns}: divides the batch's {needs.columns} columns, {columns * samplers * groups} envs in all")
+    if share % columns:
+        whose = f"{share} of each sampler's columns" if synchronous else f"{needs.columns} columns"
+        raise UserError(f"resources.envs_per_sampler={columns} must divide the {whose} of a train batch (algo.batch_size / algo.fragment_length)")
+    threads = cfg.learner_threads
+    if threads == "auto":
+        threads = available if synchronous and image and inference != "serial" and device.type == "cpu" else 1
+        if threads > 1:
+            why.append(f"learner_threads={threads}: samplers wait while the learner works")
     return Resources(
         inference=inference, num_samplers=samplers, envs_per_sampler=columns, device=device, precision=precision, acting_precision=acting_precision,
-        learner_threads=cfg.learner_threads, exact=cfg.exact, why=tuple(why),
+        learner_threads=threads, exact=cfg.exact, why=tuple(why),
     )  # fmt: skip
+
+
+def _samplers(inference: str, columns: int, groups: int, available: int, synchronous: bool) -> int:
+    """How many sampler processes `auto` takes. On few cores samplers and learner take turns by back-pressure; on many the learner gets a core of its
+    own. Samplers that must wait for the learner take all cores, as far as the columns of a train batch can be shared out evenly."""
+    if inference == "serial":
+        return 1
+    if not synchronous:
+        return available if available <= 2 else available - 1
+    return max((n for n in range(1, available + 1) if columns % (n * groups) == 0), default=1)
 
 
 def _inference(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool, available: int, why: list[str]) -> Literal["serial", "local", "batched"]:

@@ -26,8 +26,7 @@ from rlrun.wiring import Typed, Wiring, checkpoints_of
 
 def run(wiring: Wiring, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
     """Trains; returns the exit code. `values` is the plain config that was saved."""
-    config = wiring.config
-    torch.set_num_threads(config.run.resources.learner_threads)
+    torch.set_num_threads(wiring.resources.learner_threads)
     signals = Signals()
     signals.install()
     try:

@@ -21,7 +21,8 @@ from rlrun.core.specs import EnvSpec
 from rlrun.envs import registry
 from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.paths import options
-from rlrun.resources import Resources, ResourcesConfig, decide
+from rlrun.resources import GROUPS, Resources, ResourcesConfig, decide
+from rlrun.runners.base import Factories
 from rlrun.samplers.base import Sampler
 from rlrun.samplers.processes import Plan
 
@@ -147,7 +148,9 @@ class Wiring:
         self.make_env = registry.Factory(cfg=config.env, spec=self.spec, seeds=self.seeds, stream="env", learning=True)
         if self.spec.action.kind not in self.needs.actions:
             raise UserError(f"{config.algo.name} needs {' or '.join(self.needs.actions)} actions; {self.spec.name} has {self.spec.action}")
-        self.resources: Resources = decide(config.run.resources, self.needs, self.make_env, self.spec.obs["observation"].image)
+        self.resources: Resources = decide(
+            config.run.resources, self.needs, self.make_env, self.spec.obs["observation"].image, config.runner.synchronous
+        )
 
     def eval_env(self) -> registry.Factory:
         """Full games with seeds that training never uses."""
@@ -179,9 +182,12 @@ class Wiring:
             from rlrun.samplers.serial import SerialSampler
 
             return SerialSampler(self.make_env, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers, self.seeds, generation)
-        producers = made.num_samplers * (2 if made.inference == "batched" else 1)
+        producers = made.num_samplers * GROUPS[made.inference]
         held = needs.columns // made.envs_per_sampler  # fragments that one train batch holds before it gives them back
-        in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
+        if self.config.runner.synchronous:
+            in_flight = held // producers
+        else:
+            in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
         plan = Plan(
             self.make_env, acting, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers,
             in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec,
@@ -197,7 +203,7 @@ class Wiring:
     def runner(self) -> Callable:
         """(job) -> None, the runner with its factories and config filled in."""
         module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
-        make = module.Factories(
+        make = Factories(
             algorithm=self.algorithm,
             sampler=self.sampler,
             columns=self.needs.columns,

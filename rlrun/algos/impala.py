@@ -22,7 +22,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.ops.masked import masked_mean, masked_sum
+from rlrun.ops.masked import explained_variance, masked_mean, masked_sum
 from rlrun.ops.transforms import clip_reward
 from rlrun.ops.vtrace import vtrace
 from rlrun.policies import DistributionPolicy
@@ -122,12 +122,3 @@ class Impala(Algorithm):
             rho = log_rho.exp()
             metrics |= {"rho_mean": masked_mean(rho, valid), "rho_clipped": masked_mean((rho > cfg.rho_clip).float(), valid)}
         return policy_loss - entropy_coef * reduce(entropy, valid), value_loss, metrics
-
-
-def explained_variance(target: Tensor, value: Tensor, valid: Tensor) -> Tensor:
-    """1 - Var(target - value) / Var(target) over live rows of [T, B] -> []."""
-
-    def variance(x: Tensor) -> Tensor:
-        return masked_mean((x - masked_mean(x, valid)).square(), valid)
-
-    return 1.0 - variance(target - value) / variance(target).clamp(min=1e-8)

@@ -38,14 +38,14 @@ WARM_SHARE = 0.25  # of the training time that is not counted
 
 def measure(config: Typed, seconds: float) -> dict[str, Any]:
     """{bound, reached, ratio, parts, ...}: env steps/s."""
-    torch.set_num_threads(config.run.resources.learner_threads)
     wiring = Wiring(config)
+    torch.set_num_threads(wiring.resources.learner_threads)
     parts = _Parts(wiring)
     before = parts.measure()
     reached, memory, lag, shares = _train(wiring, seconds)
     after = parts.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
-    used = 1 if wiring.resources.inference == "serial" and config.run.resources.learner_threads == 1 else cores()
+    used = 1 if wiring.resources.inference == "serial" and wiring.resources.learner_threads == 1 else cores()
     bound = used / sum(1.0 / rate for rate in rates.values())
     return {
         "bound": bound, "reached": reached, "ratio": reached / bound, "parts": rates, "cores": used, "memory_pss_mb": memory, "policy_lag": lag,

@@ -100,6 +100,39 @@ class Batch(Mapping[str, "Tensor | Batch"]):
         """value * (1 - terminated)  [T, B]; truncation never zeroes it."""
         return value * (1.0 - self["terminated"].float())
 
+    def sequences(self, length: int) -> Batch:
+        """[T(+1), B] -> [length, B * T / length]: every column cut into pieces, without row T. Recurrent state must be stored at every `length`-th
+        row; the result holds that of each piece's row 0, as core [1, ...]. length 1 makes one row of all rows."""
+        rows, columns = self["reward"].shape
+        assert rows % length == 0, (rows, length)
+
+        def cut(value: Tensor) -> Tensor:
+            pieces = value[:rows].unflatten(0, (rows // length, length))  # [T / length, length, B, ...]
+            return pieces.transpose(0, 1).reshape(length, rows // length * columns, *value.shape[2:])
+
+        def first(value: Tensor) -> Tensor:
+            return value[: rows // length].reshape(1, rows // length * columns, *value.shape[2:])
+
+        return Batch({
+            name: value.map(first) if name == "core" else value.map(cut) if isinstance(value, Batch) else cut(value)  # type: ignore[union-attr]
+            for name, value in self._fields.items()
+        })  # fmt: skip
+
+    def split(self, columns: int) -> Iterator[Batch]:
+        """`columns` columns of every field at a time."""
+        total = self["reward"].shape[1]
+        for start in range(0, total, columns):
+            yield self.columns(slice(start, start + columns))
+
+    def minibatches(self, epochs: int, columns: int, rng: torch.Generator) -> Iterator[Batch]:
+        """`columns` random columns of every field at a time, all columns once per epoch; what does not fill a minibatch is left out of that epoch."""
+        total = self["reward"].shape[1]
+        for _ in range(epochs):
+            order = torch.randperm(total, generator=rng, device=rng.device)
+            for start in range(0, total - columns + 1, columns):
+                picks = order[start : start + columns]
+                yield self.map(lambda value, picks=picks: value.index_select(1, picks))
+
     def numpy(self) -> dict:
         """The same tree as dictionaries of NumPy views (CPU only): cheaper to write a row into."""
         return {name: value.numpy() for name, value in self._fields.items()}

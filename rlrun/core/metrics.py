@@ -21,11 +21,27 @@ class Means:
             self.sums[name] = self.sums[name] + value if name in self.sums else value
             self.counts[name] = self.counts.get(name, 0) + 1
 
+    def tensors(self) -> dict[str, Tensor | float]:
+        """The means so far, still on their device."""
+        return {name: total / self.counts[name] for name, total in self.sums.items()}
+
     def result(self) -> dict[str, float]:
         """The means since the last call; empties itself."""
-        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        means = {name: float(mean) for name, mean in self.tensors().items()}
         self.sums, self.counts = {}, {}
         return means
+
+
+class Sums:
+    """Totals of detached metrics over the parts of one update."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Tensor] = {}
+
+    def add(self, metrics: dict[str, Tensor]) -> None:
+        for name, value in metrics.items():
+            value = value.detach()
+            self.totals[name] = self.totals[name] + value if name in self.totals else value
 
 
 class EpisodeStatistics:

@@ -39,13 +39,15 @@ class Optimizer:
         else:
             self.inner = torch.optim.RMSprop(self.parameters, lr=start, alpha=cfg.decay, eps=cfg.epsilon, momentum=cfg.momentum, foreach=True)
 
-    def step(self, loss: Tensor, clock: Clock) -> dict[str, Tensor | float]:
-        """One gradient step on a scalar loss. A non-finite gradient changes nothing and is counted; RunFailed after many in a row."""
+    def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
+        """One gradient step on a scalar loss, or on the sum of several of which only one graph is in memory at a time. A non-finite gradient changes
+        nothing and is counted; RunFailed after many in a row."""
         lr = self.lr(clock)
         for group in self.inner.param_groups:
             group["lr"] = lr
         self.inner.zero_grad(set_to_none=True)
-        loss.backward()
+        for part in (loss,) if isinstance(loss, Tensor) else loss:
+            part.backward()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         if not torch.isfinite(norm):

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from rlrun.core.batch import Batch
+
 
 class Categorical:
     """Over A actions, from unnormalised logits [..., A]."""
@@ -15,8 +17,16 @@ class Categorical:
         self.log_probs = torch.log_softmax(logits, -1)
 
     def __getitem__(self, index) -> Categorical:
+        return self.from_record(Batch(log_probs=self.log_probs[index]))
+
+    def record(self) -> Batch:
+        """What from_record makes the same distribution of."""
+        return Batch(log_probs=self.log_probs)
+
+    @staticmethod
+    def from_record(record: Batch) -> Categorical:
         part = object.__new__(Categorical)
-        part.log_probs = self.log_probs[index]
+        part.log_probs = record.log_probs
         return part
 
     def sample(self, rng: torch.Generator) -> Tensor:
@@ -47,6 +57,14 @@ class Gaussian:
 
     def __getitem__(self, index) -> Gaussian:
         return Gaussian(self.mean[index], self.log_std[index])
+
+    def record(self) -> Batch:
+        """What from_record makes the same distribution of."""
+        return Batch(mean=self.mean, log_std=self.log_std)
+
+    @staticmethod
+    def from_record(record: Batch) -> Gaussian:
+        return Gaussian(record.mean, record.log_std)
 
     def sample(self, rng: torch.Generator) -> Tensor:
         noise = torch.randn(self.mean.shape, generator=rng, device=self.mean.device, dtype=self.mean.dtype)

@@ -7,17 +7,18 @@ samplers --fragments--> [replay mixes old ones in] --> [ring of train batches, K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar
 
 import torch
 
-from rlrun.core.algorithm import Algorithm, Update
+from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.run import Run
 from rlrun.dataflow.reuse import FragmentReplay, PassRing, gather
 from rlrun.dataflow.slots import Fragment
+from rlrun.runners.base import Factories
 from rlrun.samplers.base import Sampler
 
 
@@ -33,6 +34,8 @@ class Config:
     replay_slots: int
     fake_sampler: bool
 
+    synchronous: ClassVar[bool] = False  # samplers run ahead
+
     def __post_init__(self):
         if min(self.requests_in_flight, self.broadcast_interval, self.num_sgd_iter, self.minibatch_buffer_size) < 1:
             raise ValueError("requests_in_flight, broadcast_interval, num_sgd_iter and minibatch_buffer_size must be at least 1")
@@ -40,15 +43,6 @@ class Config:
             raise ValueError("replay_proportion and replay_slots must not be negative, queue_timeout_sec must be positive")
         if self.replay_proportion > 0 and self.replay_slots == 0:
             raise ValueError("replay_proportion needs replay_slots: how many fragments to keep")
-
-
-class Factories(NamedTuple):
-    """What wiring hands over; called in this order."""
-
-    algorithm: Callable[[], Algorithm]
-    sampler: Callable[[int], Sampler]  # generation: how often this run has been started
-    columns: int  # of a train batch
-    rng: Callable[[int], torch.Generator]  # generation: the stream of replayed fragments
 
 
 def run(make: Factories, cfg: Config, job: Run) -> None:

@@ -116,13 +116,13 @@ def test_a_schedule_replaces_whatever_stood_there(base, lr, capsys):
     "line, expected",
     [
         ("rlrun tr", ["train"]),
-        ("rlrun train algo=", ["algo=impala"]),
+        ("rlrun train algo=im", ["algo=impala"]),
         ("rlrun train env=Breako", ["env=Breakout"]),
         ("rlrun train algo.lo", ["algo.loss_reduction="]),
         ("rlrun train tuned=impala/po", ["tuned=impala/pong"]),
         ("rlrun train stop.w", ["stop.wall_sec="]),
         ("rlrun list a", ["algos"]),
-        ("rlrun explain ", ["impala"]),
+        ("rlrun explain im", ["impala"]),
     ],
 )
 def test_completion(line, expected):

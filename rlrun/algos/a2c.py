@@ -1,0 +1,106 @@
+"""A2C: synchronous advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, algorithm S3, with all workers updating together).
+
+Rows: fragments [T, B] of the newest policy, used once.
+Recorded: value of the policy that acted, for the advantages; recurrent state at row 0.
+Differs from the paper: one batch of all environments instead of asynchronous workers (algo=a3c has those); GAE in place of the n-step return, which it
+equals at lambda_ 1; with microbatch_size gradients are accumulated over parts of a batch that is too large for memory.
+Metrics: learn/policy_loss, value_loss, entropy per row; explained_variance of the values that acted; grad_norm before clipping; lr.
+Checked: tests/ops/test_returns.py (GAE by its definition), tests/algos/test_a2c.py (a loss by hand; microbatches equal the whole), tuned/a2c/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.batch import Batch
+from rlrun.core.metrics import Sums
+from rlrun.core.optimizer import Optimizer, OptimizerConfig
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import EnvSpec
+from rlrun.ops.masked import explained_variance, masked_normalize, masked_sum
+from rlrun.ops.returns import gae
+from rlrun.ops.transforms import clip_reward
+from rlrun.policies import DistributionPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    fragment_length: int
+    batch_size: int
+    microbatch_size: int | None
+    discount: float
+    lambda_: float
+    lr: Schedule
+    optimizer: OptimizerConfig
+    max_grad_norm: float
+    value_coef: float
+    entropy_coef: Schedule
+    normalize_advantage: bool
+    reward_clip: Literal["none", "sign"] | float
+
+    def __post_init__(self):
+        if self.fragment_length < 1 or self.batch_size < 1:
+            raise ValueError("fragment_length and batch_size must be at least 1")
+        if self.batch_size % self.fragment_length:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}")
+        if self.microbatch_size is not None and (self.microbatch_size < 1 or self.batch_size % self.microbatch_size or self.microbatch_size % self.fragment_length):
+            raise ValueError(f"microbatch_size {self.microbatch_size} must divide batch_size and be a multiple of fragment_length")
+        if not 0 <= self.discount <= 1 or not 0 <= self.lambda_ <= 1:
+            raise ValueError("discount and lambda_ must lie in [0, 1]")
+        if min(*self.lr.values, self.max_grad_norm, self.value_coef) < 0:
+            raise ValueError("lr, max_grad_norm and value_coef must not be negative")
+        if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
+            raise ValueError("reward_clip must be none, sign or a positive bound")
+
+
+class A2C(Algorithm):
+    cfg: Config
+    policy: DistributionPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=("value",), core_every=cfg.fragment_length)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
+
+    def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg, valid = self.cfg, batch.valid
+        value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B]
+        reward = clip_reward(batch.reward, cfg.reward_clip)
+        advantage = gae(reward, batch.discount(cfg.discount), value[:-1], value[1:], valid, cfg.lambda_)
+        target = advantage + value[:-1]
+        variance = explained_variance(target, value[:-1], valid)
+        if cfg.normalize_advantage:
+            advantage = masked_normalize(advantage, valid)
+        count, sums = valid.sum().clamp(min=1), Sums()
+        columns = (cfg.microbatch_size or cfg.batch_size) // cfg.fragment_length
+
+        def losses() -> Iterator[Tensor]:  # one graph at a time
+            for part in batch.replace(advantage=advantage, target=target).split(columns):
+                yield self.loss(part, cfg.entropy_coef(clock), count, sums)
+
+        steps = self.optimizer.step(losses(), clock)
+        return Update({**sums.totals, "explained_variance": variance, **steps})
+
+    def loss(self, part: Batch, entropy_coef: float, count: Tensor, sums: Sums) -> Tensor:
+        """part [T(+1), b] with advantage and target -> its share [] of the mean over the whole batch's `count` rows."""
+        valid = part.valid
+        dist, value = self.policy.unroll(part)
+        policy_loss = -masked_sum(dist[:-1].log_prob(part.action) * part.advantage, valid) / count
+        value_loss = masked_sum(0.5 * (part.target - value[:-1]).square(), valid) / count
+        entropy = masked_sum(dist[:-1].entropy(), valid) / count
+        sums.add({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy})
+        return policy_loss + self.cfg.value_coef * value_loss - entropy_coef * entropy

@@ -1,0 +1,94 @@
+"""PG: REINFORCE (Williams 1992, Machine Learning 8, p. 229), with reward to go and an optional learned baseline.
+
+Rows: fragments [T, B] of the newest policy, used once.
+Recorded: value, for the baseline; recurrent state at row 0.
+Differs from the paper: steps follow batches of rows and not of episodes. An episode that a fragment cuts continues in the next one; without a
+baseline its rows count what they earned until the cut (as RLlib's PG does), with one the value of the cut stands for the rest.
+Metrics: learn/policy_loss, entropy per row; return_to_go: mean of what rows earned; value_loss and explained_variance with a baseline; grad_norm; lr.
+Checked: tests/ops/test_returns.py (the discounted sum by its definition), tests/algos/test_pg.py (a loss by hand), tuned/pg/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.batch import Batch
+from rlrun.core.optimizer import Optimizer, OptimizerConfig
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import EnvSpec
+from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
+from rlrun.ops.returns import gae
+from rlrun.ops.transforms import clip_reward
+from rlrun.policies import DistributionPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    fragment_length: int
+    batch_size: int
+    discount: float
+    lr: Schedule
+    optimizer: OptimizerConfig
+    max_grad_norm: float
+    baseline: bool
+    value_coef: float
+    entropy_coef: Schedule
+    normalize_advantage: bool
+    reward_clip: Literal["none", "sign"] | float
+
+    def __post_init__(self):
+        if self.fragment_length < 1 or self.batch_size < 1:
+            raise ValueError("fragment_length and batch_size must be at least 1")
+        if self.batch_size % self.fragment_length:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}")
+        if not 0 <= self.discount <= 1:
+            raise ValueError("discount must lie in [0, 1]")
+        if min(*self.lr.values, self.max_grad_norm, self.value_coef) < 0:
+            raise ValueError("lr, max_grad_norm and value_coef must not be negative")
+        if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
+            raise ValueError("reward_clip must be none, sign or a positive bound")
+
+
+class PG(Algorithm):
+    cfg: Config
+    policy: DistributionPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        record = ("value",) if cfg.baseline else ()
+        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=record, core_every=cfg.fragment_length)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
+
+    def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg, valid = self.cfg, batch.valid
+        if cfg.baseline:
+            old = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B]
+        else:
+            old = torch.zeros(len(batch.reward) + 1, batch.reward.shape[1], device=batch.reward.device)
+        reward = clip_reward(batch.reward, cfg.reward_clip)
+        advantage = gae(reward, batch.discount(cfg.discount), old[:-1], old[1:], valid, 1.0)
+        to_go = advantage + old[:-1]
+        if cfg.normalize_advantage:
+            advantage = masked_normalize(advantage, valid)
+        dist, value = self.policy.unroll(batch)
+        policy_loss = -masked_mean(dist[:-1].log_prob(batch.action) * advantage, valid)
+        entropy = masked_mean(dist[:-1].entropy(), valid)
+        loss = policy_loss - cfg.entropy_coef(clock) * entropy
+        metrics = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach(), "return_to_go": masked_mean(to_go, valid)}
+        if cfg.baseline:
+            value_loss = masked_mean(0.5 * (to_go - value[:-1]).square(), valid)
+            loss = loss + cfg.value_coef * value_loss
+            metrics |= {"value_loss": value_loss.detach(), "explained_variance": explained_variance(to_go, old[:-1], valid)}
+        return Update({**metrics, **self.optimizer.step(loss, clock)})

@@ -1,0 +1,166 @@
+"""PPO: proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347).
+
+Rows: fragments [T, B] of the newest policy, all of them in every update: num_epochs passes over shuffled minibatches, of single rows, or with memory
+of sequences of sequence_length rows that start from the recurrent state stored there.
+Recorded: log_prob and value of the policy that acted; with kl_coef its whole distribution (dist); recurrent state at every sequence's first row.
+Differs from the paper: the value loss may be clipped (value_clip as in OpenAI's baselines, value_loss_clip as RLlib's vf_clip_param); advantages are
+normalised; gradients are clipped. Both objectives of the paper can be on at once, as in RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
+Metrics: learn/policy_loss, value_loss, entropy per row; approx_kl: mean of (ratio - 1) - log ratio, an estimate of KL(old || new); clip_fraction:
+share of rows whose ratio was clipped; kl and kl_coef when the penalty is on; explained_variance of the values that acted; grad_norm before clipping; lr;
+epochs: passes made (stop_kl ends them early).
+Checked: tests/ops/test_returns.py (GAE by its definition), tests/algos/test_ppo.py (losses by hand), tuned/ppo/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.batch import Batch
+from rlrun.core.metrics import Means
+from rlrun.core.optimizer import Optimizer, OptimizerConfig
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import EnvSpec
+from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
+from rlrun.ops.returns import gae
+from rlrun.ops.transforms import clip_reward
+from rlrun.policies import DistributionPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    fragment_length: int
+    batch_size: int
+    minibatch_size: int
+    num_epochs: int
+    sequence_length: int
+    discount: float
+    lambda_: float
+    lr: Schedule
+    optimizer: OptimizerConfig
+    max_grad_norm: float
+    clip: Schedule
+    value_clip: float
+    value_loss_clip: float
+    value_coef: float
+    entropy_coef: Schedule
+    kl_coef: float
+    kl_target: float
+    stop_kl: float | None
+    normalize_advantage: Literal["none", "batch", "minibatch"]
+    reward_clip: Literal["none", "sign"] | float
+
+    def __post_init__(self):
+        if min(self.fragment_length, self.batch_size, self.minibatch_size, self.num_epochs, self.sequence_length) < 1:
+            raise ValueError("fragment_length, batch_size, minibatch_size, num_epochs and sequence_length must be at least 1")
+        if self.batch_size % self.fragment_length:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}")
+        if self.batch_size % self.minibatch_size:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of minibatch_size {self.minibatch_size}")
+        if not 0 <= self.discount <= 1 or not 0 <= self.lambda_ <= 1:
+            raise ValueError("discount and lambda_ must lie in [0, 1]")
+        if min(*self.lr.values, *self.clip.values, self.max_grad_norm, self.value_coef, self.value_clip, self.value_loss_clip, self.kl_coef) < 0:
+            raise ValueError("lr, clip, max_grad_norm, value_coef, value_clip, value_loss_clip and kl_coef must not be negative")
+        if self.kl_target <= 0 or (self.stop_kl is not None and self.stop_kl <= 0):
+            raise ValueError("kl_target and stop_kl must be positive")
+        if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
+            raise ValueError("reward_clip must be none, sign or a positive bound")
+
+
+class PPO(Algorithm):
+    cfg: Config
+    policy: DistributionPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        record = ("log_prob", "value", "dist") if cfg.kl_coef > 0 else ("log_prob", "value")
+        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=record, core_every=cfg.sequence_length)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
+
+    def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.length = cfg.sequence_length if policy.core_spec() else 1  # rows of a piece that minibatches are drawn from
+        if cfg.fragment_length % self.length:
+            raise ValueError(f"fragment_length {cfg.fragment_length} must be a multiple of sequence_length {self.length}")
+        if cfg.minibatch_size % self.length:
+            raise ValueError(f"minibatch_size {cfg.minibatch_size} must be a multiple of sequence_length {self.length}")
+        self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef))
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg = self.cfg
+        value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B] of the policy that acted
+        reward = clip_reward(batch.reward, cfg.reward_clip)
+        advantage = gae(reward, batch.discount(cfg.discount), value[:-1], value[1:], batch.valid, cfg.lambda_)
+        target = advantage + value[:-1]
+        before = {"explained_variance": explained_variance(target, value[:-1], batch.valid)}
+        if cfg.normalize_advantage == "batch":
+            advantage = masked_normalize(advantage, batch.valid)
+        rows = batch.replace(advantage=advantage, target=target).sequences(self.length)
+        means, passes = Means(), 0
+        for epoch in range(cfg.num_epochs):
+            kl = self._epoch(rows, clock, means)
+            passes = epoch + 1
+            if cfg.stop_kl is not None and float(kl) > cfg.stop_kl:
+                break
+        metrics = {**means.tensors(), **before, "epochs": float(passes)}
+        if cfg.kl_coef > 0:
+            metrics["kl_coef"] = self.kl_coef.clone()
+            self._adapt(metrics["kl"])
+        return Update(metrics)
+
+    def _epoch(self, rows: Batch, clock: Clock, means: Means) -> Tensor:
+        """One pass over the shuffled rows -> mean approx_kl of its minibatches []."""
+        seen = Means()
+        for part in self._parts(rows):
+            loss, metrics = self.loss(part, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
+            metrics = {**metrics, **self.optimizer.step(loss, clock)}
+            means.add(metrics)
+            seen.add({"approx_kl": metrics["approx_kl"]})
+        return torch.as_tensor(seen.tensors()["approx_kl"])
+
+    def _parts(self, rows: Batch) -> Iterator[Batch]:
+        return rows.minibatches(1, self.cfg.minibatch_size // self.length, self.ctx.rng)
+
+    def loss(self, rows: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """rows [L, N] with advantage, target and what was recorded -> loss [], metrics."""
+        cfg, valid = self.cfg, rows.valid
+        dist, value = self.policy.unroll(rows)
+        advantage = masked_normalize(rows.advantage, valid) if cfg.normalize_advantage == "minibatch" else rows.advantage
+        log_ratio = (dist.log_prob(rows.action) - rows.log_prob).masked_fill(~valid, 0.0)
+        ratio = log_ratio.exp()
+        policy_loss = -masked_mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), valid)  # eq. 7
+        error = (value - rows.target).square()
+        if cfg.value_clip > 0:
+            near = rows.value + (value - rows.value).clamp(-cfg.value_clip, cfg.value_clip)
+            error = torch.maximum(error, (near - rows.target).square())
+        if cfg.value_loss_clip > 0:
+            error = error.clamp(max=cfg.value_loss_clip)
+        value_loss = 0.5 * masked_mean(error, valid)
+        entropy = masked_mean(dist.entropy(), valid)
+        loss = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
+        with torch.no_grad():
+            metrics = {
+                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": masked_mean(ratio - 1 - log_ratio, valid),
+                "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid),
+            }  # fmt: skip
+        if cfg.kl_coef > 0:
+            kl = masked_mean(dist.from_record(rows.dist).kl(dist), valid)  # eq. 8
+            loss = loss + self.kl_coef * kl
+            metrics["kl"] = kl.detach()
+        return loss, metrics
+
+    @torch.no_grad()
+    def _adapt(self, kl: Tensor | float) -> None:
+        """Section 4: the penalty grows when the policy moved too far and shrinks when it hardly moved (factors as in RLlib)."""
+        kl = torch.as_tensor(kl)
+        self.kl_coef.mul_(torch.where(kl > 2.0 * self.cfg.kl_target, 1.5, torch.where(kl < 0.5 * self.cfg.kl_target, 0.5, 1.0)))

@@ -1,0 +1,20 @@
+"""What wiring hands to every runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from rlrun.core.algorithm import Algorithm
+from rlrun.samplers.base import Sampler
+
+
+class Factories(NamedTuple):
+    """Called by the runner, in this order."""
+
+    algorithm: Callable[[], Algorithm]
+    sampler: Callable[[int], Sampler]  # generation: how often this run has been started
+    columns: int  # of a train batch
+    rng: Callable[[int], torch.Generator]  # generation: the stream of replayed fragments

@@ -1,0 +1,59 @@
+"""on_policy: fragments of one policy fill a train batch, one update learns from it, samplers wait for the new weights.
+
+samplers --a whole train batch--> learner.update
+    ^                                   |
+    '------------- weights -------------'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlrun.core.algorithm import Update
+from rlrun.core.batch import Batch
+from rlrun.core.run import Run
+from rlrun.dataflow.reuse import gather
+from rlrun.runners.base import Factories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    queue_timeout_sec: float
+
+    synchronous: ClassVar[bool] = True  # samplers hold exactly one train batch, so no row is older than the weights
+
+    def __post_init__(self):
+        if self.queue_timeout_sec <= 0:
+            raise ValueError("queue_timeout_sec must be positive")
+
+
+def run(make: Factories, cfg: Config, job: Run) -> None:
+    """Until job.tick says so. RunFailed when a sampler died or was silent for queue_timeout_sec."""
+    algorithm = make.algorithm()
+    clock = job.begin(algorithm)
+    sampler = make.sampler(job.generation)
+    try:
+        job.sampler_ready(sampler)
+        sampler.publish(algorithm.policy, clock)
+        count = make.columns // sampler.columns  # fragments of one train batch
+        batch: Batch | None = None
+        update: Update | None = None
+        while job.tick(clock, update):
+            with job.timers("wait"):
+                # by worker and not by arrival: the same seed makes the same batch, whoever was faster
+                fragments = sorted(sampler.take(count), key=lambda fragment: (fragment.header.worker, fragment.header.first_row))
+            for fragment in fragments:
+                job.collected(fragment.header)
+            with job.timers("copy"):
+                batch = gather([fragment.batch for fragment in fragments], batch, algorithm.ctx.device)
+            clock = clock.after(env_steps=sum(fragment.header.env_steps for fragment in fragments))
+            with job.timers("learn"):
+                update = algorithm.update(batch, clock)
+            clock = clock.after(updates=1)
+            with job.timers("publish"):
+                sampler.publish(algorithm.policy, clock)
+                sampler.free(fragments)  # only now may samplers go on
+    finally:
+        sampler.close()
