@@ -1,0 +1,147 @@
+"""PPO's losses by hand, its passes, and its KL penalty."""
+
+import math
+
+import pytest
+import torch
+from conftest import SMALL
+
+from rlrun.core.batch import Batch
+from rlrun.core.schedule import Clock
+from rlrun.ops.distributions import Categorical
+from rlrun.policies import Outputs
+from rlrun.wiring import Wiring
+
+FIT = ["algo.minibatch_size=10", "algo.sequence_length=5"]
+
+
+def algorithm(typed, *words):
+    return Wiring(typed("algo=ppo", "env=CartPole-v1", *SMALL, *FIT, *words)).algorithm()
+
+
+def rows(valid=(True, True, True)) -> Batch:
+    """One sequence of three rows whose old policy gave every action 0.5."""
+    column = lambda *x: torch.tensor(x)[None]  # noqa: E731  [1, 3]
+    return Batch(
+        action=column(0, 1, 0), valid=column(*valid), log_prob=column(*[math.log(0.5)] * 3), value=column(1.0, 2.0, 3.0),
+        advantage=column(1.0, -1.0, 2.0), target=column(2.0, 2.0, 0.0), dist=Batch(log_probs=torch.full((1, 3, 2), math.log(0.5))),
+    )  # fmt: skip
+
+
+def with_outputs(made, probabilities, values):
+    """Replaces the network by fixed outputs: probabilities of action 0, and values."""
+    logits = torch.tensor([[[math.log(p), math.log(1 - p)] for p in probabilities]], requires_grad=True)
+    value = torch.tensor([values], requires_grad=True)
+    made.policy.unroll = lambda batch: Outputs(Categorical(logits), value)
+    return logits, value
+
+
+def test_losses_by_hand(typed):
+    made = algorithm(typed, "algo.normalize_advantage=none", "algo.value_coef=0.25")
+    with_outputs(made, [0.8, 0.2, 0.5], [1.5, 2.0, 1.0])
+    loss, metrics = made.loss(rows(), 0.2, 0.1)
+    ratio = [1.6, 1.6, 1.0]  # of the actions taken
+    policy = -(min(1.6 * 1, 1.2 * 1) + min(1.6 * -1, 1.2 * -1) + 2.0) / 3  # a bad action that became likelier is not clipped
+    value = 0.5 * (0.25 + 0.0 + 1.0) / 3
+    entropy = sum(-p * math.log(p) - (1 - p) * math.log(1 - p) for p in (0.8, 0.2, 0.5)) / 3
+    assert metrics["policy_loss"].item() == pytest.approx(policy, rel=1e-5)
+    assert metrics["value_loss"].item() == pytest.approx(value, rel=1e-5)
+    assert loss.item() == pytest.approx(policy + 0.25 * value - 0.1 * entropy, rel=1e-5)
+    assert metrics["clip_fraction"].item() == pytest.approx(2 / 3)
+    assert metrics["approx_kl"].item() == pytest.approx(sum(r - 1 - math.log(r) for r in ratio) / 3, rel=1e-4)
+
+
+def test_value_clips_by_hand(typed):
+    made = algorithm(typed, "algo.normalize_advantage=none", "algo.value_clip=0.1")
+    with_outputs(made, [0.5] * 3, [1.5, 2.05, 1.0])
+    # clipped values 1.1, 2.05, 2.9; the larger error of clipped and unclipped counts
+    assert made.loss(rows(), 0.2, 0.0)[1]["value_loss"].item() == pytest.approx(0.5 * (0.9**2 + 0.05**2 + 2.9**2) / 3, rel=1e-5)
+    made = algorithm(typed, "algo.normalize_advantage=none", "algo.value_loss_clip=0.2")
+    with_outputs(made, [0.5] * 3, [1.5, 2.3, 1.0])
+    assert made.loss(rows(), 0.2, 0.0)[1]["value_loss"].item() == pytest.approx(0.5 * (0.2 + 0.09 + 0.2) / 3, rel=1e-5)
+
+
+def test_a_clipped_row_has_no_gradient_and_a_dead_one_neither(typed):
+    made = algorithm(typed, "algo.normalize_advantage=none", "algo.value_coef=0")
+    logits, _ = with_outputs(made, [0.8, 0.2, 0.5], [0.0, 0.0, 0.0])
+    made.loss(rows(valid=(True, True, False)), 0.2, 0.0)[0].backward()
+    assert logits.grad[0, 0].abs().max() == 0 and logits.grad[0, 2].abs().max() == 0
+    assert logits.grad[0, 1].abs().max() > 0
+
+
+def test_advantages_are_normalised_over_live_rows(typed):
+    made = algorithm(typed, "algo.normalize_advantage=minibatch", "algo.value_coef=0")
+    with_outputs(made, [0.5] * 3, [0.0] * 3)
+    changed = rows(valid=(True, True, False))
+    loss = made.loss(changed, 0.2, 0.0)[0]
+    assert loss.item() == pytest.approx(0.0, abs=1e-6)  # +1 and -1 at ratio 1
+    logits, _ = with_outputs(made, [0.6, 0.5, 0.5], [0.0] * 3)
+    assert made.loss(changed, 0.3, 0.0)[0].item() == pytest.approx(-(1.2 - 1.0) / 2, rel=1e-4)
+
+
+def test_the_kl_penalty_is_the_exact_kl_and_adapts(typed):
+    made = algorithm(typed, "algo.normalize_advantage=none", "algo.value_coef=0", "algo.kl_coef=0.4", "algo.kl_target=0.05")
+    with_outputs(made, [0.8, 0.2, 0.5], [0.0] * 3)
+    loss, metrics = made.loss(rows(), 0.2, 0.0)
+    kl = (2 * (0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2)) + 0.0) / 3
+    assert metrics["kl"].item() == pytest.approx(kl, rel=1e-5)
+    assert loss.item() == pytest.approx(metrics["policy_loss"].item() + 0.4 * kl, rel=1e-5)
+    for measured, expected in ((0.11, 0.6), (0.06, 0.6), (0.02, 0.3)):
+        made._adapt(measured)
+        assert made.kl_coef.item() == pytest.approx(expected)
+    assert "kl_coef" in made.state_dict()
+
+
+def collected(typed, *words):
+    wiring = Wiring(typed("algo=ppo", "env=CartPole-v1", *SMALL, *FIT, *words))
+    made, sampler = wiring.algorithm(), wiring.sampler(0)
+    sampler.publish(made.policy, Clock())
+    return made, sampler.take(1)[0].batch.clone()
+
+
+def test_every_row_is_used_once_per_epoch(typed):
+    made, batch = collected(typed, "algo.num_epochs=3")
+    seen = []
+    inner = made.loss
+
+    def loss(rows, clip, entropy_coef):
+        seen.append(rows.obs.observation.reshape(-1, 4).clone())
+        return inner(rows, clip, entropy_coef)
+
+    made.loss = loss
+    metrics = made.update(batch, Clock()).metrics
+    assert len(seen) == 6 and metrics["epochs"] == 3
+    whole = {tuple(row) for row in batch.obs.observation[:5].reshape(-1, 4).tolist()}
+    for epoch in range(3):
+        assert {tuple(row) for part in seen[2 * epoch : 2 * epoch + 2] for row in part.tolist()} == whole
+    assert not torch.equal(torch.cat(seen[:2]), torch.cat(seen[2:4])), "each pass has an order of its own"
+
+
+def test_stop_kl_ends_the_passes(typed):
+    made, batch = collected(typed, "algo.num_epochs=8", "algo.stop_kl=1e-9", "algo.lr=0.1")
+    assert made.update(batch, Clock()).metrics["epochs"] < 8
+
+
+def test_what_acted_has_ratio_one_and_its_own_values(typed):
+    """Before any step the learner's policy is the sampler's: a wrong alignment or recurrent state would show here."""
+    for model in (["model=auto"], ["model=lstm", "model.memory.size=4"]):
+        made, batch = collected(typed, *model)
+        length = 5 if len(model) > 1 else 1
+        part = batch.replace(advantage=torch.ones_like(batch.reward), target=batch.value).sequences(length)
+        _, metrics = made.loss(part, 0.2, 0.0)
+        assert metrics["approx_kl"].item() == pytest.approx(0.0, abs=1e-6) and metrics["clip_fraction"].item() == 0
+        assert metrics["value_loss"].item() == pytest.approx(0.0, abs=1e-6)
+        outputs = made.policy.unroll(batch)
+        torch.testing.assert_close(made.policy.last_value(batch), outputs.value[-1].detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_sequences_cut_columns_and_keep_their_state():
+    rows, columns = 6, 2
+    number = torch.arange(rows * columns).view(rows, columns)
+    more = torch.arange((rows + 1) * columns).view(rows + 1, columns)
+    batch = Batch(reward=number, is_first=more, obs=Batch(observation=more), core=Batch(hidden=torch.arange(3 * columns).view(3, columns, 1)))
+    cut = batch.sequences(3)
+    assert cut.reward.shape == (3, 4) and cut.reward[:, 0].tolist() == [0, 2, 4] and cut.reward[:, 2].tolist() == [6, 8, 10]
+    assert torch.equal(cut.reward, cut.obs.observation) and cut.core.hidden.flatten().tolist() == [0, 1, 2, 3]
+    flat = Batch({name: batch[name] for name in batch if name != "core"}).sequences(1)
+    assert flat.reward.flatten().tolist() == list(range(12))
