@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.moments import Moments, moments_of
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Discrete, EnvSpec
@@ -28,6 +29,7 @@ class DistributionPolicy(Policy):
     def __init__(self, spec: EnvSpec, model: Model):
         super().__init__()
         self.spec = spec
+        self.filter = model.filter(spec)
         self.trunk = model.trunk(spec)
         self.value_trunk = None if model.cfg.share_value else model.trunk(spec)
         self.discrete = isinstance(spec.action, Discrete)
@@ -42,6 +44,13 @@ class DistributionPolicy(Policy):
         if self.value_trunk is None:
             raise ValueError("the value shares its trunk with the policy")
         return [*self.value_trunk.parameters(), *self.value_head.parameters()]
+
+    def moments(self, batch: Batch) -> Moments | None:
+        return None if self.filter is None else moments_of(batch["obs"]["observation"][:-1][batch["valid"]])
+
+    def absorb(self, moments: Moments | None) -> None:
+        if self.filter is not None and moments is not None:
+            self.filter.merge(moments)
 
     def core_spec(self) -> RowSpec:
         spec = dict(self.trunk.core_spec())
@@ -69,6 +78,8 @@ class DistributionPolicy(Policy):
         return own, Batch({name[6:]: state[name] for name in state if name.startswith("value_")})
 
     def _forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Outputs, Batch]:
+        if self.filter is not None:
+            obs = obs.replace(observation=self.filter(obs["observation"]))
         own, value_state = self._split(state)
         features, own = self.trunk(obs, is_first, own)
         value_features = features

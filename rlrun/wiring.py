@@ -181,7 +181,8 @@ class Wiring:
         if made.inference == "serial":
             from rlrun.samplers.serial import SerialSampler
 
-            return SerialSampler(self.make_env, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers, self.seeds, generation)
+            return SerialSampler(self.make_env, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers, self.seeds, generation,
+                                 needs.return_discount)  # fmt: skip
         producers = made.num_samplers * GROUPS[made.inference]
         held = needs.columns // made.envs_per_sampler  # fragments that one train batch holds before it gives them back
         if self.config.runner.synchronous:
@@ -189,7 +190,7 @@ class Wiring:
         else:
             in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
         plan = Plan(
-            self.make_env, acting, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers,
+            self.make_env, acting, layout, needs.record, needs.core_every, needs.return_discount, made.envs_per_sampler, made.num_samplers,
             in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec,
         )  # fmt: skip
         if made.inference == "local":

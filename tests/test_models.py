@@ -44,7 +44,10 @@ def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
     torch.manual_seed(0)
     from rlrun.models.model import MemoryConfig, ModelConfig
 
-    cfg = ModelConfig(encoder="auto", hidden=(), activation="tanh", init="orthogonal", share_value=True, log_std=0.0, memory=MemoryConfig(kind="none", size=1))
+    cfg = ModelConfig(
+        encoder="auto", hidden=(), activation="tanh", init="orthogonal", share_value=True, log_std=0.0, observation_filter="none", observation_clip=0.0,
+        memory=MemoryConfig(kind="none", size=1),
+    )  # fmt: skip
     policy = DistributionPolicy(spec, Model(cfg, "bf16"))
     exact = DistributionPolicy(spec, Model(cfg, "fp32"))
     exact.load_state_dict(policy.state_dict())

@@ -26,6 +26,7 @@ from rlrun.core.metrics import Means
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
+from rlrun.models.normalizer import RewardScale
 from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
@@ -54,6 +55,7 @@ class Config:
     kl_target: float
     stop_kl: float | None
     normalize_advantage: Literal["none", "batch", "minibatch"]
+    normalize_reward: bool
     reward_clip: Literal["none", "sign"] | float
 
     def __post_init__(self):
@@ -80,7 +82,8 @@ class PPO(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("log_prob", "value", "dist") if cfg.kl_coef > 0 else ("log_prob", "value")
-        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=record, core_every=cfg.sequence_length)
+        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=record, core_every=cfg.sequence_length,
+                     return_discount=cfg.discount if cfg.normalize_reward else None)  # fmt: skip
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
@@ -94,12 +97,16 @@ class PPO(Algorithm):
         if cfg.minibatch_size % self.length:
             raise ValueError(f"minibatch_size {cfg.minibatch_size} must be a multiple of sequence_length {self.length}")
         self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        if cfg.normalize_reward:
+            self.reward_scale = RewardScale()
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef))
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg = self.cfg
         value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B] of the policy that acted
         reward = clip_reward(batch.reward, cfg.reward_clip)
+        if self.reward_scale is not None:
+            reward = self.reward_scale(reward)
         advantage = gae(reward, batch.discount(cfg.discount), value[:-1], value[1:], batch.valid, cfg.lambda_)
         target = advantage + value[:-1]
         before = {"explained_variance": explained_variance(target, value[:-1], batch.valid)}

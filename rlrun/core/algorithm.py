@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
+from rlrun.core.moments import Moments, RunningMoments
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
@@ -23,6 +24,7 @@ class Needs:
     columns: int  # B of the batch that one update reads
     record: tuple[str, ...] = ()  # policy outputs stored with each row
     core_every: int = 0  # recurrent state is stored at every so-many-th row; 0 means only at row 0 of a fragment
+    return_discount: float | None = None  # samplers keep the moments of returns with this discount, to normalise rewards by
     actions: tuple[str, ...] = ("discrete", "box")  # kinds of action space it can do
     obs: Literal["all", "ends"] = "all"
 
@@ -56,6 +58,7 @@ class Algorithm(nn.Module):
     Critics, mixers and targets are attributes here and never travel; only `policy` is published to samplers."""
 
     policy: Policy
+    reward_scale: RunningMoments | None  # set by algorithms that normalise rewards; their needs() then ask for return_discount
 
     @classmethod
     def needs(cls, cfg) -> Needs:
@@ -69,10 +72,16 @@ class Algorithm(nn.Module):
         super().__init__()
         self.policy = policy
         self.spec, self.cfg, self.ctx = spec, cfg, ctx
+        self.reward_scale = None
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         """Consume one batch [T(+1), B, ...] with any number of optimiser steps."""
         raise NotImplementedError
+
+    def absorb_returns(self, moments: Moments | None) -> None:
+        """Takes note of a new fragment's discounted returns, before the update that uses it."""
+        if self.reward_scale is not None and moments is not None:
+            self.reward_scale.merge(moments)
 
     def optimizers(self) -> Iterable[tuple[str, Any]]:
         """(name, Optimizer) pairs, found among the attributes."""

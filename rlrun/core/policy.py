@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,14 @@ class Policy(nn.Module):
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
         """Shapes per row of these outputs; raises KeyError for one that it cannot record."""
         raise NotImplementedError
+
+    def moments(self, batch: Batch) -> Any:
+        """What a filter learns from the live rows of a fragment (still with the old filter); None without one."""
+        return None
+
+    def absorb(self, moments: Any) -> None:
+        """Merges what moments() made. Called once per fragment, after the update that used it and before weights are published: between two
+        publications the filter is constant, so that learner and samplers see the same numbers."""
 
     def core_spec(self) -> RowSpec:
         """Shape per column of the recurrent state; empty without memory."""

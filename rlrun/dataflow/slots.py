@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch, RowSpec, allocate, layout_bytes
+from rlrun.core.moments import Moments
 
 
 class Episode(NamedTuple):
@@ -30,6 +31,7 @@ class Header(NamedTuple):
     env_steps: int
     episodes: tuple[Episode, ...]
     seconds: tuple[float, float]  # spent in the environment, in the policy
+    returns: Moments | None = None  # of the discounted return so far, over live rows
 
 
 @dataclass(frozen=True)

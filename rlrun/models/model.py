@@ -13,6 +13,7 @@ from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
 from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN
+from rlrun.models.normalizer import ObservationFilter
 from rlrun.models.recurrent import Memory
 
 
@@ -34,11 +35,15 @@ class ModelConfig:
     init: Literal["orthogonal", "default"]
     share_value: bool
     log_std: float
+    observation_filter: Literal["none", "mean_std"]
+    observation_clip: float
     memory: MemoryConfig
 
     def __post_init__(self):
         if any(width < 1 for width in self.hidden):
             raise ValueError("hidden must be a list of positive widths")
+        if self.observation_clip < 0:
+            raise ValueError("observation_clip must not be negative")
 
 
 class Trunk(nn.Module):
@@ -76,6 +81,15 @@ class Model:
         if kind == "mlp":
             return MLP(space, self.cfg.hidden, self.cfg.activation)
         return NatureCNN(space, self.precision) if kind == "nature_cnn" else ImpalaResNet(space, self.precision)
+
+    def filter(self, spec: EnvSpec) -> ObservationFilter | None:
+        """Raises UserError for images, whose pixels have a scale already."""
+        space = spec.obs["observation"]
+        if self.cfg.observation_filter == "none":
+            return None
+        if space.image:
+            raise UserError(f"model.observation_filter=mean_std is for vectors, but {spec.name} observes the image {space}")
+        return ObservationFilter(space.shape, self.cfg.observation_clip)
 
     def trunk(self, spec: EnvSpec) -> Trunk:
         encoder = self.encoder(spec)

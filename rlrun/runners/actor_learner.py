@@ -7,15 +7,16 @@ samplers --fragments--> [replay mixes old ones in] --> [ring of train batches, K
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.run import Run
+from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import FragmentReplay, PassRing, gather
 from rlrun.dataflow.slots import Fragment
 from rlrun.runners.base import Factories
@@ -53,7 +54,15 @@ def run(make: Factories, cfg: Config, job: Run) -> None:
     try:
         job.sampler_ready(sampler)
         sampler.publish(algorithm.policy, clock)
-        stream = _Stream(sampler, FragmentReplay(cfg.replay_proportion, cfg.replay_slots, make.rng(job.generation)), make.columns, cfg.fake_sampler, job)
+        seen: list[Any] = []  # moments of new fragments, for the policy's filter
+
+        def note(fragment: Fragment) -> None:
+            job.collected(fragment.header)
+            algorithm.absorb_returns(fragment.header.returns)
+            seen.append(algorithm.policy.moments(fragment.batch))
+
+        replay = FragmentReplay(cfg.replay_proportion, cfg.replay_slots, make.rng(job.generation))
+        stream = _Stream(sampler, replay, make.columns, cfg.fake_sampler, job.timers, note)
         ring = PassRing(cfg.minibatch_buffer_size, cfg.num_sgd_iter, lambda old: stream.train_batch(old, algorithm.ctx.device))
         job.breaks += [lambda generation: stream.clear(make.rng(generation)), lambda generation: ring.clear()]
         update: Update | None = None
@@ -64,6 +73,8 @@ def run(make: Factories, cfg: Config, job: Run) -> None:
                 update = algorithm.update(batch, clock)
             clock = clock.after(updates=1)
             with job.timers("publish"):
+                while seen:
+                    algorithm.policy.absorb(seen.pop())
                 sampler.publish(algorithm.policy if clock.updates % cfg.broadcast_interval == 0 else None, clock)
     finally:
         sampler.close()
@@ -72,8 +83,9 @@ def run(make: Factories, cfg: Config, job: Run) -> None:
 class _Stream:
     """Fragments, new and replayed, in the order in which train batches take them."""
 
-    def __init__(self, sampler: Sampler, replay: FragmentReplay, columns: int, fake: bool, job: Run):
-        self.sampler, self.replay, self.fake, self.job = sampler, replay, fake, job
+    def __init__(self, sampler: Sampler, replay: FragmentReplay, columns: int, fake: bool, timers: Timers, note: Callable[[Fragment], None]):
+        self.sampler, self.replay, self.fake, self.timers = sampler, replay, fake, timers
+        self.note = note  # told of every new fragment
         self.count = columns // sampler.columns  # fragments of one train batch
         self.ready: list[tuple[Batch, Fragment | None]] = []
         self.env_steps = 0
@@ -83,15 +95,15 @@ class _Stream:
         if self.fake and self.kept is not None:
             self.env_steps += int(self.kept.valid.sum())
             return self.kept
-        with self.job.timers("wait"):
+        with self.timers("wait"):
             while len(self.ready) < self.count:
                 missing = self.count - len(self.ready) if self.replay.slots == 0 else 1
                 for fragment in self.sampler.take(missing):
                     self.ready.append((fragment.batch, fragment))
                     self.ready += [(batch, None) for batch in self.replay.accompany(fragment)]
                     self.env_steps += fragment.header.env_steps
-                    self.job.collected(fragment.header)
-        with self.job.timers("copy"):
+                    self.note(fragment)
+        with self.timers("copy"):
             chosen, self.ready = self.ready[: self.count], self.ready[self.count :]
             batch = gather([part for part, _ in chosen], old, device)
             used: Sequence[Fragment] = [fragment for _, fragment in chosen if fragment is not None]

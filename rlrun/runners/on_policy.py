@@ -46,6 +46,7 @@ def run(make: Factories, cfg: Config, job: Run) -> None:
                 fragments = sorted(sampler.take(count), key=lambda fragment: (fragment.header.worker, fragment.header.first_row))
             for fragment in fragments:
                 job.collected(fragment.header)
+                algorithm.absorb_returns(fragment.header.returns)
             with job.timers("copy"):
                 batch = gather([fragment.batch for fragment in fragments], batch, algorithm.ctx.device)
             clock = clock.after(env_steps=sum(fragment.header.env_steps for fragment in fragments))
@@ -53,6 +54,7 @@ def run(make: Factories, cfg: Config, job: Run) -> None:
                 update = algorithm.update(batch, clock)
             clock = clock.after(updates=1)
             with job.timers("publish"):
+                algorithm.policy.absorb(algorithm.policy.moments(batch))
                 sampler.publish(algorithm.policy, clock)
                 sampler.free(fragments)  # only now may samplers go on
     finally:

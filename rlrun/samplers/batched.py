@@ -23,6 +23,7 @@ import torch
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed
+from rlrun.core.moments import Moments
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
@@ -44,10 +45,11 @@ class EnvJob(NamedTuple):
 
 
 def env_process(pipe: Connection, job: EnvJob) -> None:
-    """(group, slot, t) comes in: BEGIN writes row 0, t steps row t. (group, live, episodes, seconds) goes out when it is done."""
+    """(group, slot, t) comes in: BEGIN writes row 0, t steps row t. (group, live, episodes, row, seconds, returns) goes out when it is done."""
     plan, first = job.plan, job.number * GROUPS
-    groups = [Columns(plan.make_env(first + g, plan.columns), (first + g) * plan.columns, plan.generation) for g in range(GROUPS)]
+    groups = [Columns(plan.make_env(first + g, plan.columns), (first + g) * plan.columns, plan.generation, plan.return_discount) for g in range(GROUPS)]
     views: dict[int, dict] = {}
+    last = plan.layout["reward"].shape[0] - 1  # type: ignore[union-attr]
     pipe.send(READY)
     while True:
         group, slot, t = pipe.recv()
@@ -59,7 +61,7 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
             columns.begin(views[slot])
         else:
             columns.step(views[slot], t)
-        pipe.send((group, columns.live, tuple(columns.episodes), columns.row, time.perf_counter() - started))
+        pipe.send((group, columns.live, tuple(columns.episodes), columns.row, time.perf_counter() - started, columns.return_moments() if t == last else None))
 
 
 @dataclass
@@ -172,14 +174,14 @@ class BatchedSampler(ProcessSampler):
                     self.heard = time.monotonic()
                     continue
             ready = []
-            for worker, (number, live, episodes, row, seconds) in self._messages():
+            for worker, (number, live, episodes, row, seconds, returns) in self._messages():
                 group = self.groups[worker.name, number]
                 group.env_sec += seconds
                 if group.t == BEGIN:
                     group.first_row = row
                     group.version, group.updates = self.version, self.clock.updates
                 if group.t == self.rows - 1:
-                    self._finish(group, live, episodes)
+                    self._finish(group, live, episodes, returns)
                     idle.append(group)
                 else:
                     group.t += 1
@@ -224,8 +226,8 @@ class BatchedSampler(ProcessSampler):
             group.policy_sec += (time.perf_counter() - started) / len(groups)
             self.workers.send(group.worker, (group.number, group.slot, group.t))
 
-    def _finish(self, group: _Group, live: int, episodes: tuple) -> None:
-        header = Header(group.index, group.slot, group.first_row, group.version, group.updates, live, episodes, (group.env_sec, group.policy_sec))
+    def _finish(self, group: _Group, live: int, episodes: tuple, returns: Moments | None) -> None:
+        header = Header(group.index, group.slot, group.first_row, group.version, group.updates, live, episodes, (group.env_sec, group.policy_sec), returns)
         with self.change:
             self.filled.append(header)
             self.change.notify_all()

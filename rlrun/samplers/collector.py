@@ -17,8 +17,9 @@ from rlrun.samplers.columns import Columns
 class Collector:
     """Fills fragments row by row."""
 
-    def __init__(self, env: VectorEnv, rng: torch.Generator, record: tuple[str, ...], core_every: int, worker: int, first_column: int, generation: int):
-        self.columns = Columns(env, first_column, generation)
+    def __init__(self, env: VectorEnv, rng: torch.Generator, record: tuple[str, ...], core_every: int, worker: int, first_column: int, generation: int,
+                 return_discount: float | None = None):  # fmt: skip
+        self.columns = Columns(env, first_column, generation, return_discount)
         self.rng, self.record, self.core_every, self.worker = rng, record, core_every, worker
         self.state: Batch | None = None  # the policy's, made at the first row
 
@@ -40,7 +41,9 @@ class Collector:
                 policy_sec += acted - started
                 env_sec += time.perf_counter() - acted
             store_core(out, rows, self.state, self.core_every)
-        return Header(self.worker, slot, first_row, version, clock.updates, columns.live, tuple(columns.episodes), (env_sec, policy_sec))
+        return Header(
+            self.worker, slot, first_row, version, clock.updates, columns.live, tuple(columns.episodes), (env_sec, policy_sec), columns.return_moments()
+        )
 
     def save(self) -> dict:
         state = {name: self.state[name].clone() for name in self.state} if self.state is not None else None

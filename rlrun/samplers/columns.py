@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from rlrun.core.env import Rows, VectorEnv
+from rlrun.core.moments import Moments
 from rlrun.dataflow.slots import Episode
 
 
@@ -16,8 +17,10 @@ def own(rows: Rows) -> Rows:
 class Columns:
     """Steps a VectorEnv through the rows of fragments and keeps the books of its episodes. `first_column` is the global number of its first one."""
 
-    def __init__(self, env: VectorEnv, first_column: int, generation: int):
-        self.env, self.first_column = env, first_column
+    def __init__(self, env: VectorEnv, first_column: int, generation: int, return_discount: float | None = None):
+        self.env, self.first_column, self.return_discount = env, first_column, return_discount
+        self.discounted = np.zeros(env.count)  # sum of rewards so far, older ones discounted
+        self.seen: list[np.ndarray] = []  # its values in this fragment
         self.obs: Rows = own(env.reset(generation))
         self.is_first = np.ones(env.count, dtype=bool)
         self.fresh: Rows | None = None  # after a break: the observations of restarted columns, waiting behind a dead row
@@ -30,7 +33,7 @@ class Columns:
     def begin(self, view: dict) -> None:
         """Writes row 0's observation of a new fragment (Batch.numpy())."""
         self._observe(view, 0)
-        self.live, self.episodes = 0, []
+        self.live, self.episodes, self.seen = 0, [], []
 
     def step(self, view: dict, t: int) -> None:
         """Row t's action is there: takes it, writes what came of it and row t+1's observation."""
@@ -51,6 +54,10 @@ class Columns:
         self.returns += step.reward
         self.lengths += step.valid
         self.live += int(step.valid.sum())
+        if self.return_discount is not None:
+            self.discounted = np.where(step.valid, self.return_discount * self.discounted, self.discounted) + step.reward
+            self.seen.append(self.discounted[step.valid])
+            self.discounted[step.is_first] = 0.0
         if step.is_first.any():
             for column in np.flatnonzero(step.is_first):
                 self.episodes.append(Episode(self.first_column + int(column), float(self.returns[column]), int(self.lengths[column])))
@@ -65,7 +72,14 @@ class Columns:
         """Breaks every column: its next row is dead and the one after begins an episode with seeds of this generation. Unfinished episodes are
         not counted. Bit-exact resume stands on this: no environment's state has to be saved."""
         self.fresh = own(self.env.reset(generation))
-        self.returns[:], self.lengths[:] = 0.0, 0
+        self.returns[:], self.lengths[:], self.discounted[:] = 0.0, 0, 0.0
+
+    def return_moments(self) -> Moments | None:
+        """Of the discounted returns at the fragment's live rows so far."""
+        if self.return_discount is None:
+            return None
+        values = np.concatenate(self.seen) if self.seen else np.zeros(0)
+        return Moments(float(values.size), float(values.mean()), float(np.square(values - values.mean()).sum())) if values.size else Moments(0.0, 0.0, 0.0)
 
     def save(self) -> dict:
         """What a restarted Columns needs to continue bit for bit, given a restart() on both sides."""

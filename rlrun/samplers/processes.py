@@ -23,6 +23,7 @@ class Plan(NamedTuple):
     layout: RowSpec  # of one fragment
     record: tuple[str, ...]
     core_every: int
+    return_discount: float | None
     columns: int  # of one fragment
     workers: int  # processes
     in_flight: int  # slots per producer of fragments

@@ -26,12 +26,14 @@ class SerialSampler:
         groups: int,
         seeds: Seeds,
         generation: int,
+        return_discount: float | None = None,
     ):
         self.columns, self.groups = columns, groups
         self.total_columns = columns * groups
         self.layout = layout
         self.collectors = [
-            Collector(make_env(g, columns), seeds.generator("policy", g, generation), record, core_every, g, g * columns, generation) for g in range(groups)
+            Collector(make_env(g, columns), seeds.generator("policy", g, generation), record, core_every, g, g * columns, generation, return_discount)
+            for g in range(groups)
         ]
         self.policy: Policy | None = None
         self.version, self.clock = 0, Clock()

@@ -120,7 +120,7 @@ def test_naming_what_is_seen_is_learnt(typed, tmp_path, algo, env, bar):
 def unsaved(x, saved: set[int], path: str = "", seen: set[int] | None = None) -> dict[str, object]:
     """{path: value} of everything that hangs on x but state() does not save (saved: ids of parameters and buffers)."""
     seen = set() if seen is None else seen
-    if id(x) in saved or id(x) in seen or isinstance(x, Optimizer | torch.Generator | type) or callable(x) and not isinstance(x, torch.nn.Module):
+    if id(x) in saved or id(x) in seen or isinstance(x, Optimizer | torch.Generator | type) or (callable(x) and not isinstance(x, torch.nn.Module)):
         return {}
     if x is None or isinstance(x, bool | int | float | str | bytes):
         return {path: x}

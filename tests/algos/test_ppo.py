@@ -75,7 +75,7 @@ def test_advantages_are_normalised_over_live_rows(typed):
     changed = rows(valid=(True, True, False))
     loss = made.loss(changed, 0.2, 0.0)[0]
     assert loss.item() == pytest.approx(0.0, abs=1e-6)  # +1 and -1 at ratio 1
-    logits, _ = with_outputs(made, [0.6, 0.5, 0.5], [0.0] * 3)
+    with_outputs(made, [0.6, 0.5, 0.5], [0.0] * 3)
     assert made.loss(changed, 0.3, 0.0)[0].item() == pytest.approx(-(1.2 - 1.0) / 2, rel=1e-4)
 
 

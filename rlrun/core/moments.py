@@ -1,0 +1,55 @@
+"""Count, mean and sum of squared deviations: what parallel workers merge exactly (Chan, Golub and LeVeque 1979, eq. 2.1)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Moments(NamedTuple):
+    """Of `count` samples: their mean and the sum of their squared deviations from it."""
+
+    count: float
+    mean: Tensor | float
+    m2: Tensor | float
+
+
+def moments_of(x: Tensor) -> Moments:
+    """x [N, ...] -> moments over its first dimension, in float64."""
+    x = x.double()
+    if not len(x):
+        zero = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
+        return Moments(0.0, zero, zero)
+    mean = x.mean(0)
+    return Moments(float(len(x)), mean, (x - mean).square().sum(0))
+
+
+class RunningMoments(nn.Module):
+    """Moments of everything that was merged, as buffers: saved, restored and published with the module that holds them."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("m2", torch.zeros(shape, dtype=torch.float64))
+        self.count: Tensor
+        self.mean: Tensor
+        self.m2: Tensor
+
+    @torch.no_grad()
+    def merge(self, other: Moments) -> None:
+        """As if all samples had been seen here; the order of merges does not matter beyond rounding."""
+        if other.count == 0:
+            return
+        total = self.count + other.count
+        shift = torch.as_tensor(other.mean, dtype=torch.float64, device=self.mean.device) - self.mean
+        self.m2 += torch.as_tensor(other.m2, dtype=torch.float64, device=self.mean.device) + shift.square() * (self.count * other.count / total)
+        self.mean += shift * (other.count / total)
+        self.count.copy_(total)
+
+    @property
+    def variance(self) -> Tensor:
+        """Of all samples; 1 before the second."""
+        return torch.where(self.count > 1, self.m2 / self.count.clamp(min=1), torch.ones_like(self.m2))

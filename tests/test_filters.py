@@ -1,0 +1,126 @@
+"""Running moments: merged exactly, whoever collected them, part of the policy, and never ahead of the samplers."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL
+from test_actor_learner import run_wired
+from test_samplers import KINDS
+
+from rlrun.core.errors import UserError
+from rlrun.core.moments import RunningMoments, moments_of
+from rlrun.core.schedule import Clock
+from rlrun.models.normalizer import ObservationFilter, RewardScale
+from rlrun.wiring import Wiring
+
+PARTS = ["algo=ppo", "env=rlrun/Counting-v0", "logger=[]", "model.hidden=[8]", "algo.fragment_length=10", "algo.batch_size=40", "algo.minibatch_size=20"]
+FILTERS = ["model.observation_filter=mean_std", "algo.normalize_reward=true", "resources.device=cpu"]
+
+
+def test_moments_merged_in_parts_are_those_of_the_whole():
+    torch.manual_seed(0)
+    x = 1e4 + torch.randn(1000, 3, dtype=torch.float64)
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        running, parts = RunningMoments((3,)), x.split([1, 0, 599, 400])
+        for number in order:
+            running.merge(moments_of(parts[number]))
+        torch.testing.assert_close(running.mean, x.mean(0), rtol=1e-12, atol=0)
+        torch.testing.assert_close(running.variance, x.var(0, unbiased=False), rtol=1e-9, atol=0)
+        assert running.count == 1000
+
+
+def test_a_filter_makes_unit_deviation_bounds_it_and_is_the_identity_at_first():
+    x = torch.tensor([[0.0, 5.0], [2.0, 5.0], [4.0, 5.0]])
+    made = ObservationFilter((2,), clip=1.0)
+    torch.testing.assert_close(made(x / 10), x / 10)
+    made.merge(moments_of(x))
+    torch.testing.assert_close(made(x), torch.tensor([[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]), atol=1e-3, rtol=0)
+
+
+def test_reward_scale_is_the_deviation_of_the_discounted_return():
+    made = RewardScale()
+    returns = torch.tensor([1.0, 3.0, 5.0])
+    made.merge(moments_of(returns))
+    deviation = returns.std(unbiased=False)
+    torch.testing.assert_close(made(torch.tensor([[1.0, -100.0]])), torch.tensor([[1.0 / deviation.item(), -10.0]]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_live_row_is_merged_once_whoever_collected_it(typed, tmp_path, kind):
+    wiring = Wiring(typed(*PARTS, *FILTERS, *KINDS[kind], "resources.envs_per_sampler=2", "env_steps=400"))
+    seen: list = []
+    returns: list = []
+    running: dict = {}  # by column: batches of this runner have the same environments in the same columns
+    algorithm = wiring.algorithm
+
+    def watched():
+        made = algorithm()
+        update = made.update
+
+        def recording(batch, clock):
+            seen.append(batch.obs.observation[:-1][batch.valid].clone())
+            for t in range(10):
+                for b in range(batch.reward.shape[1]):
+                    if batch.valid[t, b]:
+                        running[b] = running.get(b, 0.0) * 0.99 + float(batch.reward[t, b])
+                        returns.append(running[b])
+                    if batch.is_first[t + 1, b]:
+                        running[b] = 0.0
+            return update(batch, clock)
+
+        made.update = recording
+        return made
+
+    wiring.algorithm = watched
+    made, job, _ = run_wired(wiring, tmp_path)
+    everything = torch.cat(seen).double()
+    filtered = made.policy.filter
+    assert filtered.count == len(everything) == job.clock.env_steps
+    torch.testing.assert_close(filtered.mean, everything.mean(0))
+    torch.testing.assert_close(filtered.variance, everything.var(0, unbiased=False))
+    assert made.reward_scale.count == len(returns) == job.clock.env_steps
+    assert float(made.reward_scale.mean) == pytest.approx(np.mean(returns), rel=1e-6)
+    assert float(made.reward_scale.variance) == pytest.approx(np.var(returns), rel=1e-6)
+
+
+def test_returns_of_one_fragment_by_hand(typed):
+    wiring = Wiring(typed(*PARTS, *SMALL[:1], *FILTERS, "logger=[]", "algo.fragment_length=10"))
+    sampler = wiring.sampler(0)
+    sampler.publish(wiring.algorithm().policy, Clock())
+    fragment = sampler.take(1)[0]
+    expected = []
+    for _ in range(fragment.batch.reward.shape[1]):  # each column: rewards 1..7, a dead row, then 1, 2 of the next episode
+        total = 0.0
+        for reward in (1, 2, 3, 4, 5, 6, 7):
+            total = 0.99 * total + reward
+            expected.append(total)
+        expected += [1.0, 0.99 * 1.0 + 2.0]
+    count, mean, m2 = fragment.header.returns
+    assert count == len(expected) and mean == pytest.approx(np.mean(expected)) and m2 == pytest.approx(np.var(expected) * len(expected))
+
+
+def test_the_filter_that_acted_is_the_filter_that_learns(typed):
+    """At the first minibatch of every update ratios are 1: a filter that moved between acting and learning would show."""
+    wiring = Wiring(typed(*PARTS, *SMALL[:1], *FILTERS, "logger=[]", "algo.num_epochs=1", "algo.minibatch_size=40", "algo.lr=0.01"))
+    made, sampler = wiring.algorithm(), wiring.sampler(0)
+    for number in range(4):
+        sampler.publish(made.policy, Clock(updates=number))
+        batch = sampler.take(1)[0].batch.clone()
+        metrics = made.update(batch, Clock(updates=number)).metrics
+        assert float(metrics["approx_kl"]) == pytest.approx(0.0, abs=1e-6)
+        before = made.policy.filter.shift.clone()
+        made.policy.absorb(made.policy.moments(batch))
+        assert not torch.equal(before, made.policy.filter.shift)
+
+
+def test_images_have_no_filter(typed):
+    with pytest.raises(UserError, match="for vectors"):
+        Wiring(typed("algo=ppo", "env=Pong", "model.observation_filter=mean_std")).algorithm()
+
+
+def test_async_runners_merge_too(typed, tmp_path):
+    config = typed("algo=impala", "env=rlrun/Counting-v0", *SMALL, "model.observation_filter=mean_std", "runner.num_sgd_iter=2", "env_steps=300")
+    made, job, _ = run_wired(Wiring(dataclasses.replace(config)), tmp_path)
+    assert made.policy.filter.count == job.clock.env_steps, "passes over one batch count once"
