@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from conftest import compose
 
 from rlrun.paths import options, root
+from rlrun.rllib import option_map
 
 PACKAGE = Path(__file__).resolve().parent.parent / "rlrun"
 # what each folder may import beside itself
@@ -140,15 +140,22 @@ def test_every_option_of_a_group_types(typed, group):
     assert len(seen) > 1
 
 
-def test_the_rllib_map_points_at_options_that_exist():
-    values = compose("algo=impala", "env=Pong")
-    rows = yaml.safe_load((PACKAGE / "data" / "rllib" / "impala.yaml").read_text())
-    assert len({row["rllib"] for row in rows}) == len(rows) > 40
+@pytest.mark.parametrize("algo", options("algo"))
+def test_the_rllib_map_points_at_options_that_exist(algo):
+    rows = option_map(algo)
+    assert len({row["rllib"] for row in rows}) == len(rows) > 30
+    assert (PACKAGE / "data" / "rllib" / f"{algo}.yaml").is_file()
+    atari, vector = (compose(f"algo={algo}", f"env={env}") for env in ("Pong", "CartPole-v1"))
+
+    def has(values, path):
+        for key in path.split("."):
+            if not isinstance(values, dict) or key not in values:
+                return False
+            values = values[key]
+        return True
+
     for row in rows:
         if row["rlrun"] is None:
             assert row["why"]
-            continue
-        node = values
-        for key in row["rlrun"].split("."):
-            assert key in node, row
-            node = node[key]
+        else:
+            assert has(atari, row["rlrun"]) or has(vector, row["rlrun"]), row

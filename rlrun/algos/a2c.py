@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from rlrun.core.actor_critic import ActorCriticConfig
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Sums
-from rlrun.core.optimizer import Optimizer, OptimizerConfig
-from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.optimizer import Optimizer
+from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.ops.masked import explained_variance, masked_normalize, masked_sum
 from rlrun.ops.returns import gae
@@ -30,34 +30,18 @@ from rlrun.policies import DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    fragment_length: int
-    batch_size: int
+class Config(ActorCriticConfig):
     microbatch_size: int | None
-    discount: float
     lambda_: float
-    lr: Schedule
-    optimizer: OptimizerConfig
-    max_grad_norm: float
-    value_coef: float
-    entropy_coef: Schedule
     normalize_advantage: bool
-    reward_clip: Literal["none", "sign"] | float
 
     def __post_init__(self):
-        if self.fragment_length < 1 or self.batch_size < 1:
-            raise ValueError("fragment_length and batch_size must be at least 1")
-        if self.batch_size % self.fragment_length:
-            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}")
-        if self.microbatch_size is not None and (self.microbatch_size < 1 or self.batch_size % self.microbatch_size or self.microbatch_size % self.fragment_length):
-            raise ValueError(f"microbatch_size {self.microbatch_size} must divide batch_size and be a multiple of fragment_length")
-        if not 0 <= self.discount <= 1 or not 0 <= self.lambda_ <= 1:
-            raise ValueError("discount and lambda_ must lie in [0, 1]")
-        if min(*self.lr.values, self.max_grad_norm, self.value_coef) < 0:
-            raise ValueError("lr, max_grad_norm and value_coef must not be negative")
-        if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
-            raise ValueError("reward_clip must be none, sign or a positive bound")
+        super().__post_init__()
+        part = self.microbatch_size
+        if part is not None and (part < 1 or self.batch_size % part or part % self.fragment_length):
+            raise ValueError(f"microbatch_size {part} must divide batch_size and be a multiple of fragment_length")
+        if not 0 <= self.lambda_ <= 1:
+            raise ValueError("lambda_ must lie in [0, 1]")
 
 
 class A2C(Algorithm):
@@ -66,7 +50,7 @@ class A2C(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=("value",), core_every=cfg.fragment_length)
+        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("value",), core_every=cfg.fragment_length)
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:

@@ -17,9 +17,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rlrun.core.actor_critic import ActorCriticConfig
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
-from rlrun.core.optimizer import Optimizer, OptimizerConfig
+from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.ops.masked import explained_variance, masked_mean, masked_sum
@@ -29,38 +30,21 @@ from rlrun.policies import DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    fragment_length: int
-    batch_size: int
-    discount: float
-    lr: Schedule
+class Config(ActorCriticConfig):
     value_lr: Schedule | None
-    optimizer: OptimizerConfig
-    max_grad_norm: float
     vtrace: bool
     rho_clip: float
     c_clip: float
     pg_rho_clip: float
     lambda_: float
-    value_coef: float
-    entropy_coef: Schedule
-    reward_clip: Literal["none", "sign"] | float
     loss_reduction: Literal["mean", "sum"]
 
     def __post_init__(self):
-        if self.fragment_length < 1 or self.batch_size < 1:
-            raise ValueError("fragment_length and batch_size must be at least 1")
-        if self.batch_size % self.fragment_length:
-            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}")
-        if not 0 <= self.discount <= 1 or not 0 <= self.lambda_ <= 1:
-            raise ValueError("discount and lambda_ must lie in [0, 1]")
-        if min(self.lr.values) < 0 or (self.value_lr is not None and min(self.value_lr.values) < 0):
-            raise ValueError("lr must not be negative")
-        if self.max_grad_norm < 0 or self.value_coef < 0:
-            raise ValueError("max_grad_norm and value_coef must not be negative")
-        if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
-            raise ValueError("reward_clip must be none, sign or a positive bound")
+        super().__post_init__()
+        if not 0 <= self.lambda_ <= 1:
+            raise ValueError("lambda_ must lie in [0, 1]")
+        if self.value_lr is not None and min(self.value_lr.values) < 0:
+            raise ValueError("value_lr must not be negative")
 
 
 class Impala(Algorithm):
@@ -69,7 +53,7 @@ class Impala(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=("log_prob",), core_every=cfg.fragment_length)
+        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("log_prob",), core_every=cfg.fragment_length)
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:

@@ -11,14 +11,14 @@ Checked: tests/ops/test_returns.py (the discounted sum by its definition), tests
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
+from rlrun.core.actor_critic import ActorCriticConfig
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
-from rlrun.core.optimizer import Optimizer, OptimizerConfig
-from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.optimizer import Optimizer
+from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.ops.returns import gae
@@ -27,31 +27,9 @@ from rlrun.policies import DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    fragment_length: int
-    batch_size: int
-    discount: float
-    lr: Schedule
-    optimizer: OptimizerConfig
-    max_grad_norm: float
+class Config(ActorCriticConfig):
     baseline: bool
-    value_coef: float
-    entropy_coef: Schedule
     normalize_advantage: bool
-    reward_clip: Literal["none", "sign"] | float
-
-    def __post_init__(self):
-        if self.fragment_length < 1 or self.batch_size < 1:
-            raise ValueError("fragment_length and batch_size must be at least 1")
-        if self.batch_size % self.fragment_length:
-            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}")
-        if not 0 <= self.discount <= 1:
-            raise ValueError("discount must lie in [0, 1]")
-        if min(*self.lr.values, self.max_grad_norm, self.value_coef) < 0:
-            raise ValueError("lr, max_grad_norm and value_coef must not be negative")
-        if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
-            raise ValueError("reward_clip must be none, sign or a positive bound")
 
 
 class PG(Algorithm):
@@ -61,7 +39,7 @@ class PG(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("value",) if cfg.baseline else ()
-        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=record, core_every=cfg.fragment_length)
+        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.fragment_length)
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:

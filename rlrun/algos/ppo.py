@@ -20,13 +20,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rlrun.core.actor_critic import ActorCriticConfig
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
-from rlrun.core.optimizer import Optimizer, OptimizerConfig
+from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.normalizer import RewardScale
+from rlrun.ops.distributions import kl_divergence
 from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
@@ -34,55 +36,43 @@ from rlrun.policies import DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    fragment_length: int
-    batch_size: int
+class Config(ActorCriticConfig):
     minibatch_size: int
     num_epochs: int
     sequence_length: int
-    discount: float
     lambda_: float
-    lr: Schedule
-    optimizer: OptimizerConfig
-    max_grad_norm: float
     clip: Schedule
     value_clip: float
     value_loss_clip: float
-    value_coef: float
-    entropy_coef: Schedule
     kl_coef: float
     kl_target: float
     stop_kl: float | None
     normalize_advantage: Literal["none", "batch", "minibatch"]
     normalize_reward: bool
-    reward_clip: Literal["none", "sign"] | float
 
     def __post_init__(self):
-        if min(self.fragment_length, self.batch_size, self.minibatch_size, self.num_epochs, self.sequence_length) < 1:
-            raise ValueError("fragment_length, batch_size, minibatch_size, num_epochs and sequence_length must be at least 1")
-        if self.batch_size % self.fragment_length:
-            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}")
+        super().__post_init__()
+        if min(self.minibatch_size, self.num_epochs, self.sequence_length) < 1:
+            raise ValueError("minibatch_size, num_epochs and sequence_length must be at least 1")
         if self.batch_size % self.minibatch_size:
             raise ValueError(f"batch_size {self.batch_size} must be a multiple of minibatch_size {self.minibatch_size}")
-        if not 0 <= self.discount <= 1 or not 0 <= self.lambda_ <= 1:
-            raise ValueError("discount and lambda_ must lie in [0, 1]")
-        if min(*self.lr.values, *self.clip.values, self.max_grad_norm, self.value_coef, self.value_clip, self.value_loss_clip, self.kl_coef) < 0:
-            raise ValueError("lr, clip, max_grad_norm, value_coef, value_clip, value_loss_clip and kl_coef must not be negative")
+        if not 0 <= self.lambda_ <= 1:
+            raise ValueError("lambda_ must lie in [0, 1]")
+        if min(*self.clip.values, self.value_clip, self.value_loss_clip, self.kl_coef) < 0:
+            raise ValueError("clip, value_clip, value_loss_clip and kl_coef must not be negative")
         if self.kl_target <= 0 or (self.stop_kl is not None and self.stop_kl <= 0):
             raise ValueError("kl_target and stop_kl must be positive")
-        if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
-            raise ValueError("reward_clip must be none, sign or a positive bound")
 
 
 class PPO(Algorithm):
     cfg: Config
     policy: DistributionPolicy
+    kl_coef: Tensor
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("log_prob", "value", "dist") if cfg.kl_coef > 0 else ("log_prob", "value")
-        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=record, core_every=cfg.sequence_length,
+        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.sequence_length,
                      return_discount=cfg.discount if cfg.normalize_reward else None)  # fmt: skip
 
     @classmethod
@@ -122,7 +112,7 @@ class PPO(Algorithm):
         metrics = {**means.tensors(), **before, "epochs": float(passes)}
         if cfg.kl_coef > 0:
             metrics["kl_coef"] = self.kl_coef.clone()
-            self._adapt(metrics["kl"])
+            self._adapt(means.tensors()["kl"])
         return Update(metrics)
 
     def _epoch(self, rows: Batch, clock: Clock, means: Means) -> Tensor:
@@ -130,15 +120,14 @@ class PPO(Algorithm):
         seen = Means()
         for part in self._parts(rows):
             loss, metrics = self.loss(part, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
-            metrics = {**metrics, **self.optimizer.step(loss, clock)}
-            means.add(metrics)
+            means.add({**metrics, **self.optimizer.step(loss, clock)})
             seen.add({"approx_kl": metrics["approx_kl"]})
         return torch.as_tensor(seen.tensors()["approx_kl"])
 
     def _parts(self, rows: Batch) -> Iterator[Batch]:
         return rows.minibatches(1, self.cfg.minibatch_size // self.length, self.ctx.rng)
 
-    def loss(self, rows: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rows: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor | float]]:
         """rows [L, N] with advantage, target and what was recorded -> loss [], metrics."""
         cfg, valid = self.cfg, rows.valid
         dist, value = self.policy.unroll(rows)
@@ -156,12 +145,12 @@ class PPO(Algorithm):
         entropy = masked_mean(dist.entropy(), valid)
         loss = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
         with torch.no_grad():
-            metrics = {
+            metrics: dict[str, Tensor | float] = {
                 "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": masked_mean(ratio - 1 - log_ratio, valid),
                 "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid),
             }  # fmt: skip
         if cfg.kl_coef > 0:
-            kl = masked_mean(dist.from_record(rows.dist).kl(dist), valid)  # eq. 8
+            kl = masked_mean(kl_divergence(dist.from_record(rows.dist), dist), valid)  # eq. 8
             loss = loss + self.kl_coef * kl
             metrics["kl"] = kl.detach()
         return loss, metrics

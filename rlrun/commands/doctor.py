@@ -14,7 +14,6 @@ from pathlib import Path
 from rlrun.config import parse_assignments, typed
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Options:
     runs_root: str

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import yaml
-
 from rlrun.commands.list import docstring
 from rlrun.core.errors import UserError, closest
-from rlrun.paths import options, package, root
+from rlrun.paths import options, root
+from rlrun.rllib import option_map
 
 
 def main(words: list[str]) -> int:
@@ -23,11 +22,9 @@ def main(words: list[str]) -> int:
     runner = next((word for line in text.splitlines() if "/runner@" in line for word in [line.split(":")[-1].strip()]), None)
     if runner:
         print(f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}")
-    table = package() / "data" / "rllib" / f"{name}.yaml"
-    if table.is_file():
-        print("RLlib's names\n")
-        for row in yaml.safe_load(table.read_text()):
-            print(f"  {row['rllib']:<46} {row['rlrun'] or '-':<34} {row.get('why', '')}".rstrip())
+    print("RLlib's names\n")
+    for row in option_map(name):
+        print(f"  {row['rllib']:<46} {row['rlrun'] or '-':<34} {row.get('why', '')}".rstrip())
     return 0
 
 

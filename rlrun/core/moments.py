@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 
 class Moments(NamedTuple):
-    """Of `count` samples: their mean and the sum of their squared deviations from it."""
+    """Of so many samples: their mean and the sum of their squared deviations from it."""
 
-    count: float
+    samples: float
     mean: Tensor | float
     m2: Tensor | float
 
@@ -41,12 +41,12 @@ class RunningMoments(nn.Module):
     @torch.no_grad()
     def merge(self, other: Moments) -> None:
         """As if all samples had been seen here; the order of merges does not matter beyond rounding."""
-        if other.count == 0:
+        if other.samples == 0:
             return
-        total = self.count + other.count
+        total = self.count + other.samples
         shift = torch.as_tensor(other.mean, dtype=torch.float64, device=self.mean.device) - self.mean
-        self.m2 += torch.as_tensor(other.m2, dtype=torch.float64, device=self.mean.device) + shift.square() * (self.count * other.count / total)
-        self.mean += shift * (other.count / total)
+        self.m2 += torch.as_tensor(other.m2, dtype=torch.float64, device=self.mean.device) + shift.square() * (self.count * other.samples / total)
+        self.mean += shift * (other.samples / total)
         self.count.copy_(total)
 
     @property

@@ -88,3 +88,11 @@ class Gaussian:
 
 
 Distribution = Categorical | Gaussian
+
+
+def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
+    """KL(p || q) [...] of two distributions of one kind."""
+    if isinstance(p, Categorical) and isinstance(q, Categorical):
+        return p.kl(q)
+    assert isinstance(p, Gaussian) and isinstance(q, Gaussian), (type(p), type(q))
+    return p.kl(q)
