@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ import torch
 
 from rlrun.config import load_yaml
 from rlrun.core.batch import Batch
+from rlrun.core.env import Rows
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import EnvSpec
+from rlrun.core.specs import EnvSpec, leaves
 from rlrun.envs import registry
 from rlrun.envs.atari import AtariConfig, ScreenStack
-from rlrun.envs.single import SingleEnv
+from rlrun.envs.gym import to_rows
+from rlrun.envs.single import make_single
 from rlrun.models.model import Model
+from rlrun.samplers.evaluator import to_torch
 from rlrun.wiring import Typed, checkpoints_of, type_config
 
 
@@ -38,7 +42,7 @@ class Trained:
     def make_env(self, seed: int = 0) -> gymnasium.Env:
         """The run's environment as training preprocessed it, for full games: reset() and step(action) as in Gymnasium, with what act() takes and gives.
         Its seeds are never those of training."""
-        return SingleEnv(registry.Factory(cfg=self.config.env, spec=self.spec, seeds=Seeds(seed), stream="user", learning=False))
+        return make_single(registry.Factory(cfg=self.config.env, spec=self.spec, seeds=Seeds(seed), stream="user", learning=False))
 
     def reset(self, is_first: np.ndarray | None = None) -> None:
         """Begins new episodes everywhere, or where is_first [B]."""
@@ -51,36 +55,56 @@ class Trained:
             self._first = torch.from_numpy(np.asarray(is_first, dtype=bool).copy())
 
     def act(self, obs: Any, mode: Mode = "greedy") -> Any:
-        """Observation as the environment gives it ([...] or [B, ...]) -> action as the environment takes it. Of an Atari game also the raw screen of
-        every decision, [H, W, 3] uint8, or its last two frames [2, H, W, 3], which training merges; the stack of frames is kept here."""
-        space = self.spec.obs["observation"]
-        given = np.asarray(obs)
-        if np.dtype(space.dtype).kind == "u" and given.dtype.kind == "f":
-            raise ValueError(f"an observation of {self.spec.name} is {space.dtype}, 0 to {space.high[0]:g}, not {given.dtype}")
-        array = given.astype(space.dtype, copy=False)
-        if self.screens is not None and array.ndim in (3, 4) and array.shape[-1] == 3 and array.shape[-3:] != space.shape:
-            if array.ndim == 4 and len(array) != 2:
-                raise ValueError(f"raw screens are [H, W, 3] or [2, H, W, 3], not {array.shape}")
-            array = self.screens.push(array)
-        single = array.shape == space.shape
-        if single:
-            array = array[None]
-        if array.shape[1:] != space.shape:
-            raise ValueError(f"an observation of {self.spec.name} has the shape {space.shape}, not {np.shape(obs)}")
-        action = self.spec.action.to_env(self.policy_action(array, mode))
-        return action[0] if single else action
+        """Observation as the environment gives it, one or a batch (every part [...] or [B, ...]) -> action as the environment takes it. Of an Atari
+        game also the raw screen of every decision, [H, W, 3] uint8, or its last two frames [2, H, W, 3], which training merges; the stack of frames
+        is kept here."""
+        if self.screens is not None:
+            obs = self._screens(np.asarray(obs))
+        path, space = next(leaves(self.spec.observation))
+        first = obs
+        for name in path:
+            first = first[int(name)] if isinstance(first, tuple) else first[name]
+        given = np.asarray(first)
+        shape = space.field.shape
+        single = given.shape == shape
+        if given.shape[given.ndim - len(shape) :] != shape or given.ndim > len(shape) + 1:
+            raise ValueError(f"an observation of {self.spec.name} has the shape {shape}, not {given.shape}")
+        rows = to_rows(self.spec, _each(obs, lambda part: np.asarray(part)[None]) if single else obs)
+        action = self.spec.action.to_env(self.policy_action(rows, mode))
+        return _each(action, lambda part: part[0]) if single else action
 
-    def policy_action(self, array: np.ndarray, mode: Mode = "greedy") -> np.ndarray:
-        """[B, ...] observations -> actions as rows hold them (rlrun's own environments take these)."""
+    def _screens(self, given: np.ndarray) -> np.ndarray:
+        """What act() was given of an Atari game -> the stack of frames that the policy knows."""
+        assert self.screens is not None
+        if given.dtype != np.uint8:
+            raise ValueError(f"an observation of {self.spec.name} is uint8, 0 to 255, not {given.dtype}")
+        shape = (self.screens.cfg.stack, self.screens.cfg.size, self.screens.cfg.size)
+        if given.ndim in (3, 4) and given.shape[-1] == 3 and given.shape[-3:] != shape:
+            if given.ndim == 4 and len(given) != 2:
+                raise ValueError(f"raw screens are [H, W, 3] or [2, H, W, 3], not {given.shape}")
+            return self.screens.push(given)
+        return given
+
+    def policy_action(self, rows: Rows, mode: Mode = "greedy") -> Any:
+        """Observations [B, ...] as rows hold them -> actions as rows hold them (rlrun's own environments give and take these)."""
+        obs = to_torch(rows).clone()
+        count = len(next(obs.leaves()))
         if self._state is None or not len(self._state):
-            self._state = self.policy.initial_state(len(array))
-        elif len(next(iter(self._state.values()))) != len(array):
-            raise ValueError(f"the policy remembers {len(next(iter(self._state.values())))} episodes and is given {len(array)}: reset() comes first")
-        first = torch.zeros(len(array), dtype=torch.bool) if self._first is None else self._first
+            self._state = self.policy.initial_state(count)
+        elif len(next(iter(self._state.values()))) != count:
+            raise ValueError(f"the policy remembers {len(next(iter(self._state.values())))} episodes and is given {count}: reset() comes first")
+        first = torch.zeros(count, dtype=torch.bool) if self._first is None else self._first
         with torch.inference_mode():
-            act = self.policy.act(Batch(observation=torch.from_numpy(array.copy())), first, self._state, self.clock, mode, self.rng)
+            act = self.policy.act(obs, first, self._state, self.clock, mode, self.rng)
         self._state, self._first = act.state, None
         return act.action.numpy()
+
+
+def _each(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A dictionary or tuple of parts with `function` applied to each part, or to the value itself."""
+    if isinstance(value, Mapping):
+        return {name: _each(part, function) for name, part in value.items()}
+    return tuple(_each(part, function) for part in value) if isinstance(value, tuple) else function(value)
 
 
 def load(run_dir: str | Path, checkpoint: str = "last") -> Trained:

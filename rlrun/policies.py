@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
-from rlrun.core.moments import Moments, moments_of
+from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import Discrete, EnvSpec
+from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
-from rlrun.ops.distributions import Categorical, Distribution, Gaussian
+from rlrun.ops.distributions import Distribution
 
 
 class Outputs(NamedTuple):
@@ -32,12 +32,8 @@ class DistributionPolicy(Policy):
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec)
         self.value_trunk = None if model.cfg.share_value else model.trunk(spec)
-        self.discrete = isinstance(spec.action, Discrete)
-        width = spec.action.n if isinstance(spec.action, Discrete) else spec.action.size
-        self.action_head = model.linear(self.trunk.features, width, 0.01)
+        self.action_head = model.action_head(spec, self.trunk.features)
         self.value_head = model.linear(self.trunk.features, 1, 1.0)
-        if not self.discrete:
-            self.log_std = nn.Parameter(torch.full((width,), float(model.cfg.log_std)))
 
     def value_parameters(self) -> list[nn.Parameter]:
         """Those that only the value uses; empty trunks are not shared. Raises ValueError when the trunk is shared."""
@@ -45,10 +41,10 @@ class DistributionPolicy(Policy):
             raise ValueError("the value shares its trunk with the policy")
         return [*self.value_trunk.parameters(), *self.value_head.parameters()]
 
-    def moments(self, batch: Batch) -> Moments | None:
-        return None if self.filter is None else moments_of(batch["obs"]["observation"][:-1][batch["valid"]])
+    def moments(self, batch: Batch) -> list[Moments] | None:
+        return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
 
-    def absorb(self, moments: Moments | None) -> None:
+    def absorb(self, moments: list[Moments] | None) -> None:
         if self.filter is not None and moments is not None:
             self.filter.merge(moments)
 
@@ -64,14 +60,8 @@ class DistributionPolicy(Policy):
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
         """log_prob and value [B], and dist: all that makes the distribution of one row."""
-        width = Field((self.action_head.out_features,), torch.float32)
-        dist: RowSpec = {"log_probs": width} if self.discrete else {"mean": width, "log_std": width}
-        known: RowSpec = {"log_prob": Field((), torch.float32), "value": Field((), torch.float32), "dist": dist}
+        known: RowSpec = {"log_prob": Field((), torch.float32), "value": Field((), torch.float32), "dist": self.action_head.dist_spec}
         return {name: known[name] for name in names}
-
-    def distribution(self, features: Tensor) -> Distribution:
-        out = self.action_head(features)
-        return Categorical(out) if self.discrete else Gaussian(out, self.log_std)
 
     def _split(self, state: Batch) -> tuple[Batch, Batch]:
         own = Batch({name: state[name] for name in state if not name.startswith("value_")})
@@ -87,7 +77,7 @@ class DistributionPolicy(Policy):
             value_features, value_state = self.value_trunk(obs, is_first, value_state)
         value = self.value_head(value_features).squeeze(-1)
         after = Batch({**own, **{f"value_{name}": value_state[name] for name in value_state}})
-        return Outputs(self.distribution(features), value), after
+        return Outputs(self.action_head(features, obs["action_mask"] if "action_mask" in obs else None), value), after
 
     def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
         outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
@@ -101,8 +91,6 @@ class DistributionPolicy(Policy):
                 recorded[name] = outputs.value[0]
             else:
                 recorded[name] = dist.record()
-        if not self.discrete:
-            action = action.view(-1, *self.spec.action_row.shape)
         return Act(action, after, Batch(recorded))
 
     @torch.no_grad()

@@ -13,6 +13,7 @@ import torch
 from rlrun.core.algorithm import Needs
 from rlrun.core.env import EnvFactory
 from rlrun.core.errors import EnvError, UserError
+from rlrun.core.specs import random_actions
 
 MAX_ENVS = 64  # of one run chosen by `auto`: more would leave games unfinished in short runs
 MAX_COLUMNS = 16  # of one sampler's fragment chosen by `auto`: beyond that inference gains nothing on a CPU
@@ -81,26 +82,22 @@ def cpu_flags() -> set[str]:
 
 def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> float:
     """Measured seconds per env and step with random actions."""
-    from rlrun.core.specs import Discrete
-
     env = make_env(0, count)
     try:
-        env.reset(0)
+        obs = env.reset(0)
         rng = np.random.default_rng(0)
-        space = env.spec.action
 
-        def action():
-            if isinstance(space, Discrete):
-                return rng.integers(space.n, size=count)
-            return rng.uniform(-1, 1, (count, *space.shape)).astype(np.float32)
+        def step() -> None:
+            nonlocal obs
+            obs = env.step(random_actions(env.spec, obs, count, rng)).obs
 
-        env.step(action())
+        step()
         best, begun = float("inf"), time.perf_counter()
         while time.perf_counter() - begun < budget_sec:  # the best of several stretches: a busy machine must not decide this
             started = time.perf_counter()
             steps = 0
             while steps < 20 and time.perf_counter() - begun < budget_sec:
-                env.step(action())
+                step()
                 steps += 1
             best = min(best, (time.perf_counter() - started) / (max(steps, 1) * count))
         return best

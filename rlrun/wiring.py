@@ -149,7 +149,7 @@ class Wiring:
         if self.spec.action.kind not in self.needs.actions:
             raise UserError(f"{config.algo.name} needs {' or '.join(self.needs.actions)} actions; {self.spec.name} has {self.spec.action}")
         self.resources: Resources = decide(
-            config.run.resources, self.needs, self.make_env, self.spec.obs["observation"].image, config.runner.synchronous
+            config.run.resources, self.needs, self.make_env, self.spec.image, config.runner.synchronous
         )
 
     def eval_env(self) -> registry.Factory:

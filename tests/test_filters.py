@@ -76,7 +76,7 @@ def test_every_live_row_is_merged_once_whoever_collected_it(typed, tmp_path, kin
     wiring.algorithm = watched
     made, job, _ = run_wired(wiring, tmp_path)
     everything = torch.cat(seen).double()
-    filtered = made.policy.filter
+    filtered = made.policy.filter.filters[0]
     assert filtered.count == len(everything) == job.clock.env_steps
     torch.testing.assert_close(filtered.mean, everything.mean(0))
     torch.testing.assert_close(filtered.variance, everything.var(0, unbiased=False))
@@ -110,9 +110,9 @@ def test_the_filter_that_acted_is_the_filter_that_learns(typed):
         batch = sampler.take(1)[0].batch.clone()
         metrics = made.update(batch, Clock(updates=number)).metrics
         assert float(metrics["approx_kl"]) == pytest.approx(0.0, abs=1e-6)
-        before = made.policy.filter.shift.clone()
+        before = made.policy.filter.filters[0].shift.clone()
         made.policy.absorb(made.policy.moments(batch))
-        assert not torch.equal(before, made.policy.filter.shift)
+        assert not torch.equal(before, made.policy.filter.filters[0].shift)
 
 
 def test_images_have_no_filter(typed):
@@ -123,4 +123,4 @@ def test_images_have_no_filter(typed):
 def test_async_runners_merge_too(typed, tmp_path):
     config = typed("algo=impala", "env=rlrun/Counting-v0", *SMALL, "model.observation_filter=mean_std", "runner.num_sgd_iter=2", "env_steps=300")
     made, job, _ = run_wired(Wiring(dataclasses.replace(config)), tmp_path)
-    assert made.policy.filter.count == job.clock.env_steps, "passes over one batch count once"
+    assert made.policy.filter.filters[0].count == job.clock.env_steps, "passes over one batch count once"

@@ -45,7 +45,8 @@ def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
     from rlrun.models.model import MemoryConfig, ModelConfig
 
     cfg = ModelConfig(
-        encoder="auto", hidden=(), activation="tanh", init="orthogonal", share_value=True, log_std=0.0, observation_filter="none", observation_clip=0.0,
+        encoder="auto", hidden=(), activation="tanh", init="orthogonal", share_value=True, action_distribution="gaussian", log_std=0.0,
+        observation_filter="none", observation_clip=0.0,
         memory=MemoryConfig(kind="none", size=1),
     )  # fmt: skip
     policy = DistributionPolicy(spec, Model(cfg, "bf16"))
@@ -57,7 +58,7 @@ def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
     learning = policy._forward(x, first, Batch())[0]
     lower_precision(policy)
     acting = policy._forward(x, first, Batch())[0]
-    assert policy.trunk.encoder.first.weight.dtype == torch.bfloat16 and policy.action_head.weight.dtype == torch.float32
+    assert policy.trunk.encoder.first.weight.dtype == torch.bfloat16 and policy.action_head.linear.weight.dtype == torch.float32
     for got in (learning, acting):
         assert got.value.dtype == torch.float32
         torch.testing.assert_close(got.value, expected.value, atol=0.1, rtol=0.1)

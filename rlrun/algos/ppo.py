@@ -28,7 +28,6 @@ from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.normalizer import RewardScale
-from rlrun.ops.distributions import kl_divergence
 from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
@@ -150,7 +149,7 @@ class PPO(Algorithm):
                 "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid),
             }  # fmt: skip
         if cfg.kl_coef > 0:
-            kl = masked_mean(kl_divergence(dist.from_record(rows.dist), dist), valid)  # eq. 8
+            kl = masked_mean(dist.from_record(rows.dist).kl(dist), valid)  # eq. 8
             loss = loss + self.kl_coef * kl
             metrics["kl"] = kl.detach()
         return loss, metrics

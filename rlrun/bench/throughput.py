@@ -25,7 +25,7 @@ from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
-from rlrun.core.specs import Discrete
+from rlrun.core.specs import random_actions
 from rlrun.dataflow.reuse import gather
 from rlrun.resources import cores
 from rlrun.rundir import command_line, hardware, versions
@@ -61,7 +61,6 @@ class _Parts:
         self.wiring, made = wiring, wiring.resources
         self.columns = made.envs_per_sampler
         self.env = wiring.make_env(0, self.columns)
-        self.env.reset(0)
         self.policy = wiring.policy_factory(acting=True)().to(made.device if made.inference == "batched" else "cpu")
         self.rng = wiring.seeds.generator("policy", 0)
         layout = wiring.layout(self.policy)
@@ -74,6 +73,7 @@ class _Parts:
             batch = allocate(layout)
             collector.collect(batch, acting, 1, Clock())
             fragments.append(batch)
+        self.obs = collector.columns.obs
         self.fragments = fragments
         self.batch: Batch | None = None
         self.out.copy_(fragments[0])
@@ -81,18 +81,16 @@ class _Parts:
     def measure(self) -> dict[str, list[float]]:
         """Rows/s of each part, three times."""
         rows = self.wiring.needs.rows
-        space = self.wiring.spec.action
         rng = np.random.default_rng(0)
-        if isinstance(space, Discrete):
-            actions = rng.integers(space.n, size=(64, self.columns))
-        else:
-            actions = rng.uniform(-1, 1, (64, self.columns, *space.shape)).astype(np.float32)
+        spec = self.wiring.spec
+        masked = "action_mask" in spec.obs
+        actions = [random_actions(spec, self.obs, self.columns, rng) for _ in range(64)]  # beforehand: drawing them is no part of the environment
         count = 0
 
         def env() -> int:
             nonlocal count
             count += 1
-            self.env.step(actions[count % 64])
+            self.obs = self.env.step(random_actions(spec, self.obs, self.columns, rng) if masked else actions[count % 64]).obs
             return self.columns
 
         state = self.policy.initial_state(self.columns)

@@ -98,7 +98,7 @@ def record(trained: Any, options: Options) -> tuple[list, float, list[float]]:
         for _ in range(options.max_steps):
             frames.append(shown["observation"][0, -1] if screen is not None else env.frame())
             trained.reset(is_first)
-            action = trained.policy_action(obs["observation"], "greedy" if options.greedy else "explore")
+            action = trained.policy_action(obs, "greedy" if options.greedy else "explore")
             step = env.step(action)
             if screen is not None:
                 mirrored = screen.step(action)

@@ -25,7 +25,7 @@ class Needs:
     record: tuple[str, ...] = ()  # policy outputs stored with each row
     core_every: int = 0  # recurrent state is stored at every so-many-th row; 0 means only at row 0 of a fragment
     return_discount: float | None = None  # samplers keep the moments of returns with this discount, to normalise rewards by
-    actions: tuple[str, ...] = ("discrete", "box")  # kinds of action space it can do
+    actions: tuple[str, ...] = ("discrete", "multi_discrete", "multi_binary", "box", "nested")  # kinds of action space it can do
     obs: Literal["all", "ends"] = "all"
 
 

@@ -138,6 +138,15 @@ class Batch(Mapping[str, "Tensor | Batch"]):
         return {name: value.numpy() for name, value in self._fields.items()}
 
 
+def at(tree: Tensor | Batch, path: tuple[str, ...]) -> Tensor:
+    """The tensor at this path of a tree; the tree itself where the path is empty."""
+    for name in path:
+        assert isinstance(tree, Batch)
+        tree = tree[name]
+    assert isinstance(tree, Tensor)
+    return tree
+
+
 def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
     """Fragments side by side: [T, B1], [T, B2] ... -> [T, B1 + B2 + ...], into `out`'s memory when given."""
     if out is None:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from rlrun.core.specs import EnvSpec
 
-Rows = dict[str, np.ndarray]  # observation parts, [B, ...]
+Rows = dict[str, Any]  # observation parts: arrays [B, ...], or dictionaries of them where a space is nested
+
+
+def map_rows(rows: Any, function: Callable[[Any], Any]) -> Any:
+    """The same tree of dictionaries with `function` applied to everything else."""
+    return {name: map_rows(value, function) for name, value in rows.items()} if isinstance(rows, dict) else function(rows)
+
+
+def write_rows(view: dict, rows: Rows, t: int) -> None:
+    """Copies rows into row t of arrays [T, B, ...]."""
+    for name, value in rows.items():
+        if isinstance(value, dict):
+            write_rows(view[name], value, t)
+        else:
+            view[name][t] = value
 
 
 class Step(NamedTuple):
@@ -33,8 +48,9 @@ class VectorEnv(Protocol):
         """Begins every column anew. Seeds follow from (run seed, stream, worker, slot, generation)."""
         ...
 
-    def step(self, action: np.ndarray) -> Step:
-        """Raises ValueError on an action outside the space, and whatever the environment raises."""
+    def step(self, action: Any) -> Step:
+        """action: as rows hold it, [B, ...], a dictionary where the space is nested. Raises ValueError on one outside the space, and whatever the
+        environment raises."""
         ...
 
     def close(self) -> None: ...

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from rlrun.core.batch import Field, RowSpec, torch_dtype
 
+Array = np.ndarray | dict[str, Any]  # of one space: nested spaces have dictionaries
+
 
 @dataclass(frozen=True, kw_only=True)
 class Discrete:
-    """Actions 0 .. n-1."""
+    """Actions or observations 0 .. n-1."""
 
     n: int
     start: int = 0  # the env's own numbering begins here; rows always count from 0
 
-    @property
-    def kind(self) -> str:
-        return "discrete"
+    kind = "discrete"
 
     @property
     def field(self) -> Field:
@@ -31,12 +33,78 @@ class Discrete:
             raise ValueError(f"action {action.min()}..{action.max()} outside Discrete({self.n}): has the policy's output become NaN?")
         return action + self.start if self.start else action
 
-    def from_env(self, action: np.ndarray) -> np.ndarray:
+    def from_env(self, value: np.ndarray) -> np.ndarray:
         """The inverse of to_env."""
-        return (action - self.start).astype(np.int64)
+        return (np.asarray(value) - self.start).astype(np.int64)
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """[count] random actions as rows hold them."""
+        return rng.integers(self.n, size=count)
 
     def __str__(self) -> str:
         return f"Discrete({self.n})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiDiscrete:
+    """Several choices at once, each 0 .. n_i - 1. sizes and starts are flat tuples of the shape's size."""
+
+    sizes: tuple[int, ...]
+    starts: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    kind = "multi_discrete"
+
+    @property
+    def field(self) -> Field:
+        return Field(self.shape, torch.int64)
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """[B, *shape] rows' actions -> the env's. Raises ValueError on a number outside the space."""
+        if (action < 0).any() or (action >= np.reshape(self.sizes, self.shape)).any():
+            raise ValueError(f"action {action.tolist()} outside {self}")
+        return action + np.reshape(self.starts, self.shape)
+
+    def from_env(self, value: np.ndarray) -> np.ndarray:
+        """The inverse of to_env."""
+        return (np.asarray(value) - np.reshape(self.starts, self.shape)).astype(np.int64)
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return rng.integers(np.reshape(self.sizes, self.shape), size=(count, *self.shape))
+
+    def __str__(self) -> str:
+        return f"MultiDiscrete({list(self.sizes)})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiBinary:
+    """Switches: 0 or 1 at every place."""
+
+    shape: tuple[int, ...]
+
+    kind = "multi_binary"
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def field(self) -> Field:
+        return Field(self.shape, torch.int64)
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        if ((action != 0) & (action != 1)).any():
+            raise ValueError(f"action {action.tolist()} outside {self}")
+        return action.astype(np.int8)
+
+    def from_env(self, value: np.ndarray) -> np.ndarray:
+        return np.asarray(value).astype(np.int64)
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return rng.integers(2, size=(count, *self.shape))
+
+    def __str__(self) -> str:
+        return f"MultiBinary({list(self.shape)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +116,7 @@ class Box:
     low: tuple[float, ...]
     high: tuple[float, ...]
 
-    @property
-    def kind(self) -> str:
-        return "box"
+    kind = "box"
 
     @property
     def bounded(self) -> bool:
@@ -66,6 +132,7 @@ class Box:
 
     @property
     def field(self) -> Field:
+        """Of an observation; actions have float32 in rows whatever the env's own dtype is."""
         return Field(self.shape, torch_dtype(self.dtype))
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
@@ -86,11 +153,65 @@ class Box:
         high = np.asarray(self.high, dtype=np.float64).reshape(self.shape)
         return (2.0 * (action - low) / (high - low) - 1.0).astype(np.float32)
 
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return rng.uniform(-1, 1, (count, *self.shape)).astype(np.float32)
+
     def __str__(self) -> str:
         return f"Box({list(self.shape)}, {self.dtype})"
 
 
-Space = Discrete | Box
+@dataclass(frozen=True, kw_only=True)
+class Nested:
+    """Several spaces by name; a tuple's are "0", "1", ..."""
+
+    spaces: tuple[tuple[str, Any], ...]  # (name, Space)
+    ordered: bool  # the env's own form is a tuple
+
+    kind = "nested"
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return dict(self.spaces)
+
+    def to_env(self, action: Mapping[str, Any]) -> Any:
+        """Rows' actions, by name -> the env's dictionary or tuple, of arrays [B, ...]."""
+        made = {name: space.to_env(action[name]) for name, space in self.spaces}
+        return tuple(made.values()) if self.ordered else made
+
+    def from_env(self, value: Any) -> dict[str, Any]:
+        """The inverse of to_env."""
+        return {name: space.from_env(value[int(name)] if self.ordered else value[name]) for name, space in self.spaces}
+
+    def sample(self, rng: np.random.Generator, count: int) -> dict[str, Any]:
+        return {name: space.sample(rng, count) for name, space in self.spaces}
+
+    def __str__(self) -> str:
+        inside = ", ".join(str(space) if self.ordered else f"{name}: {space}" for name, space in self.spaces)
+        return f"Tuple({inside})" if self.ordered else f"Dict({inside})"
+
+
+Space = Discrete | MultiDiscrete | MultiBinary | Box | Nested
+
+
+def leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, space) of every space that holds no others."""
+    if isinstance(space, Nested):
+        for name, part in space.spaces:
+            yield from leaves(part, (*path, name))
+    else:
+        yield path, space
+
+
+def observation_rows(space: Space) -> Field | RowSpec:
+    """What rows hold of an observation."""
+    return {name: observation_rows(part) for name, part in space.spaces} if isinstance(space, Nested) else space.field
+
+
+def action_rows(space: Space) -> Field | RowSpec:
+    """What rows hold of an action."""
+    if isinstance(space, Nested):
+        return {name: action_rows(part) for name, part in space.spaces}
+    return Field(space.shape, torch.float32) if isinstance(space, Box) else space.field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +219,42 @@ class EnvSpec:
     """The facts of an environment that models, policies and samplers need."""
 
     name: str
-    obs: dict[str, Box]  # "observation", later also "action_mask", "state"
+    obs: dict[str, Any]  # "observation", and "action_mask" (MultiBinary) where the env says which actions are legal; later also "state"
     action: Space
     action_repeat: int = 1  # emulator frames per decision, for tables only
 
     @property
-    def obs_rows(self) -> RowSpec:
-        return {name: space.field for name, space in self.obs.items()}
+    def observation(self) -> Space:
+        return self.obs["observation"]
 
     @property
-    def action_row(self) -> Field:
-        # continuous actions are float32 in rows whatever the env's own dtype is
-        return self.action.field if isinstance(self.action, Discrete) else Field(self.action.shape, torch.float32)
+    def image(self) -> bool:
+        """Whether some part of the observation is an image."""
+        return any(isinstance(space, Box) and space.image for _, space in leaves(self.observation))
+
+    @property
+    def obs_rows(self) -> RowSpec:
+        return {name: observation_rows(space) for name, space in self.obs.items()}
+
+    @property
+    def action_row(self) -> Field | RowSpec:
+        return action_rows(self.action)
+
+
+def random_actions(spec: EnvSpec, rows: Mapping[str, Any], count: int, rng: np.random.Generator) -> Any:
+    """[count] random actions as rows hold them, legal ones where the observations in `rows` have masks (any where a mask leaves none: an end)."""
+    if "action_mask" not in rows:
+        return spec.action.sample(rng, count)
+    sizes = (spec.action.n,) if isinstance(spec.action, Discrete) else spec.action.sizes  # type: ignore[union-attr]
+    weights = rng.random(rows["action_mask"].shape) * (rows["action_mask"] != 0)  # the largest of random weights is a fair draw among legal ones
+    picks = [part.argmax(1) for part in np.split(weights, np.cumsum(sizes)[:-1], axis=1)]
+    return picks[0] if isinstance(spec.action, Discrete) else np.stack(picks, 1).reshape(count, *spec.action.shape)  # type: ignore[union-attr]
+
+
+def mask_size(action: Space) -> int | None:
+    """How many switches an action mask of this space has, concatenated over its choices; None where nothing can be masked."""
+    if isinstance(action, Discrete):
+        return action.n
+    if isinstance(action, MultiDiscrete):
+        return sum(action.sizes)
+    return None

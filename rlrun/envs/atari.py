@@ -58,6 +58,8 @@ class AtariEnv:
 
     def __init__(self, cfg: AtariConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, learning: bool, **screen: Any):
         import_ale()
+        assert isinstance(spec.action, Discrete)
+        self.actions = spec.action
         from ale_py.vector_env import AtariVectorEnv
 
         self.cfg, self.spec, self.count = cfg, spec, count
@@ -95,7 +97,7 @@ class AtariEnv:
 
     def step(self, action: np.ndarray) -> Step:
         forced = self.press_fire
-        action = self.spec.action.to_env(action)
+        action = self.actions.to_env(action)
         if self.fire_action is not None and forced.any():
             action = np.where(forced, self.fire_action, action)
         try:

@@ -88,6 +88,72 @@ class IdentityBox(gymnasium.Env):
         return self._obs(), reward, False, self.step_number >= self.length, {}
 
 
+class EverySpace(gymnasium.Env):
+    """Shows parts of every kind, nested; takes actions of every kind, and refuses what its own spaces do not contain. Pays for naming what is seen:
+    1 each for the choice, the switch and the pair, and minus the squared distance from the number: 3 is perfect."""
+
+    def __init__(self, length: int = 20, image: bool = False):
+        spaces = gymnasium.spaces
+        self.length, self.image = length, image
+        inner: dict[str, gymnasium.Space] = {"number": spaces.Box(-1.0, 1.0, (1,), np.float64), "flags": spaces.MultiBinary(2)}
+        if image:
+            inner["picture"] = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+        self.observation_space = spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3]), spaces.Dict(inner)))
+        pair = spaces.Dict({"pair": spaces.MultiDiscrete([2, 3], start=[0, 5]), "flags": spaces.MultiBinary(2)})
+        self.action_space = spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(0.0, 4.0, (1,), np.float32), pair))
+
+    def _obs(self):
+        self.seen = self.observation_space.sample()
+        return self.seen
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.step_number = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        if not self.action_space.contains(action):
+            raise ValueError(f"{action} is not in {self.action_space}")
+        choice, number, inner = action
+        seen_choice, seen_pair, seen = self.seen
+        right = [choice == seen_choice, (inner["flags"] == seen["flags"]).all(), (inner["pair"] - np.array([0, 5]) == seen_pair).all()]
+        distance = float(number[0] / 2.0 - 1.0 - seen["number"][0])
+        self.step_number += 1
+        return self._obs(), float(sum(right)) - distance**2, False, self.step_number >= self.length, {}
+
+
+class Masked(gymnasium.Env):
+    """A mask leaves two of five actions; the higher one pays 1. An illegal action is an error. Every end shows a mask without legal actions."""
+
+    def __init__(self, length: int = 10, stuck: str = "never"):
+        spaces = gymnasium.spaces
+        self.observation_space = spaces.Dict({"action_mask": spaces.Box(0, 1, (5,), np.int8), "step": spaces.Box(0.0, 1.0, (1,), np.float32)})
+        self.action_space = spaces.Discrete(5)
+        self.length, self.stuck = length, stuck
+
+    def _obs(self, over=False):
+        self.legal = np.sort(self.np_random.choice(5, size=2, replace=False))
+        mask = np.zeros(5, dtype=np.int8)
+        if not over and self.stuck != "at once" and (self.stuck != "later" or self.step_number < 3):
+            mask[self.legal] = 1
+        return {"action_mask": mask, "step": np.array([self.step_number / self.length], dtype=np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        if action not in self.legal:
+            raise ValueError(f"{action} is illegal, {self.legal.tolist()} are legal")
+        reward = float(action == self.legal[1])
+        self.step_number += 1
+        over = self.step_number >= self.length
+        return self._obs(over), reward, over, False, {}
+
+
 _POSITIONS = [0, 2]  # cart position, pole angle
 
 
@@ -125,7 +191,7 @@ class StatelessCartPoleVector(CartPoleVectorEnv):
 
 def register() -> None:
     """Makes our ids known to Gymnasium, once."""
-    for entry in ("Counting", "Identity", "IdentityBox"):
+    for entry in ("Counting", "Identity", "IdentityBox", "EverySpace", "Masked"):
         if f"rlrun/{entry}-v0" not in gymnasium.registry:
             gymnasium.register(f"rlrun/{entry}-v0", entry_point=f"rlrun.envs.debug:{entry}")
     if "StatelessCartPole-v0" not in gymnasium.registry:

@@ -10,10 +10,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rlrun.core.env import Rows, Step
+from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Box, Discrete, EnvSpec, Space
+from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +46,16 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
 
 
 def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
-    """Raises UserError for spaces that are not built yet."""
-    if isinstance(space, gymnasium.spaces.Discrete):
+    """Raises UserError for a space that rlrun does not know."""
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Discrete):
         return Discrete(n=int(space.n), start=int(space.start))
-    if isinstance(space, gymnasium.spaces.Box):
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, starts = (tuple(int(x) for x in numbers.ravel()) for numbers in (space.nvec, space.start))
+        return MultiDiscrete(sizes=sizes, starts=starts, shape=tuple(space.shape))
+    if isinstance(space, spaces.MultiBinary):
+        return MultiBinary(shape=tuple(space.shape))
+    if isinstance(space, spaces.Box):
         bounds = (space.low.ravel(), space.high.ravel())
         floating = np.issubdtype(space.dtype, np.floating)
         dtype = "float32" if floating and what == "observation" else str(space.dtype)
@@ -57,27 +63,69 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
             bounds = (bounds[0].min(keepdims=True), bounds[1].max(keepdims=True))
         low, high = (tuple(float(x) for x in bound) for bound in bounds)
         return Box(shape=tuple(space.shape), dtype=dtype, low=low, high=high)
-    raise UserError(f"{name} has the {what} space {space}; today rlrun takes Box observations and Discrete or Box actions")
+    if isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces):
+        parts: dict[str, gymnasium.Space]
+        parts = {str(i): part for i, part in enumerate(space.spaces)} if isinstance(space, spaces.Tuple) else dict(space.spaces)
+        inside = tuple((key, to_space(part, what, name)) for key, part in parts.items())
+        return Nested(spaces=inside, ordered=isinstance(space, spaces.Tuple))
+    raise UserError(f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these")
+
+
+MASK = "action_mask"
+
+
+def observation_spaces(space: gymnasium.Space, action: Space, name: str) -> dict[str, Any]:
+    """{"observation": ..., "action_mask": ...}: a dictionary's entry of that name says which actions are legal, and is no observation."""
+    if not (isinstance(space, gymnasium.spaces.Dict) and MASK in space.spaces):
+        return {"observation": to_space(space, "observation", name)}
+    wanted, found = mask_size(action), int(np.prod(space[MASK].shape or (0,)))
+    if wanted is None:
+        raise UserError(f"{name} masks its actions, but {action} cannot be masked; Discrete and MultiDiscrete can")
+    if found != wanted:
+        raise UserError(f"{name} has an action_mask of {found} numbers for {wanted} actions of {action}")
+    rest = gymnasium.spaces.Dict({key: part for key, part in space.spaces.items() if key != MASK})
+    return {"observation": to_space(rest, "observation", name), MASK: MultiBinary(shape=(wanted,))}
+
+
+def to_rows(spec: EnvSpec, obs: Any) -> Rows:
+    """A batch of observations as the environment gives them -> as rows hold them."""
+    rows = {"observation": _part(spec.observation, obs)}
+    if MASK in spec.obs:
+        mask = np.asarray(obs[MASK])
+        rows[MASK] = mask.reshape(len(mask), -1).astype(np.int64)
+    return rows
+
+
+def _part(space: Space, obs: Any) -> Any:
+    if isinstance(space, Nested):
+        return {name: _part(part, obs[int(name)] if space.ordered else obs[name]) for name, part in space.spaces}
+    return np.asarray(obs) if isinstance(space, Box) else space.from_env(obs)
 
 
 def make_spec(cfg: GymConfig) -> EnvSpec:
     """Builds one environment to read its spaces."""
     try:
-        env = gymnasium.make(find(cfg.name), **_overrides(cfg))
+        env = make_one(cfg)
     except UserError:
         raise
     except Exception as error:  # the user's own constructor may raise anything
         raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
     try:
-        obs = to_space(env.observation_space, "observation", cfg.name)
-        if not isinstance(obs, Box):
-            raise UserError(f"{cfg.name} has the observation space {env.observation_space}; today rlrun takes Box observations")
         action = to_space(env.action_space, "action", cfg.name)
+        obs = observation_spaces(env.observation_space, action, cfg.name)
+        if MASK in obs and not np.asarray(env.reset(seed=0)[0][MASK]).any():
+            raise UserError(f"{cfg.name} begins with an action_mask that leaves no legal action")
     finally:
         env.close()
-    if isinstance(action, Box) and action.bounded and any(low >= high for low, high in zip(action.low, action.high, strict=True)):
-        raise UserError(f"{cfg.name} has an action whose lowest value is its highest: {env.action_space}")
-    return EnvSpec(name=cfg.name, obs={"observation": obs}, action=action)
+    for _, part in leaves(action):
+        if isinstance(part, Box) and part.bounded and any(low >= high for low, high in zip(part.low, part.high, strict=True)):
+            raise UserError(f"{cfg.name} has an action whose lowest value is its highest: {env.action_space}")
+    return EnvSpec(name=cfg.name, obs=obs, action=action)
+
+
+def make_one(cfg: GymConfig, **more: Any) -> gymnasium.Env:
+    """One environment, as the config says."""
+    return gymnasium.make(find(cfg.name), **_overrides(cfg), **more)
 
 
 def _overrides(cfg: GymConfig) -> dict[str, Any]:
@@ -123,42 +171,48 @@ class GymEnv:
         if self.native:
             self.env = gymnasium.make_vec(registered, count, vectorization_mode="vector_entry_point", **overrides)
         else:
-            if render:
-                overrides["render_mode"] = "rgb_array"
+            more = {"render_mode": "rgb_array"} if render else {}
 
             def one(index: int):
-                return lambda: _Named(gymnasium.make(registered, **overrides), cfg.name, index)
+                return lambda: _Named(make_one(cfg, **more), cfg.name, index)
 
             self.env = SyncVectorEnv([one(index) for index in range(count)], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
         mode = self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(f"{cfg.name}'s vectorised implementation resets by {mode}; rlrun needs NEXT_STEP")
         self.ended = np.zeros(count, dtype=bool)
-        self.dtype = np.dtype(spec.obs["observation"].dtype)
 
     def reset(self, generation: int) -> Rows:
         self.env_seeds = [self.seeds.integer(self.stream, self.worker, slot, generation) for slot in range(self.count)]
         obs, _ = self.env.reset(seed=self.env_seeds[0] if self.native else self.env_seeds)
         self.ended = np.zeros(self.count, dtype=bool)
-        return {"observation": self._checked(obs)}
+        return self._checked(to_rows(self.spec, obs), self.ended)
 
-    def step(self, action: np.ndarray) -> Step:
+    def step(self, action: Any) -> Step:
         obs, reward, terminated, truncated, _info = self.env.step(self.spec.action.to_env(action))
         began = self.ended
         reward = np.asarray(reward, dtype=np.float32)
         if not np.isfinite(reward).all():
             raise self._bad(int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action)
         self.ended = terminated | truncated
-        return Step({"observation": self._checked(obs, action)}, reward, terminated.copy(), truncated.copy(), ~began, began, {})
+        return Step(self._checked(to_rows(self.spec, obs), self.ended, action), reward, terminated.copy(), truncated.copy(), ~began, began, {})
 
-    def _checked(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
-        if self.dtype.kind == "f" and not np.isfinite(obs).all():
-            raise self._bad(int(np.argmin(np.isfinite(obs.reshape(self.count, -1)).all(1))), "an observation that is not finite", action)
-        return obs
+    def _checked(self, rows: Rows, ended: np.ndarray, action: Any = None) -> Rows:
+        def check(part: np.ndarray) -> None:
+            if part.dtype.kind == "f" and not np.isfinite(part).all():
+                raise self._bad(int(np.argmin(np.isfinite(part.reshape(self.count, -1)).all(1))), "an observation that is not finite", action)
 
-    def _bad(self, index: int, what: str, action: np.ndarray | None) -> EnvError:
+        map_rows(rows["observation"], check)
+        if MASK in rows:
+            stuck = ~rows[MASK].any(1) & ~ended
+            if stuck.any():
+                raise self._bad(int(np.argmax(stuck)), "an action_mask that leaves no legal action", action)
+        return rows
+
+    def _bad(self, index: int, what: str, action: Any) -> EnvError:
         seed = self.env_seeds[0 if self.native else index]
-        return EnvError(f"{self.cfg.name}, env {index} (seed {seed}) returned {what} after the action {None if action is None else action[index]}")
+        last = None if action is None else map_rows(action, lambda value: value[index].tolist())
+        return EnvError(f"{self.cfg.name}, env {index} (seed {seed}) returned {what} after the action {last}")
 
     def frame(self) -> np.ndarray:
         """[H, W, 3] uint8, the first environment's picture (render=True only)."""

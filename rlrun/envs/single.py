@@ -10,24 +10,28 @@ import numpy as np
 
 from rlrun.core.env import VectorEnv
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Discrete, Space
+from rlrun.core.specs import Box, Discrete
+from rlrun.envs import gym
+from rlrun.envs.gym import GymConfig
 from rlrun.envs.registry import Factory
 
 
-def to_gymnasium(space: Space) -> gymnasium.Space:
-    """The space of actions or observations as the environment itself declares it."""
-    if isinstance(space, Discrete):
-        return gymnasium.spaces.Discrete(space.n, start=space.start)
-    low, high = (np.broadcast_to(np.asarray(b).reshape(space.shape if len(b) == space.size else ()), space.shape) for b in (space.low, space.high))
-    return gymnasium.spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=np.dtype(space.dtype))
+def make_single(factory: Factory) -> gymnasium.Env:
+    """Gymnasium environments as they are (rlrun does not change them), Atari games preprocessed."""
+    if isinstance(factory.cfg, GymConfig):
+        return gym.make_one(factory.cfg)
+    return SingleGame(factory)
 
 
-class SingleEnv(gymnasium.Env):
-    """Full games with unclipped rewards. Rows that are no decision of the agent (a forced FIRE) are stepped through."""
+class SingleGame(gymnasium.Env):
+    """Full games of Atari with unclipped rewards. Rows that are no decision of the agent (a forced FIRE) are stepped through."""
 
     def __init__(self, factory: Factory):
         self.factory = factory
-        self.observation_space, self.action_space = to_gymnasium(factory.spec.obs["observation"]), to_gymnasium(factory.spec.action)
+        pixels, actions = factory.spec.observation, factory.spec.action
+        assert isinstance(pixels, Box) and isinstance(actions, Discrete)
+        self.observation_space = gymnasium.spaces.Box(0, 255, pixels.shape, np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(actions.n)
         self.env: VectorEnv | None = None
         self.episode = 0
 
@@ -47,7 +51,7 @@ class SingleEnv(gymnasium.Env):
         """RuntimeError before the first reset."""
         if self.env is None:
             raise RuntimeError("reset() comes first")
-        row = self.factory.spec.action.from_env(np.asarray(action)[None])
+        row = np.asarray(action)[None]
         total, alive = 0.0, False
         while not alive:
             step = self.env.step(row)

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlrun.core.batch import Batch, at
 from rlrun.core.errors import UserError
-from rlrun.core.specs import Box
+from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, Space, leaves
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 # Rows of images that pass through the convolutions together. 64 rows of float 84x84x4 and their activations stay in a last-level cache;
@@ -25,17 +26,57 @@ def mlp(sizes: tuple[int, ...], activation: str) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def flat_size(space: Space) -> int:
+    """How many numbers flatten() makes of it."""
+    if isinstance(space, Nested):
+        return sum(flat_size(part) for _, part in space.spaces)
+    return space.n if isinstance(space, Discrete) else sum(space.sizes) if isinstance(space, MultiDiscrete) else space.size
+
+
+def flatten(space: Space, x: Tensor | Batch) -> Tensor:
+    """[N, ...] -> [N, D] float32: numbers and switches as they are, choices one-hot, the parts of nested spaces side by side."""
+    if isinstance(space, Nested):
+        assert isinstance(x, Batch)
+        return torch.cat([flatten(part, x[name]) for name, part in space.spaces], -1)
+    assert isinstance(x, Tensor)
+    if isinstance(space, Discrete):
+        return F.one_hot(x, space.n).float()
+    if isinstance(space, MultiDiscrete):
+        flat = x.flatten(1)
+        return torch.cat([F.one_hot(flat[:, i], n) for i, n in enumerate(space.sizes)], -1).float()
+    return x.flatten(1).float()
+
+
 class MLP(nn.Module):
-    """A flattened vector through hidden layers."""
+    """A flattened observation through hidden layers."""
 
-    def __init__(self, space: Box, hidden: tuple[int, ...], activation: str):
+    def __init__(self, space: Space, hidden: tuple[int, ...], activation: str):
         super().__init__()
-        self.net = mlp((space.size, *hidden), activation)
-        self.features = hidden[-1] if hidden else space.size
+        self.space = space
+        self.net = mlp((flat_size(space), *hidden), activation)
+        self.features = hidden[-1] if hidden else flat_size(space)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, *shape] -> [N, F]."""
-        return self.net(x.flatten(1).float())
+    def forward(self, x: Tensor | Batch) -> Tensor:
+        """[N, ...] -> [N, F]."""
+        return self.net(flatten(self.space, x))
+
+
+class Parts(nn.Module):
+    """Images through convolutions, everything else flattened, all of it side by side through hidden layers."""
+
+    def __init__(self, space: Space, images: list[tuple[tuple[str, ...], ImageEncoder]], hidden: tuple[int, ...], activation: str):
+        super().__init__()
+        self.paths = [path for path, _ in images]
+        self.images = nn.ModuleList(encoder for _, encoder in images)
+        self.others = [(path, part) for path, part in leaves(space) if path not in self.paths]
+        width = sum(encoder.features for _, encoder in images) + sum(flat_size(part) for _, part in self.others)
+        self.net = mlp((width, *hidden), activation)
+        self.features = hidden[-1] if hidden else width
+
+    def forward(self, x: Batch) -> Tensor:
+        """[N, ...] -> [N, F]."""
+        features = [encoder(at(x, path)) for path, encoder in zip(self.paths, self.images, strict=True)]
+        return self.net(torch.cat([*features, *(flatten(part, at(x, path)) for path, part in self.others)], -1))
 
 
 class ImageEncoder(nn.Module):
@@ -44,6 +85,7 @@ class ImageEncoder(nn.Module):
     uint8 pixels are used as they are: the division by 255 is folded into the first layer's weights. With `precision="bf16"` the
     convolutions and the layer after them run in bfloat16 (0..255 is exact in it); features come out in float32."""
 
+    features: int
     first: nn.Conv2d
     convolutions: nn.Module
     head: nn.Module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import UserError
-from rlrun.core.specs import EnvSpec
-from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN
-from rlrun.models.normalizer import ObservationFilter
+from rlrun.core.specs import Box, EnvSpec, leaves
+from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN, Parts
+from rlrun.models.heads import ActionHead, BoxDistribution, action_head
+from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
 
@@ -34,6 +36,7 @@ class ModelConfig:
     activation: Literal["tanh", "relu", "elu", "silu"]
     init: Literal["orthogonal", "default"]
     share_value: bool
+    action_distribution: BoxDistribution
     log_std: float
     observation_filter: Literal["none", "mean_std"]
     observation_clip: float
@@ -58,11 +61,14 @@ class Trunk(nn.Module):
         return self.memory.spec() if self.memory is not None else {}
 
     def forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
-        x = obs["observation"]
-        features = self.encoder(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        features = self.encoder(_map(obs["observation"], lambda x: x.flatten(0, 1))).unflatten(0, is_first.shape)
         if self.memory is None:
             return features, state
         return self.memory(features, is_first, state)
+
+
+def _map(x: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Tensor | Batch:
+    return x.map(function) if isinstance(x, Batch) else function(x)
 
 
 class Model:
@@ -72,24 +78,30 @@ class Model:
         self.cfg, self.precision = cfg, precision
 
     def encoder(self, spec: EnvSpec) -> nn.Module:
-        space = spec.obs["observation"]
-        kind = self.cfg.encoder
-        if kind == "auto":
-            kind = "nature_cnn" if space.image else "mlp"
-        if kind != "mlp" and not space.image:
-            raise UserError(f"model={kind} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
-        if kind == "mlp":
+        space = spec.observation
+        if isinstance(space, Box) and space.image and self.cfg.encoder != "mlp":
+            return self._images(space)
+        images = [] if self.cfg.encoder == "mlp" else [(path, part) for path, part in leaves(space) if isinstance(part, Box) and part.image]
+        if self.cfg.encoder in ("nature_cnn", "impala_resnet") and not images:
+            raise UserError(f"model={self.cfg.encoder} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
+        if not images:
             return MLP(space, self.cfg.hidden, self.cfg.activation)
-        return NatureCNN(space, self.precision) if kind == "nature_cnn" else ImpalaResNet(space, self.precision)
+        return Parts(space, [(path, self._images(part)) for path, part in images], self.cfg.hidden, self.cfg.activation)
 
-    def filter(self, spec: EnvSpec) -> ObservationFilter | None:
-        """Raises UserError for images, whose pixels have a scale already."""
-        space = spec.obs["observation"]
+    def _images(self, space: Box) -> ImageEncoder:
+        return ImpalaResNet(space, self.precision) if self.cfg.encoder == "impala_resnet" else NatureCNN(space, self.precision)
+
+    def filter(self, spec: EnvSpec) -> ObservationFilters | None:
+        """Raises UserError where nothing can be filtered: pixels have a scale already, and choices have none."""
         if self.cfg.observation_filter == "none":
             return None
-        if space.image:
-            raise UserError(f"model.observation_filter=mean_std is for vectors, but {spec.name} observes the image {space}")
-        return ObservationFilter(space.shape, self.cfg.observation_clip)
+        parts = [(path, part.shape) for path, part in leaves(spec.observation) if isinstance(part, Box) and not part.image]
+        if not parts:
+            raise UserError(f"model.observation_filter=mean_std is for vectors of numbers, but {spec.name} observes {spec.observation}")
+        return ObservationFilters(parts, self.cfg.observation_clip)
+
+    def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead:
+        return action_head(spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std)
 
     def trunk(self, spec: EnvSpec) -> Trunk:
         encoder = self.encoder(spec)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable
 
-from rlrun.core.moments import Moments, RunningMoments
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.batch import Batch, at
+from rlrun.core.moments import Moments, RunningMoments, moments_of
 
 TINY = 1e-8
 
@@ -30,6 +33,37 @@ class ObservationFilter(RunningMoments):
         """[..., *shape] of any dtype -> float32."""
         x = (x.float() - self.shift) * self.scale
         return x.clamp(-self.clip, self.clip) if self.clip > 0 else x
+
+
+class ObservationFilters(nn.Module):
+    """A filter for every part of an observation that is a vector of numbers; other parts pass as they are. `parts`: (path, shape) of those."""
+
+    def __init__(self, parts: list[tuple[tuple[str, ...], tuple[int, ...]]], clip: float):
+        super().__init__()
+        self.paths = [path for path, _ in parts]
+        self.filters = nn.ModuleList(ObservationFilter(shape, clip) for _, shape in parts)
+
+    def forward(self, obs: Tensor | Batch) -> Tensor | Batch:
+        for path, one in zip(self.paths, self.filters, strict=True):
+            obs = _exchange(obs, path, one)
+        return obs
+
+    def moments(self, obs: Tensor | Batch, live: Tensor) -> list[Moments]:
+        """obs [T, B, ...], live [T, B] -> moments of every filtered part over live rows."""
+        return [moments_of(at(obs, path)[live]) for path in self.paths]
+
+    def merge(self, moments: list[Moments]) -> None:
+        for one, part in zip(self.filters, moments, strict=True):
+            one.merge(part)  # type: ignore[operator]
+
+
+def _exchange(obs: Tensor | Batch, path: tuple[str, ...], function: Callable[[Tensor], Tensor]) -> Tensor | Batch:
+    """obs with the part at `path` sent through the function."""
+    if not path:
+        assert isinstance(obs, Tensor)
+        return function(obs)
+    assert isinstance(obs, Batch)
+    return obs.replace(**{path[0]: _exchange(obs[path[0]], path[1:], function)})
 
 
 class RewardScale(RunningMoments):

@@ -1,38 +1,72 @@
-"""Action distributions. torch.distributions samples from the global stream; these take a generator, so that runs can be repeated."""
+"""Action distributions. torch.distributions samples from the global stream; these take a generator, so that runs can be repeated.
+
+Every one has the same methods: sample(rng), mode(), log_prob(action), entropy(), kl(other), an index over its leading dimensions, and record(),
+of which from_record() makes it again. Leading dimensions are [...]; actions have those of rows.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rlrun.core.batch import Batch
 
+MASKED = -1e9  # logit of an illegal action: its probability is exactly 0, and 0 * MASKED is 0 in an entropy (with -inf it would be NaN)
+EDGE = 1e-6  # closest that a squashed action or a Beta sample comes to its bounds
+
+
+class Distribution(Protocol):
+    def __getitem__(self, index) -> Any: ...
+    def sample(self, rng: torch.Generator) -> Any: ...
+    def mode(self) -> Any: ...
+    def log_prob(self, action: Any) -> Tensor: ...
+    def entropy(self) -> Tensor: ...
+    def kl(self, other: Any) -> Tensor:
+        """KL(self || other) [...]."""
+        ...
+
+    def record(self) -> Batch: ...
+    def from_record(self, record: Batch) -> Any:
+        """A distribution of this one's kind."""
+        ...
+
+
+def categorical_sample(log_probs: Tensor, rng: torch.Generator) -> Tensor:
+    """[..., A] -> [...] int64, by the Gumbel trick: argmax(log p - log E), E exponential."""
+    exponential = torch.empty_like(log_probs).exponential_(generator=rng)
+    return (log_probs - exponential.log()).argmax(-1)
+
+
+def _flat(action: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """[..., *shape] -> [..., D]."""
+    return action.reshape(*action.shape[: action.ndim - len(shape)], -1)
+
 
 class Categorical:
-    """Over A actions, from unnormalised logits [..., A]."""
+    """Over A actions, from unnormalised logits [..., A]; where mask [..., A] is False the probability is 0."""
 
-    def __init__(self, logits: Tensor):
-        self.log_probs = torch.log_softmax(logits, -1)
+    def __init__(self, logits: Tensor, mask: Tensor | None = None):
+        self.log_probs = torch.log_softmax(logits if mask is None else logits.masked_fill(~mask, MASKED), -1)
 
     def __getitem__(self, index) -> Categorical:
         return self.from_record(Batch(log_probs=self.log_probs[index]))
 
     def record(self) -> Batch:
-        """What from_record makes the same distribution of."""
         return Batch(log_probs=self.log_probs)
 
-    @staticmethod
-    def from_record(record: Batch) -> Categorical:
+    def from_record(self, record: Batch) -> Categorical:
         part = object.__new__(Categorical)
         part.log_probs = record.log_probs
         return part
 
     def sample(self, rng: torch.Generator) -> Tensor:
-        """[...] int64, by the Gumbel trick: argmax(log p - log E), E exponential."""
-        exponential = torch.empty_like(self.log_probs).exponential_(generator=rng)
-        return (self.log_probs - exponential.log()).argmax(-1)
+        return categorical_sample(self.log_probs, rng)
 
     def mode(self) -> Tensor:
         return self.log_probs.argmax(-1)
@@ -45,54 +79,231 @@ class Categorical:
         return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
     def kl(self, other: Categorical) -> Tensor:
-        """KL(self || other) [...]."""
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
 
 
-class Gaussian:
-    """Independent normals over an action [..., D] (log_prob sums over D)."""
+class MultiCategorical:
+    """Independent choices of sizes n_1 .. n_D: logits [..., sum n], actions [..., *shape] with D numbers."""
 
-    def __init__(self, mean: Tensor, log_std: Tensor):
-        self.mean, self.log_std = mean, log_std.expand_as(mean)
+    def __init__(self, logits: Tensor, sizes: tuple[int, ...], shape: tuple[int, ...], mask: Tensor | None = None):
+        masks = [None] * len(sizes) if mask is None else mask.split(list(sizes), -1)
+        self.parts = [Categorical(part, m) for part, m in zip(logits.split(list(sizes), -1), masks, strict=True)]
+        self.sizes, self.shape = sizes, shape
 
-    def __getitem__(self, index) -> Gaussian:
-        return Gaussian(self.mean[index], self.log_std[index])
+    def _with(self, parts: list[Categorical]) -> MultiCategorical:
+        made = object.__new__(MultiCategorical)
+        made.parts, made.sizes, made.shape = parts, self.sizes, self.shape
+        return made
+
+    def __getitem__(self, index) -> MultiCategorical:
+        return self._with([part[index] for part in self.parts])
 
     def record(self) -> Batch:
-        """What from_record makes the same distribution of."""
-        return Batch(mean=self.mean, log_std=self.log_std)
+        return Batch(log_probs=torch.cat([part.log_probs for part in self.parts], -1))
 
-    @staticmethod
-    def from_record(record: Batch) -> Gaussian:
-        return Gaussian(record.mean, record.log_std)
+    def from_record(self, record: Batch) -> MultiCategorical:
+        split = record.log_probs.split(list(self.sizes), -1)
+        return self._with([part.from_record(Batch(log_probs=x)) for part, x in zip(self.parts, split, strict=True)])
+
+    def _shaped(self, choices: list[Tensor]) -> Tensor:
+        return torch.stack(choices, -1).unflatten(-1, self.shape)
 
     def sample(self, rng: torch.Generator) -> Tensor:
+        return self._shaped([part.sample(rng) for part in self.parts])
+
+    def mode(self) -> Tensor:
+        return self._shaped([part.mode() for part in self.parts])
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        flat = _flat(action, self.shape)
+        return torch.stack([part.log_prob(flat[..., i]) for i, part in enumerate(self.parts)]).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def kl(self, other: MultiCategorical) -> Tensor:
+        return torch.stack([a.kl(b) for a, b in zip(self.parts, other.parts, strict=True)]).sum(0)
+
+
+class Bernoulli:
+    """Independent switches, on with probability sigmoid(logits): logits [..., N], actions [..., *shape] of 0 and 1."""
+
+    def __init__(self, logits: Tensor, shape: tuple[int, ...]):
+        self.logits, self.shape = logits, shape
+
+    def __getitem__(self, index) -> Bernoulli:
+        return Bernoulli(self.logits[index], self.shape)
+
+    def record(self) -> Batch:
+        return Batch(logits=self.logits)
+
+    def from_record(self, record: Batch) -> Bernoulli:
+        return Bernoulli(record.logits, self.shape)
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        uniform = torch.rand(self.logits.shape, generator=rng, device=self.logits.device, dtype=self.logits.dtype)
+        return (uniform < torch.sigmoid(self.logits)).long().unflatten(-1, self.shape)
+
+    def mode(self) -> Tensor:
+        return (self.logits > 0).long().unflatten(-1, self.shape)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        on = _flat(action, self.shape).to(self.logits.dtype)
+        return (on * F.logsigmoid(self.logits) + (1 - on) * F.logsigmoid(-self.logits)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        p = torch.sigmoid(self.logits)
+        return -(p * F.logsigmoid(self.logits) + (1 - p) * F.logsigmoid(-self.logits)).sum(-1)
+
+    def kl(self, other: Bernoulli) -> Tensor:
+        p = torch.sigmoid(self.logits)
+        on = F.logsigmoid(self.logits) - F.logsigmoid(other.logits)
+        off = F.logsigmoid(-self.logits) - F.logsigmoid(-other.logits)
+        return (p * on + (1 - p) * off).sum(-1)
+
+
+class Gaussian:
+    """Independent normals: mean, log_std [..., D], actions [..., *shape] with D numbers (log_prob sums over them)."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor, shape: tuple[int, ...] | None = None):
+        self.mean, self.log_std = mean, log_std.expand_as(mean)
+        self.shape = mean.shape[-1:] if shape is None else shape
+
+    def __getitem__(self, index) -> Gaussian:
+        return type(self)(self.mean[index], self.log_std[index], self.shape)
+
+    def record(self) -> Batch:
+        return Batch(mean=self.mean, log_std=self.log_std)
+
+    def from_record(self, record: Batch) -> Gaussian:
+        return type(self)(record.mean, record.log_std, self.shape)
+
+    def _shaped(self, flat: Tensor) -> Tensor:
+        return flat.reshape(*flat.shape[:-1], *self.shape)
+
+    def _noisy(self, rng: torch.Generator) -> Tensor:
         noise = torch.randn(self.mean.shape, generator=rng, device=self.mean.device, dtype=self.mean.dtype)
         return self.mean + self.log_std.exp() * noise
 
+    def sample(self, rng: torch.Generator) -> Tensor:
+        return self._shaped(self._noisy(rng))
+
     def mode(self) -> Tensor:
-        return self.mean
+        return self._shaped(self.mean)
+
+    def _density(self, x: Tensor) -> Tensor:
+        z = (x - self.mean) * torch.exp(-self.log_std)
+        return (-0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        z = (action - self.mean) * torch.exp(-self.log_std)
-        return (-0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+        return self._density(_flat(action, self.shape))
 
     def entropy(self) -> Tensor:
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def kl(self, other: Gaussian) -> Tensor:
-        """KL(self || other) [...]."""
         ratio = (2 * (self.log_std - other.log_std)).exp()
         shift = ((self.mean - other.mean) * torch.exp(-other.log_std)).square()
         return 0.5 * (ratio + shift - 1 - ratio.log()).sum(-1)
 
 
-Distribution = Categorical | Gaussian
+class SquashedGaussian(Gaussian):
+    """tanh of a Gaussian: actions inside (-1, 1) (Haarnoja et al. 2018, arXiv:1801.01290, appendix C). kl is the inner Gaussians', which the
+    bijection leaves as it is; entropy has no closed form and is integrated by Gauss-Hermite quadrature."""
+
+    NODES, WEIGHTS = (torch.from_numpy(x).float() for x in np.polynomial.hermite_e.hermegauss(20))
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        return self._shaped(torch.tanh(self._noisy(rng)))
+
+    def mode(self) -> Tensor:
+        return self._shaped(torch.tanh(self.mean))
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        x = torch.atanh(_flat(action, self.shape).clamp(-1 + EDGE, 1 - EDGE))
+        return self._density(x) - squash_log_slope(x).sum(-1)
+
+    def entropy(self) -> Tensor:
+        nodes, weights = self.NODES.to(self.mean.device), self.WEIGHTS.to(self.mean.device)
+        x = self.mean.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * nodes  # [..., D, 20]
+        slope = (squash_log_slope(x) * weights).sum(-1) / math.sqrt(2 * math.pi)
+        return super().entropy() + slope.sum(-1)
 
 
-def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
-    """KL(p || q) [...] of two distributions of one kind."""
-    if isinstance(p, Categorical) and isinstance(q, Categorical):
-        return p.kl(q)
-    assert isinstance(p, Gaussian) and isinstance(q, Gaussian), (type(p), type(q))
-    return p.kl(q)
+def squash_log_slope(x: Tensor) -> Tensor:
+    """log(1 - tanh(x)^2), stable for large |x|."""
+    return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
+
+
+class Beta:
+    """Independent Beta(alpha, beta) variables stretched from [0, 1] to [-1, 1] (Chou et al. 2017): alpha, beta [..., D], above 1 for one peak."""
+
+    def __init__(self, alpha: Tensor, beta: Tensor, shape: tuple[int, ...]):
+        self.alpha, self.beta, self.shape = alpha, beta, shape
+
+    def __getitem__(self, index) -> Beta:
+        return Beta(self.alpha[index], self.beta[index], self.shape)
+
+    def record(self) -> Batch:
+        return Batch(alpha=self.alpha, beta=self.beta)
+
+    def from_record(self, record: Batch) -> Beta:
+        return Beta(record.alpha, record.beta, self.shape)
+
+    def _shaped(self, unit: Tensor) -> Tensor:
+        return (2.0 * unit - 1.0).reshape(*unit.shape[:-1], *self.shape)
+
+    def sample(self, rng: torch.Generator) -> Tensor:
+        a, b = (torch._standard_gamma(x.detach().contiguous(), generator=rng) for x in (self.alpha, self.beta))
+        return self._shaped((a / (a + b)).clamp(EDGE, 1 - EDGE))
+
+    def mode(self) -> Tensor:
+        return self._shaped((self.alpha - 1) / (self.alpha + self.beta - 2))
+
+    def _log_norm(self) -> Tensor:
+        return torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        x = ((_flat(action, self.shape) + 1.0) * 0.5).clamp(EDGE, 1 - EDGE)
+        return ((self.alpha - 1) * x.log() + (self.beta - 1) * torch.log1p(-x) - self._log_norm() - math.log(2.0)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        a, b = self.alpha, self.beta
+        inner = self._log_norm() - (a - 1) * torch.digamma(a) - (b - 1) * torch.digamma(b) + (a + b - 2) * torch.digamma(a + b)
+        return (inner + math.log(2.0)).sum(-1)
+
+    def kl(self, other: Beta) -> Tensor:
+        a, b, c, d = self.alpha, self.beta, other.alpha, other.beta
+        inner = other._log_norm() - self._log_norm() + (a - c) * torch.digamma(a) + (b - d) * torch.digamma(b)
+        return (inner + (c - a + d - b) * torch.digamma(a + b)).sum(-1)
+
+
+class Joint:
+    """Independent distributions by name; actions are Batches."""
+
+    def __init__(self, parts: Mapping[str, Distribution]):
+        self.parts = dict(parts)
+
+    def __getitem__(self, index) -> Joint:
+        return Joint({name: part[index] for name, part in self.parts.items()})
+
+    def record(self) -> Batch:
+        return Batch({name: part.record() for name, part in self.parts.items()})
+
+    def from_record(self, record: Batch) -> Joint:
+        return Joint({name: part.from_record(record[name]) for name, part in self.parts.items()})
+
+    def sample(self, rng: torch.Generator) -> Batch:
+        return Batch({name: part.sample(rng) for name, part in self.parts.items()})
+
+    def mode(self) -> Batch:
+        return Batch({name: part.mode() for name, part in self.parts.items()})
+
+    def log_prob(self, action: Batch) -> Tensor:
+        return torch.stack([part.log_prob(action[name]) for name, part in self.parts.items()]).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self.parts.values()]).sum(0)
+
+    def kl(self, other: Joint) -> Tensor:
+        return torch.stack([part.kl(other.parts[name]) for name, part in self.parts.items()]).sum(0)

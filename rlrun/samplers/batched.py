@@ -211,7 +211,7 @@ class BatchedSampler(ProcessSampler):
             for batch, group in zip(batches, groups, strict=True):
                 store_core(batch, group.t, group.state, self.plan.core_every)
             act = self.policy.act(obs, is_first, state, clock, "explore", self.rng, self.plan.record)
-            action = act.action.cpu()
+            action = act.action.to("cpu")
             record = act.record.to("cpu")
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()
@@ -235,4 +235,5 @@ class BatchedSampler(ProcessSampler):
 
 def _join(batches: list[Batch]) -> Batch:
     """Batches with leaves [B, ...] one after the other."""
-    return Batch({name: torch.cat([b[name] for b in batches]) for name in batches[0]})
+    first = batches[0]
+    return Batch({k: _join([b[k] for b in batches]) if isinstance(v, Batch) else torch.cat([b[k] for b in batches]) for k, v in first.items()})

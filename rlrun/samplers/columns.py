@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rlrun.core.env import Rows, VectorEnv
+from rlrun.core.env import Rows, VectorEnv, map_rows, write_rows
 from rlrun.core.moments import Moments
 from rlrun.dataflow.slots import Episode
 
 
 def own(rows: Rows) -> Rows:
-    return {name: np.array(value) for name, value in rows.items()}
+    return map_rows(rows, np.array)
 
 
 class Columns:
@@ -46,7 +46,7 @@ class Columns:
             self.is_first = np.ones(self.env.count, dtype=bool)
             self._observe(view, t + 1)
             return
-        step = self.env.step(view["action"][t])
+        step = self.env.step(map_rows(view["action"], lambda value: value[t]))
         view["reward"][t], view["valid"][t] = step.reward, step.valid
         view["terminated"][t], view["truncated"][t] = step.terminated, step.truncated
         self.obs, self.is_first = step.obs, step.is_first
@@ -64,8 +64,7 @@ class Columns:
             self.returns[step.is_first], self.lengths[step.is_first] = 0.0, 0
 
     def _observe(self, view: dict, t: int) -> None:
-        for name, value in self.obs.items():
-            view["obs"][name][t] = value
+        write_rows(view["obs"], self.obs, t)
         view["is_first"][t] = self.is_first
 
     def restart(self, generation: int) -> None:
@@ -84,12 +83,12 @@ class Columns:
     def save(self) -> dict:
         """What a restarted Columns needs to continue bit for bit, given a restart() on both sides."""
         return {
-            "obs": {name: torch.from_numpy(np.array(value)) for name, value in self.obs.items()},
+            "obs": map_rows(self.obs, lambda value: torch.from_numpy(np.array(value))),
             "is_first": torch.from_numpy(self.is_first.copy()),
             "row": self.row,
         }
 
     def load(self, saved: dict) -> None:
-        self.obs = {name: value.numpy().copy() for name, value in saved["obs"].items()}
+        self.obs = map_rows(saved["obs"], lambda value: value.numpy().copy())
         self.is_first = saved["is_first"].numpy().copy()
         self.row = saved["row"]

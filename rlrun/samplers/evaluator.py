@@ -15,7 +15,7 @@ from rlrun.core.seeding import Seeds
 
 
 def to_torch(rows: Rows) -> Batch:
-    return Batch({name: torch.from_numpy(value) for name, value in rows.items()})
+    return Batch({name: to_torch(value) if isinstance(value, dict) else torch.from_numpy(np.ascontiguousarray(value)) for name, value in rows.items()})
 
 
 class Evaluator:
@@ -44,7 +44,7 @@ class Evaluator:
             while not stop() and any(len(d) < q for d, q in zip(done, quota, strict=True)):
                 act = policy.act(to_torch(obs).to(device), torch.from_numpy(is_first).to(device), state, clock, mode, rng)
                 state = act.state
-                step = self.env.step(act.action.cpu().numpy())
+                step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first
                 returns += step.reward
                 lengths += step.valid

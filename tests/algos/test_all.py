@@ -21,6 +21,11 @@ CASES = {
     "discrete": ["env=CartPole-v1"],
     "box": ["env=Pendulum-v1"],
     "lstm": ["env=CartPole-v1", "model=lstm", "model.memory.size=4"],
+    "every space": ["env=rlrun/EverySpace-v0", "model.observation_filter=mean_std"],
+    "every space with an image": ["env=rlrun/EverySpace-v0", "++env.kwargs.image=true", "model=lstm", "model.memory.size=4"],
+    "masked": ["env=rlrun/Masked-v0"],
+    "beta": ["env=Pendulum-v1", "model.action_distribution=beta"],
+    "squashed": ["env=Pendulum-v1", "model.action_distribution=squashed_gaussian"],
     "gru, two trunks": ["env=CartPole-v1", "model=gru", "model.memory.size=4", "model.share_value=false"],
 }
 

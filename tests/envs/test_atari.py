@@ -12,7 +12,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.envs.atari import AtariEnv, ScreenStack
 from rlrun.envs.names import family_of, games, names, resolve
-from rlrun.envs.single import SingleEnv
+from rlrun.envs.single import make_single
 from rlrun.samplers.columns import Columns
 from rlrun.wiring import type_config
 
@@ -163,7 +163,7 @@ def test_raw_screens_become_what_the_vector_env_shows():
 def test_a_single_game_is_full_and_presses_fire_by_itself():
     cfg = type_config(compose("algo=impala", "env=Breakout")).env
     spec = registry.make_spec(cfg)
-    env = SingleEnv(registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(3), stream="user", learning=False))
+    env = make_single(registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(3), stream="user", learning=False))
     with pytest.raises(RuntimeError, match="reset"):
         env.step(0)
     first, lengths = {}, []

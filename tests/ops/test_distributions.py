@@ -1,6 +1,11 @@
-import torch
+import math
 
-from rlrun.ops.distributions import Categorical, Gaussian
+import pytest
+import torch
+from torch import distributions as theirs
+
+from rlrun.core.batch import Batch
+from rlrun.ops.distributions import Bernoulli, Beta, Categorical, Gaussian, Joint, MultiCategorical, SquashedGaussian
 
 
 def test_categorical_agrees_with_torch():
@@ -40,3 +45,82 @@ def test_sampling_uses_the_generator_alone():
     torch.manual_seed(99)
     assert torch.equal(first, Categorical(logits).sample(torch.Generator().manual_seed(3)))
     assert not torch.equal(first, Categorical(logits).sample(torch.Generator().manual_seed(4)))
+
+
+def pairs():
+    """(ours, torch's, another of ours, another of torch's) over 5 rows; torch's has the same actions."""
+    torch.manual_seed(0)
+    logits, mean, log_std = torch.randn(5, 6), torch.randn(5, 2), 0.3 * torch.randn(5, 2)
+    alpha, beta = 1.5 + torch.rand(5, 2), 1.2 + torch.rand(5, 2)
+    independent = lambda d: theirs.Independent(d, 1)  # noqa: E731
+    stretch = [theirs.AffineTransform(-1.0, 2.0)]
+    switches = [independent(theirs.Bernoulli(logits=x)) for x in (logits, logits.flip(0))]
+    betas = [independent(theirs.TransformedDistribution(theirs.Beta(a, b), stretch)) for a, b in ((alpha, beta), (beta, alpha))]
+    squashed = [independent(theirs.TransformedDistribution(theirs.Normal(mean + d, log_std.exp()), [theirs.TanhTransform()])) for d in (0.0, 0.5)]
+    return {
+        "bernoulli": (Bernoulli(logits, (6,)), switches[0], Bernoulli(logits.flip(0), (6,)), switches[1]),
+        "beta": (Beta(alpha, beta, (2,)), betas[0], Beta(beta, alpha, (2,)), betas[1]),
+        "squashed": (SquashedGaussian(mean, log_std, (2,)), squashed[0], SquashedGaussian(mean + 0.5, log_std, (2,)), squashed[1]),
+    }
+
+
+@pytest.mark.parametrize("kind", ["bernoulli", "beta", "squashed"])
+def test_agrees_with_torch(kind):
+    ours, torchs, other, other_torchs = pairs()[kind]
+    rng = torch.Generator().manual_seed(1)
+    samples = torch.stack([ours.sample(rng).float() for _ in range(20000)])
+    torch.testing.assert_close(ours.log_prob(samples[0]), torchs.log_prob(samples[0]), atol=1e-4, rtol=1e-4)
+    many = torchs.sample((20000,))
+    torch.testing.assert_close(samples.mean(0), many.mean(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(samples.std(0), many.std(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(ours.entropy(), -torchs.log_prob(many).mean(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(ours.kl(other), (torchs.log_prob(many) - other_torchs.log_prob(many)).mean(0), atol=0.05, rtol=0.05)
+    at_mode = ours.log_prob(ours.mode())
+    if kind != "squashed":  # its mode() is the median: the squashing moves the density's peak
+        assert (at_mode >= ours.log_prob(samples[:500]).max(0).values - 1e-4).all()
+
+
+def everything():
+    logits = torch.randn(4, 5)
+    return Joint({"a": Categorical(torch.randn(4, 3)), "b": MultiCategorical(logits, (2, 3), (2,)), "c": Gaussian(torch.randn(4, 6), torch.zeros(6), (2, 3)),
+                  "d": Joint({"e": Bernoulli(torch.randn(4, 2), (2,)), "f": Beta(1 + torch.rand(4, 1), 2 + torch.rand(4, 1), (1,))})})  # fmt: skip
+
+
+def test_a_joint_one_is_the_product_of_its_parts():
+    torch.manual_seed(0)
+    joint = everything()
+    action = joint.sample(torch.Generator().manual_seed(0))
+    assert action.a.shape == (4,) and action.b.shape == (4, 2) and action.c.shape == (4, 2, 3) and action.d.e.shape == (4, 2) and action.d.f.shape == (4, 1)
+    parts = {"a": action.a, "b": action.b, "c": action.c, "d": action.d}
+    torch.testing.assert_close(joint.log_prob(action), sum(joint.parts[name].log_prob(x) for name, x in parts.items()))
+    torch.testing.assert_close(joint.entropy(), sum(part.entropy() for part in joint.parts.values()))
+    two = joint.parts["b"]
+    torch.testing.assert_close(two.log_prob(action.b), sum(two.parts[i].log_prob(action.b[:, i]) for i in (0, 1)))
+
+
+def test_what_is_recorded_makes_the_same_distribution_again():
+    torch.manual_seed(0)
+    joint, other = everything(), everything()
+    action = joint.sample(torch.Generator().manual_seed(0))
+    again = other.from_record(joint.record())
+    torch.testing.assert_close(again.log_prob(action), joint.log_prob(action))
+    torch.testing.assert_close(again.kl(other), joint.kl(other))
+    torch.testing.assert_close(joint[1:3].log_prob(action[1:3]), joint.log_prob(action)[1:3])
+    assert again.kl(joint).abs().max() < 1e-5 and joint.kl(other).min() > 0
+    assert isinstance(joint.record(), Batch) and torch.equal(joint.mode().a, again.mode().a)
+
+
+def test_masked_actions_have_probability_zero_and_do_no_harm():
+    logits = torch.randn(200, 4, requires_grad=True)
+    mask = torch.tensor([True, False, True, False]).expand(200, 4)
+    made = Categorical(logits, mask)
+    samples = made.sample(torch.Generator().manual_seed(0))
+    assert set(samples.tolist()) == {0, 2} and set(made.mode().tolist()) <= {0, 2}
+    two = Categorical(logits[:, [0, 2]])
+    torch.testing.assert_close(made.entropy(), two.entropy())
+    torch.testing.assert_close(made.log_prob(samples), two.log_prob(samples // 2))
+    (made.entropy().sum() + made.kl(Categorical(logits.detach().flip(0), mask)).sum()).backward()
+    assert torch.isfinite(logits.grad).all() and logits.grad[:, [1, 3]].abs().max() == 0
+    only = Categorical(torch.randn(1, 3), torch.tensor([[False, True, False]]))
+    assert only.entropy().item() == pytest.approx(0.0, abs=1e-6) and only.log_prob(torch.tensor([1])).item() == pytest.approx(0.0, abs=1e-6)
+    assert math.exp(only.log_prob(torch.tensor([0])).item()) == 0.0
