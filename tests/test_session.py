@@ -53,6 +53,7 @@ def same(a, b) -> bool:
 
 ENVS = {
     "vector": ["env=CartPole-v1"],
+    "attention": ["env=StatelessCartPole-v0", "model=gtrxl", "model.memory.size=4", "model.memory.length=6"],
     "memory": ["env=StatelessCartPole-v0", "model=lstm", "model.memory.size=4"],
     "box": ["env=Pendulum-v1", "model.share_value=false", "algo.value_lr=1e-3"],
     "sync": ["env=rlrun/Identity-v0", "algo.optimizer.kind=rmsprop", "algo.optimizer.momentum=0.5"],

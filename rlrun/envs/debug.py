@@ -154,6 +154,28 @@ class Masked(gymnasium.Env):
         return self._obs(over), reward, over, False, {}
 
 
+class RepeatAfterMe(gymnasium.Env):
+    """Shows a random bit; pays 1 for naming the one of `delay` rows ago and -1 for the other, over `length` rows (RLlib's RepeatAfterMeEnv)."""
+
+    def __init__(self, delay: int = 1, length: int = 100):
+        self.observation_space = self.action_space = gymnasium.spaces.Discrete(2)
+        self.delay, self.length = delay, length
+
+    def _obs(self):
+        self.bits.append(int(self.np_random.integers(2)))
+        return self.bits[-1]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.bits = [0] * self.delay
+        return self._obs(), {}
+
+    def step(self, action):
+        reward = 1.0 if action == self.bits[-1 - self.delay] else -1.0
+        over = len(self.bits) >= self.delay + self.length
+        return self._obs(), reward, False, over, {}
+
+
 _POSITIONS = [0, 2]  # cart position, pole angle
 
 
@@ -191,7 +213,7 @@ class StatelessCartPoleVector(CartPoleVectorEnv):
 
 def register() -> None:
     """Makes our ids known to Gymnasium, once."""
-    for entry in ("Counting", "Identity", "IdentityBox", "EverySpace", "Masked"):
+    for entry in ("Counting", "Identity", "IdentityBox", "EverySpace", "Masked", "RepeatAfterMe"):
         if f"rlrun/{entry}-v0" not in gymnasium.registry:
             gymnasium.register(f"rlrun/{entry}-v0", entry_point=f"rlrun.envs.debug:{entry}")
     if "StatelessCartPole-v0" not in gymnasium.registry:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, EnvSpec, leaves
+from rlrun.models.attention import GTrXL
 from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN, Parts
 from rlrun.models.heads import ActionHead, BoxDistribution, action_head
 from rlrun.models.normalizer import ObservationFilters
@@ -21,12 +22,17 @@ from rlrun.models.recurrent import Memory
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
-    kind: Literal["none", "lstm", "gru"]
+    kind: Literal["none", "lstm", "gru", "gtrxl"]
     size: int
+    layers: int
+    heads: int
+    length: int
 
     def __post_init__(self):
-        if self.size < 1:
-            raise ValueError("size must be at least 1")
+        if min(self.size, self.layers, self.heads, self.length) < 1:
+            raise ValueError("size, layers, heads and length must be at least 1")
+        if self.kind == "gtrxl" and self.size % self.heads:
+            raise ValueError(f"size {self.size} must be a multiple of heads {self.heads}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +58,7 @@ class ModelConfig:
 class Trunk(nn.Module):
     """Encoder, then memory: obs [T, B, ...] -> features [T, B, F] and the state after the last row."""
 
-    def __init__(self, encoder: nn.Module, memory: Memory | None):
+    def __init__(self, encoder: nn.Module, memory: Memory | GTrXL | None):
         super().__init__()
         self.encoder, self.memory = encoder, memory
         self.features: int = memory.size if memory is not None else encoder.features  # type: ignore[assignment]
@@ -105,12 +111,18 @@ class Model:
 
     def trunk(self, spec: EnvSpec) -> Trunk:
         encoder = self.encoder(spec)
-        memory = self.cfg.memory
-        built = None if memory.kind == "none" else Memory(memory.kind, encoder.features, memory.size)  # type: ignore[arg-type]
-        trunk = Trunk(encoder, built)
+        trunk = Trunk(encoder, self.memory(encoder.features))  # type: ignore[arg-type]
         if self.cfg.init == "orthogonal":
-            orthogonal(trunk, math.sqrt(2.0))
+            orthogonal(trunk.encoder, math.sqrt(2.0))
+            if isinstance(trunk.memory, Memory):  # a transformer keeps PyTorch's: gain sqrt(2) in every projection would be too much
+                orthogonal(trunk.memory, math.sqrt(2.0))
         return trunk
+
+    def memory(self, inputs: int) -> Memory | GTrXL | None:
+        cfg = self.cfg.memory
+        if cfg.kind == "none":
+            return None
+        return GTrXL(inputs, cfg.size, cfg.layers, cfg.heads, cfg.length) if cfg.kind == "gtrxl" else Memory(cfg.kind, inputs, cfg.size)
 
     def linear(self, inputs: int, outputs: int, gain: float) -> nn.Linear:
         """A head's last layer; its gain says how large the first outputs are."""

@@ -17,6 +17,7 @@ from rlrun.paths import options
 from rlrun.samplers.serial import SerialSampler
 from rlrun.wiring import Wiring
 
+GTRXL = ["model=gtrxl", "model.memory.size=4", "model.memory.length=3"]
 CASES = {
     "discrete": ["env=CartPole-v1"],
     "box": ["env=Pendulum-v1"],
@@ -26,6 +27,7 @@ CASES = {
     "masked": ["env=rlrun/Masked-v0"],
     "beta": ["env=Pendulum-v1", "model.action_distribution=beta"],
     "squashed": ["env=Pendulum-v1", "model.action_distribution=squashed_gaussian"],
+    "gtrxl, two trunks": ["env=CartPole-v1", *GTRXL, "model.share_value=false", "model.memory.layers=2"],
     "gru, two trunks": ["env=CartPole-v1", "model=gru", "model.memory.size=4", "model.share_value=false"],
 }
 
@@ -170,8 +172,12 @@ def test_everything_that_changes_is_saved(typed, algo):
 
 
 @pytest.mark.parametrize("algo", options("algo"))
-def test_recurrent_state_is_what_unrolling_reproduces(typed, algo):
-    wiring, made, sampler = start(typed, algo, "env=CartPole-v1", "model=lstm", "model.memory.size=4", also=("log_prob",))
-    for batch in batches(wiring, sampler, 4):
+@pytest.mark.parametrize("memory", [["model=lstm", "model.memory.size=4"], GTRXL, [*GTRXL, "model.memory.layers=2", "model.memory.length=9"]])
+def test_recurrent_state_is_what_unrolling_reproduces(typed, algo, memory):
+    """What acted row by row, with state carried over fragments, and what learns from whole fragments see the same past."""
+    wiring, made, sampler = start(typed, algo, "env=CartPole-v1", *memory, also=("log_prob",))
+    for parameter in made.policy.parameters():  # of a size that makes the past matter
+        torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
+    for batch in batches(wiring, sampler, 12):
         dist, _ = made.policy.unroll(batch)[:2]
         torch.testing.assert_close(dist[:-1].log_prob(batch.action)[batch.valid], batch.log_prob[batch.valid], atol=1e-5, rtol=1e-5)

@@ -124,7 +124,7 @@ def test_stop_kl_ends_the_passes(typed):
 
 def test_what_acted_has_ratio_one_and_its_own_values(typed):
     """Before any step the learner's policy is the sampler's: a wrong alignment or recurrent state would show here."""
-    for model in (["model=auto"], ["model=lstm", "model.memory.size=4"]):
+    for model in (["model=auto"], ["model=lstm", "model.memory.size=4"], ["model=gtrxl", "model.memory.size=4"]):
         made, batch = collected(typed, *model)
         length = 5 if len(model) > 1 else 1
         part = batch.replace(advantage=torch.ones_like(batch.reward), target=batch.value).sequences(length)
