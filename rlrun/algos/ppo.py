@@ -29,6 +29,7 @@ from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.normalizer import RewardScale
 from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
+from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import DistributionPolicy
@@ -111,7 +112,7 @@ class PPO(Algorithm):
         metrics = {**means.tensors(), **before, "epochs": float(passes)}
         if cfg.kl_coef > 0:
             metrics["kl_coef"] = self.kl_coef.clone()
-            self._adapt(means.tensors()["kl"])
+            adapt_kl_coef_(self.kl_coef, means.tensors()["kl"], cfg.kl_target)
         return Update(metrics)
 
     def _epoch(self, rows: Batch, clock: Clock, means: Means) -> Tensor:
@@ -153,9 +154,3 @@ class PPO(Algorithm):
             loss = loss + self.kl_coef * kl
             metrics["kl"] = kl.detach()
         return loss, metrics
-
-    @torch.no_grad()
-    def _adapt(self, kl: Tensor | float) -> None:
-        """Section 4: the penalty grows when the policy moved too far and shrinks when it hardly moved (factors as in RLlib)."""
-        kl = torch.as_tensor(kl)
-        self.kl_coef.mul_(torch.where(kl > 2.0 * self.cfg.kl_target, 1.5, torch.where(kl < 0.5 * self.cfg.kl_target, 0.5, 1.0)))

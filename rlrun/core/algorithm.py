@@ -103,3 +103,12 @@ class Algorithm(nn.Module):
         for name, optimizer in self.optimizers():
             optimizer.load_state_dict(state["optimizers"][name])
         self.ctx.rng.set_state(state["rng"].cpu())
+
+
+@torch.no_grad()
+def polyak_(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """Moves the target's parameters by tau towards the source's (1: a copy). Buffers (counts, filters) are copied."""
+    for old, new in zip(target.parameters(), source.parameters(), strict=True):
+        old.lerp_(new, tau)
+    for kept, now in zip(target.buffers(), source.buffers(), strict=True):
+        kept.copy_(now)

@@ -36,6 +36,7 @@ CASES = {
 FIT = {"ppo": ["algo.minibatch_size=10", "algo.sequence_length=5"], "pg": ["algo.baseline=true"]}
 # what makes an algorithm quick on the identity environments, beside SMALL's
 QUICK = {
+    "appo": ["algo.max_grad_norm=0.5"],
     "impala": ["algo.loss_reduction=mean", "algo.max_grad_norm=0.5"],
     "ppo": ["algo.minibatch_size=40", "algo.sequence_length=20"],
 }

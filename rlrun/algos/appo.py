@@ -1,0 +1,130 @@
+"""APPO: asynchronous PPO as IMPACT (Luo et al. 2020, arXiv:1912.00167): a clipped surrogate whose advantages and reference come from a target policy.
+
+Rows: fragments [T, B] from policies a few updates old. The circular buffer of N train batches, of which each is used K times (section 4.1.2), is
+runner.minibatch_buffer_size and runner.num_sgd_iter.
+Recorded: log_prob, the behaviour policy's log pi_worker(a|x); recurrent state at row 0.
+Differs from the paper: V-trace advantages under the target policy, or GAE (vtrace=false, which trusts that rows are recent); an adaptive KL penalty
+KL(target || current) may be added, as in RLlib; the target may follow by Polyak steps.
+Metrics: learn/policy_loss, value_loss, entropy per row; rho_mean: target over behaviour probability; is_clipped: share of rows where behaviour over
+target was above is_clip; approx_kl: mean of (ratio - 1) - log ratio of the current to the target policy; clip_fraction; kl and kl_coef when the penalty is on;
+explained_variance of the target's values; grad_norm before clipping; lr.
+Checked: tests/algos/test_appo.py (the surrogate by hand, target updates), tests/ops/test_vtrace.py, tuned/appo/.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlrun.core.actor_critic import ActorCriticConfig
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
+from rlrun.core.batch import Batch
+from rlrun.core.optimizer import Optimizer
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import EnvSpec
+from rlrun.ops.masked import explained_variance, masked_mean
+from rlrun.ops.policy_loss import adapt_kl_coef_
+from rlrun.ops.returns import gae
+from rlrun.ops.transforms import clip_reward
+from rlrun.ops.vtrace import vtrace
+from rlrun.policies import DistributionPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ActorCriticConfig):
+    vtrace: bool
+    lambda_: float
+    rho_clip: float
+    c_clip: float
+    pg_rho_clip: float
+    clip: Schedule
+    is_clip: float
+    target_update_interval: int
+    target_tau: float
+    kl_coef: float
+    kl_target: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.lambda_ <= 1:
+            raise ValueError("lambda_ must lie in [0, 1]")
+        if min(*self.clip.values, self.kl_coef) < 0:
+            raise ValueError("clip and kl_coef must not be negative")
+        if self.is_clip <= 0 or self.kl_target <= 0:
+            raise ValueError("is_clip and kl_target must be positive")
+        if self.target_update_interval < 1 or not 0 < self.target_tau <= 1:
+            raise ValueError("target_update_interval must be at least 1, target_tau in (0, 1]")
+
+
+class APPO(Algorithm):
+    cfg: Config
+    policy: DistributionPolicy
+    kl_coef: Tensor
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("log_prob",), core_every=cfg.fragment_length)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
+
+    def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef))
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg = self.cfg
+        loss, metrics = self.loss(batch, cfg.clip(clock), cfg.entropy_coef(clock))
+        steps = self.optimizer.step(loss, clock)
+        if cfg.kl_coef > 0:
+            adapt_kl_coef_(self.kl_coef, metrics["kl"], cfg.kl_target)
+        if (clock.updates + 1) % cfg.target_update_interval == 0:
+            polyak_(self.target, self.policy, cfg.target_tau)
+        return Update({**metrics, **steps})
+
+    def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor | float]]:
+        """batch [T(+1), B] -> loss [], metrics."""
+        cfg, valid = self.cfg, batch.valid
+        with torch.no_grad():
+            old, old_value = self.target.unroll(batch)  # over T+1 rows
+            old = old[:-1]
+            old_log_prob = old.log_prob(batch.action)  # [T, B]
+            log_rho = (old_log_prob - batch.log_prob).masked_fill(~valid, 0.0)
+            reward, discount = clip_reward(batch.reward, cfg.reward_clip), batch.discount(cfg.discount)
+            if cfg.vtrace:
+                target, advantage = vtrace(
+                    log_rho, discount, reward, old_value[:-1], old_value[1:], valid,
+                    rho_clip=cfg.rho_clip, c_clip=cfg.c_clip, pg_rho_clip=cfg.pg_rho_clip, lambda_=cfg.lambda_,
+                )  # fmt: skip
+            else:
+                advantage = gae(reward, discount, old_value[:-1], old_value[1:], valid, cfg.lambda_)
+                target = advantage + old_value[:-1]
+        dist, value = self.policy.unroll(batch)
+        dist, value = dist[:-1], value[:-1]
+        log_prob = dist.log_prob(batch.action)
+        # section 4.1.1: min(pi_worker / pi_target, rho) pi / pi_worker, which is pi / pi_target until the target has left the worker far behind
+        lag = (-log_rho).exp()
+        ratio = lag.clamp(max=cfg.is_clip) * (log_prob - batch.log_prob).masked_fill(~valid, 0.0).exp()
+        policy_loss = -masked_mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), valid)
+        value_loss = masked_mean(0.5 * (target - value).square(), valid)
+        entropy = masked_mean(dist.entropy(), valid)
+        loss = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
+        with torch.no_grad():
+            moved = (log_prob - old_log_prob).masked_fill(~valid, 0.0)
+            metrics: dict[str, Tensor | float] = {
+                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": masked_mean(moved.exp() - 1 - moved, valid),
+                "rho_mean": masked_mean(log_rho.exp(), valid), "is_clipped": masked_mean((lag > cfg.is_clip).float(), valid),
+                "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid),
+                "explained_variance": explained_variance(target, old_value[:-1], valid),
+            }  # fmt: skip
+        if cfg.kl_coef > 0:
+            kl = masked_mean(old.kl(dist), valid)
+            loss = loss + self.kl_coef * kl
+            metrics |= {"kl": kl.detach(), "kl_coef": self.kl_coef.clone()}
+        return loss, metrics
