@@ -31,10 +31,6 @@ def usage() -> str:
 
 def main() -> None:
     """Exit codes: 0 done, 1 the run failed, 2 bad input, 130/143 interrupted."""
-    # read when torch loads OpenMP: threads that wait for each other sleep instead of spinning. With two learner threads beside one busy process, PPO's
-    # update on Pong made 870 rows/s so, and 110 to 510 with spinning threads (2 cores; 1,550 with nothing beside).
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("KMP_BLOCKTIME", "0")
     try:
         sys.exit(_dispatch(sys.argv[1:]))
     except UserError as error:

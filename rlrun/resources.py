@@ -29,7 +29,7 @@ class ResourcesConfig:
     envs_per_sampler: Literal["auto"] | int
     device: str
     precision: Literal["auto", "fp32", "bf16"]
-    learner_threads: Literal["auto"] | int
+    learner_threads: int
     exact: bool
 
     def __post_init__(self):
@@ -37,8 +37,8 @@ class ResourcesConfig:
             value = getattr(self, name)
             if value != "auto" and value < 1:
                 raise ValueError(f"{name} must be auto or at least 1")
-        if self.learner_threads != "auto" and self.learner_threads < 1:
-            raise ValueError("learner_threads must be auto or at least 1")
+        if self.learner_threads < 1:
+            raise ValueError("learner_threads must be at least 1")
         if self.exact and self.inference != "serial":
             raise ValueError("exact (bit-reproducible) runs need inference=serial")
 
@@ -141,14 +141,9 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     if share % columns:
         whose = f"{share} of each sampler's columns" if synchronous else f"{needs.columns} columns"
         raise UserError(f"resources.envs_per_sampler={columns} must divide the {whose} of a train batch (algo.batch_size / algo.fragment_length)")
-    threads = cfg.learner_threads
-    if threads == "auto":
-        threads = available if synchronous and image and inference != "serial" and device.type == "cpu" else 1
-        if threads > 1:
-            why.append(f"learner_threads={threads}: samplers wait while the learner works")
     return Resources(
         inference=inference, num_samplers=samplers, envs_per_sampler=columns, device=device, precision=precision, acting_precision=acting_precision,
-        learner_threads=threads, exact=cfg.exact, why=tuple(why),
+        learner_threads=cfg.learner_threads, exact=cfg.exact, why=tuple(why),
     )  # fmt: skip
 
 
