@@ -5,7 +5,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str):
     if name == "load":  # torch is imported only when it is needed: completion must be quick
-        from rlrun.load import load
+        from rlrun.trained import load
 
         return load
     raise AttributeError(f"module 'rlrun' has no attribute {name!r}")

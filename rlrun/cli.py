@@ -22,6 +22,10 @@ COMMANDS = {
 }
 
 
+# Hydra's own that make sense here; --multirun comes as `rlrun sweep`
+FLAGS = ("--help", "--hydra-help", "--cfg", "--resolve", "--package", "--info", "--config-dir", "--version", "--shell-completion", "--json")
+
+
 def usage() -> str:
     lines = ["rlrun: every RL algorithm in one readable file, from one command", ""]
     lines += [f"  rlrun {name:<10} {text}" for name, text in COMMANDS.items()]
@@ -79,6 +83,9 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     from rlrun.paths import root
 
     install()
+    for word in words:
+        if word.startswith("--") and word.split("=")[0] not in FLAGS:
+            raise UserError(f"{word} is no flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them")
     check_groups(words)
     if "--help" in words or "-h" in words:  # Hydra composes before it explains
         words = [*words, *(f"{key}={value}" for key, value in (("algo", "impala"), ("env", "CartPole-v1")) if not any(w.startswith(f"{key}=") for w in words))]

@@ -88,7 +88,9 @@ def _union(kinds: tuple, value: Any, path: str) -> Any:
             return _convert(kind, value, path)
         except ConfigError as error:
             errors.append(str(error))
-    raise ConfigError(errors[0] if len(errors) == 1 else " or ".join(errors))
+    said = f"{path} must be "
+    rest = {error.removeprefix(said).split(f", not {value!r}")[0].removeprefix("one of ") for error in errors}
+    raise ConfigError(errors[0] if len(rest) == 1 or not all(e.startswith(said) for e in errors) else f"{said}{' or '.join(sorted(rest))}, not {value!r}")
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -35,7 +35,15 @@ def translate(error: Exception, words: list[str]) -> str:
     cause = str(error.__cause__ or "")
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in struct" in text + cause:
-        return f"There is no option {unknown[1]}.{closest(unknown[1], known_keys())}"
+        return f"There is no option {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or closest(unknown[1], known_keys(unknown[1]))}"
+    if "Ambiguous value" in text:
+        return f"{text.split(chr(39))[1]}: one value each; a comma makes a sweep, and `rlrun sweep` is to come"
+    if "Error parsing override" in text:
+        return f"{text.split(chr(39))[1]!r} is not of the form key=value"
+    unloadable = re.search(r"Could not load '(\w+)/([^']+)'", text)
+    if unloadable:
+        known = options(unloadable[1])
+        return f"There is no {unloadable[1]} {unloadable[2]!r}.{closest(unloadable[2], known)} There are: {', '.join(known)}"
     if "You must specify" in text:
         group = re.search(r"specify '([^']+)'", text)
         name = group[1] if group else "a group"
@@ -44,8 +52,27 @@ def translate(error: Exception, words: list[str]) -> str:
     return first[0] if first else type(error).__name__
 
 
-def known_keys() -> list[str]:
-    """Every dotted key of conf/, for suggestions."""
+def elsewhere(key: str) -> str:
+    """' with these groups' for a key that exists, but not in the options that were chosen."""
+    return " with the algo, env and runner that were chosen" if key in known_keys() else ""
+
+
+def counterpart(key: str, words: list[str]) -> str:
+    """' RLlib's gamma is algo.discount here.' where the last part of the key is RLlib's name of one of our options."""
+    from rlrun.rllib import option_map
+
+    algo = next((word.split("=", 1)[1].split("/")[0] for word in words if word.startswith(("algo=", "tuned="))), "")
+    if algo not in options("algo"):
+        return ""
+    for row in option_map(algo):
+        if row["rllib"] == key.split(".")[-1] and row["rlrun"] != key:
+            name = f"RLlib's {row['rllib']}"
+            return f" {name} is {row['rlrun']} here." if row["rlrun"] else f" {name} has no counterpart: {row['why']}."
+    return ""
+
+
+def known_keys(but: str = "") -> list[str]:
+    """Every dotted key of conf/, for suggestions; `but` is left out."""
     import yaml
 
     from rlrun.paths import root
@@ -64,4 +91,4 @@ def known_keys() -> list[str]:
     for group in ("algo", "env", "model", "resources", "runner"):
         for path in (root() / "conf" / group).glob("*.yaml"):
             walk(yaml.safe_load(path.read_text()) or {}, f"{group}.")
-    return sorted(set(found))
+    return sorted(set(found) - {but})

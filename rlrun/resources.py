@@ -170,7 +170,7 @@ def _inference(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: 
     try:
         seconds = env_step_sec(make_env, min(needs.columns, 16))
     except EnvError as error:
-        raise UserError(f"the environment fails in its first steps: {error}") from None
+        raise UserError(f"the environment fails when it is tried: {error}") from None
     cheap = seconds < CHEAP_STEP_SEC
     reason = "too little to pay for handing rows between processes" if cheap else f"worth {available} cores"
     why.append(f"inference={'serial' if cheap else 'local'}: an env step takes {seconds * 1e6:.0f} us, {reason}")
@@ -181,7 +181,7 @@ def _device(wanted: str, why: list[str]) -> torch.device:
     if wanted == "auto":
         found = torch.cuda.is_available()
         why.append("device=cuda: " + torch.cuda.get_device_name() if found else "device=cpu: no CUDA GPU is visible")
-        return torch.device("cuda" if found else "cpu")
+        return torch.device("cuda", 0) if found else torch.device("cpu")
     try:
         device = torch.device(wanted)
     except RuntimeError:
@@ -190,7 +190,7 @@ def _device(wanted: str, why: list[str]) -> torch.device:
         raise UserError(f"resources.device={wanted}: {torch.cuda.device_count()} CUDA devices are visible")
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"resources.device={wanted}: rlrun runs on cpu and cuda")
-    return device
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def _precision(wanted: str, device: torch.device, image: bool, why: list[str]) -> Literal["fp32", "bf16"]:

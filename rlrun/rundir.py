@@ -38,7 +38,9 @@ class RunDir:
         made.acquire()
         if (path / "config.yaml").exists() or (path / "progress.jsonl").exists():
             made.release()
-            raise UserError(f"{path} already holds a run: rlrun resume {path}, or choose another run_dir")
+            saved = any((path / "checkpoints").glob("[0-9]*"))
+            way = f"rlrun resume {shlex.quote(str(path))}" if saved else "it ended before its first checkpoint, so remove it"
+            raise UserError(f"{path} already holds a run: {way}, or choose another run_dir")
         return made
 
     def acquire(self) -> None:

@@ -148,6 +148,8 @@ class Wiring:
         self.make_env = registry.Factory(cfg=config.env, spec=self.spec, seeds=self.seeds, stream="env", learning=True)
         if self.spec.action.kind not in self.needs.actions:
             raise UserError(f"{config.algo.name} needs {' or '.join(self.needs.actions)} actions; {self.spec.name} has {self.spec.action}")
+        if self.needs.on_policy and not config.runner.synchronous:
+            raise UserError(f"{config.algo.name} learns from the newest policy's rows alone; runner={config.runner.name} would hand it older ones")
         self.resources: Resources = decide(
             config.run.resources, self.needs, self.make_env, self.spec.image, config.runner.synchronous
         )
@@ -162,7 +164,7 @@ class Wiring:
 
     def algorithm(self) -> Algorithm:
         policy = self.policy_factory(acting=False)().to(self.resources.device)
-        rng = self.seeds.generator("learner", device=self.resources.device.type)
+        rng = self.seeds.generator("learner", device=str(self.resources.device))
         try:
             return self.config.algorithm(policy, self.spec, self.config.algo, LearnerContext(self.resources.device, rng))
         except ValueError as error:

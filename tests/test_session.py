@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from rlrun import session
 from rlrun.config import load_yaml, save_yaml
 from rlrun.core.checkpoint import Checkpoints, verify
 from rlrun.core.errors import UserError
-from rlrun.load import load
 from rlrun.rundir import RunDir
+from rlrun.trained import load
 from rlrun.wiring import checkpoints_of, preflight, type_config
 
 
@@ -122,7 +123,7 @@ def test_resume_keeps_schedules_and_refuses_other_changes(tmp_path):
     assert load_yaml(path / "config.yaml")["algo"]["lr"]["steps"] == 200
     resume(path, "env_steps=400")
     assert load_yaml(path / "config.yaml")["algo"]["lr"]["steps"] == 200
-    for word, said in (("algo.lr=1", "cannot change"), ("env_stepss=9", "cannot change"), ("stop.return_meen=1", "Did you mean return_mean")):
+    for word, said in (("algo.lr=1", "cannot change"), ("env_stepss=9", "Did you mean env_steps"), ("stop.return_meen=1", "Did you mean return_mean")):
         with pytest.raises(UserError, match=said):
             resume(path, word)
     with pytest.raises(UserError, match="already at"):
@@ -262,6 +263,88 @@ def test_a_loaded_policy_acts_as_it_was_trained(tmp_path):
     env.close()
     same_again = {k: torch.equal(v, tensors(path)["policy"][k]) for k, v in trained.policy.state_dict().items()}
     assert same_again and all(same_again.values())
+
+
+def test_load_works_as_often_as_it_is_called(tmp_path):
+    import rlrun
+
+    train(tmp_path / "run", "env=CartPole-v1", "env_steps=200")
+    assert rlrun.load(tmp_path / "run").clock == rlrun.load(tmp_path / "run").clock
+    from rlrun import load as function
+
+    assert callable(function)
+
+
+def test_a_run_without_a_checkpoint_says_what_can_be_done(tmp_path):
+    train(tmp_path / "run 1", "env=CartPole-v1", "env_steps=200")
+    with pytest.raises(UserError, match=r"rlrun resume '.*run 1', or choose"):
+        RunDir.create(tmp_path / "run 1")
+    shutil.rmtree(tmp_path / "run 1" / "checkpoints")
+    with pytest.raises(UserError, match="ended before its first checkpoint"):
+        RunDir.create(tmp_path / "run 1")
+    with pytest.raises(UserError, match="ended before its first save"):
+        resume(tmp_path / "run 1", "env_steps=400")
+    for words, said in (("logger=[]", "no option logger"), ("resources=debug", "cannot be chosen anew"), ("env_stepss=4", "Did you mean env_steps")):
+        with pytest.raises(UserError, match=said):
+            resume(tmp_path / "run 1", words)
+
+
+def test_exact_resume_with_other_columns_is_refused(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=200")
+    assert resume(path, "env_steps=400", "resources.envs_per_sampler=2") == 1
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "FAILED" and summary["reason"].startswith("exact resume needs")
+
+
+def test_a_stream_of_another_device_begins_anew(tmp_path):
+    made = preflight(type_config(compose("algo=impala", "env=CartPole-v1", *SMALL))).algorithm()
+    state = made.state()
+    before = made.ctx.rng.get_state()
+    with pytest.warns(UserWarning, match="another kind of device"):
+        made.load_state({**state, "rng": torch.zeros(16, dtype=torch.uint8)})
+    assert torch.equal(made.ctx.rng.get_state(), before)
+
+
+def test_a_worker_that_is_being_born_does_not_die_of_ctrl_c():
+    """The first worker also starts multiprocessing's resource tracker, which unblocks SIGINT."""
+    code = """
+import time
+from rlrun.dataflow.workers import Worker
+if __name__ == "__main__":
+    worker = Worker("w", time.sleep, ())
+    blocked = int(next(line for line in open(f"/proc/{worker.process.pid}/status") if line.startswith("SigBlk")).split()[1], 16)
+    worker.process.kill()
+    print("blocked" if blocked & 2 else "open")
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "blocked\n"
+
+
+def test_an_env_whose_observations_do_not_fit_is_named(tmp_path):
+    import gymnasium
+
+    class Wrong(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(5, dtype=np.float32), {}
+
+    gymnasium.register("Wrong-v0", entry_point=Wrong, disable_env_checker=True)
+    with pytest.raises(UserError, match=r"Wrong-v0 failed in reset .*Box\(\[3\]"):
+        type_and_wire("env=Wrong-v0")
+    from rlrun.commands.watch import main as watch
+
+    path = tmp_path / "run"
+    gymnasium.register("Blind-v0", entry_point="rlrun.envs.debug:Identity", disable_env_checker=True)
+    train(path, "env=Blind-v0", "env_steps=100")
+    with pytest.raises(UserError, match="cannot draw itself"):
+        watch([str(path)])
+
+
+def type_and_wire(*words: str):
+    return preflight(type_config(compose("algo=impala", "logger=[]", *words)))
 
 
 def test_a_loaded_policy_remembers_one_batch_at_a_time(tmp_path):

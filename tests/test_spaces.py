@@ -48,7 +48,7 @@ def test_trained_policies_resume_evaluate_and_load(tmp_path, env, capsys):
 
     import rlrun.envs.debug  # noqa: F401
     from rlrun.commands.evaluate import main as evaluate
-    from rlrun.load import load
+    from rlrun.trained import load
 
     if env not in gymnasium.registry:
         env = env.replace("-v4", "-v3")

@@ -50,7 +50,7 @@ class A2C(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("value",), core_every=cfg.fragment_length)
+        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("value",), core_every=cfg.fragment_length, on_policy=True)
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:

@@ -76,17 +76,22 @@ class APPO(Algorithm):
         super().__init__(policy, spec, cfg, ctx)
         self.target = copy.deepcopy(policy).requires_grad_(False)
         self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-        self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef))
+        self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg = self.cfg
         loss, metrics = self.loss(batch, cfg.clip(clock), cfg.entropy_coef(clock))
         steps = self.optimizer.step(loss, clock)
-        if cfg.kl_coef > 0:
-            adapt_kl_coef_(self.kl_coef, metrics["kl"], cfg.kl_target)
         if (clock.updates + 1) % cfg.target_update_interval == 0:
+            if cfg.kl_coef > 0:  # judged by how far a whole period went: right after a copy the KL is 0 by construction
+                adapt_kl_coef_(self.kl_coef, self.moved(batch), cfg.kl_target)
             polyak_(self.target, self.policy, cfg.target_tau)
         return Update({**metrics, **steps})
+
+    @torch.no_grad()
+    def moved(self, batch: Batch) -> Tensor:
+        """Mean KL(target || current) [] over the batch's live rows."""
+        return masked_mean(self.target.unroll(batch)[0][:-1].kl(self.policy.unroll(batch)[0][:-1]), batch.valid)
 
     def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor | float]]:
         """batch [T(+1), B] -> loss [], metrics."""

@@ -6,8 +6,8 @@ Recorded: log_prob and value of the policy that acted; with kl_coef its whole di
 Differs from the paper: the value loss may be clipped (value_clip as in OpenAI's baselines, value_loss_clip as RLlib's vf_clip_param); advantages are
 normalised; gradients are clipped. Both objectives of the paper can be on at once, as in RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
 Metrics: learn/policy_loss, value_loss, entropy per row; approx_kl: mean of (ratio - 1) - log ratio, an estimate of KL(old || new); clip_fraction:
-share of rows whose ratio was clipped; kl and kl_coef when the penalty is on; explained_variance of the values that acted; grad_norm before clipping; lr;
-epochs: passes made (stop_kl ends them early).
+share of rows whose ratio was clipped; kl (of the whole update) and kl_coef when the penalty is on; explained_variance of the values that acted;
+grad_norm before clipping; lr; epochs: passes made (stop_kl ends them early).
 Checked: tests/ops/test_returns.py (GAE by its definition), tests/algos/test_ppo.py (losses by hand), tuned/ppo/.
 """
 
@@ -28,6 +28,7 @@ from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.normalizer import RewardScale
+from rlrun.ops.distributions import Distribution
 from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.ops.returns import gae
@@ -62,6 +63,8 @@ class Config(ActorCriticConfig):
             raise ValueError("clip, value_clip, value_loss_clip and kl_coef must not be negative")
         if self.kl_target <= 0 or (self.stop_kl is not None and self.stop_kl <= 0):
             raise ValueError("kl_target and stop_kl must be positive")
+        if self.normalize_reward and self.reward_clip != "none":
+            raise ValueError("normalize_reward scales raw rewards: set reward_clip=none with it")
 
 
 class PPO(Algorithm):
@@ -73,7 +76,7 @@ class PPO(Algorithm):
     def needs(cls, cfg: Config) -> Needs:
         record = ("log_prob", "value", "dist") if cfg.kl_coef > 0 else ("log_prob", "value")
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.sequence_length,
-                     return_discount=cfg.discount if cfg.normalize_reward else None)  # fmt: skip
+                     return_discount=cfg.discount if cfg.normalize_reward else None, on_policy=True)  # fmt: skip
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
@@ -88,8 +91,8 @@ class PPO(Algorithm):
             raise ValueError(f"minibatch_size {cfg.minibatch_size} must be a multiple of sequence_length {self.length}")
         self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         if cfg.normalize_reward:
-            self.reward_scale = RewardScale()
-        self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef))
+            self.reward_scale = RewardScale().to(ctx.device)
+        self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg = self.cfg
@@ -112,7 +115,9 @@ class PPO(Algorithm):
         metrics = {**means.tensors(), **before, "epochs": float(passes)}
         if cfg.kl_coef > 0:
             metrics["kl_coef"] = self.kl_coef.clone()
-            adapt_kl_coef_(self.kl_coef, means.tensors()["kl"], cfg.kl_target)
+            with torch.no_grad():  # d of section 4: how far the whole update moved
+                metrics["kl"] = masked_mean(self._kl(rows, self.policy.unroll(rows)[0]), rows.valid)
+            adapt_kl_coef_(self.kl_coef, metrics["kl"], cfg.kl_target)
         return Update(metrics)
 
     def _epoch(self, rows: Batch, clock: Clock, means: Means) -> Tensor:
@@ -150,7 +155,10 @@ class PPO(Algorithm):
                 "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid),
             }  # fmt: skip
         if cfg.kl_coef > 0:
-            kl = masked_mean(dist.from_record(rows.dist).kl(dist), valid)  # eq. 8
-            loss = loss + self.kl_coef * kl
-            metrics["kl"] = kl.detach()
+            loss = loss + self.kl_coef * masked_mean(self._kl(rows, dist), valid)  # eq. 8
         return loss, metrics
+
+    @staticmethod
+    def _kl(rows: Batch, dist: Distribution) -> Tensor:
+        """KL(old || new) of every row."""
+        return dist.from_record(rows.dist).kl(dist)

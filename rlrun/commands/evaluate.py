@@ -43,8 +43,8 @@ def main(words: list[str]) -> int:
 
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
-    from rlrun.load import load
     from rlrun.samplers.evaluator import Evaluator
+    from rlrun.trained import load
 
     torch.set_num_threads(1)
     trained = load(path, str(options.checkpoint))

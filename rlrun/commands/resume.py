@@ -4,11 +4,12 @@ Schedules stay as they were fixed at the first launch. Other options cannot chan
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from rlrun.cli import run_dir_argument
 from rlrun.config import load_yaml, parse_assignments, save_yaml
-from rlrun.core.errors import UserError
+from rlrun.core.errors import UserError, closest
 
 CHANGEABLE = ("env_steps", "log_every_sec", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
 
@@ -35,7 +36,7 @@ def main(words: list[str]) -> int:
         restored = checkpoints_of(path).load()
         steps = restored[1]["env_steps"]
         if steps >= config.run.env_steps:
-            raise UserError(f"{path} is already at {steps} env steps; to go on: rlrun resume {path} env_steps={2 * steps}")
+            raise UserError(f"{path} is already at {steps} env steps; to go on: rlrun resume {shlex.quote(str(path))} env_steps={2 * steps}")
         print(f"  from the checkpoint at {steps:,} env steps", flush=True)
         save_yaml(values, path / "config.yaml")
     except BaseException:
@@ -47,6 +48,12 @@ def main(words: list[str]) -> int:
 def change(values: dict[str, Any], key: str, value: Any) -> None:
     """Sets a dotted key that may change on resume; UserError for others."""
     if not any(key == allowed or (allowed.endswith(".") and key.startswith(allowed)) for allowed in CHANGEABLE):
+        known = sorted(dotted(values))
+        if key not in known:
+            raise UserError(f"There is no option {key}.{closest(key, known)}")
+        if f"{key}." in CHANGEABLE:
+            example = next(k for k in known if k.startswith(f"{key}."))
+            raise UserError(f"{key}= cannot be chosen anew on resume, but its options can change, such as {example}=...")
         allowed = ", ".join(a + "*" if a.endswith(".") else a for a in CHANGEABLE)
         raise UserError(f"{key} cannot change on resume; these can: {allowed}")
     *groups, last = key.split(".")
@@ -55,7 +62,15 @@ def change(values: dict[str, Any], key: str, value: Any) -> None:
         child = node.get(group)
         node = child if isinstance(child, dict) else {}
     if last not in node:
-        from rlrun.core.errors import closest
-
         raise UserError(f"There is no option {key}.{closest(last, node)}")
     node[last] = value
+
+
+def dotted(values: dict[str, Any], prefix: str = "") -> list[str]:
+    """Every dotted key of a config, groups included."""
+    found = []
+    for key, value in values.items():
+        found.append(f"{prefix}{key}")
+        if isinstance(value, dict):
+            found += dotted(value, f"{prefix}{key}.")
+    return found

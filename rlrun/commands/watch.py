@@ -44,8 +44,8 @@ def main(words: list[str]) -> int:
     import gymnasium
     import torch
 
-    from rlrun.load import load
     from rlrun.loggers.mlflow import add_artifact
+    from rlrun.trained import load
 
     torch.set_num_threads(1)
     trained = load(path, str(options.checkpoint))
@@ -75,6 +75,7 @@ def record(trained: Any, options: Options) -> tuple[list, float, list[float]]:
     import numpy as np
 
     from rlrun.core.seeding import Seeds
+    from rlrun.envs import gym
     from rlrun.envs.atari import AtariConfig, AtariEnv
     from rlrun.envs.gym import GymEnv
 
@@ -86,6 +87,8 @@ def record(trained: Any, options: Options) -> tuple[list, float, list[float]]:
         screen = AtariEnv(dataclasses.replace(cfg, stack=1), trained.spec, seeds, "watch", 0, 1, learning=False, height=210, width=160, grayscale=False)
         rate = 60 / cfg.frame_skip
     else:
+        if "rgb_array" not in gym.render_modes(cfg):
+            raise UserError(f"{trained.spec.name} cannot draw itself: rgb_array is not among its render_modes")
         env = GymEnv(cfg, trained.spec, seeds, "watch", 0, 1, render=True)
         rate = float(env.env.envs[0].metadata.get("render_fps", 30))
     frames: list = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -26,6 +27,7 @@ class Needs:
     core_every: int = 0  # recurrent state is stored at every so-many-th row; 0 means only at row 0 of a fragment
     return_discount: float | None = None  # samplers keep the moments of returns with this discount, to normalise rewards by
     actions: tuple[str, ...] = ("discrete", "multi_discrete", "multi_binary", "box", "nested")  # kinds of action space it can do
+    on_policy: bool = False  # learns from the newest policy's rows alone
     obs: Literal["all", "ends"] = "all"
 
 
@@ -102,7 +104,11 @@ class Algorithm(nn.Module):
         self.load_state_dict(state["module"])
         for name, optimizer in self.optimizers():
             optimizer.load_state_dict(state["optimizers"][name])
-        self.ctx.rng.set_state(state["rng"].cpu())
+        rng = state["rng"].cpu()
+        if rng.numel() == self.ctx.rng.get_state().numel():
+            self.ctx.rng.set_state(rng)
+        else:
+            warnings.warn("the checkpoint is from another kind of device: the learner's random stream begins anew", stacklevel=2)
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ class Checkpoints:
         """(tensors by part, run.json) of this checkpoint, or the last one. UserError when there is none or it is damaged."""
         names = self.names()
         if not names:
-            raise UserError(f"{self.directory} holds no checkpoint")
+            raise UserError(f"{self.directory} holds no checkpoint: the run ended before its first save; start anew in another run_dir, or remove it")
         if name in ("best", "last"):
             name = self.best() if name == "best" else None
         name = name or names[-1]

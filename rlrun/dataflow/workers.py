@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -72,6 +73,7 @@ class Worker:
         self.pipe, child = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_bootstrap, args=(target, child, name, args), name=name, daemon=True)
         with _child_environment():
+            resource_tracker.ensure_running()  # starting it would unblock SIGINT again
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C must not kill a child that is still importing
             try:
                 self.process.start()

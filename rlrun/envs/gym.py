@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,6 +57,8 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
     if isinstance(space, spaces.MultiBinary):
         return MultiBinary(shape=tuple(space.shape))
     if isinstance(space, spaces.Box):
+        if not space.low.size:
+            raise UserError(f"{name} has the {what} space {space}, which holds no numbers")
         bounds = (space.low.ravel(), space.high.ravel())
         floating = np.issubdtype(space.dtype, np.floating)
         dtype = "float32" if floating and what == "observation" else str(space.dtype)
@@ -113,7 +116,7 @@ def make_spec(cfg: GymConfig) -> EnvSpec:
     try:
         action = to_space(env.action_space, "action", cfg.name)
         obs = observation_spaces(env.observation_space, action, cfg.name)
-        if MASK in obs and not np.asarray(env.reset(seed=0)[0][MASK]).any():
+        if MASK in obs and not _first_mask(env, cfg.name).any():
             raise UserError(f"{cfg.name} begins with an action_mask that leaves no legal action")
     finally:
         env.close()
@@ -123,6 +126,13 @@ def make_spec(cfg: GymConfig) -> EnvSpec:
     return EnvSpec(name=cfg.name, obs=obs, action=action)
 
 
+def _first_mask(env: gymnasium.Env, name: str) -> np.ndarray:
+    try:
+        return np.asarray(env.reset(seed=0)[0][MASK])
+    except Exception as error:  # the user's own
+        raise UserError(f"env={name} fails in reset: {type(error).__name__}: {error}") from None
+
+
 def make_one(cfg: GymConfig, **more: Any) -> gymnasium.Env:
     """One environment, as the config says."""
     return gymnasium.make(find(cfg.name), **_overrides(cfg), **more)
@@ -130,6 +140,15 @@ def make_one(cfg: GymConfig, **more: Any) -> gymnasium.Env:
 
 def _overrides(cfg: GymConfig) -> dict[str, Any]:
     return dict(cfg.kwargs) | ({} if cfg.max_episode_steps is None else {"max_episode_steps": cfg.max_episode_steps})
+
+
+def render_modes(cfg: GymConfig) -> list[str]:
+    """What the environment says it can draw."""
+    env = make_one(cfg)
+    try:
+        return list(env.metadata.get("render_modes", []))
+    finally:
+        env.close()
 
 
 class _Named(gymnasium.Wrapper):
@@ -184,18 +203,28 @@ class GymEnv:
 
     def reset(self, generation: int) -> Rows:
         self.env_seeds = [self.seeds.integer(self.stream, self.worker, slot, generation) for slot in range(self.count)]
-        obs, _ = self.env.reset(seed=self.env_seeds[0] if self.native else self.env_seeds)
+        obs, _ = self._call("reset", lambda: self.env.reset(seed=self.env_seeds[0] if self.native else self.env_seeds))
         self.ended = np.zeros(self.count, dtype=bool)
         return self._checked(to_rows(self.spec, obs), self.ended)
 
     def step(self, action: Any) -> Step:
-        obs, reward, terminated, truncated, _info = self.env.step(self.spec.action.to_env(action))
+        taken = self.spec.action.to_env(action)
+        obs, reward, terminated, truncated, _info = self._call("step", lambda: self.env.step(taken))
         began = self.ended
         reward = np.asarray(reward, dtype=np.float32)
         if not np.isfinite(reward).all():
             raise self._bad(int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action)
         self.ended = terminated | truncated
         return Step(self._checked(to_rows(self.spec, obs), self.ended, action), reward, terminated.copy(), truncated.copy(), ~began, began, {})
+
+    def _call(self, doing: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except EnvError:
+            raise
+        except Exception as error:  # what the vectorised form could not put together, such as observations that its space does not contain
+            said = f"{type(error).__name__}: {error}"
+            raise EnvError(f"{self.cfg.name} failed in {doing} (does what it returns fit {self.spec.observation}?): {said}") from error
 
     def _checked(self, rows: Rows, ended: np.ndarray, action: Any = None) -> Rows:
         def check(part: np.ndarray) -> None:

@@ -1,4 +1,5 @@
-"""GTrXL: a gated transformer as memory (Parisotto et al. 2019, arXiv:1910.06764), with relative positions as in Transformer-XL (Dai et al. 2019)."""
+"""GTrXL: a gated transformer as memory (Parisotto et al. 2019, arXiv:1910.06764). Positions are relative, as a learned vector per head and distance
+where Transformer-XL (Dai et al. 2019) projects sinusoids."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def run(make: Factories, cfg: Config, job: Run) -> None:
         update: Update | None = None
         while job.tick(clock, update):
             with job.timers("wait"):
-                # by worker and not by arrival: the same seed makes the same batch, whoever was faster
+                # by worker and not by arrival: with local inference the same seed makes the same batch, whoever was faster
                 fragments = sorted(sampler.take(count), key=lambda fragment: (fragment.header.worker, fragment.header.first_row))
             for fragment in fragments:
                 job.collected(fragment.header)

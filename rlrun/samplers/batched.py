@@ -88,13 +88,13 @@ class BatchedSampler(ProcessSampler):
         super().__init__(plan, plan.workers * GROUPS)
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
-        self.rng = plan.seeds.generator("policy", 0, plan.generation, device=device.type)
+        self.rng = plan.seeds.generator("policy", 0, plan.generation, device=str(device))
         self.policy = plan.make_policy().to(device)  # the thread's copy
         self.policy_lock = threading.Lock()  # held while acting and while weights are exchanged
         self.version, self.clock = 0, Clock()
         self.change = threading.Condition()  # guards what follows
         self.filled: deque[Header] = deque()
-        self.spare: deque[int] = deque(range(self.slots.count))
+        self.spare = [deque(range(g * plan.in_flight, (g + 1) * plan.in_flight)) for g in range(plan.workers * GROUPS)]  # by group
         self.error: BaseException | None = None
         self.closing = False
         self.thread: threading.Thread | None = None
@@ -115,14 +115,16 @@ class BatchedSampler(ProcessSampler):
             self.thread = threading.Thread(target=self._serve, name="inference", daemon=True)
             self.thread.start()
         with self.change:
-            if not self.change.wait_for(lambda: len(self.filled) >= count or self.error is not None, self.plan.timeout_sec):
-                raise RunFailed(f"no fragment for {self.plan.timeout_sec:.0f} s: an environment may hang")
+            while len(self.filled) < count and self.error is None:
+                if not self.change.wait(self.plan.timeout_sec):  # every new fragment, and every freed one, notifies
+                    raise RunFailed(f"no fragment for {self.plan.timeout_sec:.0f} s: an environment may hang")
             self.check()
             return [Fragment(header, self.views[header.slot]) for header in (self.filled.popleft() for _ in range(count))]
 
     def free(self, fragments: Sequence[Fragment]) -> None:
         with self.change:
-            self.spare.extend(fragment.header.slot for fragment in fragments)
+            for fragment in fragments:
+                self.spare[fragment.header.slot // self.plan.in_flight].append(fragment.header.slot)
             self.change.notify_all()
 
     @torch.no_grad()
@@ -164,9 +166,9 @@ class BatchedSampler(ProcessSampler):
         self.heard = time.monotonic()
         while not self.closing:
             with self.change:
-                while idle and self.spare:
-                    group = idle.pop(0)
-                    group.slot, group.t = self.spare.popleft(), BEGIN
+                for group in [group for group in idle if self.spare[group.index]]:
+                    idle.remove(group)
+                    group.slot, group.t = self.spare[group.index].popleft(), BEGIN
                     group.env_sec = group.policy_sec = 0.0
                     self.workers.send(group.worker, (group.number, group.slot, BEGIN))
                 if len(idle) == len(self.groups):  # every slot is the learner's

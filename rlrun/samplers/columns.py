@@ -57,7 +57,7 @@ class Columns:
         if self.return_discount is not None:
             self.discounted = np.where(step.valid, self.return_discount * self.discounted, self.discounted) + step.reward
             self.seen.append(self.discounted[step.valid])
-            self.discounted[step.is_first] = 0.0
+            self.discounted[step.is_first | step.terminated] = 0.0  # learning's own ends, lost lives included
         if step.is_first.any():
             for column in np.flatnonzero(step.is_first):
                 self.episodes.append(Episode(self.first_column + int(column), float(self.returns[column]), int(self.lengths[column])))

@@ -34,7 +34,7 @@ class Evaluator:
         quota = np.full(columns, episodes // columns)
         quota[: episodes % columns] += 1
         device = next(policy.parameters()).device
-        rng = self.seeds.generator("eval-policy", round_, device=device.type)
+        rng = self.seeds.generator("eval-policy", round_, device=str(device))
         obs = self.env.reset(round_)
         is_first = np.ones(columns, dtype=bool)
         state: Batch = policy.initial_state(columns)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rlrun.core.batch import Batch, RowSpec, allocate
 from rlrun.core.env import EnvFactory
+from rlrun.core.errors import RunFailed
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
@@ -69,8 +70,8 @@ class SerialSampler:
         return {"collectors": [collector.save() for collector in self.collectors], "next": self.next, "clock": list(self.clock)}
 
     def load(self, saved: dict) -> None:
-        if len(saved["collectors"]) != self.groups:
-            return  # other resources than before: columns begin anew
+        if [len(one["columns"]["is_first"]) for one in saved.get("collectors", [])] != [self.columns] * self.groups:
+            raise RunFailed("exact resume needs the inference, num_samplers and envs_per_sampler that the checkpoint was made with")
         for collector, state in zip(self.collectors, saved["collectors"], strict=True):
             collector.load(state)
         self.next, self.clock = saved["next"], Clock(*saved["clock"])

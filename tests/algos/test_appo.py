@@ -74,3 +74,15 @@ def test_polyak_moves_parameters_and_copies_buffers():
         b.running_mean.fill_(7.0)
     polyak_(a, b, 0.25)
     assert a.weight.tolist() == [1.5, 1.5] and a.running_mean.tolist() == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("interval, changes", [(1, 4), (2, 2)])
+def test_the_penalty_is_adapted_once_per_target(typed, interval, changes):
+    """Any movement is above this target, so the weight may only grow; judged before its own step it would shrink."""
+    whole = wiring(typed, f"algo.target_update_interval={interval}", "algo.kl_coef=0.2", "algo.kl_target=1e-12", "algo.lr=0.05")
+    made, sampler = whole.algorithm(), whole.sampler(0)
+    sampler.publish(made.policy, Clock())
+    batch = sampler.take(1)[0].batch
+    for updates in range(4):
+        made.update(batch, Clock(updates=updates))
+    assert made.kl_coef.item() == pytest.approx(0.2 * 1.5**changes)
