@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Sums
 from rlrun.core.optimizer import Optimizer
@@ -26,7 +26,7 @@ from rlrun.core.specs import EnvSpec
 from rlrun.ops.masked import explained_variance, masked_normalize, masked_sum
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import DistributionPolicy
+from rlrun.policies import ActorCritic, DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +44,12 @@ class Config(ActorCriticConfig):
             raise ValueError("lambda_ must lie in [0, 1]")
 
 
-class A2C(Algorithm):
+class A2C(ActorCritic):
     cfg: Config
-    policy: DistributionPolicy
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("value",), core_every=cfg.fragment_length, on_policy=True)
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
+from rlrun.core.algorithm import LearnerContext, Needs, Update, polyak_
 from rlrun.core.batch import Batch
 from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
@@ -30,7 +30,7 @@ from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
 from rlrun.ops.vtrace import vtrace
-from rlrun.policies import DistributionPolicy
+from rlrun.policies import ActorCritic, DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,18 +59,13 @@ class Config(ActorCriticConfig):
             raise ValueError("target_update_interval must be at least 1, target_tau in (0, 1]")
 
 
-class APPO(Algorithm):
+class APPO(ActorCritic):
     cfg: Config
-    policy: DistributionPolicy
     kl_coef: Tensor
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("log_prob",), core_every=cfg.fragment_length)
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

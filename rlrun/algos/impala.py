@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
@@ -26,7 +26,7 @@ from rlrun.core.specs import EnvSpec
 from rlrun.ops.masked import explained_variance, masked_mean, masked_sum
 from rlrun.ops.transforms import clip_reward
 from rlrun.ops.vtrace import vtrace
-from rlrun.policies import DistributionPolicy
+from rlrun.policies import ActorCritic, DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +47,12 @@ class Config(ActorCriticConfig):
             raise ValueError("value_lr must not be negative")
 
 
-class Impala(Algorithm):
+class Impala(ActorCritic):
     cfg: Config
-    policy: DistributionPolicy
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("log_prob",), core_every=cfg.fragment_length)
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock
@@ -23,7 +23,7 @@ from rlrun.core.specs import EnvSpec
 from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import DistributionPolicy
+from rlrun.policies import ActorCritic, DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +32,13 @@ class Config(ActorCriticConfig):
     normalize_advantage: bool
 
 
-class PG(Algorithm):
+class PG(ActorCritic):
     cfg: Config
-    policy: DistributionPolicy
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("value",) if cfg.baseline else ()
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.fragment_length, on_policy=True)
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
 from rlrun.core.optimizer import Optimizer
@@ -33,7 +33,7 @@ from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import DistributionPolicy
+from rlrun.policies import ActorCritic, DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,8 @@ class Config(ActorCriticConfig):
             raise ValueError("normalize_reward scales raw rewards: set reward_clip=none with it")
 
 
-class PPO(Algorithm):
+class PPO(ActorCritic):
     cfg: Config
-    policy: DistributionPolicy
     kl_coef: Tensor
 
     @classmethod
@@ -77,10 +76,6 @@ class PPO(Algorithm):
         record = ("log_prob", "value", "dist") if cfg.kl_coef > 0 else ("log_prob", "value")
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.sequence_length,
                      return_discount=cfg.discount if cfg.normalize_reward else None, on_policy=True)  # fmt: skip
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model, cfg: Config) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
