@@ -17,6 +17,22 @@ def options(group: str) -> list[str]:
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
 
 
+def base_options(algo: str) -> list[str]:
+    """Algorithms whose options conf/algo/<algo>.yaml begins with."""
+    import yaml
+
+    lines = yaml.safe_load((root() / "conf" / "algo" / f"{algo}.yaml").read_text()).get("defaults", [])
+    return [line for line in lines if isinstance(line, str) and line != "_self_"]
+
+
+def inner_algorithm(algo: str) -> str | None:
+    """The algorithm that conf/algo/<algo>.yaml puts inside, unless another is chosen."""
+    import yaml
+
+    lines = yaml.safe_load((root() / "conf" / "algo" / f"{algo}.yaml").read_text()).get("defaults", [])
+    return next((line["/algo@inner"] for line in lines if isinstance(line, dict) and "/algo@inner" in line), None)
+
+
 def package() -> Path:
     """rlrun/ itself."""
     return _PACKAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from rlrun.core.algorithm import Algorithm
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Policy
+from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
@@ -45,9 +47,9 @@ class DistributionPolicy(Policy):
     def moments(self, batch: Batch) -> list[Moments] | None:
         return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
 
-    def absorb(self, moments: list[Moments] | None) -> None:
-        if self.filter is not None and moments is not None:
-            self.filter.merge(moments)
+    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
+        if self.filter is not None:
+            self.filter.merge(moments, ranks)
 
     def core_spec(self) -> RowSpec:
         spec = dict(self.trunk.core_spec())

@@ -25,6 +25,7 @@ CHEAP_STEP_SEC = 30e-6  # per env and step: below this, handing fragments betwee
 @dataclass(frozen=True, kw_only=True)
 class ResourcesConfig:
     inference: Literal["auto", "serial", "local", "batched"]
+    num_learners: Literal["auto"] | int
     num_samplers: Literal["auto"] | int
     envs_per_sampler: Literal["auto"] | int
     device: str
@@ -33,7 +34,7 @@ class ResourcesConfig:
     exact: bool
 
     def __post_init__(self):
-        for name in ("num_samplers", "envs_per_sampler"):
+        for name in ("num_learners", "num_samplers", "envs_per_sampler"):
             value = getattr(self, name)
             if value != "auto" and value < 1:
                 raise ValueError(f"{name} must be auto or at least 1")
@@ -41,6 +42,8 @@ class ResourcesConfig:
             raise ValueError("learner_threads must be at least 1")
         if self.exact and self.inference != "serial":
             raise ValueError("exact (bit-reproducible) runs need inference=serial")
+        if self.exact and self.num_learners not in ("auto", 1):
+            raise ValueError("exact (bit-reproducible) runs have one learner: set num_learners=1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +51,10 @@ class Resources:
     """Decided. `why` says each decision in a sentence."""
 
     inference: Literal["serial", "local", "batched"]
-    num_samplers: int
+    num_learners: int
+    num_samplers: int  # of each learner
     envs_per_sampler: int
-    device: torch.device
+    device: torch.device  # of the first learner
     precision: Literal["fp32", "bf16"]  # of the learner
     acting_precision: Literal["fp32", "bf16"]
     learner_threads: int
@@ -105,18 +109,28 @@ def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> f
         env.close()
 
 
-def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool, synchronous: bool) -> Resources:
-    """Fills in every `auto`. `synchronous`: samplers and learner take turns, and samplers together hold exactly one train batch. Raises UserError
-    for a device that is not there or numbers that do not fit the batch."""
+def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool, synchronous: bool, lockstep: bool = True) -> Resources:
+    """Fills in every `auto`. `synchronous`: samplers and learner take turns, and samplers together hold exactly one train batch. `lockstep`: several
+    learners share one train batch; else each has its own, and they share the CPU's memory. Raises UserError for a device that is not there or numbers
+    that do not fit the batch."""
     why: list[str] = []
-    available = cores()
     _device(cfg.device, [])  # a mistyped one is said first
+    if not lockstep and cfg.device not in ("auto", "cpu"):
+        raise UserError(f"resources.device={cfg.device}: workers that share weights without waiting learn on the CPU")
+    if needs.every_process_learns and cfg.inference in ("auto", "serial") and cfg.num_samplers not in ("auto", 1):
+        raise UserError(f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with resources.num_learners")
+    learners = _learners(cfg, needs, image, synchronous, lockstep, why)
+    total = needs.columns  # of a train batch
+    columns = total // learners if lockstep else total  # of one learner's part
+    available = max(1, cores() // learners)
     inference = cfg.inference
     if inference == "auto":
-        inference = _inference(cfg, needs, make_env, image, available, why)
-    if inference == "serial" and cfg.device not in ("auto", "cpu"):
+        inference = _inference(cfg, needs, columns, make_env, image, why)
+    if not lockstep and inference != "serial":
+        raise UserError(f"resources.inference={inference}: workers that share weights without waiting have their environments in their own process (serial)")
+    if inference == "serial" and cfg.device not in ("auto", "cpu") and not needs.every_process_learns:
         raise UserError(f"resources.device={cfg.device}: serial inference acts with the learner's policy on the CPU; use inference=local or batched")
-    device = _device("cpu" if inference == "serial" else cfg.device, why)
+    device = _device("cpu" if not lockstep or (inference == "serial" and not needs.every_process_learns) else cfg.device, why)
     precision = _precision(cfg.precision, device, image, why)
     acting_precision = precision
     if inference == "local" and device.type != "cpu" and cfg.precision == "auto" and not cpu_flags() & FAST_BF16:
@@ -124,27 +138,60 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     groups = GROUPS[inference]
     samplers = cfg.num_samplers
     if samplers == "auto":
-        samplers = _samplers(inference, needs.columns, groups, available, synchronous)
+        samplers = _samplers(inference, columns, groups, available, synchronous)
         if inference != "serial":
-            why.append(f"num_samplers={samplers}: {available} cores" + (f", {needs.columns} columns of a train batch" if synchronous else ""))
-    share = needs.columns // (samplers * groups) if synchronous else needs.columns
-    if synchronous and needs.columns % (samplers * groups):
-        raise UserError(f"resources.num_samplers={samplers} must divide the {needs.columns} columns of a train batch (algo.batch_size / algo.fragment_length)"
-                        + (f" into {groups} groups each" if groups > 1 else ""))  # fmt: skip
-    if cfg.envs_per_sampler != "auto":
-        columns = cfg.envs_per_sampler
+            each = " for each learner" if learners > 1 else ""
+            why.append(f"num_samplers={samplers * learners}: {available} core{'s' * (available > 1)}{each}"
+                       + (f", {columns} columns of its batch" if synchronous else ""))  # fmt: skip
+    elif samplers % learners:
+        raise UserError(f"resources.num_samplers={samplers} must be a multiple of num_learners={learners}")
     else:
-        limit = max(1, MAX_ENVS // (samplers * groups))
-        limit = needs.columns if inference == "serial" else limit if synchronous else min(MAX_COLUMNS, limit)
-        columns = max(c for c in range(1, share + 1) if share % c == 0 and c <= limit)
-        why.append(f"envs_per_sampler={columns}: divides the batch's {needs.columns} columns, {columns * samplers * groups} envs in all")
-    if share % columns:
-        whose = f"{share} of each sampler's columns" if synchronous else f"{needs.columns} columns"
-        raise UserError(f"resources.envs_per_sampler={columns} must divide the {whose} of a train batch (algo.batch_size / algo.fragment_length)")
+        samplers //= learners
+    batch = f"{total} columns of a train batch (algo.batch_size / algo.fragment_length)" + (f" over {learners} learners" if learners > 1 else "")
+    share = columns // (samplers * groups) if synchronous else columns
+    if synchronous and columns % (samplers * groups):
+        raise UserError(f"resources.num_samplers={samplers * learners} must divide the {batch}" + (f" into {groups} groups each" if groups > 1 else ""))
+    if cfg.envs_per_sampler != "auto":
+        envs = cfg.envs_per_sampler
+    else:
+        limit = max(1, MAX_ENVS // (samplers * groups * learners))
+        limit = columns if inference == "serial" else limit if synchronous else min(MAX_COLUMNS, limit)
+        envs = max(c for c in range(1, share + 1) if share % c == 0 and c <= limit)
+        why.append(f"envs_per_sampler={envs}: divides the batch's {total} columns, {envs * samplers * groups * learners} envs in all")
+    if share % envs:
+        raise UserError(f"resources.envs_per_sampler={envs} must divide {share}, each sampler's part of the {batch}" if synchronous else
+                        f"resources.envs_per_sampler={envs} must divide the {batch}")  # fmt: skip
     return Resources(
-        inference=inference, num_samplers=samplers, envs_per_sampler=columns, device=device, precision=precision, acting_precision=acting_precision,
-        learner_threads=cfg.learner_threads, exact=cfg.exact, why=tuple(why),
+        inference=inference, num_learners=learners, num_samplers=samplers, envs_per_sampler=envs, device=device, precision=precision,
+        acting_precision=acting_precision, learner_threads=cfg.learner_threads, exact=cfg.exact, why=tuple(why),
     )  # fmt: skip
+
+
+def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool, lockstep: bool, why: list[str]) -> int:
+    """How many learners. UserError where there are more than devices, or than columns to share out evenly."""
+    on_gpus = lockstep and cfg.device != "cpu" and torch.cuda.is_available() and (needs.every_process_learns or cfg.inference != "serial")
+    devices = torch.cuda.device_count() if on_gpus else cores()
+    there = f"{devices} {'GPU' if on_gpus else 'core'}{'s' * (devices > 1)}"
+    fitting = [n for n in range(1, devices + 1) if not lockstep or needs.columns % n == 0]
+    if cfg.num_learners == "auto":
+        best = max(n for n in fitting if not lockstep or all(count % n == 0 for count in needs.shared))
+        if needs.every_process_learns and not cfg.exact:
+            why.append(f"num_learners={best}: every process samples and learns; {there}" + (f", {needs.columns} columns of a train batch" if lockstep else ""))
+            return best
+        if image and synchronous and not on_gpus and not cfg.exact and cfg.inference in ("auto", "local") and cfg.num_samplers == "auto" and best > 1:
+            why.append(f"num_learners={best}: samplers wait while convolutions learn, so that every core can; {there}")
+            return best
+        return 1
+    if cfg.num_learners > devices:
+        raise UserError(f"resources.num_learners={cfg.num_learners}: there {'is' if devices == 1 else 'are'} {there}; {_either(fitting)} would fit")
+    if cfg.num_learners not in fitting:
+        raise UserError(f"resources.num_learners={cfg.num_learners} must divide the {needs.columns} columns of a train batch (algo.batch_size / "
+                        f"algo.fragment_length); {_either(fitting)} would fit")  # fmt: skip
+    return cfg.num_learners
+
+
+def _either(numbers: list[int]) -> str:
+    return " or ".join(map(str, numbers))
 
 
 def _samplers(inference: str, columns: int, groups: int, available: int, synchronous: bool) -> int:
@@ -157,22 +204,27 @@ def _samplers(inference: str, columns: int, groups: int, available: int, synchro
     return max((n for n in range(1, available + 1) if columns % (n * groups) == 0), default=1)
 
 
-def _inference(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool, available: int, why: list[str]) -> Literal["serial", "local", "batched"]:
+def _inference(
+    cfg: ResourcesConfig, needs: Needs, columns: int, make_env: EnvFactory, image: bool, why: list[str]
+) -> Literal["serial", "local", "batched"]:  # fmt: skip
+    if needs.every_process_learns:
+        why.append("inference=serial: every process samples and learns")
+        return "serial"
     if image and cfg.device != "cpu" and torch.cuda.is_available():
         why.append("inference=batched: one thread acts for all samplers on the GPU")
         return "batched"
     if cfg.num_samplers != "auto" and cfg.num_samplers > 1:
         why.append("inference=local: several samplers were asked for")
         return "local"
-    if available == 1:
+    if cores() == 1:
         why.append("inference=serial: there is one core")
         return "serial"
     try:
-        seconds = env_step_sec(make_env, min(needs.columns, 16))
+        seconds = env_step_sec(make_env, min(columns, 16))
     except EnvError as error:
         raise UserError(f"the environment fails when it is tried: {error}") from None
     cheap = seconds < CHEAP_STEP_SEC
-    reason = "too little to pay for handing rows between processes" if cheap else f"worth {available} cores"
+    reason = "too little to pay for handing rows between processes" if cheap else "worth more than one process"
     why.append(f"inference={'serial' if cheap else 'local'}: an env step takes {seconds * 1e6:.0f} us, {reason}")
     return "serial" if cheap else "local"
 

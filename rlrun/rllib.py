@@ -1,4 +1,4 @@
-"""RLlib's option names and ours, as data: rlrun/data/rllib/<algo>.yaml beside common.yaml."""
+"""RLlib's option names and ours, as data: rlrun/data/rllib/<algo>.yaml beside those of the algorithms it is based on, and common.yaml."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from typing import Any
 
 import yaml
 
-from rlrun.paths import package
+from rlrun.paths import base_options, inner_algorithm, package
 
 
 def option_map(algo: str) -> list[dict[str, Any]]:
     """Rows {rllib, rlrun, why}: rlrun is None where there is no counterpart, and why then says the reason. Options that the algorithm does not have
     are left out by their own table's row."""
     folder = package() / "data" / "rllib"
-    own, common = (yaml.safe_load(path.read_text()) if path.is_file() else [] for path in (folder / f"{algo}.yaml", folder / "common.yaml"))
-    named = {row["rllib"] for row in own}
-    return own + [row for row in common if row["rllib"] not in named]
+    rows: dict[str, dict[str, Any]] = {}
+    for name in (algo, *base_options(algo), "common"):
+        path = folder / f"{name}.yaml"
+        for row in yaml.safe_load(path.read_text()) if path.is_file() else []:
+            rows.setdefault(row["rllib"], row)
+    inner = inner_algorithm(algo)
+    for row in option_map(inner) if inner else []:
+        inside = (row["rlrun"] or "").replace("algo.", "algo.inner.") or None
+        if rows.get(row["rllib"], row)["rlrun"] == row["rlrun"]:  # only the common table has said so
+            rows[row["rllib"]] = {**row, "rlrun": inside}
+    return list(rows.values())

@@ -62,7 +62,7 @@ def _run(wiring: Wiring, values: dict, directory: RunDir, restored: tuple[dict, 
     )
     error: BaseException | None = None
     try:
-        wiring.runner()(job)
+        wiring.train(job, None if resume_at is None else checkpoints_of(directory.path).directory / f"{resume_at:012d}")
     except BaseException as caught:
         error = caught
         job.status, job.reason = ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))

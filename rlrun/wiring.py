@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlrun.config import ConfigError, typed
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
+from rlrun.core.algorithm import Algorithm, Inner, LearnerContext, Needs
 from rlrun.core.batch import RowSpec, fragment_layout
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError, closest
 from rlrun.core.policy import Policy
-from rlrun.core.run import CheckpointConfig, EvalConfig, StopConfig
+from rlrun.core.ranks import ALONE, Ranks
+from rlrun.core.run import CheckpointConfig, EvalConfig, Follower, Job, Run, StopConfig
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
+from rlrun.dataflow.cut import Cut
+from rlrun.dataflow.ranks import company
 from rlrun.envs import registry
 from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.paths import options
@@ -94,10 +97,18 @@ def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
     return found[0]
 
 
+def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
+    """The algorithm that a config names, and its typed options; those of an algorithm inside it too."""
+    algorithm = algorithm_class(values)
+    if "inner" in values:
+        values = {**values, "inner": type_algorithm(values["inner"], f"{path}.inner")}
+    return Inner(algorithm, typed(importlib.import_module(algorithm.__module__).Config, values, path))
+
+
 def type_config(values: dict[str, Any]) -> Typed:
     """Types a plain config. Raises UserError naming what does not fit."""
     run = typed(RunConfig, {"logger": {}, **values})  # logger=[] leaves no node behind
-    algorithm = algorithm_class(run.algo)
+    algorithm = type_algorithm(run.algo)
     family = run.env.get("family")
     if family not in registry.FAMILIES:
         raise ConfigError(f"env.family must be one of {', '.join(registry.FAMILIES)}, not {family!r}")
@@ -108,8 +119,8 @@ def type_config(values: dict[str, Any]) -> Typed:
     runner = importlib.import_module(f"rlrun.runners.{run.runner['name']}")
     return Typed(
         run=run,
-        algorithm=algorithm,
-        algo=typed(importlib.import_module(algorithm.__module__).Config, run.algo, "algo"),
+        algorithm=algorithm.algorithm,
+        algo=algorithm.cfg,
         env=typed(registry.FAMILIES[family], run.env, "env"),
         runner=typed(runner.Config, run.runner, "runner"),
     )
@@ -140,8 +151,11 @@ class PolicyFactory:
 class Wiring:
     """All parts of one run, made on demand from a typed config."""
 
-    def __init__(self, config: Typed):
+    def __init__(self, config: Typed, decided: Resources | None = None):
+        """`decided`: by the first learner, so that all use the same."""
         self.config = config
+        self.ranks = ALONE
+        self.cut: Cut | None = None
         self.seeds = Seeds(config.run.seed)
         self.spec = registry.make_spec(config.env)
         self.needs: Needs = config.algorithm.needs(config.algo)
@@ -150,9 +164,13 @@ class Wiring:
             raise UserError(f"{config.algo.name} needs {' or '.join(self.needs.actions)} actions; {self.spec.name} has {self.spec.action}")
         if self.needs.on_policy and not config.runner.synchronous:
             raise UserError(f"{config.algo.name} learns from the newest policy's rows alone; runner={config.runner.name} would hand it older ones")
-        self.resources: Resources = decide(
-            config.run.resources, self.needs, self.make_env, self.spec.image, config.runner.synchronous
+        if not config.runner.lockstep and not self.needs.only_weights:
+            raise UserError(f"runner={config.runner.name} shares weights alone, and an update of {config.algo.name} changes more; it is for a3c, a2c and pg")
+        self.resources: Resources = decided or decide(
+            config.run.resources, self.needs, self.make_env, self.spec.image, config.runner.synchronous, config.runner.lockstep
         )
+        if self.needs.cut_share < 1 and self.resources.inference != "serial":
+            raise UserError(f"a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with {self.resources.inference}")
 
     def eval_env(self) -> registry.Factory:
         """Full games with seeds that training never uses."""
@@ -163,10 +181,12 @@ class Wiring:
         return PolicyFactory(config.algorithm, config.algo, self.spec, config.run.model, precision, self.seeds.integer("init"), acting)
 
     def algorithm(self) -> Algorithm:
-        policy = self.policy_factory(acting=False)().to(self.resources.device)
-        rng = self.seeds.generator("learner", device=str(self.resources.device))
+        policy = self.policy_factory(acting=False)().to(self.device)
+        rng = self.seeds.generator("learner", device=str(self.device))  # the same for every learner: their states never differ
         try:
-            return self.config.algorithm(policy, self.spec, self.config.algo, LearnerContext(self.resources.device, rng))
+            with torch.random.fork_rng(devices=[]):  # critics and other nets that never travel
+                torch.manual_seed(self.seeds.integer("init-learner"))
+                return self.config.algorithm(policy, self.spec, self.config.algo, LearnerContext(self.device, rng, ranks=self.ranks))
         except ValueError as error:
             raise UserError(f"algo={self.config.algo.name}: {error}") from None
 
@@ -179,46 +199,101 @@ class Wiring:
     def sampler(self, generation: int) -> Sampler:
         made, needs = self.resources, self.needs
         acting = self.policy_factory(acting=True)
-        layout = self.layout(acting())
-        if made.inference == "serial":
-            from rlrun.samplers.serial import SerialSampler
-
-            return SerialSampler(self.make_env, layout, needs.record, needs.core_every, made.envs_per_sampler, made.num_samplers, self.seeds, generation,
-                                 needs.return_discount)  # fmt: skip
         producers = made.num_samplers * GROUPS[made.inference]
-        held = needs.columns // made.envs_per_sampler  # fragments that one train batch holds before it gives them back
+        held = self.columns // made.envs_per_sampler  # fragments that one train batch holds before it gives them back
         if self.config.runner.synchronous:
             in_flight = held // producers
         else:
             in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
         plan = Plan(
-            self.make_env, acting, layout, needs.record, needs.core_every, needs.return_discount, made.envs_per_sampler, made.num_samplers,
-            in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec,
+            self.make_env, acting, self.layout(acting()), needs.record, needs.core_every, needs.return_discount, made.envs_per_sampler, made.num_samplers,
+            in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec, self.ranks.rank * made.num_samplers,
         )  # fmt: skip
+        if made.inference == "serial":
+            from rlrun.samplers.serial import SerialSampler
+
+            return SerialSampler(plan, self.device, None if self.cut is None else self.cut.of(self.ranks.rank))
         if made.inference == "local":
             from rlrun.samplers.local import LocalSampler
 
             return LocalSampler(plan)
         from rlrun.samplers.batched import BatchedSampler
 
-        return BatchedSampler(plan, made.device)
+        return BatchedSampler(plan, self.device)
 
-    def runner(self) -> Callable:
-        """(job) -> None, the runner with its factories and config filled in."""
-        module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
-        make = Factories(
+    @property
+    def device(self) -> torch.device:
+        """Of this learner."""
+        device = self.resources.device
+        return torch.device("cuda", self.ranks.rank) if device.type == "cuda" and self.ranks.world > 1 else device
+
+    @property
+    def columns(self) -> int:
+        """Of this learner's part of a train batch."""
+        return self.needs.columns // self.ranks.world
+
+    def factories(self, ranks: Ranks = ALONE) -> Factories:
+        """What the runner of one of these learners is given."""
+        self.ranks = ranks
+        return Factories(
             algorithm=self.algorithm,
             sampler=self.sampler,
-            columns=self.needs.columns,
-            rng=lambda generation: self.seeds.generator("replay", generation),
+            columns=self.columns,
+            rng=lambda generation: self.seeds.generator("replay", generation, ranks.rank),
+            learners=1 if self.config.runner.lockstep else self.resources.num_learners,
+            elsewhere=Elsewhere(self.config, self.resources),
         )
-        return lambda job: module.run(make, self.config.runner, job)
+
+    def learn(self, job: Job, ranks: Ranks = ALONE) -> None:
+        """Runs the runner, as one of these learners."""
+        module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
+        module.run(self.factories(ranks), self.config.runner, job)
+
+    def train(self, job: Run, saved: Path | None = None) -> None:
+        """learn() with as many learners as were decided. `saved`: the checkpoint that a resumed job begins with."""
+        learners = self.resources.num_learners if self.config.runner.lockstep else 1
+        if self.needs.cut_share < 1 and learners > 1:
+            self.cut = Cut(learners, self.needs.cut_share)
+        follower = FollowerFactory(self.config, self.resources, self.cut, saved)
+        timeout = self.config.runner.queue_timeout_sec
+        with company(learners, follower, timeout, self.resources.learner_threads) as ranks:
+            job.ranks = ranks
+            self.learn(job, ranks)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Picklable; called in the process of one of several learners that do not go in lockstep."""
+
+    config: Typed
+    resources: Resources
+
+    def __call__(self, number: int) -> Factories:
+        return Wiring(self.config, self.resources).factories(Ranks(rank=number))
+
+
+@dataclass(frozen=True)
+class FollowerFactory:
+    """Picklable; called in the process of a learner other than the first."""
+
+    config: Typed
+    resources: Resources
+    cut: Cut | None
+    saved: Path | None
+
+    def __call__(self, ranks: Ranks) -> None:
+        restored = None if self.saved is None else Checkpoints(self.saved.parent, keep=1).load(self.saved.name, parts=("algorithm",))
+        wiring = Wiring(self.config, self.resources)
+        wiring.cut = self.cut
+        wiring.learn(Follower(ranks, restored), ranks)
 
 
 def preflight(config: Typed) -> Wiring:
     """Builds every part but the sampler once, so that what cannot work is said before a directory or a worker exists."""
     wiring = Wiring(config)
+    wiring.ranks = Ranks(world=wiring.resources.num_learners if config.runner.lockstep else 1)
     wiring.algorithm()
+    wiring.ranks = ALONE
     return wiring
 
 

@@ -49,12 +49,13 @@ class CountingAlgorithm(Algorithm):
 
     def update(self, batch, clock):
         check_rows(batch)
-        assert batch.reward.shape == (self.cfg.fragment_length, self.cfg.batch_size // self.cfg.fragment_length)
+        assert batch.reward.shape == (self.cfg.fragment_length, self.cfg.batch_size // self.cfg.fragment_length // self.ctx.ranks.world)
         self.rows += int(batch.valid.sum())
         self.updates += 1
         assert clock.updates == self.updates - 1
         with torch.no_grad():
             self.policy.weight.fill_(self.updates)
+        assert clock.env_steps == int(self.ctx.ranks.sum(torch.tensor(self.rows))) or self.ctx.ranks.world == 1
         return Update({"rows": float(self.rows), "clock": float(clock.env_steps)})
 
 

@@ -111,7 +111,7 @@ def test_the_filter_that_acted_is_the_filter_that_learns(typed):
         metrics = made.update(batch, Clock(updates=number)).metrics
         assert float(metrics["approx_kl"]) == pytest.approx(0.0, abs=1e-6)
         before = made.policy.filter.filters[0].shift.clone()
-        made.policy.absorb(made.policy.moments(batch))
+        made.absorb_rows([made.policy.moments(batch)])
         assert not torch.equal(before, made.policy.filter.filters[0].shift)
 
 

@@ -20,10 +20,9 @@ from rlrun.core.actor_critic import ActorCriticConfig
 from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Sums
-from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.ops.masked import explained_variance, masked_normalize, masked_sum
+from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import ActorCritic, DistributionPolicy
@@ -49,22 +48,22 @@ class A2C(ActorCritic):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("value",), core_every=cfg.fragment_length, on_policy=True)
+        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("value",), core_every=cfg.fragment_length, on_policy=True, only_weights=True)
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg, valid = self.cfg, batch.valid
+        cfg, valid, ranks = self.cfg, batch.valid, self.ctx.ranks
         value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B]
         reward = clip_reward(batch.reward, cfg.reward_clip)
         advantage = gae(reward, batch.discount(cfg.discount), value[:-1], value[1:], valid, cfg.lambda_)
         target = advantage + value[:-1]
-        variance = explained_variance(target, value[:-1], valid)
+        variance = explained_variance(target, value[:-1], valid, ranks)
         if cfg.normalize_advantage:
-            advantage = masked_normalize(advantage, valid)
-        count, sums = valid.sum().clamp(min=1), Sums()
+            advantage = masked_normalize(advantage, valid, ranks)
+        count, sums = self.live(valid), Sums()
         columns = (cfg.microbatch_size or cfg.batch_size) // cfg.fragment_length
 
         def losses() -> Iterator[Tensor]:  # one graph at a time
@@ -72,14 +71,14 @@ class A2C(ActorCritic):
                 yield self.loss(part, cfg.entropy_coef(clock), count, sums)
 
         steps = self.optimizer.step(losses(), clock)
-        return Update({**sums.totals, "explained_variance": variance, **steps})
+        return Update({**ranks.sum_each(sums.totals), "explained_variance": variance, **steps})
 
     def loss(self, part: Batch, entropy_coef: float, count: Tensor, sums: Sums) -> Tensor:
         """part [T(+1), b] with advantage and target -> its share [] of the mean over the whole batch's `count` rows."""
         valid = part.valid
         dist, value = self.policy.unroll(part)
-        policy_loss = -masked_sum(dist[:-1].log_prob(part.action) * part.advantage, valid) / count
-        value_loss = masked_sum(0.5 * (part.target - value[:-1]).square(), valid) / count
-        entropy = masked_sum(dist[:-1].entropy(), valid) / count
+        policy_loss = -masked_mean(dist[:-1].log_prob(part.action) * part.advantage, valid, count)
+        value_loss = masked_mean(0.5 * (part.target - value[:-1]).square(), valid, count)
+        entropy = masked_mean(dist[:-1].entropy(), valid, count)
         sums.add({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy})
         return policy_loss + self.cfg.value_coef * value_loss - entropy_coef * entropy

@@ -22,7 +22,6 @@ from torch import Tensor
 from rlrun.core.actor_critic import ActorCriticConfig
 from rlrun.core.algorithm import LearnerContext, Needs, Update, polyak_
 from rlrun.core.batch import Batch
-from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.ops.masked import explained_variance, masked_mean
@@ -70,7 +69,7 @@ class APPO(ActorCritic):
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.target = copy.deepcopy(policy).requires_grad_(False)
-        self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
     def update(self, batch: Batch, clock: Clock) -> Update:
@@ -86,11 +85,13 @@ class APPO(ActorCritic):
     @torch.no_grad()
     def moved(self, batch: Batch) -> Tensor:
         """Mean KL(target || current) [] over the batch's live rows."""
-        return masked_mean(self.target.unroll(batch)[0][:-1].kl(self.policy.unroll(batch)[0][:-1]), batch.valid)
+        kl = self.target.unroll(batch)[0][:-1].kl(self.policy.unroll(batch)[0][:-1])
+        return self.ctx.ranks.sum(masked_mean(kl, batch.valid, self.live(batch.valid)))
 
-    def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor | float]]:
+    def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
         """batch [T(+1), B] -> loss [], metrics."""
         cfg, valid = self.cfg, batch.valid
+        count = self.live(valid)
         with torch.no_grad():
             old, old_value = self.target.unroll(batch)  # over T+1 rows
             old = old[:-1]
@@ -111,20 +112,23 @@ class APPO(ActorCritic):
         # section 4.1.1: min(pi_worker / pi_target, rho) pi / pi_worker, which is pi / pi_target until the target has left the worker far behind
         lag = (-log_rho).exp()
         ratio = lag.clamp(max=cfg.is_clip) * (log_prob - batch.log_prob).masked_fill(~valid, 0.0).exp()
-        policy_loss = -masked_mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), valid)
-        value_loss = masked_mean(0.5 * (target - value).square(), valid)
-        entropy = masked_mean(dist.entropy(), valid)
+        policy_loss = -masked_mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), valid, count)
+        value_loss = masked_mean(0.5 * (target - value).square(), valid, count)
+        entropy = masked_mean(dist.entropy(), valid, count)
         loss = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
+        kl = None
+        if cfg.kl_coef > 0:
+            kl = masked_mean(old.kl(dist), valid, count)
+            loss = loss + self.kl_coef * kl
         with torch.no_grad():
             moved = (log_prob - old_log_prob).masked_fill(~valid, 0.0)
-            metrics: dict[str, Tensor | float] = {
-                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": masked_mean(moved.exp() - 1 - moved, valid),
-                "rho_mean": masked_mean(log_rho.exp(), valid), "is_clipped": masked_mean((lag > cfg.is_clip).float(), valid),
-                "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid),
-                "explained_variance": explained_variance(target, old_value[:-1], valid),
+            metrics = {
+                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": masked_mean(moved.exp() - 1 - moved, valid, count),
+                "rho_mean": masked_mean(log_rho.exp(), valid, count), "is_clipped": masked_mean((lag > cfg.is_clip).float(), valid, count),
+                "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid, count),
             }  # fmt: skip
-        if cfg.kl_coef > 0:
-            kl = masked_mean(old.kl(dist), valid)
-            loss = loss + self.kl_coef * kl
-            metrics |= {"kl": kl.detach(), "kl_coef": self.kl_coef.clone()}
+            metrics = self.ctx.ranks.sum_each({**metrics, **({} if kl is None else {"kl": kl})})
+            metrics["explained_variance"] = explained_variance(target, old_value[:-1], valid, self.ctx.ranks)
+            if kl is not None:
+                metrics["kl_coef"] = self.kl_coef.clone()
         return loss, metrics

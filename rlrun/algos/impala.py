@@ -20,10 +20,9 @@ from torch import Tensor
 from rlrun.core.actor_critic import ActorCriticConfig
 from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
-from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.ops.masked import explained_variance, masked_mean, masked_sum
+from rlrun.ops.masked import explained_variance, masked_mean
 from rlrun.ops.transforms import clip_reward
 from rlrun.ops.vtrace import vtrace
 from rlrun.policies import ActorCritic, DistributionPolicy
@@ -57,13 +56,13 @@ class Impala(ActorCritic):
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         if cfg.value_lr is None:
-            self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+            self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
             self.value_optimizer = None
         else:
             value_only = policy.value_parameters()
             ids = {id(p) for p in value_only}
-            self.optimizer = Optimizer((p for p in policy.parameters() if id(p) not in ids), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-            self.value_optimizer = Optimizer(value_only, cfg.optimizer, cfg.value_lr, cfg.max_grad_norm)
+            self.optimizer = ctx.optimizer((p for p in policy.parameters() if id(p) not in ids), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+            self.value_optimizer = ctx.optimizer(value_only, cfg.optimizer, cfg.value_lr, cfg.max_grad_norm)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         policy_loss, value_loss, metrics = self.loss(batch, self.cfg.entropy_coef(clock))
@@ -77,7 +76,8 @@ class Impala(ActorCritic):
     def loss(self, batch: Batch, entropy_coef: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """batch [T(+1), B] -> policy loss (with the entropy bonus) [], value loss [], metrics."""
         cfg, valid = self.cfg, batch.valid
-        reduce = masked_mean if cfg.loss_reduction == "mean" else masked_sum
+        count = self.live(valid)
+        scale = count if cfg.loss_reduction == "sum" else 1.0
         dist, values = self.policy.unroll(batch)  # over T+1 rows
         value, next_value = values[:-1], values[1:].detach()  # [T, B]
         dist = dist[:-1]
@@ -88,16 +88,13 @@ class Impala(ActorCritic):
             log_rho, batch.discount(cfg.discount), reward, value.detach(), next_value, valid,
             rho_clip=cfg.rho_clip, c_clip=cfg.c_clip, pg_rho_clip=cfg.pg_rho_clip, lambda_=cfg.lambda_,
         )  # fmt: skip
-        entropy = dist.entropy()
-        policy_loss = -reduce(log_prob * advantage, valid)
-        value_loss = reduce(0.5 * (target - value).square(), valid)
-        metrics = {
-            "policy_loss": -masked_mean((log_prob * advantage).detach(), valid),
-            "value_loss": masked_mean(0.5 * (target - value.detach()).square(), valid),
-            "entropy": masked_mean(entropy.detach(), valid),
-            "explained_variance": explained_variance(target, value.detach(), valid),
-        }
+        policy_loss = -masked_mean(log_prob * advantage, valid, count)
+        value_loss = masked_mean(0.5 * (target - value).square(), valid, count)
+        entropy = masked_mean(dist.entropy(), valid, count)
+        metrics = {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
         if cfg.vtrace:
             rho = log_rho.exp()
-            metrics |= {"rho_mean": masked_mean(rho, valid), "rho_clipped": masked_mean((rho > cfg.rho_clip).float(), valid)}
-        return policy_loss - entropy_coef * reduce(entropy, valid), value_loss, metrics
+            metrics |= {"rho_mean": masked_mean(rho, valid, count), "rho_clipped": masked_mean((rho > cfg.rho_clip).float(), valid, count)}
+        metrics = self.ctx.ranks.sum_each(metrics)
+        metrics["explained_variance"] = explained_variance(target, value.detach(), valid, self.ctx.ranks)
+        return scale * (policy_loss - entropy_coef * entropy), scale * value_loss, metrics

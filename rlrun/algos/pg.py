@@ -17,7 +17,6 @@ import torch
 from rlrun.core.actor_critic import ActorCriticConfig
 from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
-from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
@@ -38,14 +37,15 @@ class PG(ActorCritic):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("value",) if cfg.baseline else ()
-        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.fragment_length, on_policy=True)
+        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.fragment_length, on_policy=True, only_weights=True)
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg, valid = self.cfg, batch.valid
+        cfg, valid, ranks = self.cfg, batch.valid, self.ctx.ranks
+        count = self.live(valid)
         if cfg.baseline:
             old = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B]
         else:
@@ -54,14 +54,17 @@ class PG(ActorCritic):
         advantage = gae(reward, batch.discount(cfg.discount), old[:-1], old[1:], valid, 1.0)
         to_go = advantage + old[:-1]
         if cfg.normalize_advantage:
-            advantage = masked_normalize(advantage, valid)
+            advantage = masked_normalize(advantage, valid, ranks)
         dist, value = self.policy.unroll(batch)
-        policy_loss = -masked_mean(dist[:-1].log_prob(batch.action) * advantage, valid)
-        entropy = masked_mean(dist[:-1].entropy(), valid)
+        policy_loss = -masked_mean(dist[:-1].log_prob(batch.action) * advantage, valid, count)
+        entropy = masked_mean(dist[:-1].entropy(), valid, count)
         loss = policy_loss - cfg.entropy_coef(clock) * entropy
-        metrics = {"policy_loss": policy_loss.detach(), "entropy": entropy.detach(), "return_to_go": masked_mean(to_go, valid)}
+        metrics = {"policy_loss": policy_loss, "entropy": entropy, "return_to_go": masked_mean(to_go, valid, count)}
         if cfg.baseline:
-            value_loss = masked_mean(0.5 * (to_go - value[:-1]).square(), valid)
+            value_loss = masked_mean(0.5 * (to_go - value[:-1]).square(), valid, count)
             loss = loss + cfg.value_coef * value_loss
-            metrics |= {"value_loss": value_loss.detach(), "explained_variance": explained_variance(to_go, old[:-1], valid)}
+            metrics["value_loss"] = value_loss
+        metrics = ranks.sum_each({name: value.detach() for name, value in metrics.items()})
+        if cfg.baseline:
+            metrics["explained_variance"] = explained_variance(to_go, old[:-1], valid, ranks)
         return Update({**metrics, **self.optimizer.step(loss, clock)})

@@ -13,7 +13,6 @@ Checked: tests/ops/test_returns.py (GAE by its definition), tests/algos/test_ppo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +23,6 @@ from rlrun.core.actor_critic import ActorCriticConfig
 from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
-from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.normalizer import RewardScale
@@ -75,82 +73,85 @@ class PPO(ActorCritic):
     def needs(cls, cfg: Config) -> Needs:
         record = ("log_prob", "value", "dist") if cfg.kl_coef > 0 else ("log_prob", "value")
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.sequence_length,
-                     return_discount=cfg.discount if cfg.normalize_reward else None, on_policy=True)  # fmt: skip
+                     return_discount=cfg.discount if cfg.normalize_reward else None, on_policy=True,
+                     shared=(cfg.minibatch_size // cfg.sequence_length,))  # fmt: skip
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.length = cfg.sequence_length if policy.core_spec() else 1  # rows of a piece that minibatches are drawn from
         if cfg.fragment_length % self.length:
             raise ValueError(f"fragment_length {cfg.fragment_length} must be a multiple of sequence_length {self.length}")
-        if cfg.minibatch_size % self.length:
-            raise ValueError(f"minibatch_size {cfg.minibatch_size} must be a multiple of sequence_length {self.length}")
-        self.optimizer = Optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        if cfg.minibatch_size % (self.length * ctx.ranks.world):
+            learners = f" times num_learners {ctx.ranks.world}" if ctx.ranks.world > 1 else ""
+            raise ValueError(f"minibatch_size {cfg.minibatch_size} must be a multiple of sequence_length {self.length}{learners}")
+        self.minibatch = cfg.minibatch_size // ctx.ranks.world  # rows of it on this learner
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         if cfg.normalize_reward:
             self.reward_scale = RewardScale().to(ctx.device)
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
     def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg = self.cfg
+        cfg, ranks = self.cfg, self.ctx.ranks
         value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B] of the policy that acted
         reward = clip_reward(batch.reward, cfg.reward_clip)
         if self.reward_scale is not None:
             reward = self.reward_scale(reward)
         advantage = gae(reward, batch.discount(cfg.discount), value[:-1], value[1:], batch.valid, cfg.lambda_)
         target = advantage + value[:-1]
-        before = {"explained_variance": explained_variance(target, value[:-1], batch.valid)}
+        before = {"explained_variance": explained_variance(target, value[:-1], batch.valid, ranks)}
         if cfg.normalize_advantage == "batch":
-            advantage = masked_normalize(advantage, batch.valid)
+            advantage = masked_normalize(advantage, batch.valid, ranks)
         rows = batch.replace(advantage=advantage, target=target).sequences(self.length)
-        means, passes = Means(), 0
+        shares, steps, passes = Means(), Means(), 0  # of every minibatch: this learner's shares of its means; what the optimiser says of it
         for epoch in range(cfg.num_epochs):
-            kl = self._epoch(rows, clock, means)
+            kl = self._epoch(rows, clock, shares, steps)
             passes = epoch + 1
-            if cfg.stop_kl is not None and float(kl) > cfg.stop_kl:
+            if cfg.stop_kl is not None and float(ranks.sum(kl)) > cfg.stop_kl:
                 break
-        metrics = {**means.tensors(), **before, "epochs": float(passes)}
+        metrics = {**ranks.sum_each(shares.tensors()), **steps.tensors(), **before, "epochs": float(passes)}
         if cfg.kl_coef > 0:
             metrics["kl_coef"] = self.kl_coef.clone()
             with torch.no_grad():  # d of section 4: how far the whole update moved
-                metrics["kl"] = masked_mean(self._kl(rows, self.policy.unroll(rows)[0]), rows.valid)
-            adapt_kl_coef_(self.kl_coef, metrics["kl"], cfg.kl_target)
+                kl = ranks.sum(masked_mean(self._kl(rows, self.policy.unroll(rows)[0]), rows.valid, self.live(rows.valid)))
+            metrics["kl"] = kl
+            adapt_kl_coef_(self.kl_coef, kl, cfg.kl_target)
         return Update(metrics)
 
-    def _epoch(self, rows: Batch, clock: Clock, means: Means) -> Tensor:
-        """One pass over the shuffled rows -> mean approx_kl of its minibatches []."""
+    def _epoch(self, rows: Batch, clock: Clock, shares: Means, steps: Means) -> Tensor:
+        """One pass over the shuffled rows -> this learner's share of the mean approx_kl of its minibatches []."""
         seen = Means()
-        for part in self._parts(rows):
+        for part in rows.minibatches(1, self.minibatch // self.length, self.ctx.rng):
             loss, metrics = self.loss(part, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
-            means.add({**metrics, **self.optimizer.step(loss, clock)})
+            steps.add(self.optimizer.step(loss, clock))
+            shares.add(metrics)
             seen.add({"approx_kl": metrics["approx_kl"]})
         return torch.as_tensor(seen.tensors()["approx_kl"])
 
-    def _parts(self, rows: Batch) -> Iterator[Batch]:
-        return rows.minibatches(1, self.cfg.minibatch_size // self.length, self.ctx.rng)
-
-    def loss(self, rows: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor | float]]:
-        """rows [L, N] with advantage, target and what was recorded -> loss [], metrics."""
+    def loss(self, rows: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """rows [L, N] with advantage, target and what was recorded -> this learner's share of the minibatch's loss [] and of its metrics."""
         cfg, valid = self.cfg, rows.valid
+        count = self.live(valid)
         dist, value = self.policy.unroll(rows)
-        advantage = masked_normalize(rows.advantage, valid) if cfg.normalize_advantage == "minibatch" else rows.advantage
+        advantage = masked_normalize(rows.advantage, valid, self.ctx.ranks) if cfg.normalize_advantage == "minibatch" else rows.advantage
         log_ratio = (dist.log_prob(rows.action) - rows.log_prob).masked_fill(~valid, 0.0)
         ratio = log_ratio.exp()
-        policy_loss = -masked_mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), valid)  # eq. 7
+        policy_loss = -masked_mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), valid, count)  # eq. 7
         error = (value - rows.target).square()
         if cfg.value_clip > 0:
             near = rows.value + (value - rows.value).clamp(-cfg.value_clip, cfg.value_clip)
             error = torch.maximum(error, (near - rows.target).square())
         if cfg.value_loss_clip > 0:
             error = error.clamp(max=cfg.value_loss_clip)
-        value_loss = 0.5 * masked_mean(error, valid)
-        entropy = masked_mean(dist.entropy(), valid)
+        value_loss = 0.5 * masked_mean(error, valid, count)
+        entropy = masked_mean(dist.entropy(), valid, count)
         loss = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
         with torch.no_grad():
-            metrics: dict[str, Tensor | float] = {
-                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": masked_mean(ratio - 1 - log_ratio, valid),
-                "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid),
+            metrics = {
+                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": masked_mean(ratio - 1 - log_ratio, valid, count),
+                "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid, count),
             }  # fmt: skip
         if cfg.kl_coef > 0:
-            loss = loss + self.kl_coef * masked_mean(self._kl(rows, dist), valid)  # eq. 8
+            loss = loss + self.kl_coef * masked_mean(self._kl(rows, dist), valid, count)  # eq. 8
         return loss, metrics
 
     @staticmethod

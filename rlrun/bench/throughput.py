@@ -45,13 +45,14 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     reached, memory, lag, shares = _train(wiring, seconds)
     after = parts.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
-    used = 1 if wiring.resources.inference == "serial" and wiring.resources.learner_threads == 1 else cores()
+    made = wiring.resources
+    used = min(cores(), made.num_learners * made.learner_threads) if made.inference == "serial" else cores()
     bound = used / sum(1.0 / rate for rate in rates.values())
     return {
         "bound": bound, "reached": reached, "ratio": reached / bound, "parts": rates, "cores": used, "memory_pss_mb": memory, "policy_lag": lag,
         "learner_time": shares, "resources": {
-            "inference": wiring.resources.inference, "num_samplers": wiring.resources.num_samplers, "envs_per_sampler": wiring.resources.envs_per_sampler,
-            "precision": wiring.resources.precision, "device": str(wiring.resources.device), "why": list(wiring.resources.why),
+            "inference": made.inference, "num_learners": made.num_learners, "num_samplers": made.num_samplers * made.num_learners,
+            "envs_per_sampler": made.envs_per_sampler, "precision": made.precision, "device": str(made.device), "why": list(made.why),
         }, "rows": wiring.needs.rows, "columns": wiring.needs.columns, "hardware": hardware(), "versions": versions(), "command": command_line(),
     }  # fmt: skip
 
@@ -152,7 +153,7 @@ def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, 
             job.stop = StopConfig(return_mean=None, wall_sec=job.wall_sec + seconds, no_improvement_steps=None)
 
         job.sampler_ready = ready  # type: ignore[method-assign]
-        wiring.runner()(job)
+        wiring.train(job)
         done.set()
         watcher.join()
     rows = logger.rows

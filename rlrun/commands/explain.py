@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlrun.commands.list import docstring
 from rlrun.core.errors import UserError, closest
-from rlrun.paths import options, root
+from rlrun.paths import base_options, options, root
 from rlrun.rllib import option_map
 
 
@@ -16,16 +16,27 @@ def main(words: list[str]) -> int:
     if name not in options("algo"):
         raise UserError(f"There is no algorithm {name!r}.{closest(name, options('algo'))}")
     print(docstring(name))
-    text = (root() / "conf" / "algo" / f"{name}.yaml").read_text()
+    texts = {algo: (root() / "conf" / "algo" / f"{algo}.yaml").read_text() for algo in (name, *base_options(name))}
     print("\nOptions, as in conf/algo: algo.<name>=<value>\n")
-    print(without_defaults(text))
-    runner = next((word for line in text.splitlines() if "/runner@" in line for word in [line.split(":")[-1].strip()]), None)
+    print(without_defaults(texts.pop(name)))
+    for base, inherited in texts.items():
+        print(f"Those of {base}, unless they stand above\n\n{without_defaults(inherited)}")
+    runner = compose_runner(name)
     if runner:
         print(f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}")
     print("RLlib's names\n")
     for row in option_map(name):
         print(f"  {row['rllib']:<46} {row['rlrun'] or '-':<34} {row.get('why', '')}".rstrip())
     return 0
+
+
+def compose_runner(name: str) -> str | None:
+    """The runner that conf/algo/<name>.yaml, or the file that it begins with, chooses."""
+    for algo in (name, *base_options(name)):
+        for line in (root() / "conf" / "algo" / f"{algo}.yaml").read_text().splitlines():
+            if "/runner@" in line:
+                return line.split(":")[-1].strip()
+    return None
 
 
 def without_defaults(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
-from rlrun.core.moments import Moments, RunningMoments
+from rlrun.core.moments import Moments, RunningMoments, merged
+from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.policy import Policy
-from rlrun.core.schedule import Clock
+from rlrun.core.ranks import ALONE, Ranks
+from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 
 
@@ -28,6 +30,10 @@ class Needs:
     return_discount: float | None = None  # samplers keep the moments of returns with this discount, to normalise rewards by
     actions: tuple[str, ...] = ("discrete", "multi_discrete", "multi_binary", "box", "nested")  # kinds of action space it can do
     on_policy: bool = False  # learns from the newest policy's rows alone
+    every_process_learns: bool = False  # samplers are learners: num_learners=auto takes every core, or every GPU
+    shared: tuple[int, ...] = ()  # what several learners share evenly beside the columns
+    only_weights: bool = False  # an update changes nothing but what its optimisers step, so that others may apply it
+    cut_share: float = 1.0  # of learners that have filled their fragments, after which the others stop short
     obs: Literal["all", "ends"] = "all"
 
 
@@ -50,8 +56,19 @@ class LearnerContext(NamedTuple):
     device: torch.device
     rng: torch.Generator
     compile: Callable[[Callable], Callable] = lambda function: function
-    rank: int = 0
-    world: int = 1
+    ranks: Ranks = ALONE
+
+    def optimizer(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float) -> Optimizer:
+        """One whose steps reach all learners."""
+        return Optimizer(parameters, cfg, lr, max_grad_norm, self.ranks)
+
+
+@dataclass(frozen=True)
+class Inner:
+    """An algorithm inside another one's config."""
+
+    algorithm: type[Algorithm]
+    cfg: Any
 
 
 class Algorithm(nn.Module):
@@ -80,16 +97,24 @@ class Algorithm(nn.Module):
         """Consume one batch [T(+1), B, ...] with any number of optimiser steps."""
         raise NotImplementedError
 
-    def absorb_returns(self, moments: Moments | None) -> None:
-        """Takes note of a new fragment's discounted returns, before the update that uses it."""
-        if self.reward_scale is not None and moments is not None:
-            self.reward_scale.merge(moments)
+    def absorb_returns(self, moments: Sequence[Moments | None]) -> None:
+        """Takes note of new fragments' discounted returns, before the update that uses them."""
+        if self.reward_scale is not None:
+            self.reward_scale.merge(merged([m for m in moments if m is not None], self.reward_scale.mean.shape, self.ctx.ranks))
+
+    def absorb_rows(self, moments: Sequence[Any]) -> None:
+        """Lets the policy's filters learn from what Policy.moments() made of new fragments, after the update that used them."""
+        self.policy.absorb([m for m in moments if m is not None], self.ctx.ranks)
+
+    def live(self, valid: Tensor) -> Tensor:
+        """How many rows of valid [T, B] count, over all learners [], at least 1: what a sum over this learner's rows is divided by."""
+        return self.ctx.ranks.sum(valid.sum()).clamp(min=1)
 
     def optimizers(self) -> Iterable[tuple[str, Any]]:
-        """(name, Optimizer) pairs, found among the attributes."""
-        from rlrun.core.optimizer import Optimizer
-
-        return [(name, value) for name, value in vars(self).items() if isinstance(value, Optimizer)]
+        """(name, Optimizer) pairs, found among the attributes, those of inner algorithms included."""
+        own = [(name, value) for name, value in vars(self).items() if isinstance(value, Optimizer)]
+        inner = [(name, child) for name, child in self.named_children() if isinstance(child, Algorithm)]
+        return own + [(f"{prefix}.{name}", value) for prefix, child in inner for name, value in child.optimizers()]
 
     def state(self) -> dict:
         """Everything that changes: parameters, buffers, optimisers, the learner's random stream. Tensors and plain containers only."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -15,7 +16,7 @@ class Means:
         self.sums: dict[str, Tensor | float] = {}
         self.counts: dict[str, int] = {}
 
-    def add(self, metrics: dict[str, Tensor | float]) -> None:
+    def add(self, metrics: Mapping[str, Tensor | float]) -> None:
         for name, value in metrics.items():
             value = value.detach() if isinstance(value, Tensor) else float(value)
             self.sums[name] = self.sums[name] + value if name in self.sums else value

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from rlrun.core.ranks import Ranks
 
 
 class Moments(NamedTuple):
@@ -53,3 +56,17 @@ class RunningMoments(nn.Module):
     def variance(self) -> Tensor:
         """Of all samples; 1 before the second."""
         return torch.where(self.count > 1, self.m2 / self.count.clamp(min=1), torch.ones_like(self.m2))
+
+
+def merged(parts: Sequence[Moments], shape: torch.Size, ranks: Ranks) -> Moments:
+    """The moments of all learners' samples as one; each learner brings any number of parts with mean and m2 of this shape."""
+    total = RunningMoments(tuple(shape))
+    for part in parts:
+        total.merge(part)
+    if ranks.world > 1:
+        flat = torch.cat([total.count.reshape(1), total.mean.flatten(), total.m2.flatten()])
+        total = RunningMoments(tuple(shape))
+        for row in ranks.gather(flat):
+            mean, m2 = row[1:].chunk(2)
+            total.merge(Moments(float(row[0]), mean.view(shape), m2.view(shape)))
+    return Moments(float(total.count), total.mean, total.m2)

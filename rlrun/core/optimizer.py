@@ -1,15 +1,16 @@
-"""Optimizer.step(loss): zero, backward, clip, step. Nothing else calls backward."""
+"""Optimizer.step(loss): zero, backward, sum over learners, clip, step. Nothing else calls backward."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.core.errors import RunFailed
+from rlrun.core.ranks import ALONE, Ranks, sum_into_
 from rlrun.core.schedule import Clock, Schedule
 
 MAX_SKIPPED = 20  # consecutive non-finite gradients after which the run ends instead of idling
@@ -25,19 +26,30 @@ class OptimizerConfig:
     beta2: float
 
 
-class Optimizer:
-    """Adam or RMSProp over some parameters, with a schedule for lr and a bound on the global gradient norm (0: none)."""
+class SharedState(NamedTuple):
+    """Tensors in shared memory."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float):
+    parameters: list[Tensor]
+    statistics: list[dict[str, Tensor]]
+
+
+class Optimizer:
+    """Adam or RMSProp over some parameters, with a schedule for lr and a bound on the global gradient norm (0: none). With several learners a loss is
+    this learner's share of the whole batch's, so gradients are summed."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float, ranks: Ranks = ALONE):
         self.parameters = list(parameters)
-        self.lr, self.max_grad_norm = lr, max_grad_norm
+        self.lr, self.max_grad_norm, self.ranks = lr, max_grad_norm, ranks
         self.skipped = 0  # in a row
-        start = lr.values[0]
-        self.inner: torch.optim.Optimizer
+        self.cfg = cfg
+        self.inner = self._inner(self.parameters)
+        self.shared: list[nn.Parameter] | None = None  # what is stepped instead of the parameters, which then are copies
+
+    def _inner(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        cfg, start = self.cfg, self.lr.values[0]
         if cfg.kind == "adam":
-            self.inner = torch.optim.Adam(self.parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
-        else:
-            self.inner = torch.optim.RMSprop(self.parameters, lr=start, alpha=cfg.decay, eps=cfg.epsilon, momentum=cfg.momentum, foreach=True)
+            return torch.optim.Adam(parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
+        return torch.optim.RMSprop(parameters, lr=start, alpha=cfg.decay, eps=cfg.epsilon, momentum=cfg.momentum, foreach=True)
 
     def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
         """One gradient step on a scalar loss, or on the sum of several of which only one graph is in memory at a time. A non-finite gradient changes
@@ -45,10 +57,12 @@ class Optimizer:
         lr = self.lr(clock)
         for group in self.inner.param_groups:
             group["lr"] = lr
-        self.inner.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         for part in (loss,) if isinstance(loss, Tensor) else loss:
             part.backward()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
+        sum_into_(gradients, self.ranks)
         norm = nn.utils.get_total_norm(gradients)
         if not torch.isfinite(norm):
             self.skipped += 1
@@ -58,8 +72,42 @@ class Optimizer:
         self.skipped = 0
         if self.max_grad_norm > 0:
             nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
-        self.inner.step()
+        self._apply()
         return {"grad_norm": norm, "lr": lr, "skipped_updates": 0.0}
+
+    @torch.no_grad()
+    def _apply(self) -> None:
+        if self.shared is None:
+            self.inner.step()
+            return
+        for copy, parameter in zip(self.parameters, self.shared, strict=True):
+            parameter.grad = copy.grad
+        self.inner.step()  # without a lock: Hogwild (Recht et al. 2011)
+
+    @torch.no_grad()
+    def share(self) -> SharedState:
+        """Moves the statistics into shared memory and returns them with the parameters, which must be there already."""
+        if not self.inner.state:  # PyTorch makes them at the first step, so there is one that leaves no trace
+            before = [parameter.clone() for parameter in self.parameters]
+            for parameter in self.parameters:
+                parameter.grad = torch.ones_like(parameter)
+            self.inner.step()
+            for parameter, value in zip(self.parameters, before, strict=True):
+                parameter.copy_(value)
+                parameter.grad = None
+                for statistic in self.inner.state[parameter].values():
+                    statistic.zero_()
+        for parameter in self.parameters:
+            for statistic in self.inner.state[parameter].values():
+                statistic.share_memory_()
+        return SharedState([p.data for p in self.parameters], [dict(self.inner.state[p]) for p in self.parameters])
+
+    def attach(self, shared: SharedState) -> None:
+        """Steps change these from now on, another process's, and leave the parameters here as they are."""
+        self.shared = [nn.Parameter(parameter) for parameter in shared.parameters]
+        self.inner = self._inner(self.shared)
+        for parameter, statistics in zip(self.shared, shared.statistics, strict=True):
+            self.inner.state[parameter] = statistics
 
     def state_dict(self) -> dict:
         return {"inner": self.inner.state_dict(), "skipped": self.skipped}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, RowSpec
+from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 
 Mode = Literal["explore", "greedy"]
@@ -44,9 +46,9 @@ class Policy(nn.Module):
         """What a filter learns from the live rows of a fragment (still with the old filter); None without one."""
         return None
 
-    def absorb(self, moments: Any) -> None:
-        """Merges what moments() made. Called once per fragment, after the update that used it and before weights are published: between two
-        publications the filter is constant, so that learner and samplers see the same numbers."""
+    def absorb(self, moments: Sequence[Any], ranks: Ranks) -> None:
+        """Merges what moments() made of some fragments, by all learners. Called once per fragment, after the update that used it and before weights are
+        published: between two publications the filter is constant, so that learner and samplers see the same numbers."""
 
     def core_spec(self) -> RowSpec:
         """Shape per column of the recurrent state; empty without memory."""

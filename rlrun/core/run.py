@@ -6,11 +6,14 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import torch
 
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.metrics import EpisodeStatistics, Means, finite
+from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.timing import Every, Timers
@@ -67,6 +70,78 @@ class Header(Protocol):
     def seconds(self) -> tuple[float, float]: ...
 
 
+class _Report(NamedTuple):
+    """What other learners are told of a fragment."""
+
+    lag: float  # updates between its weights and now
+    env_steps: int
+    seconds: tuple[float, float]
+    episodes: list[tuple[float, int]]  # return, length
+
+
+def exchange(headers: Sequence[Header], clock: Clock, ranks: Ranks) -> list[_Report]:
+    """Reports on new fragments of all learners, by rank."""
+    mine = [_Report(clock.updates - h.updates, h.env_steps, h.seconds, [(e.ret, e.length) for e in h.episodes]) for h in headers]
+    if ranks.world == 1:
+        return mine
+    numbers = [x for r in mine for x in (r.lag, r.env_steps, *r.seconds, len(r.episodes), *(part for episode in r.episodes for part in episode))]
+    reports = []
+    for row in ranks.gather(torch.tensor(numbers, dtype=torch.float64)):
+        values = iter(row.tolist())
+        for lag in values:
+            env_steps, first, second, count = (next(values) for _ in range(4))
+            reports.append(_Report(lag, int(env_steps), (first, second), [(next(values), int(next(values))) for _ in range(int(count))]))
+    return reports
+
+
+class Job(Protocol):
+    """What runners see of a run: Run, or Follower on learners other than the first."""
+
+    timers: Timers
+    breaks: list[Callable[[int], None]]  # what else forgets its rows when an exact run breaks its columns
+    generation: int  # of env seeds: how often this run has been started, or (exact) checkpointed
+
+    def begin(self, algorithm: Algorithm) -> Clock: ...
+
+    def sampler_ready(self, sampler: Any) -> None: ...
+
+    def collected(self, headers: Sequence[Header]) -> int:
+        """Takes note of the fragments that a new batch brought; returns the env steps that all learners took for it."""
+        ...
+
+    def tick(self, clock: Clock, update: Update | None) -> bool: ...
+
+
+class Follower:
+    """The run as learners other than the first see it: they begin with the same state, and rank 0 says when it is over."""
+
+    def __init__(self, ranks: Ranks, restored: tuple[dict[str, dict], dict] | None):
+        self.ranks, self.restored = ranks, restored
+        self.timers = Timers()
+        self.breaks: list[Callable[[int], None]] = []
+        self.generation = 0
+        self.clock = Clock()
+
+    def begin(self, algorithm: Algorithm) -> Clock:
+        if self.restored is not None:
+            tensors, run = self.restored
+            algorithm.load_state(tensors["algorithm"])
+            self.clock = Clock(run["env_steps"], run["updates"])
+            self.generation = run["generation"] + 1
+            self.restored = None
+        return self.clock
+
+    def sampler_ready(self, sampler: Any) -> None:
+        """Nothing to restore: with several learners columns begin anew."""
+
+    def collected(self, headers: Sequence[Header]) -> int:
+        return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks))
+
+    def tick(self, clock: Clock, update: Update | None) -> bool:
+        self.clock = clock
+        return self.ranks.first(False)
+
+
 class Run:
     """One run from its first or its restored state to its end.
 
@@ -91,6 +166,7 @@ class Run:
         self.log_every_sec, self.checkpoints, self.logger, self.signals, self.evaluate = log_every_sec, checkpoints, logger, signals, evaluate
         self.exact = exact  # break all columns at a checkpoint, so that a resumed run equals an uninterrupted one
         self.restored = restored
+        self.ranks = ALONE  # set before the runner starts, where there are several learners
         self.timers = Timers()
         self.episodes = EpisodeStatistics()
         self.learn, self.sample = Means(), Means()
@@ -139,14 +215,21 @@ class Run:
         self.last_log = self.last_save = self.last_best = time.monotonic()
         self.timers.result()
 
-    def collected(self, header: Header) -> None:
-        """Takes note of a fragment's episodes and of how old its weights were."""
-        for episode in header.episodes:
-            self.episodes.add(episode.ret, episode.length)
-        self.sample.add({"policy_lag": float(self.clock.updates - header.updates), "env_sec": header.seconds[0], "policy_sec": header.seconds[1]})
+    def collected(self, headers: Sequence[Header]) -> int:
+        """Takes note of new fragments' episodes and of how old their weights were; returns the env steps that all learners took for them."""
+        steps = 0
+        for report in exchange(headers, self.clock, self.ranks):
+            steps += report.env_steps
+            for ret, length in report.episodes:
+                self.episodes.add(ret, length)
+            self.sample.add({"policy_lag": float(report.lag), "env_sec": report.seconds[0], "policy_sec": report.seconds[1]})
+        return steps
 
     def tick(self, clock: Clock, update: Update | None) -> bool:
         """Between two updates. False: the run is over, and saved."""
+        return self.ranks.first(self._tick(clock, update))
+
+    def _tick(self, clock: Clock, update: Update | None) -> bool:
         self.clock = clock
         if update is not None:
             self.learn.add(update.metrics)

@@ -19,6 +19,7 @@ from rlrun.core.errors import RunFailed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
 START_SEC = 120.0
+READY = "ready"  # a worker's first message
 
 
 class _Failure(tuple):
@@ -41,18 +42,18 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
         target(pipe, *args)
     except (BrokenPipeError, EOFError, ConnectionResetError):
         os._exit(0)  # the parent is gone
-    except BaseException:
+    except BaseException as error:
         try:
-            pipe.send(_Failure((traceback.format_exc(),)))
+            pipe.send(_Failure((str(error) if isinstance(error, RunFailed) else traceback.format_exc(),)))
         finally:
             pipe.close()
         os._exit(1)
 
 
 @contextmanager
-def _child_environment():
-    """One thread per worker, and no GPU: set before the child imports anything."""
-    change = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") | {"CUDA_VISIBLE_DEVICES": ""}
+def _child_environment(gpu: bool):
+    """One thread per worker, and no GPU unless it learns: set before the child imports anything."""
+    change = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
     before = {name: os.environ.get(name) for name in change}
     os.environ.update(change)
     try:
@@ -66,13 +67,13 @@ def _child_environment():
 
 
 class Worker:
-    """One process and its pipe."""
+    """One process and its pipe. One that learns sees the GPUs, and may start workers of its own."""
 
-    def __init__(self, name: str, target: Callable, args: tuple):
+    def __init__(self, name: str, target: Callable, args: tuple, learner: bool = False):
         self.name = name
         self.pipe, child = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_bootstrap, args=(target, child, name, args), name=name, daemon=True)
-        with _child_environment():
+        self.process = CONTEXT.Process(target=_bootstrap, args=(target, child, name, args), name=name, daemon=not learner)
+        with _child_environment(gpu=learner):
             resource_tracker.ensure_running()  # starting it would unblock SIGINT again
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C must not kill a child that is still importing
             try:
@@ -89,9 +90,9 @@ class Workers:
         self.members: list[Worker] = []
         self.by_handle: dict[Any, Worker] = {}
 
-    def start(self, name: str, target: Callable, args: tuple) -> Worker:
+    def start(self, name: str, target: Callable, args: tuple, learner: bool = False) -> Worker:
         """target(pipe, *args) runs in a fresh process; args are pickled."""
-        worker = Worker(name, target, args)
+        worker = Worker(name, target, args, learner)
         self.members.append(worker)
         self.by_handle[worker.pipe] = worker
         self.by_handle[worker.process.sentinel] = worker

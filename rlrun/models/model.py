@@ -19,6 +19,8 @@ from rlrun.models.heads import ActionHead, BoxDistribution, action_head
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
+EncoderKind = Literal["auto", "mlp", "nature_cnn", "impala_resnet"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
@@ -37,7 +39,7 @@ class MemoryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    encoder: Literal["auto", "mlp", "nature_cnn", "impala_resnet"]
+    encoder: EncoderKind
     hidden: tuple[int, ...]
     activation: Literal["tanh", "relu", "elu", "silu"]
     init: Literal["orthogonal", "default"]
@@ -77,6 +79,23 @@ def _map(x: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Tensor | Ba
     return x.map(function) if isinstance(x, Batch) else function(x)
 
 
+def encoder(spec: EnvSpec, kind: EncoderKind, hidden: tuple[int, ...], activation: str, precision: str = "fp32") -> nn.Module:
+    """[N, ...] observations -> [N, F] features, with F in its attribute `features`. Raises UserError where the kind does not fit the observations."""
+
+    def of_image(space: Box) -> ImageEncoder:
+        return ImpalaResNet(space, precision) if kind == "impala_resnet" else NatureCNN(space, precision)
+
+    space = spec.observation
+    if isinstance(space, Box) and space.image and kind != "mlp":
+        return of_image(space)
+    images = [] if kind == "mlp" else [(path, part) for path, part in leaves(space) if isinstance(part, Box) and part.image]
+    if kind in ("nature_cnn", "impala_resnet") and not images:
+        raise UserError(f"model={kind} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
+    if not images:
+        return MLP(space, hidden, activation)
+    return Parts(space, [(path, of_image(part)) for path, part in images], hidden, activation)
+
+
 class Model:
     """Builds the parts that policies are made of. `precision` ("fp32" or "bf16") concerns convolutional encoders only."""
 
@@ -84,18 +103,7 @@ class Model:
         self.cfg, self.precision = cfg, precision
 
     def encoder(self, spec: EnvSpec) -> nn.Module:
-        space = spec.observation
-        if isinstance(space, Box) and space.image and self.cfg.encoder != "mlp":
-            return self._images(space)
-        images = [] if self.cfg.encoder == "mlp" else [(path, part) for path, part in leaves(space) if isinstance(part, Box) and part.image]
-        if self.cfg.encoder in ("nature_cnn", "impala_resnet") and not images:
-            raise UserError(f"model={self.cfg.encoder} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
-        if not images:
-            return MLP(space, self.cfg.hidden, self.cfg.activation)
-        return Parts(space, [(path, self._images(part)) for path, part in images], self.cfg.hidden, self.cfg.activation)
-
-    def _images(self, space: Box) -> ImageEncoder:
-        return ImpalaResNet(space, self.precision) if self.cfg.encoder == "impala_resnet" else NatureCNN(space, self.precision)
+        return encoder(spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision)
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
         """Raises UserError where nothing can be filtered: pixels have a scale already, and choices have none."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, at
-from rlrun.core.moments import Moments, RunningMoments, moments_of
+from rlrun.core.moments import Moments, RunningMoments, merged, moments_of
+from rlrun.core.ranks import Ranks
 
 TINY = 1e-8
 
@@ -52,9 +53,10 @@ class ObservationFilters(nn.Module):
         """obs [T, B, ...], live [T, B] -> moments of every filtered part over live rows."""
         return [moments_of(at(obs, path)[live]) for path in self.paths]
 
-    def merge(self, moments: list[Moments]) -> None:
-        for one, part in zip(self.filters, moments, strict=True):
-            one.merge(part)  # type: ignore[operator]
+    def merge(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
+        """What moments() made of any number of fragments, by all learners."""
+        for i, one in enumerate(self.filters):
+            one.merge(merged([parts[i] for parts in moments], one.mean.shape, ranks))  # type: ignore[operator, union-attr, arg-type]
 
 
 def _exchange(obs: Tensor | Batch, path: tuple[str, ...], function: Callable[[Tensor], Tensor]) -> Tensor | Batch:

@@ -1,6 +1,9 @@
-"""Reductions over live rows."""
+"""Reductions over live rows. With `ranks` over those of all learners."""
 
+import torch
 from torch import Tensor
+
+from rlrun.core.ranks import ALONE, Ranks
 
 
 def masked_sum(x: Tensor, valid: Tensor) -> Tensor:
@@ -8,21 +11,28 @@ def masked_sum(x: Tensor, valid: Tensor) -> Tensor:
     return x.masked_fill(~valid, 0.0).sum()
 
 
-def masked_mean(x: Tensor, valid: Tensor) -> Tensor:
-    """Mean of x [T, B] over valid [T, B] -> []; 0 when no row is live."""
-    return masked_sum(x, valid) / valid.sum().clamp(min=1)
+def masked_mean(x: Tensor, valid: Tensor, count: Tensor | None = None) -> Tensor:
+    """Mean of x [T, B] over valid [T, B] -> []; 0 when no row is live. With `count` [], the live rows of a batch of which this is a part: this part's
+    share of the whole batch's mean. Shares add up, over microbatches and over learners."""
+    return masked_sum(x, valid) / (valid.sum().clamp(min=1) if count is None else count)
 
 
-def explained_variance(target: Tensor, value: Tensor, valid: Tensor) -> Tensor:
+def masked_moments(x: Tensor, valid: Tensor, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
+    """Mean [K] and variance [K] of x [K, T, B] over valid [T, B]; 0 when no row is live."""
+    count = valid.sum().to(x.dtype).expand(1)
+    total = ranks.sum(torch.cat([count, x.masked_fill(~valid, 0.0).sum((1, 2))]))
+    count, mean = total[0].clamp(min=1), total[1:] / total[0].clamp(min=1)
+    squared = (x - mean[:, None, None]).masked_fill(~valid, 0.0).square().sum((1, 2))
+    return mean, ranks.sum(squared) / count
+
+
+def explained_variance(target: Tensor, value: Tensor, valid: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """1 - Var(target - value) / Var(target) over live rows of [T, B] -> []: 1 is a perfect prediction, 0 no better than a constant."""
-
-    def variance(x: Tensor) -> Tensor:
-        return masked_mean((x - masked_mean(x, valid)).square(), valid)
-
-    return 1.0 - variance(target - value) / variance(target).clamp(min=1e-8)
+    _, variance = masked_moments(torch.stack([target - value, target]), valid, ranks)
+    return 1.0 - variance[0] / variance[1].clamp(min=1e-8)
 
 
-def masked_normalize(x: Tensor, valid: Tensor) -> Tensor:
+def masked_normalize(x: Tensor, valid: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """x [T, B] with mean 0 and standard deviation 1 over live rows; dead rows become 0."""
-    centred = (x - masked_mean(x, valid)).masked_fill(~valid, 0.0)
-    return centred / (masked_mean(centred.square(), valid).sqrt() + 1e-8)
+    mean, variance = masked_moments(x.unsqueeze(0), valid, ranks)
+    return (x - mean).masked_fill(~valid, 0.0) / (variance.sqrt() + 1e-8)

@@ -15,10 +15,10 @@ import torch
 
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
-from rlrun.core.run import Run
+from rlrun.core.run import Job
 from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import FragmentReplay, PassRing, gather
-from rlrun.dataflow.slots import Fragment
+from rlrun.dataflow.slots import Fragment, Header
 from rlrun.runners.base import Factories
 from rlrun.samplers.base import Sampler
 
@@ -36,6 +36,7 @@ class Config:
     fake_sampler: bool
 
     synchronous: ClassVar[bool] = False  # samplers run ahead
+    lockstep: ClassVar[bool] = True  # several learners make every update together
 
     def __post_init__(self):
         if min(self.requests_in_flight, self.broadcast_interval, self.num_sgd_iter, self.minibatch_buffer_size) < 1:
@@ -46,7 +47,7 @@ class Config:
             raise ValueError("replay_proportion needs replay_slots: how many fragments to keep")
 
 
-def run(make: Factories, cfg: Config, job: Run) -> None:
+def run(make: Factories, cfg: Config, job: Job) -> None:
     """Until job.tick says so. RunFailed when a sampler died or was silent for queue_timeout_sec."""
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
@@ -57,8 +58,6 @@ def run(make: Factories, cfg: Config, job: Run) -> None:
         seen: list[Any] = []  # moments of new fragments, for the policy's filter
 
         def note(fragment: Fragment) -> None:
-            job.collected(fragment.header)
-            algorithm.absorb_returns(fragment.header.returns)
             seen.append(algorithm.policy.moments(fragment.batch))
 
         replay = FragmentReplay(cfg.replay_proportion, cfg.replay_slots, make.rng(job.generation))
@@ -68,13 +67,15 @@ def run(make: Factories, cfg: Config, job: Run) -> None:
         update: Update | None = None
         while job.tick(clock, update):
             batch = ring.emit()
-            clock = clock.after(env_steps=stream.new_env_steps())
+            headers = stream.new_headers()
+            algorithm.absorb_returns([header.returns for header in headers])
+            clock = clock.after(env_steps=job.collected(headers))
             with job.timers("learn"):
                 update = algorithm.update(batch, clock)
             clock = clock.after(updates=1)
             with job.timers("publish"):
-                while seen:
-                    algorithm.policy.absorb(seen.pop())
+                algorithm.absorb_rows(seen)
+                seen.clear()
                 sampler.publish(algorithm.policy if clock.updates % cfg.broadcast_interval == 0 else None, clock)
     finally:
         sampler.close()
@@ -88,12 +89,13 @@ class _Stream:
         self.note = note  # told of every new fragment
         self.count = columns // sampler.columns  # fragments of one train batch
         self.ready: list[tuple[Batch, Fragment | None]] = []
-        self.env_steps = 0
-        self.kept: Batch | None = None
+        self.headers: list[Header] = []  # of new fragments
+        self.kept: Batch | None = None  # the one batch of a fake sampler, and its headers
+        self.again: list[Header] = []
 
     def train_batch(self, old: Batch | None, device: torch.device) -> Batch:
         if self.fake and self.kept is not None:
-            self.env_steps += int(self.kept.valid.sum())
+            self.headers += self.again
             return self.kept
         with self.timers("wait"):
             while len(self.ready) < self.count:
@@ -101,7 +103,7 @@ class _Stream:
                 for fragment in self.sampler.take(missing):
                     self.ready.append((fragment.batch, fragment))
                     self.ready += [(batch, None) for batch in self.replay.accompany(fragment)]
-                    self.env_steps += fragment.header.env_steps
+                    self.headers.append(fragment.header)
                     self.note(fragment)
         with self.timers("copy"):
             chosen, self.ready = self.ready[: self.count], self.ready[self.count :]
@@ -109,7 +111,7 @@ class _Stream:
             used: Sequence[Fragment] = [fragment for _, fragment in chosen if fragment is not None]
             self.sampler.free(used)
         if self.fake:
-            self.kept = batch
+            self.kept, self.again = batch, [fragment.header._replace(episodes=(), returns=None) for fragment in used]
         return batch
 
     def clear(self, rng: torch.Generator) -> None:
@@ -118,7 +120,7 @@ class _Stream:
         self.ready = []
         self.replay.clear(rng)
 
-    def new_env_steps(self) -> int:
-        """Env steps taken since the last call."""
-        steps, self.env_steps = self.env_steps, 0
-        return steps
+    def new_headers(self) -> list[Header]:
+        """Of the fragments that came since the last call."""
+        headers, self.headers = self.headers, []
+        return headers

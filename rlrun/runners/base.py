@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,3 +18,5 @@ class Factories(NamedTuple):
     sampler: Callable[[int], Sampler]  # generation: how often this run has been started
     columns: int  # of a train batch
     rng: Callable[[int], torch.Generator]  # generation: the stream of replayed fragments
+    learners: int = 1  # processes of a runner whose learners do not go in lockstep
+    elsewhere: Callable[[int], Any] = lambda number: None  # picklable: the Factories of process i, called there

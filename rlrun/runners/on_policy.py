@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
-from rlrun.core.run import Run
+from rlrun.core.run import Job
 from rlrun.dataflow.reuse import gather
 from rlrun.runners.base import Factories
 
@@ -23,13 +23,14 @@ class Config:
     queue_timeout_sec: float
 
     synchronous: ClassVar[bool] = True  # samplers hold exactly one train batch, so no row is older than the weights
+    lockstep: ClassVar[bool] = True  # several learners make every update together
 
     def __post_init__(self):
         if self.queue_timeout_sec <= 0:
             raise ValueError("queue_timeout_sec must be positive")
 
 
-def run(make: Factories, cfg: Config, job: Run) -> None:
+def run(make: Factories, cfg: Config, job: Job) -> None:
     """Until job.tick says so. RunFailed when a sampler died or was silent for queue_timeout_sec."""
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
@@ -44,17 +45,15 @@ def run(make: Factories, cfg: Config, job: Run) -> None:
             with job.timers("wait"):
                 # by worker and not by arrival: with local inference the same seed makes the same batch, whoever was faster
                 fragments = sorted(sampler.take(count), key=lambda fragment: (fragment.header.worker, fragment.header.first_row))
-            for fragment in fragments:
-                job.collected(fragment.header)
-                algorithm.absorb_returns(fragment.header.returns)
+            algorithm.absorb_returns([fragment.header.returns for fragment in fragments])
             with job.timers("copy"):
                 batch = gather([fragment.batch for fragment in fragments], batch, algorithm.ctx.device)
-            clock = clock.after(env_steps=sum(fragment.header.env_steps for fragment in fragments))
+            clock = clock.after(env_steps=job.collected([fragment.header for fragment in fragments]))
             with job.timers("learn"):
                 update = algorithm.update(batch, clock)
             clock = clock.after(updates=1)
             with job.timers("publish"):
-                algorithm.policy.absorb(algorithm.policy.moments(batch))
+                algorithm.absorb_rows([algorithm.policy.moments(batch)])
                 sampler.publish(algorithm.policy, clock)
                 sampler.free(fragments)  # only now may samplers go on
     finally:

@@ -27,10 +27,10 @@ from rlrun.core.moments import Moments
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
-from rlrun.dataflow.workers import Worker
+from rlrun.dataflow.workers import READY, Worker
 from rlrun.samplers.collector import store_core
 from rlrun.samplers.columns import Columns
-from rlrun.samplers.processes import READY, Plan, ProcessSampler
+from rlrun.samplers.processes import Plan, ProcessSampler
 
 GROUPS = 2
 BEGIN = -1  # in place of a row number
@@ -88,7 +88,7 @@ class BatchedSampler(ProcessSampler):
         super().__init__(plan, plan.workers * GROUPS)
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
-        self.rng = plan.seeds.generator("policy", 0, plan.generation, device=str(device))
+        self.rng = plan.seeds.generator("policy", plan.first, plan.generation, device=str(device))
         self.policy = plan.make_policy().to(device)  # the thread's copy
         self.policy_lock = threading.Lock()  # held while acting and while weights are exchanged
         self.version, self.clock = 0, Clock()
@@ -98,7 +98,7 @@ class BatchedSampler(ProcessSampler):
         self.error: BaseException | None = None
         self.closing = False
         self.thread: threading.Thread | None = None
-        started = self.start(env_process, lambda i: EnvJob(i, plan, self.slots))
+        started = self.start(env_process, lambda i: EnvJob(plan.first + i, plan, self.slots))
         state = self.policy.initial_state
         self.groups = {(w.name, g): _Group(w, g, i * GROUPS + g, state(plan.columns)) for i, w in enumerate(started) for g in range(GROUPS)}
 

@@ -10,6 +10,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.env import VectorEnv
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
+from rlrun.dataflow.cut import LearnersCut
 from rlrun.dataflow.slots import Header
 from rlrun.samplers.columns import Columns
 
@@ -23,19 +24,26 @@ class Collector:
         self.rng, self.record, self.core_every, self.worker = rng, record, core_every, worker
         self.state: Batch | None = None  # the policy's, made at the first row
 
-    def collect(self, out: Batch, policy: Policy, version: int, clock: Clock, slot: int = 0) -> Header:
-        """Steps every column through the fragment's T rows."""
+    def collect(self, out: Batch, policy: Policy, version: int, clock: Clock, slot: int = 0, cut: LearnersCut | None = None) -> Header:
+        """Steps every column through the fragment's T rows, or until the cut: what remains are dead rows, and the episodes go on in the next fragment."""
         columns, rows = self.columns, out.reward.shape[0]
         env_sec = policy_sec = 0.0
         if self.state is None:
             self.state = policy.initial_state(columns.env.count)
+        device = next(policy.parameters()).device
+        there = None if device.type == "cpu" else device
         view = out.numpy()
         first_row = columns.row
         columns.begin(view)
         with torch.inference_mode():
             for t in range(rows):
+                if cut is not None and cut.due(t, rows):
+                    for rest in range(t, rows):
+                        store_core(out, rest, self.state, self.core_every)
+                        columns.skip(view, rest)
+                    break
                 started = time.perf_counter()
-                self.state = act_row(policy, out, t, self.state, self.core_every, clock, self.rng, self.record)
+                self.state = act_row(policy, out, t, self.state, self.core_every, clock, self.rng, self.record, there)
                 acted = time.perf_counter()
                 columns.step(view, t)
                 policy_sec += acted - started

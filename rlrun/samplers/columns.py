@@ -39,9 +39,7 @@ class Columns:
         """Row t's action is there: takes it, writes what came of it and row t+1's observation."""
         self.row += 1
         if self.fresh is not None:
-            view["reward"][t] = 0.0
-            for name in ("valid", "terminated", "truncated"):
-                view[name][t] = False
+            self._dead(view, t)
             self.obs, self.fresh = self.fresh, None
             self.is_first = np.ones(self.env.count, dtype=bool)
             self._observe(view, t + 1)
@@ -62,6 +60,21 @@ class Columns:
             for column in np.flatnonzero(step.is_first):
                 self.episodes.append(Episode(self.first_column + int(column), float(self.returns[column]), int(self.lengths[column])))
             self.returns[step.is_first], self.lengths[step.is_first] = 0.0, 0
+
+    def skip(self, view: dict, t: int) -> None:
+        """Row t is cut: dead, with the observation that is still to be acted on, here and in row t+1."""
+        self.row += 1
+        self._dead(view, t)
+        for name, value in view.items():  # nobody acts: old rows must not stay where NaN or an action outside the space could be read
+            if name not in ("obs", "is_first", "core"):
+                map_rows(value, lambda part: part[t].fill(0))
+        self._observe(view, t + 1)
+
+    @staticmethod
+    def _dead(view: dict, t: int) -> None:
+        view["reward"][t] = 0.0
+        for name in ("valid", "terminated", "truncated"):
+            view[name][t] = False
 
     def _observe(self, view: dict, t: int) -> None:
         write_rows(view["obs"], self.obs, t)

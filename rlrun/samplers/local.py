@@ -16,8 +16,9 @@ from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.weights import WeightBus
+from rlrun.dataflow.workers import READY
 from rlrun.samplers.collector import Collector
-from rlrun.samplers.processes import READY, Plan, ProcessSampler
+from rlrun.samplers.processes import Plan, ProcessSampler
 
 
 class SamplerJob(NamedTuple):
@@ -57,7 +58,7 @@ class LocalSampler(ProcessSampler):
         super().__init__(plan, plan.workers)
         self.bus = WeightBus(plan.make_policy())
         self.waiting: deque[Header] = deque()  # filled fragments
-        started = self.start(sampler_process, lambda i: SamplerJob(i, plan, self.slots, self.bus))
+        started = self.start(sampler_process, lambda i: SamplerJob(plan.first + i, plan, self.slots, self.bus))
         self.owner = [started[slot // plan.in_flight] for slot in range(self.slots.count)]
         self.begun = False
 

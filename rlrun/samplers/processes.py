@@ -10,9 +10,7 @@ from rlrun.core.env import EnvFactory
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Slots
-from rlrun.dataflow.workers import START_SEC, Worker, Workers
-
-READY = "ready"  # a worker's first message
+from rlrun.dataflow.workers import READY, START_SEC, Worker, Workers
 
 
 class Plan(NamedTuple):
@@ -30,6 +28,7 @@ class Plan(NamedTuple):
     seeds: Seeds
     generation: int
     timeout_sec: float  # silence after which the run fails
+    first: int = 0  # producers of learners before this one: their numbers go on from there
 
 
 class ProcessSampler:
@@ -45,7 +44,7 @@ class ProcessSampler:
     def start(self, target: Callable, job: Callable[[int], tuple]) -> list[Worker]:
         """Starts target(pipe, job(i)) for every worker i and waits until all have said READY."""
         try:
-            started = [self.workers.start(f"sampler-{i}", target, (job(i),)) for i in range(self.plan.workers)]
+            started = [self.workers.start(f"sampler-{self.plan.first + i}", target, (job(i),)) for i in range(self.plan.workers)]
             ready = 0
             while ready < len(started):
                 ready += sum(message == READY for _, message in self.workers.receive(START_SEC))

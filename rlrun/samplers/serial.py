@@ -4,38 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlrun.core.batch import Batch, RowSpec, allocate
-from rlrun.core.env import EnvFactory
+import torch
+
+from rlrun.core.batch import Batch, allocate
 from rlrun.core.errors import RunFailed
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
-from rlrun.core.seeding import Seeds
+from rlrun.dataflow.cut import LearnersCut
 from rlrun.dataflow.slots import Fragment
 from rlrun.samplers.collector import Collector
+from rlrun.samplers.processes import Plan
 
 
 class SerialSampler:
     """`groups` collectors that take turns, all acting with the learner's own policy, so there is no lag."""
 
-    def __init__(
-        self,
-        make_env: EnvFactory,
-        layout: RowSpec,
-        record: tuple[str, ...],
-        core_every: int,
-        columns: int,
-        groups: int,
-        seeds: Seeds,
-        generation: int,
-        return_discount: float | None = None,
-    ):
-        self.columns, self.groups = columns, groups
-        self.total_columns = columns * groups
-        self.layout = layout
+    def __init__(self, plan: Plan, device: torch.device, cut: LearnersCut | None = None):
+        """The plan's workers are the collectors; device: of the learner's policy."""
+        self.columns, self.groups = plan.columns, plan.workers
+        self.total_columns = self.columns * self.groups
+        self.layout = plan.layout
         self.collectors = [
-            Collector(make_env(g, columns), seeds.generator("policy", g, generation), record, core_every, g, g * columns, generation, return_discount)
-            for g in range(groups)
-        ]
+            Collector(
+                plan.make_env(number, plan.columns), plan.seeds.generator("policy", number, plan.generation, device=str(device)), plan.record,
+                plan.core_every, number, number * plan.columns, plan.generation, plan.return_discount,
+            )
+            for number in range(plan.first, plan.first + plan.workers)
+        ]  # fmt: skip
+        self.cut = cut
         self.policy: Policy | None = None
         self.version, self.clock = 0, Clock()
         self.next = 0
@@ -46,9 +42,11 @@ class SerialSampler:
         fragments = []
         for _ in range(count):
             batch = self.spare.pop() if self.spare else allocate(self.layout)
-            header = self.collectors[self.next].collect(batch, self.policy, self.version, self.clock)
+            header = self.collectors[self.next].collect(batch, self.policy, self.version, self.clock, cut=self.cut)
             self.next = (self.next + 1) % self.groups
             fragments.append(Fragment(header, batch))
+        if self.cut is not None:
+            self.cut.done()
         return fragments
 
     def free(self, fragments: Sequence[Fragment]) -> None:

@@ -13,7 +13,7 @@ from test_actor_learner import run_wired
 
 from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock
-from rlrun.paths import options
+from rlrun.paths import inner_algorithm, options
 from rlrun.samplers.serial import SerialSampler
 from rlrun.wiring import Wiring
 
@@ -34,16 +34,27 @@ CASES = {
 
 # what SMALL's batches of 20 rows need, and the option with which an algorithm does all that it can
 FIT = {"ppo": ["algo.minibatch_size=10", "algo.sequence_length=5"], "pg": ["algo.baseline=true"]}
+FIT["ddppo"] = FIT["icm"] = FIT["ppo"]
 # what makes an algorithm quick on the identity environments, beside SMALL's
 QUICK = {
     "appo": ["algo.max_grad_norm=0.5"],
     "impala": ["algo.loss_reduction=mean", "algo.max_grad_norm=0.5"],
     "ppo": ["algo.minibatch_size=40", "algo.sequence_length=20"],
+    "a3c": ["algo.optimizer.kind=adam", "algo.optimizer.epsilon=1e-5"],
+    "icm": ["algo.minibatch_size=40", "algo.sequence_length=20", "+algo.eta=0.01"],
 }
+QUICK["ddppo"] = QUICK["ppo"]
+
+
+def words_of(algo, *words):
+    """The command's words; those for the algorithm go to the one inside where there is one. A + keeps a word for the outer one."""
+    if inner_algorithm(algo):
+        words = [f"algo.inner.{word[5:]}" if word.startswith("algo.") else word for word in words]
+    return [f"algo={algo}", *(word.removeprefix("+") if word.startswith("+algo.") else word for word in words)]
 
 
 def start(typed, algo, *words, also=()):
-    wiring = Wiring(typed(f"algo={algo}", *SMALL, *FIT.get(algo, []), *words))
+    wiring = Wiring(typed(*words_of(algo, *SMALL, *FIT.get(algo, []), *words)))
     wiring.needs = dataclasses.replace(wiring.needs, record=tuple({*wiring.needs.record, *also}))
     made, sampler = wiring.algorithm(), wiring.sampler(0)
     assert isinstance(sampler, SerialSampler)
@@ -120,7 +131,7 @@ def test_naming_what_is_seen_is_learnt(typed, tmp_path, algo, env, bar):
     """Of 20 a random policy gets 5, and about -17 with continuous actions."""
     words = [*SMALL, f"env={env}", "model.hidden=[64]", "env_steps=150000", f"stop.return_mean={bar}", "log_every_sec=0.01"]
     words += ["algo.fragment_length=20", "algo.batch_size=80", "algo.lr=3e-3", "algo.entropy_coef=0", "algo.discount=0", *QUICK.get(algo, [])]
-    _, job, rows = run_wired(Wiring(typed(f"algo={algo}", *words)), tmp_path)
+    _, job, rows = run_wired(Wiring(typed(*words_of(algo, *words))), tmp_path)
     assert next(row["sample/return_mean"] for row in rows if row["sample/return_mean"] is not None) < bar
     assert job.status == "STOPPED" and job.episodes.mean >= bar
 

@@ -39,7 +39,7 @@ def run_wired(wiring, tmp_path, evaluate=None):
         env_steps=cfg.env_steps, stop=cfg.stop, evaluation=cfg.eval, checkpoint=cfg.checkpoint, log_every_sec=cfg.log_every_sec,
         checkpoints=Checkpoints(tmp_path / "checkpoints", 3), logger=logger, signals=Signals(), evaluate=evaluate, exact=False, restored=None,
     )  # fmt: skip
-    wiring.runner()(job)
+    wiring.train(job)
     return made[0], job, logger.rows
 
 
@@ -88,7 +88,7 @@ def test_weights_are_broadcast_at_their_interval(typed, tmp_path):
         env_steps=cfg.env_steps, stop=cfg.stop, evaluation=cfg.eval, checkpoint=cfg.checkpoint, log_every_sec=99, logger=Rows(), signals=Signals(),
         checkpoints=Checkpoints(tmp_path / "checkpoints", 3), evaluate=None, exact=False, restored=None,
     )  # fmt: skip
-    wiring.runner()(job)
+    wiring.train(job)
     assert [updates for full, updates in published if full] == [0, *range(4, job.clock.updates + 1, 4)]
     assert [updates for _, updates in published] == list(range(job.clock.updates + 1))
 

@@ -1,0 +1,146 @@
+"""ICM: curiosity (Pathak et al. 2017, arXiv:1705.05363), around any algorithm: algo=icm algo@algo.inner=ppo.
+
+Rows: those of the inner algorithm (algo.inner), which learns from them with an intrinsic reward added to the environment's.
+Recorded: what the inner algorithm records.
+Three nets: features phi(s); an inverse model, from phi(s_t) and phi(s_t+1) to a distribution over a_t (eq. 3); a forward model, from phi(s_t) and a_t to
+phi(s_t+1) (eq. 4). The intrinsic reward is eta / 2 times the squared error of the forward model (eq. 6), measured before the nets learn from the batch
+by (1 - beta) inverse loss + beta forward loss (eq. 7); both train the features.
+Differs from the paper: continuous actions have a Gaussian inverse model; the inner algorithm's reward_clip bounds the environment's rewards only; the
+policy's own loss does not reach the features (the paper trains all at once, with nets of their own too).
+Metrics: those of the inner algorithm, and learn/intrinsic_reward per row; forward_loss, inverse_loss; icm_grad_norm. Reported returns are the
+environment's alone.
+Checked: tests/algos/test_icm.py (rewards and losses by hand), tuned/icm/ (12x12 FrozenLake, which PPO alone does not learn).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.algorithm import Algorithm, Inner, LearnerContext, Needs, Update
+from rlrun.core.batch import Batch
+from rlrun.core.metrics import Means
+from rlrun.core.moments import Moments
+from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.policy import Policy
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import EnvSpec
+from rlrun.models.encoders import flat_size, flatten, mlp
+from rlrun.models.heads import action_head
+from rlrun.models.model import Model, encoder
+from rlrun.ops.masked import masked_mean
+from rlrun.ops.transforms import clip_reward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    inner: Any  # Inner
+    eta: Schedule
+    beta: float
+    feature_size: int
+    feature_hidden: tuple[int, ...]
+    inverse_hidden: tuple[int, ...]
+    forward_hidden: tuple[int, ...]
+    activation: Literal["tanh", "relu", "elu", "silu"]
+    lr: Schedule
+    optimizer: OptimizerConfig
+    max_grad_norm: float
+    num_minibatches: int
+
+    def __post_init__(self):
+        if not 0 <= self.beta <= 1:
+            raise ValueError("beta must lie in [0, 1]")
+        if min(self.eta.values) < 0 or min(self.lr.values) < 0 or self.max_grad_norm < 0:
+            raise ValueError("eta, lr and max_grad_norm must not be negative")
+        if min(self.feature_size, self.num_minibatches, *self.feature_hidden, *self.inverse_hidden, *self.forward_hidden) < 1:
+            raise ValueError("feature_size, num_minibatches and the widths of hidden layers must be at least 1")
+
+
+class ICM(Algorithm):
+    cfg: Config
+    inner: Algorithm
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        needs = cfg.inner.algorithm.needs(cfg.inner.cfg)
+        return replace(needs, obs="all", only_weights=False)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:
+        return cfg.inner.algorithm.make_policy(spec, model, cfg.inner.cfg)
+
+    def __init__(self, policy: Policy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        inner: Inner = cfg.inner
+        self.inner = inner.algorithm(policy, spec, replace(inner.cfg, reward_clip="none"), ctx)
+        if self.inner.reward_scale is not None:
+            raise ValueError("inner.normalize_reward would scale both rewards by the environment's; weigh the intrinsic one with eta")
+        self.model = ForwardInverse(spec, cfg).to(ctx.device)
+        self.optimizer = ctx.optimizer(self.model.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg, valid = self.cfg, batch.valid
+        with torch.no_grad():
+            surprise, _ = self.model(batch)
+        intrinsic = (cfg.eta(clock) * surprise).masked_fill(~valid, 0.0)  # [T, B], eq. 6
+        before = self.ctx.ranks.sum_each({"intrinsic_reward": masked_mean(intrinsic, valid, self.live(valid))})
+        shares, steps = Means(), Means()
+        for part in self._parts(batch):
+            loss, metrics = self.loss(part)
+            steps.add({f"icm_{name}": value for name, value in self.optimizer.step(loss, clock).items()})
+            shares.add(metrics)
+        extrinsic = clip_reward(batch.reward, cfg.inner.cfg.reward_clip)
+        update = self.inner.update(batch.replace(reward=extrinsic + intrinsic), clock)
+        return Update({**update.metrics, **before, **self.ctx.ranks.sum_each(shares.tensors()), **steps.tensors()}, update.writes)
+
+    def _parts(self, batch: Batch) -> list[Batch]:
+        """Random columns of the batch, whole: pairs of neighbouring rows stay together."""
+        columns = batch.reward.shape[1]
+        order = torch.randperm(columns, generator=self.ctx.rng, device=self.ctx.rng.device)
+        return [batch.columns(picks) for picks in order.tensor_split(min(self.cfg.num_minibatches, columns))]
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """batch [T(+1), B] -> this learner's share of the loss [] (eq. 7 without the policy's part) and of its metrics."""
+        forward, inverse = self.model(batch)
+        count = self.live(batch.valid)
+        forward_loss, inverse_loss = masked_mean(forward, batch.valid, count), masked_mean(inverse, batch.valid, count)
+        loss = (1 - self.cfg.beta) * inverse_loss + self.cfg.beta * forward_loss
+        return loss, {"forward_loss": forward_loss.detach(), "inverse_loss": inverse_loss.detach()}
+
+    def absorb_returns(self, moments: list[Moments | None]) -> None:  # type: ignore[override]
+        self.inner.absorb_returns(moments)
+
+
+class ForwardInverse(nn.Module):
+    """The three nets."""
+
+    def __init__(self, spec: EnvSpec, cfg: Config):
+        super().__init__()
+        self.space = spec.action
+        seen, size = encoder(spec, "auto", cfg.feature_hidden, cfg.activation), cfg.feature_size
+        self.features = nn.Sequential(seen, nn.Linear(seen.features, size))  # type: ignore[arg-type]
+        self.forward_net = nn.Sequential(mlp((size + flat_size(spec.action), *cfg.forward_hidden), cfg.activation))
+        self.forward_net.append(nn.Linear(cfg.forward_hidden[-1] if cfg.forward_hidden else size + flat_size(spec.action), size))
+        self.inverse_net = mlp((2 * size, *cfg.inverse_hidden), cfg.activation)
+        self.inverse_head = action_head(spec.action, cfg.inverse_hidden[-1] if cfg.inverse_hidden else 2 * size, _linear, "gaussian", 0.0)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """batch [T(+1), B] -> forward loss (half the squared error of phi(s_t+1)) [T, B], inverse loss (-log p(a_t)) [T, B]; no meaning on dead rows."""
+        rows, columns = batch.reward.shape
+        observation = batch.obs["observation"]
+        flat = observation.map(lambda x: x.flatten(0, 1)) if isinstance(observation, Batch) else observation.flatten(0, 1)
+        phi = self.features(flat).unflatten(0, (rows + 1, columns))  # [T+1, B, F]
+        action = batch.action.map(lambda x: x.flatten(0, 1)) if isinstance(batch.action, Batch) else batch.action.flatten(0, 1)
+        chosen = flatten(self.space, action).unflatten(0, (rows, columns))
+        predicted = self.forward_net(torch.cat([phi[:-1], chosen], -1))
+        forward = 0.5 * (predicted - phi[1:]).square().sum(-1)
+        inverse = self.inverse_head(self.inverse_net(torch.cat([phi[:-1], phi[1:]], -1)), None)
+        return forward, -inverse.log_prob(batch.action)
+
+
+def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    return nn.Linear(inputs, outputs)

@@ -1,0 +1,47 @@
+"""Ranks: the learners of one run, which make every update together and hold the same weights at all times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Ranks:
+    """A learner that is alone. With company (dataflow.ranks) every call below must be made by all learners, in the same order."""
+
+    def __init__(self, rank: int = 0, world: int = 1):
+        self.rank, self.world = rank, world
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Over all learners; the same bits on each."""
+        return x
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """x [n] float64 on the CPU, n may differ -> every learner's, by rank."""
+        return [x]
+
+    def first(self, x: bool) -> bool:
+        """Rank 0's."""
+        return x
+
+    def sum_each(self, metrics: Mapping[str, Tensor | float]) -> dict[str, Any]:
+        """Scalars [] summed over all learners, in one exchange."""
+        if self.world == 1 or not metrics:
+            return dict(metrics)
+        total = self.sum(torch.stack([torch.as_tensor(value).detach().float() for value in metrics.values()]))
+        return dict(zip(metrics, total, strict=True))
+
+
+ALONE = Ranks()
+
+
+def sum_into_(tensors: Sequence[Tensor], ranks: Ranks) -> None:
+    """Replaces each tensor by its sum over all learners, in one exchange."""
+    if ranks.world == 1 or not tensors:
+        return
+    total = ranks.sum(torch.cat([tensor.flatten() for tensor in tensors]))
+    for tensor, part in zip(tensors, total.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))

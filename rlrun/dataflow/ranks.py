@@ -1,0 +1,101 @@
+"""Several learners: processes of torch.distributed, gloo between CPUs and NCCL between GPUs.
+
+Rank 0 is the run's own process; it starts the others as workers, and a worker that dies breaks its connections, so that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlrun.core.errors import RunFailed
+from rlrun.core.ranks import Ranks
+from rlrun.dataflow.workers import READY, START_SEC, Workers
+
+FOREVER = timedelta(days=7)  # rank 0 may evaluate and save for as long as it takes; when it ends, its connections do
+
+
+class ProcessRanks(Ranks):
+    """One of `world` learners. Gradients travel on the learners' device, counts and decisions through the CPU."""
+
+    def __init__(self, rank: int, world: int, store: str, timeout_sec: float):
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its host name resolves to
+        super().__init__(rank, world)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        patience = timedelta(seconds=timeout_sec) if rank == 0 else FOREVER
+        dist.init_process_group(backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience)
+        dist.barrier()  # connections are made now and not in the middle of the first update
+
+    def sum(self, x: Tensor) -> Tensor:
+        total = x.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        sizes = torch.zeros(self.world, dtype=torch.int64)
+        sizes[self.rank] = len(x)
+        dist.all_reduce(sizes)
+        padded = torch.zeros(max(1, int(sizes.max())), dtype=torch.float64)
+        padded[: len(x)] = x
+        everyone = [torch.empty_like(padded) for _ in range(self.world)]
+        dist.all_gather(everyone, padded)
+        return [part[:size] for part, size in zip(everyone, sizes.tolist(), strict=True)]
+
+    def first(self, x: bool) -> bool:
+        said = torch.tensor([float(x)])
+        dist.broadcast(said, 0)
+        return bool(said.item())
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def learner_process(pipe: Any, learn: Callable[[Ranks], None], rank: int, world: int, store: str, timeout_sec: float, threads: int) -> None:
+    """A learner other than the first: learn(ranks) until the run is over."""
+    torch.set_num_threads(threads)
+    pipe.send(READY)
+    ranks = ProcessRanks(rank, world, store, timeout_sec)
+    try:
+        learn(ranks)
+    finally:
+        ranks.close()
+
+
+@contextmanager
+def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, threads: int):
+    """The ranks of this process, while learn(ranks) runs in a process of its own for every other rank. When one of them fails, RunFailed says why; in the
+    end all are gone. learn is pickled."""
+    if world == 1:
+        yield Ranks()
+        return
+    workers, ranks = Workers(), None
+    with tempfile.TemporaryDirectory(prefix="rlrun-ranks-") as folder:
+        store = str(Path(folder) / "store")
+        try:
+            for rank in range(1, world):
+                workers.start(f"learner-{rank}", learner_process, (learn, rank, world, store, timeout_sec, threads), learner=True)
+            ready = 0
+            while ready < world - 1:
+                ready += len(workers.receive(START_SEC))
+            try:
+                ranks = ProcessRanks(0, world, store, max(timeout_sec, START_SEC))
+                yield ranks
+            except RuntimeError as error:  # gloo and NCCL say so when a connection breaks
+                workers.receive_or_nothing(1.0)  # RunFailed with the reason of the one that died
+                raise RunFailed(f"a learner does not answer: {error}") from error
+        finally:
+            if ranks is not None:
+                ranks.close()
+            workers.stop()

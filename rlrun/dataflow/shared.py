@@ -1,0 +1,40 @@
+"""A learner in shared memory: weights, buffers and optimiser statistics that several processes change without waiting for each other (Hogwild)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm
+from rlrun.core.schedule import Clock
+
+
+class SharedLearner:
+    """Made of an algorithm, whose own tensors it moves into shared memory. Picklable for spawn."""
+
+    def __init__(self, algorithm: Algorithm, clock: Clock):
+        algorithm.share_memory()
+        self.tensors: list[Tensor] = [*(p.data for p in algorithm.parameters()), *algorithm.buffers()]
+        self.optimizers: dict[str, Any] = {name: optimizer.share() for name, optimizer in algorithm.optimizers()}
+        self.time = torch.tensor([clock.env_steps, clock.updates], dtype=torch.int64).share_memory_()
+
+    def attach(self, algorithm: Algorithm) -> None:
+        """From now on this algorithm, in another process, is a copy: its optimisers change the shared tensors."""
+        for name, optimizer in algorithm.optimizers():
+            optimizer.attach(self.optimizers[name])
+
+    @torch.no_grad()
+    def refresh(self, algorithm: Algorithm) -> None:
+        """Copies the newest weights and buffers into an attached algorithm."""
+        for mine, newest in zip([*algorithm.parameters(), *algorithm.buffers()], self.tensors, strict=True):
+            mine.copy_(newest)
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(int(self.time[0]), int(self.time[1]))
+
+    @clock.setter
+    def clock(self, clock: Clock) -> None:
+        self.time[0], self.time[1] = clock.env_steps, clock.updates

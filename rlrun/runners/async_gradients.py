@@ -1,0 +1,137 @@
+"""async_gradients: every process samples, computes a gradient and applies it to weights in shared memory, without waiting for the others.
+
+process i:  newest weights -> sample -> gradient --apply--> shared weights and optimiser statistics
+                                            '--- headers, metrics ---> this process: counts, logs, saves, stops
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlrun.core.algorithm import Update
+from rlrun.core.metrics import Means
+from rlrun.core.moments import Moments
+from rlrun.core.run import Job
+from rlrun.dataflow.reuse import gather
+from rlrun.dataflow.shared import SharedLearner
+from rlrun.dataflow.slots import Header
+from rlrun.dataflow.workers import READY, START_SEC, Workers
+from rlrun.runners import on_policy
+from rlrun.runners.base import Factories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    queue_timeout_sec: float
+
+    synchronous: ClassVar[bool] = True  # within a process: no row is older than the weights that its gradient belongs to
+    lockstep: ClassVar[bool] = False  # learners do not wait for each other
+
+    def __post_init__(self):
+        if self.queue_timeout_sec <= 0:
+            raise ValueError("queue_timeout_sec must be positive")
+
+
+def run(make: Factories, cfg: Config, job: Job) -> None:
+    """Until job.tick says so. RunFailed when a process died or all were silent for queue_timeout_sec."""
+    if make.learners == 1:  # nobody to share with
+        on_policy.run(make, on_policy.Config(name="on_policy", queue_timeout_sec=cfg.queue_timeout_sec), job)
+        return
+    algorithm = make.algorithm()
+    clock = job.begin(algorithm)
+    shared = SharedLearner(algorithm, clock)
+    crew = _Crew(make.elsewhere, make.learners, shared, job.generation, cfg.queue_timeout_sec)
+    try:
+        job.sampler_ready(crew)
+        update: Update | None = None
+        while job.tick(clock, update):
+            with job.timers("wait"):
+                reports = crew.receive()
+            means = Means()
+            for _, metrics, _ in reports:
+                means.add(metrics)
+            headers = [header for report, _, _ in reports for header in report]
+            algorithm.absorb_returns([header.returns for header in headers])
+            algorithm.absorb_rows([moments for _, _, moments in reports])
+            clock = clock.after(env_steps=job.collected(headers), updates=len(reports))
+            shared.clock = clock
+            update = Update(means.tensors())
+    finally:
+        crew.close()
+
+
+Report = tuple[list[Header], dict[str, float], list[Moments] | None]
+
+
+class _Crew:
+    """The processes, as far as a Job sees them: a sampler without state."""
+
+    def __init__(self, make: Callable[[int], Factories], count: int, shared: SharedLearner, generation: int, timeout_sec: float):
+        self.timeout_sec = timeout_sec
+        self.waiting: list[Report] = []
+        self.workers = Workers()
+        try:
+            for number in range(count):
+                self.workers.start(f"worker-{number}", worker_process, (make, number, shared, generation))
+            ready = 0
+            while ready < count:
+                ready += sum(message == READY for _, message in self.workers.receive(START_SEC))
+            for worker in self.workers.members:
+                self.workers.send(worker, READY)  # nobody has a head start
+        except BaseException:
+            self.workers.stop()
+            raise
+
+    def receive(self) -> list[Report]:
+        """At least one."""
+        if not self.waiting:
+            self.waiting = [message for _, message in self.workers.receive(self.timeout_sec)]
+        reports, self.waiting = self.waiting, []
+        return reports
+
+    def check(self) -> None:
+        self.waiting += [message for _, message in self.workers.receive(0.0)]
+
+    def restart(self, generation: int) -> None:
+        """Not needed: runs of several processes are not bit-exact."""
+
+    def save(self) -> dict:
+        return {}
+
+    def load(self, saved: dict) -> None:
+        """Columns begin anew with seeds of the resumed run's generation."""
+
+    def close(self) -> None:
+        self.workers.stop()
+
+
+def worker_process(pipe: Connection, make: Callable[[int], Factories], number: int, shared: SharedLearner, generation: int) -> None:
+    """Until the pipe closes: a Report goes out after every gradient."""
+    factories = make(number)
+    algorithm, sampler = factories.algorithm(), factories.sampler(generation)
+    shared.attach(algorithm)
+    count = factories.columns // sampler.columns
+    batch = None
+    pipe.send(READY)
+    pipe.recv()
+    while True:
+        shared.refresh(algorithm)
+        clock = shared.clock
+        sampler.publish(algorithm.policy, clock)
+        fragments = sampler.take(count)
+        batch = gather([fragment.batch for fragment in fragments], batch, algorithm.ctx.device)
+        update = algorithm.update(batch, clock)
+        metrics = {name: float(value) for name, value in update.metrics.items()}
+        pipe.send(([fragment.header for fragment in fragments], metrics, _plain(algorithm.policy.moments(batch))))
+        sampler.free(fragments)
+
+
+def _plain(moments: Any) -> list[Moments] | None:
+    """Without tensors, which would travel as shared memory."""
+    return None if moments is None else [Moments(m.samples, np.asarray(m.mean), np.asarray(m.m2)) for m in moments]  # type: ignore[arg-type]

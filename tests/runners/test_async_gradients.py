@@ -1,0 +1,123 @@
+"""Asynchronous gradients: shared steps are ordinary steps, every row is counted, a dead process ends the run."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from conftest import SMALL
+from test_actor_learner import run_wired
+
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.optimizer import Optimizer, OptimizerConfig
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.dataflow.shared import SharedLearner
+from rlrun.dataflow.workers import Workers
+from rlrun.wiring import Wiring
+
+ASYNC = ["algo=a3c", "resources.num_learners=2", "logger=[]", "model.hidden=[64]"]
+
+
+def optimizer(parameter, kind="rmsprop"):
+    cfg = OptimizerConfig(kind=kind, epsilon=1e-3, decay=0.9, momentum=0.5, beta1=0.9, beta2=0.99)
+    return Optimizer([parameter], cfg, Schedule.parse(0.1), 1.0)
+
+
+@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_shared_step_is_an_ordinary_step(kind, steps_before):
+    """Two copies that take turns on shared weights do what one optimiser does alone, also after a restart."""
+    start = torch.tensor([1.0, -2.0, 3.0])
+    alone, shared = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    one, main = optimizer(alone, kind), optimizer(shared, kind)
+    for _ in range(steps_before):
+        one.step(alone.square().sum(), Clock())
+        main.step(shared.square().sum(), Clock())
+    shared.data.share_memory_()
+    state = main.share()
+    assert torch.equal(shared, alone), "sharing changes no weight"
+    copies = [torch.nn.Parameter(start.clone()) for _ in range(2)]
+    optimizers = [optimizer(copy, kind) for copy in copies]
+    for copy, each in zip(copies, optimizers, strict=True):
+        each.attach(state)
+        before = copy.detach().clone()
+        with torch.no_grad():
+            copy.copy_(shared)
+        one.step(alone.square().sum(), Clock())
+        each.step(copy.square().sum(), Clock())
+        torch.testing.assert_close(shared, alone)
+        assert not torch.equal(copy, shared) or (steps_before == 0 and torch.equal(copy, before)), "the copy waits for its refresh"
+    restored = optimizer(torch.nn.Parameter(shared.detach().clone()), kind)
+    restored.load_state_dict(main.state_dict())
+    one.step(alone.square().sum(), Clock())
+    restored.step(restored.parameters[0].square().sum(), Clock())
+    torch.testing.assert_close(restored.parameters[0], alone)
+
+
+def test_refresh_copies_weights_and_buffers(typed):
+    words = [*ASYNC, "env=CartPole-v1", "model.observation_filter=mean_std", "algo.lr=0.01"]
+    main, worker = Wiring(typed(*words)).algorithm(), Wiring(typed(*words, "seed=5")).algorithm()
+    shared = SharedLearner(main, Clock(30, 4))
+    shared.attach(worker)
+    with torch.no_grad():
+        main.policy.filter.filters[0].shift.fill_(7.0)
+    shared.refresh(worker)
+    assert all(torch.equal(a, b) for a, b in zip(main.state_dict().values(), worker.state_dict().values(), strict=True))
+    worker.optimizer.step(worker.policy.value_head.weight.sum(), Clock())
+    assert not torch.equal(main.policy.value_head.weight, worker.policy.value_head.weight)
+    assert shared.clock == Clock(30, 4)
+
+
+def test_two_processes_learn_and_count_every_row(typed, tmp_path):
+    words = ["env=rlrun/Identity-v0", "algo.fragment_length=20", "algo.batch_size=20", "algo.lr=3e-3", "algo.optimizer.kind=adam",
+             "algo.optimizer.epsilon=1e-5", "algo.discount=0", "algo.entropy_coef=0", "model.observation_filter=none", "env_steps=100000", "stop.return_mean=18"]  # fmt: skip
+    made, job, rows = run_wired(Wiring(typed(*ASYNC, *words, "log_every_sec=0.05")), tmp_path)
+    assert job.status == "STOPPED" and job.episodes.mean >= 18
+    assert job.clock.updates >= job.clock.env_steps // 20 > 50
+    assert any(row["sample/policy_lag"] for row in rows if row.get("sample/policy_lag") is not None), "others' gradients come in between"
+    statistics = made.state()["optimizers"]["optimizer"]["inner"]["state"]
+    assert all(value["exp_avg_sq"].abs().sum() > 0 for value in statistics.values()), "shared statistics are what is saved"
+
+
+def test_filters_of_all_processes_are_merged(typed, tmp_path):
+    made, job, _ = run_wired(Wiring(typed(*ASYNC, "env=CartPole-v1", "model.observation_filter=mean_std", "env_steps=400")), tmp_path)
+    assert int(made.policy.filter.filters[0].count) == job.clock.env_steps
+
+
+def test_a_killed_process_ends_the_run(typed, tmp_path, monkeypatch):
+    started = Workers.start
+
+    def start_and_kill(self, name, *args, **more):
+        worker = started(self, name, *args, **more)
+        if name == "worker-1":
+            threading.Timer(7.0, os.kill, (worker.process.pid, signal.SIGKILL)).start()
+        return worker
+
+    monkeypatch.setattr(Workers, "start", start_and_kill)
+    with pytest.raises(RunFailed, match="worker-1 was killed by SIGKILL"):
+        run_wired(Wiring(typed(*ASYNC, "env=CartPole-v1", "env_steps=10000000")), tmp_path)
+
+
+def test_a_failing_environment_is_named(typed, tmp_path):
+    with pytest.raises(RunFailed, match=r"worker-\d failed"):
+        run_wired(Wiring(typed(*ASYNC, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise")), tmp_path)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["algo=ppo", "runner=async_gradients"], "it is for a3c, a2c and pg"),
+    (["algo=a3c", "resources.inference=local"], "in their own process"),
+    (["algo=a3c", "resources.device=cuda"], "CUDA devices are visible|learn on the CPU"),
+    (["algo=a3c", "resources.num_samplers=2"], "resources.num_learners"),
+    (["algo=a3c", "runner=actor_learner"], "newest policy's rows alone"),
+])  # fmt: skip
+def test_what_cannot_be_asynchronous_gets_a_sentence(typed, words, said):
+    with pytest.raises(UserError, match=said):
+        Wiring(typed("env=CartPole-v1", "logger=[]", *words))
+
+
+def test_alone_it_is_a2c(typed, tmp_path):
+    words = ["env=CartPole-v1", *SMALL, "env_steps=200"]
+    one, _, _ = run_wired(Wiring(typed("algo=a3c", *words)), tmp_path)
+    two, _, _ = run_wired(Wiring(typed("algo=a2c", *words, "algo.lr=1e-4", "algo.optimizer.kind=rmsprop", "algo.optimizer.epsilon=0.1")), tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
