@@ -22,6 +22,7 @@ from rlrun.core.errors import RunFailed
 from rlrun.core.ranks import Ranks
 from rlrun.dataflow.workers import READY, START_SEC, Workers
 
+LARGE = 2**15  # numbers: gradients, not counts
 FOREVER = timedelta(days=7)  # rank 0 may evaluate and save for as long as it takes; when it ends, its connections do
 
 
@@ -35,12 +36,34 @@ class ProcessRanks(Ranks):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         patience = timedelta(seconds=timeout_sec) if rank == 0 else FOREVER
         dist.init_process_group(backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience)
+        self.store = store
+        self.memory: dict[tuple[int, torch.dtype], Tensor] = {}  # shared by all learners, one for each size of large tensors
         dist.barrier()  # connections are made now and not in the middle of the first update
 
     def sum(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and x.numel() >= LARGE:
+            return self._sum_in_memory(x.detach())
         total = x.detach().clone()
         dist.all_reduce(total)
         return total
+
+    def _sum_in_memory(self, x: Tensor) -> Tensor:
+        """The same through memory that all learners of this machine see: each adds up its part of the numbers. Gloo's way, through sockets, takes three
+        times as long."""
+        n, key = x.numel(), (x.numel(), x.dtype)
+        if key not in self.memory:
+            path = Path(f"{self.store}-{n}-{str(x.dtype).rpartition('.')[2]}")
+            self.memory[key] = torch.from_file(str(path), shared=True, size=(self.world + 1) * n, dtype=x.dtype).view(self.world + 1, n)
+            dist.barrier()
+            if self.rank == 0:
+                path.unlink()  # everyone has it; a killed run leaves nothing behind
+        memory = self.memory[key]
+        memory[self.rank].copy_(x.flatten())
+        dist.barrier()
+        mine = slice(self.rank * n // self.world, (self.rank + 1) * n // self.world)
+        torch.sum(memory[: self.world, mine], 0, out=memory[self.world, mine])
+        dist.barrier()  # nobody writes the next tensor before all have come here, nor takes its sum before all have written
+        return memory[self.world].view(x.shape).clone()
 
     def gather(self, x: Tensor) -> list[Tensor]:
         sizes = torch.zeros(self.world, dtype=torch.int64)
@@ -81,7 +104,7 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
         yield Ranks()
         return
     workers, ranks = Workers(), None
-    with tempfile.TemporaryDirectory(prefix="rlrun-ranks-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rlrun-ranks-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         store = str(Path(folder) / "store")
         try:
             for rank in range(1, world):
