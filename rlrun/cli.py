@@ -35,6 +35,8 @@ def usage() -> str:
 
 def main() -> None:
     """Exit codes: 0 done, 1 the run failed, 2 bad input, 130/143 interrupted."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # the user's own package, as with python -m; last, so that it hides nothing
     try:
         sys.exit(_dispatch(sys.argv[1:]))
     except UserError as error:
@@ -90,7 +92,7 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     if "--help" in words or "-h" in words:  # Hydra composes before it explains
         words = [*words, *(f"{key}={value}" for key, value in (("algo", "impala"), ("env", "CartPole-v1")) if not any(w.startswith(f"{key}=") for w in words))]
     words = [part for word in words for part in replacing(word)]
-    words = [f"++{word}" if word.startswith("env.kwargs.") else word for word in words]  # the environment's own, unknown to conf/
+    words = [f"++{word}" if word.startswith(("env.kwargs.", "model.encoder_kwargs.")) else word for word in words]  # the environment's own, unknown to conf/
     result: list[int] = []
     raised: list[BaseException] = []
 

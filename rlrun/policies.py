@@ -86,6 +86,7 @@ class DistributionPolicy(Policy):
         outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         dist = outputs.dist[0]
         action = dist.mode() if mode == "greedy" else dist.sample(rng)
+        dist = dist.given(action) if record else dist
         recorded: dict[str, Tensor | Batch] = {}
         for name in record:
             if name == "log_prob":

@@ -21,7 +21,7 @@ from rlrun.loggers.mlflow import Mlflow
 from rlrun.loggers.sinks import Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
-from rlrun.wiring import Typed, Wiring, checkpoints_of
+from rlrun.wiring import Typed, Wiring, callbacks_of, checkpoints_of
 
 
 def run(wiring: Wiring, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
@@ -59,6 +59,7 @@ def _run(wiring: Wiring, values: dict, directory: RunDir, restored: tuple[dict, 
         evaluate=_evaluation(wiring) if config.run.eval.every is not None else None,
         exact=wiring.resources.exact,
         restored=restored,
+        callbacks=callbacks_of(config.run.callbacks),
     )
     error: BaseException | None = None
     try:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from rlrun.config import ConfigError, typed
+from rlrun.config import ConfigError, load_yaml, typed
 from rlrun.core.algorithm import Algorithm, Inner, LearnerContext, Needs
 from rlrun.core.batch import RowSpec, fragment_layout
+from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError, closest
+from rlrun.core.plugins import load_object
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.run import CheckpointConfig, EvalConfig, Follower, Job, Run, StopConfig
@@ -54,6 +56,8 @@ class RunConfig:
     run_dir: str | None
     runs_root: str
     log_every_sec: float
+    init: str | None
+    callbacks: tuple[str, ...]
     algo: Any
     env: Any
     runner: Any
@@ -89,6 +93,8 @@ class Typed:
 def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
     """The Algorithm in rlrun/algos/<name>.py."""
     name = values.get("name")
+    if "module" in values:
+        return own_algorithm(values["module"])
     if name not in options("algo"):
         raise UserError(f"There is no algorithm {name!r}.{closest(str(name), options('algo'))}")
     module = importlib.import_module(f"rlrun.algos.{name}")
@@ -97,17 +103,31 @@ def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
     return found[0]
 
 
+def own_algorithm(module: str) -> type[Algorithm]:
+    """The one Algorithm that the user's own module defines, beside its Config."""
+    try:
+        made = importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"algo.module={module} cannot be imported: {error}") from None
+    found = [v for v in vars(made).values() if isinstance(v, type) and issubclass(v, Algorithm) and v.__module__ == made.__name__]
+    if len(found) != 1 or not hasattr(made, "Config"):
+        what = f"{len(found)} and {'a' if hasattr(made, 'Config') else 'no'} Config"
+        raise UserError(f"algo.module={module} must define one Algorithm and its Config; it defines {what}")
+    return found[0]
+
+
 def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
     """The algorithm that a config names, and its typed options; those of an algorithm inside it too."""
     algorithm = algorithm_class(values)
     if "inner" in values:
         values = {**values, "inner": type_algorithm(values["inner"], f"{path}.inner")}
+    values = {key: value for key, value in values.items() if key != "module"}  # where its file is, no option of its own
     return Inner(algorithm, typed(importlib.import_module(algorithm.__module__).Config, values, path))
 
 
 def type_config(values: dict[str, Any]) -> Typed:
     """Types a plain config. Raises UserError naming what does not fit."""
-    run = typed(RunConfig, {"logger": {}, **values})  # logger=[] leaves no node behind
+    run = typed(RunConfig, {"logger": {}, "init": None, "callbacks": [], **values})  # logger=[] leaves no node behind
     algorithm = type_algorithm(run.algo)
     family = run.env.get("family")
     if family not in registry.FAMILIES:
@@ -186,9 +206,12 @@ class Wiring:
         try:
             with torch.random.fork_rng(devices=[]):  # critics and other nets that never travel
                 torch.manual_seed(self.seeds.integer("init-learner"))
-                return self.config.algorithm(policy, self.spec, self.config.algo, LearnerContext(self.device, rng, ranks=self.ranks))
+                made = self.config.algorithm(policy, self.spec, self.config.algo, LearnerContext(self.device, rng, ranks=self.ranks))
         except ValueError as error:
             raise UserError(f"algo={self.config.algo.name}: {error}") from None
+        if self.config.run.init is not None:
+            begin_with(made, Path(self.config.run.init), self.config.algo.name)
+        return made
 
     def layout(self, policy: Policy) -> RowSpec:
         return fragment_layout(
@@ -261,6 +284,34 @@ class Wiring:
             self.learn(job, ranks)
 
 
+def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
+    """Gives an algorithm the weights (and filters) of another run: all of them where that run's algorithm is the same, else the policy's. `path`: a run
+    directory, whose last checkpoint is meant, or one of its checkpoints. Counters, optimisers and schedules begin anew."""
+    run_dir, checkpoint = (path.parent.parent, path.name) if path.parent.name == "checkpoints" else (path, None)
+    if not (run_dir / "config.yaml").is_file():
+        raise UserError(f"init={path} is neither a run directory nor one of its checkpoints")
+    tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
+    try:
+        if load_yaml(run_dir / "config.yaml")["algo"]["name"] == name:
+            algorithm.load_state_dict(tensors["algorithm"]["module"])
+        else:
+            algorithm.policy.load_state_dict(tensors["policy"])
+    except RuntimeError as error:
+        said = str(error).splitlines()
+        raise UserError(f"init={path}: its weights do not fit this run's env and model: {said[1].strip() if len(said) > 1 else said[0]}") from None
+
+
+def callbacks_of(names: tuple[str, ...]) -> list[Callback]:
+    """One of each class. Raises UserError for what is none."""
+    made = []
+    for name in names:
+        kind = load_object(name, "callbacks")
+        if not (isinstance(kind, type) and issubclass(kind, Callback)):
+            raise UserError(f"callbacks={name} is no subclass of rlrun.Callback")
+        made.append(kind())
+    return made
+
+
 @dataclass(frozen=True)
 class Elsewhere:
     """Picklable; called in the process of one of several learners that do not go in lockstep."""
@@ -294,6 +345,7 @@ def preflight(config: Typed) -> Wiring:
     wiring.ranks = Ranks(world=wiring.resources.num_learners if config.runner.lockstep else 1)
     wiring.algorithm()
     wiring.ranks = ALONE
+    callbacks_of(config.run.callbacks)
     return wiring
 
 

@@ -77,8 +77,9 @@ class A2C(ActorCritic):
         """part [T(+1), b] with advantage and target -> its share [] of the mean over the whole batch's `count` rows."""
         valid = part.valid
         dist, value = self.policy.unroll(part)
-        policy_loss = -masked_mean(dist[:-1].log_prob(part.action) * part.advantage, valid, count)
+        dist = dist[:-1].given(part.action)
+        policy_loss = -masked_mean(dist.log_prob(part.action) * part.advantage, valid, count)
         value_loss = masked_mean(0.5 * (part.target - value[:-1]).square(), valid, count)
-        entropy = masked_mean(dist[:-1].entropy(), valid, count)
+        entropy = masked_mean(dist.entropy(), valid, count)
         sums.add({"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy})
         return policy_loss + self.cfg.value_coef * value_loss - entropy_coef * entropy

@@ -85,7 +85,8 @@ class APPO(ActorCritic):
     @torch.no_grad()
     def moved(self, batch: Batch) -> Tensor:
         """Mean KL(target || current) [] over the batch's live rows."""
-        kl = self.target.unroll(batch)[0][:-1].kl(self.policy.unroll(batch)[0][:-1])
+        old, new = (policy.unroll(batch)[0][:-1].given(batch.action) for policy in (self.target, self.policy))
+        kl = old.kl(new)
         return self.ctx.ranks.sum(masked_mean(kl, batch.valid, self.live(batch.valid)))
 
     def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
@@ -94,7 +95,7 @@ class APPO(ActorCritic):
         count = self.live(valid)
         with torch.no_grad():
             old, old_value = self.target.unroll(batch)  # over T+1 rows
-            old = old[:-1]
+            old = old[:-1].given(batch.action)
             old_log_prob = old.log_prob(batch.action)  # [T, B]
             log_rho = (old_log_prob - batch.log_prob).masked_fill(~valid, 0.0)
             reward, discount = clip_reward(batch.reward, cfg.reward_clip), batch.discount(cfg.discount)
@@ -107,7 +108,7 @@ class APPO(ActorCritic):
                 advantage = gae(reward, discount, old_value[:-1], old_value[1:], valid, cfg.lambda_)
                 target = advantage + old_value[:-1]
         dist, value = self.policy.unroll(batch)
-        dist, value = dist[:-1], value[:-1]
+        dist, value = dist[:-1].given(batch.action), value[:-1]
         log_prob = dist.log_prob(batch.action)
         # section 4.1.1: min(pi_worker / pi_target, rho) pi / pi_worker, which is pi / pi_target until the target has left the worker far behind
         lag = (-log_rho).exp()

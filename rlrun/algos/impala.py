@@ -80,7 +80,7 @@ class Impala(ActorCritic):
         scale = count if cfg.loss_reduction == "sum" else 1.0
         dist, values = self.policy.unroll(batch)  # over T+1 rows
         value, next_value = values[:-1], values[1:].detach()  # [T, B]
-        dist = dist[:-1]
+        dist = dist[:-1].given(batch.action)
         log_prob = dist.log_prob(batch.action)  # [T, B]
         log_rho = (log_prob.detach() - batch.log_prob) if cfg.vtrace else torch.zeros_like(batch.log_prob)
         reward = clip_reward(batch.reward, cfg.reward_clip)

@@ -56,8 +56,9 @@ class PG(ActorCritic):
         if cfg.normalize_advantage:
             advantage = masked_normalize(advantage, valid, ranks)
         dist, value = self.policy.unroll(batch)
-        policy_loss = -masked_mean(dist[:-1].log_prob(batch.action) * advantage, valid, count)
-        entropy = masked_mean(dist[:-1].entropy(), valid, count)
+        dist = dist[:-1].given(batch.action)
+        policy_loss = -masked_mean(dist.log_prob(batch.action) * advantage, valid, count)
+        entropy = masked_mean(dist.entropy(), valid, count)
         loss = policy_loss - cfg.entropy_coef(clock) * entropy
         metrics = {"policy_loss": policy_loss, "entropy": entropy, "return_to_go": masked_mean(to_go, valid, count)}
         if cfg.baseline:

@@ -112,7 +112,7 @@ class PPO(ActorCritic):
         if cfg.kl_coef > 0:
             metrics["kl_coef"] = self.kl_coef.clone()
             with torch.no_grad():  # d of section 4: how far the whole update moved
-                kl = ranks.sum(masked_mean(self._kl(rows, self.policy.unroll(rows)[0]), rows.valid, self.live(rows.valid)))
+                kl = ranks.sum(masked_mean(self._kl(rows, self.policy.unroll(rows)[0].given(rows.action)), rows.valid, self.live(rows.valid)))
             metrics["kl"] = kl
             adapt_kl_coef_(self.kl_coef, kl, cfg.kl_target)
         return Update(metrics)
@@ -132,6 +132,7 @@ class PPO(ActorCritic):
         cfg, valid = self.cfg, rows.valid
         count = self.live(valid)
         dist, value = self.policy.unroll(rows)
+        dist = dist.given(rows.action)
         advantage = masked_normalize(rows.advantage, valid, self.ctx.ranks) if cfg.normalize_advantage == "minibatch" else rows.advantage
         log_ratio = (dist.log_prob(rows.action) - rows.log_prob).masked_fill(~valid, 0.0)
         ratio = log_ratio.exp()

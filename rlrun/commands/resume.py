@@ -27,7 +27,7 @@ def main(words: list[str]) -> int:
     from rlrun.rundir import RunDir
     from rlrun.wiring import checkpoints_of, preflight, type_config
 
-    config = type_config(values)
+    config = type_config({**values, "init": None})  # the checkpoint has what came of it
     print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
     wiring = preflight(config)  # before config.yaml is written: a wrong option must not stay in it
     directory = RunDir(path)
@@ -56,13 +56,18 @@ def change(values: dict[str, Any], key: str, value: Any) -> None:
             raise UserError(f"{key}= cannot be chosen anew on resume, but its options can change, such as {example}=...")
         allowed = ", ".join(a + "*" if a.endswith(".") else a for a in CHANGEABLE)
         raise UserError(f"{key} cannot change on resume; these can: {allowed}")
+    set_option(values, key, value)
+
+
+def set_option(values: dict[str, Any], key: str, value: Any) -> None:
+    """Sets a dotted key that exists; UserError for others."""
     *groups, last = key.split(".")
     node = values
     for group in groups:
         child = node.get(group)
         node = child if isinstance(child, dict) else {}
     if last not in node:
-        raise UserError(f"There is no option {key}.{closest(last, node)}")
+        raise UserError(f"There is no option {key}.{closest(last, node) or closest(key, dotted(values))}")
     node[last] = value
 
 

@@ -1,4 +1,6 @@
-"""rlrun train: Hydra composes the config, the session runs it."""
+"""rlrun train: Hydra composes the config, the session runs it.
+
+rlrun train --from-run DIR [seed=2 key=value ...]: the same run again, in a directory of its own."""
 
 from __future__ import annotations
 
@@ -10,16 +12,51 @@ from rlrun.core.errors import UserError
 
 
 def main(words: list[str]) -> int:
+    if any(word.split("=")[0] == FROM_RUN for word in words):
+        return again(words)
     return compose(words, train)
 
 
+FROM_RUN = "--from-run"
+
+
+def again(words: list[str]) -> int:
+    """The config of a run, with these changes, as a new run."""
+    from rlrun.commands.resume import dotted, set_option
+    from rlrun.config import load_yaml, parse_assignments
+
+    place = next(i for i, word in enumerate(words) if word.split("=")[0] == FROM_RUN)
+    _, equals, given = words[place].partition("=")
+    if not equals:
+        given = words[place + 1] if place + 1 < len(words) else ""
+    rest = words[:place] + words[place + (1 if equals else 2) :]
+    if not (Path(given) / "config.yaml").is_file():
+        raise UserError(f"{given or FROM_RUN} is not a run directory: it has no config.yaml")
+    values = load_yaml(Path(given) / "config.yaml")
+    values["run_dir"] = None
+    for key, value in parse_assignments(rest).items():
+        known = sorted(dotted(values))
+        if isinstance(values.get(key), dict):
+            example = next(k for k in known if k.startswith(f"{key}."))
+            raise UserError(f"{key}= cannot be chosen anew with {FROM_RUN}, but its options can, such as {example}=...")
+        set_option(values, key, value)
+    return start(values)
+
+
 def train(cfg: Any, choices: dict[str, Any]) -> int:
-    from rlrun.config import plain, save_yaml
-    from rlrun.rundir import RunDir, default_path
-    from rlrun.wiring import preflight, type_config
+    from rlrun.config import plain
 
     values = plain(cfg)
     check_tuned(choices, values)
+    return start(values)
+
+
+def start(values: dict[str, Any]) -> int:
+    """A new run of this plain config."""
+    from rlrun.config import save_yaml
+    from rlrun.rundir import RunDir, default_path
+    from rlrun.wiring import preflight, type_config
+
     print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
     config = type_config(values)
     path = Path(config.run.run_dir) if config.run.run_dir else default_path(config.run.runs_root, config.algo.name, config.env.name, config.run.seed)

@@ -51,11 +51,14 @@ class EpisodeStatistics:
     def __init__(self, window: int = 100):
         self.returns: deque[float] = deque(maxlen=window)
         self.lengths: deque[int] = deque(maxlen=window)
+        self.infos: deque[Mapping[str, float]] = deque(maxlen=window)
         self.count = 0
 
-    def add(self, ret: float, length: int) -> None:
+    def add(self, ret: float, length: int, info: Mapping[str, float]) -> None:
+        """`info`: numeric entries of the environment's info."""
         self.returns.append(ret)
         self.lengths.append(length)
+        self.infos.append(info)
         self.count += 1
 
     @property
@@ -75,14 +78,24 @@ class EpisodeStatistics:
             "return_max": max(self.returns),
             "episode_length_mean": sum(self.lengths) / len(self.lengths),
             "episodes": self.count,
+            **self._info_means(),
         }
 
+    def _info_means(self) -> dict[str, float]:
+        """success_rate and info/<name>: means over those of the last episodes that have the entry."""
+        found: dict[str, list[float]] = {}
+        for info in self.infos:
+            for name, value in info.items():
+                found.setdefault("success_rate" if name == "is_success" else f"info/{name}", []).append(value)
+        return {name: sum(values) / len(values) for name, values in sorted(found.items())}
+
     def state(self) -> dict:
-        return {"returns": list(self.returns), "lengths": list(self.lengths), "count": self.count}
+        return {"returns": list(self.returns), "lengths": list(self.lengths), "infos": [dict(info) for info in self.infos], "count": self.count}
 
     def load(self, state: dict) -> None:
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        self.infos.extend(state.get("infos", []))
         self.count = state["count"]
 
 

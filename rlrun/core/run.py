@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from rlrun.core.algorithm import Algorithm, Update
+from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.metrics import EpisodeStatistics, Means, finite
 from rlrun.core.ranks import ALONE, Ranks
@@ -73,25 +75,19 @@ class Header(Protocol):
 class _Report(NamedTuple):
     """What other learners are told of a fragment."""
 
-    lag: float  # updates between its weights and now
+    lag: int  # updates between its weights and now
     env_steps: int
     seconds: tuple[float, float]
-    episodes: list[tuple[float, int]]  # return, length
+    episodes: list[tuple[float, int, dict[str, float]]]  # return, length, info
 
 
 def exchange(headers: Sequence[Header], clock: Clock, ranks: Ranks) -> list[_Report]:
     """Reports on new fragments of all learners, by rank."""
-    mine = [_Report(clock.updates - h.updates, h.env_steps, h.seconds, [(e.ret, e.length) for e in h.episodes]) for h in headers]
+    mine = [_Report(clock.updates - h.updates, h.env_steps, h.seconds, [(e.ret, e.length, dict(e.info)) for e in h.episodes]) for h in headers]
     if ranks.world == 1:
         return mine
-    numbers = [x for r in mine for x in (r.lag, r.env_steps, *r.seconds, len(r.episodes), *(part for episode in r.episodes for part in episode))]
-    reports = []
-    for row in ranks.gather(torch.tensor(numbers, dtype=torch.float64)):
-        values = iter(row.tolist())
-        for lag in values:
-            env_steps, first, second, count = (next(values) for _ in range(4))
-            reports.append(_Report(lag, int(env_steps), (first, second), [(next(values), int(next(values))) for _ in range(int(count))]))
-    return reports
+    text = torch.tensor(list(json.dumps(mine).encode()), dtype=torch.float64)
+    return [_Report(*report) for part in ranks.gather(text) for report in json.loads(bytes(part.to(torch.uint8).tolist()))]
 
 
 class Job(Protocol):
@@ -161,7 +157,9 @@ class Run:
         evaluate: Callable[[Algorithm, Clock, int, Callable[[], bool]], list[float]] | None,
         exact: bool,
         restored: tuple[dict[str, dict], dict] | None,
+        callbacks: Sequence[Callback] = (),
     ):
+        self.callbacks = callbacks
         self.total, self.stop, self.evaluation, self.checkpoint = env_steps, stop, evaluation, checkpoint
         self.log_every_sec, self.checkpoints, self.logger, self.signals, self.evaluate = log_every_sec, checkpoints, logger, signals, evaluate
         self.exact = exact  # break all columns at a checkpoint, so that a resumed run equals an uninterrupted one
@@ -212,6 +210,8 @@ class Run:
             sampler.load(self.restored[0]["sampler"])
             sampler.restart(self.generation)
         self.restored = None
+        for callback in self.callbacks:
+            callback.on_start(self)
         self.last_log = self.last_save = self.last_best = time.monotonic()
         self.timers.result()
 
@@ -220,8 +220,10 @@ class Run:
         steps = 0
         for report in exchange(headers, self.clock, self.ranks):
             steps += report.env_steps
-            for ret, length in report.episodes:
-                self.episodes.add(ret, length)
+            for ret, length, info in report.episodes:
+                self.episodes.add(ret, length, info)
+                for callback in self.callbacks:
+                    callback.on_episode(ret, length, info)
             self.sample.add({"policy_lag": float(report.lag), "env_sec": report.seconds[0], "policy_sec": report.seconds[1]})
         return steps
 
@@ -233,6 +235,8 @@ class Run:
         self.clock = clock
         if update is not None:
             self.learn.add(update.metrics)
+            for callback in self.callbacks:
+                callback.on_update(clock, update.metrics)
         now = time.monotonic()
         over = self._over(now)
         evaluated = self.signals.stop is None and self.eval_due(clock.env_steps) and self._evaluate()
@@ -250,6 +254,9 @@ class Run:
             self._save(now, metric, best and (evaluated or self.evaluation_off))
         if over or evaluated or now - self.last_log >= self.log_every_sec:
             self._log(time.monotonic())
+        if over:
+            for callback in self.callbacks:
+                callback.on_end(self.status)
         return not over
 
     # -- inside --------------------------------------------------------------------------------------------------------------------------
@@ -295,6 +302,8 @@ class Run:
         if self.signals.stop is not None or not returns:
             return False
         self.eval_mean = sum(returns) / len(returns)
+        for callback in self.callbacks:
+            callback.on_evaluate(self.clock, returns)
         self.eval_row = {"eval/return_mean": self.eval_mean, "eval/return_min": min(returns), "eval/return_max": max(returns)}
         return True
 
@@ -330,6 +339,9 @@ class Run:
                 self.sampler.restart(self.generation)
                 for forget in self.breaks:
                     forget(self.generation)
+            if saved is not None:
+                for callback in self.callbacks:
+                    callback.on_save(saved, self.clock)
             if best:
                 self.last_best = now  # also after a failed save: the next try waits its turn
                 if saved is not None:
@@ -359,7 +371,10 @@ class Run:
         self.eval_row = {}
         self.last_log, self.last_log_steps = now, self.clock.env_steps
         head = {name: row.pop(name) for name in ("env_steps", "time_sec", "updates")}
-        self.logger.log({**head, **finite(row)})
+        row = {**head, **finite(row)}
+        for callback in self.callbacks:
+            callback.on_log(row)
+        self.logger.log(row)
 
     @property
     def exit_code(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ class Episode(NamedTuple):
     column: int
     ret: float
     length: int
+    info: Mapping[str, float] = {}  # of every numeric entry of the environment's info: its mean over the episode; of is_success, its last value
 
 
 class Header(NamedTuple):

@@ -176,6 +176,25 @@ class RepeatAfterMe(gymnasium.Env):
         return self._obs(), reward, False, over, {}
 
 
+class CorrelatedActions(gymnasium.Env):
+    """Pays 1 for two equal choices. With a bonus for entropy the best policy draws the first at random and repeats it (compare RLlib's
+    CorrelatedActionsEnv), which independent parts cannot."""
+
+    def __init__(self, length: int = 20):
+        self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)])
+        self.length = length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self.step_number += 1
+        return np.ones(1, np.float32), float(action[0] == action[1]), False, self.step_number >= self.length, {}
+
+
 _POSITIONS = [0, 2]  # cart position, pole angle
 
 
@@ -213,7 +232,7 @@ class StatelessCartPoleVector(CartPoleVectorEnv):
 
 def register() -> None:
     """Makes our ids known to Gymnasium, once."""
-    for entry in ("Counting", "Identity", "IdentityBox", "EverySpace", "Masked", "RepeatAfterMe"):
+    for entry in ("Counting", "Identity", "IdentityBox", "EverySpace", "Masked", "RepeatAfterMe", "CorrelatedActions"):
         if f"rlrun/{entry}-v0" not in gymnasium.registry:
             gymnasium.register(f"rlrun/{entry}-v0", entry_point=f"rlrun.envs.debug:{entry}")
     if "StatelessCartPole-v0" not in gymnasium.registry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest
+from rlrun.core.plugins import load_object
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
 
@@ -23,11 +24,15 @@ class GymConfig:
     name: str
     kwargs: dict[str, Any]
     max_episode_steps: int | None
+    wrappers: tuple[Any, ...]
     reward_clip: Literal["none", "sign"] | float
 
     def __post_init__(self):
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
             raise ValueError("max_episode_steps must be at least 1")
+        for entry in self.wrappers:
+            if not isinstance(entry, str) and not (isinstance(entry, Mapping) and isinstance(entry.get("name"), str)):
+                raise ValueError(f"wrappers are package.module:Name, or {{name: package.module:Name, option: value}}; not {entry!r}")
 
 
 def find(name: str) -> gymnasium.envs.registration.EnvSpec:
@@ -134,8 +139,20 @@ def _first_mask(env: gymnasium.Env, name: str) -> np.ndarray:
 
 
 def make_one(cfg: GymConfig, **more: Any) -> gymnasium.Env:
-    """One environment, as the config says."""
-    return gymnasium.make(find(cfg.name), **_overrides(cfg), **more)
+    """One environment, as the config says, in its wrappers: the first is the innermost. UserError for a wrapper that is none."""
+    env = gymnasium.make(find(cfg.name), **_overrides(cfg), **more)
+    for entry in cfg.wrappers:
+        options = {"name": entry} if isinstance(entry, str) else dict(entry)
+        name = options.pop("name")
+        wrap = load_object(name, "env.wrappers")
+        try:
+            wrapped = wrap(env, **options)
+        except Exception as error:  # the user's own constructor may raise anything
+            raise UserError(f"env.wrappers={name} cannot be made: {type(error).__name__}: {error}") from None
+        if not isinstance(wrapped, gymnasium.Env):
+            raise UserError(f"env.wrappers={name} makes {type(wrapped).__name__}, which is no gymnasium.Env")
+        env = wrapped
+    return env
 
 
 def _overrides(cfg: GymConfig) -> dict[str, Any]:
@@ -177,6 +194,16 @@ class _Named(gymnasium.Wrapper):
         return EnvError(f"{self.name}, env {self.index} (seed {self.seed}) failed in {doing}: {type(error).__name__}: {error}")
 
 
+def numbers(info: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The numeric scalars of a vector environment's info -> [B] float64 each, NaN for environments that gave none."""
+    found = {}
+    for name, value in info.items():
+        given = info.get(f"_{name}")
+        if given is not None and isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "bif":
+            found[name] = np.where(given, value, np.nan)
+    return found
+
+
 class GymEnv:
     """`count` environments with Gymnasium's NEXT_STEP autoreset (the default): the row after an end is dead and only resets."""
 
@@ -186,7 +213,7 @@ class GymEnv:
         registered = find(cfg.name)
         overrides = _overrides(cfg)
         self.env: Any
-        self.native = registered.vector_entry_point is not None and not render
+        self.native = registered.vector_entry_point is not None and not render and not cfg.wrappers  # wrappers are for one environment
         if self.native:
             self.env = gymnasium.make_vec(registered, count, vectorization_mode="vector_entry_point", **overrides)
         else:
@@ -209,13 +236,13 @@ class GymEnv:
 
     def step(self, action: Any) -> Step:
         taken = self.spec.action.to_env(action)
-        obs, reward, terminated, truncated, _info = self._call("step", lambda: self.env.step(taken))
+        obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(taken))
         began = self.ended
         reward = np.asarray(reward, dtype=np.float32)
         if not np.isfinite(reward).all():
             raise self._bad(int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action)
         self.ended = terminated | truncated
-        return Step(self._checked(to_rows(self.spec, obs), self.ended, action), reward, terminated.copy(), truncated.copy(), ~began, began, {})
+        return Step(self._checked(to_rows(self.spec, obs), self.ended, action), reward, terminated.copy(), truncated.copy(), ~began, began, numbers(info))
 
     def _call(self, doing: str, call: Callable[[], Any]) -> Any:
         try:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlrun.core.batch import Field, RowSpec
+from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
-from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space
+from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
+from rlrun.models.encoders import flat_size, flatten
 from rlrun.ops.distributions import Bernoulli, Beta, Categorical, Distribution, Gaussian, Joint, MultiCategorical, SquashedGaussian
 
 BoxDistribution = Literal["gaussian", "squashed_gaussian", "beta"]
@@ -97,8 +99,79 @@ class JointHead(ActionHead):
         return Joint({name: head(features, None) for name, head in zip(self.names, self.heads, strict=True)})
 
 
-def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float) -> ActionHead:
+class AutoregressiveHead(ActionHead):
+    """The parts of a tuple or dictionary one after the other, each from the features and the parts chosen before it:
+    p(a) = p(a_1) p(a_2 | a_1) ... (Vinyals et al. 2017, arXiv:1708.04782, section 4.3)."""
+
+    def __init__(self, space: Nested, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float):
+        super().__init__()
+        self.spaces, self.names = [part for _, part in space.spaces], tuple(name for name, _ in space.spaces)
+        known = list(itertools.accumulate((flat_size(part) for part in self.spaces[:-1]), initial=0))  # numbers of the parts before each
+        self.heads = nn.ModuleList(action_head(part, inputs, linear, kind, log_std) for part in self.spaces)
+        self.mixers = nn.ModuleList(nn.Sequential(nn.Linear(inputs + size, inputs), nn.Tanh()) if size else nn.Identity() for size in known)
+        self.dist_spec = {name: head.dist_spec for name, head in zip(self.names, self.heads, strict=True)}  # type: ignore[misc]
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> Autoregressive:  # type: ignore[override]
+        return Autoregressive(self, features)
+
+    def part(self, index: int, features: Tensor, before: list[Tensor]) -> Distribution:
+        """Of this part [...], given features [..., F] and the parts before it, flattened [..., D_i]."""
+        return self.heads[index](self.mixers[index](torch.cat([features, *before], -1)), None)
+
+    def flat(self, index: int, chosen: Tensor | Batch) -> Tensor:
+        """A part [..., *shape] -> numbers [..., D]."""
+        leaf = next(chosen.leaves()) if isinstance(chosen, Batch) else chosen
+        inside = next(leaves(self.spaces[index]))[1].field.shape
+        leading = leaf.shape[: leaf.ndim - len(inside)]
+        rows = _each(chosen, lambda value: value.reshape(-1, *value.shape[len(leading) :]))
+        return flatten(self.spaces[index], rows).reshape(*leading, -1)
+
+
+def _each(value: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Any:
+    return value.map(function) if isinstance(value, Batch) else function(value)
+
+
+class Autoregressive:
+    """Over the features [..., F] of some rows. Its entropy and divergence are sums over parts conditioned on an action: given(action) makes the Joint that
+    has them, whose expectation over actions is the whole distribution's (chain rule)."""
+
+    def __init__(self, head: AutoregressiveHead, features: Tensor):
+        self.head, self.features = head, features
+
+    def __getitem__(self, index) -> Autoregressive:
+        return Autoregressive(self.head, self.features[index])
+
+    def _choose(self, choose: Callable[[int, Distribution], Tensor | Batch]) -> tuple[Batch, Joint]:
+        """Part after part: what choose(i, its distribution) says, and the distributions."""
+        chosen: dict[str, Tensor | Batch] = {}
+        parts: dict[str, Distribution] = {}
+        before: list[Tensor] = []
+        for index, name in enumerate(self.head.names):
+            parts[name] = self.head.part(index, self.features, before)
+            chosen[name] = choose(index, parts[name])
+            before.append(self.head.flat(index, chosen[name]))
+        return Batch(chosen), Joint(parts)
+
+    def sample(self, rng: torch.Generator) -> Batch:
+        return self._choose(lambda _, part: part.sample(rng))[0]
+
+    def mode(self) -> Batch:
+        """Each part's mode given the modes before it."""
+        return self._choose(lambda _, part: part.mode())[0]
+
+    def given(self, action: Batch) -> Joint:
+        return self._choose(lambda index, _: action[self.head.names[index]])[1]
+
+    def log_prob(self, action: Batch) -> Tensor:
+        return self.given(action).log_prob(action)
+
+
+def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float, autoregressive: bool = False) -> ActionHead:
     """Raises UserError where the distribution asked for does not fit the space."""
+    if autoregressive:
+        if not isinstance(space, Nested) or len(space.spaces) < 2:
+            raise UserError(f"model.autoregressive=true chooses the parts of a Tuple or Dict of actions one after the other; {space} has no such parts")
+        return AutoregressiveHead(space, inputs, linear, kind, log_std)
     if isinstance(space, Nested):
         return JointHead({name: action_head(part, inputs, linear, kind, log_std) for name, part in space.spaces})
     if isinstance(space, Discrete | MultiDiscrete):

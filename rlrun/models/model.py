@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, RowSpec
-from rlrun.core.errors import UserError
-from rlrun.core.specs import Box, EnvSpec, leaves
+from rlrun.core.errors import UserError, closest
+from rlrun.core.plugins import is_path, load_object
+from rlrun.core.specs import Box, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
 from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN, Parts
 from rlrun.models.heads import ActionHead, BoxDistribution, action_head
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
-EncoderKind = Literal["auto", "mlp", "nature_cnn", "impala_resnet"]
+ENCODERS = ("auto", "mlp", "nature_cnn", "impala_resnet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +40,24 @@ class MemoryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    encoder: EncoderKind
+    encoder: str
+    encoder_kwargs: dict[str, Any]
     hidden: tuple[int, ...]
     activation: Literal["tanh", "relu", "elu", "silu"]
     init: Literal["orthogonal", "default"]
     share_value: bool
     action_distribution: BoxDistribution
     log_std: float
+    autoregressive: bool
     observation_filter: Literal["none", "mean_std"]
     observation_clip: float
     memory: MemoryConfig
 
     def __post_init__(self):
+        if self.encoder not in ENCODERS and not is_path(self.encoder):
+            raise ValueError(f"encoder must be {', '.join(ENCODERS)} or package.module:Name, not {self.encoder!r}.{closest(self.encoder, ENCODERS)}")
+        if self.encoder_kwargs and not is_path(self.encoder):
+            raise ValueError(f"encoder_kwargs are for an encoder of your own, not for {self.encoder}")
         if any(width < 1 for width in self.hidden):
             raise ValueError("hidden must be a list of positive widths")
         if self.observation_clip < 0:
@@ -79,7 +86,7 @@ def _map(x: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Tensor | Ba
     return x.map(function) if isinstance(x, Batch) else function(x)
 
 
-def encoder(spec: EnvSpec, kind: EncoderKind, hidden: tuple[int, ...], activation: str, precision: str = "fp32") -> nn.Module:
+def encoder(spec: EnvSpec, kind: str, hidden: tuple[int, ...], activation: str, precision: str = "fp32") -> nn.Module:
     """[N, ...] observations -> [N, F] features, with F in its attribute `features`. Raises UserError where the kind does not fit the observations."""
 
     def of_image(space: Box) -> ImageEncoder:
@@ -96,6 +103,36 @@ def encoder(spec: EnvSpec, kind: EncoderKind, hidden: tuple[int, ...], activatio
     return Parts(space, [(path, of_image(part)) for path, part in images], hidden, activation)
 
 
+def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
+    """The user's own: name(space, **options), a module from observations [N, ...] to features [N, F] that has F in its attribute `features`. It is tried
+    once, and UserError says what does not fit."""
+    kind, space = load_object(name, "model.encoder"), spec.observation
+    wanted = UserError(f"model.encoder={name} must make a torch.nn.Module that has its number of features in the attribute `features`")
+    if isinstance(kind, type) and not issubclass(kind, nn.Module):
+        raise wanted
+    try:
+        made = kind(space, **options)
+        features = getattr(made, "features", None)
+        if not isinstance(made, nn.Module) or not isinstance(features, int):
+            raise wanted
+        out = made(zeros(space, 2))
+    except UserError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        raise UserError(f"model.encoder={name} does not fit {spec.name}, which observes {space}: {type(error).__name__}: {error}") from None
+    if not isinstance(out, Tensor) or out.shape != (2, features):
+        shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise UserError(f"model.encoder={name} makes {shape} of 2 observations of {spec.name}, not [2, {features}]")
+    return made
+
+
+def zeros(space: Space, count: int) -> Tensor | Batch:
+    """Observations as encoders get them."""
+    if isinstance(space, Nested):
+        return Batch({name: zeros(part, count) for name, part in space.spaces})
+    return torch.zeros(count, *space.field.shape, dtype=space.field.dtype)
+
+
 class Model:
     """Builds the parts that policies are made of. `precision` ("fp32" or "bf16") concerns convolutional encoders only."""
 
@@ -103,6 +140,8 @@ class Model:
         self.cfg, self.precision = cfg, precision
 
     def encoder(self, spec: EnvSpec) -> nn.Module:
+        if is_path(self.cfg.encoder):
+            return own_encoder(spec, self.cfg.encoder, self.cfg.encoder_kwargs)
         return encoder(spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision)
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
@@ -115,13 +154,14 @@ class Model:
         return ObservationFilters(parts, self.cfg.observation_clip)
 
     def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead:
-        return action_head(spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std)
+        return action_head(spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std, self.cfg.autoregressive)
 
     def trunk(self, spec: EnvSpec) -> Trunk:
         encoder = self.encoder(spec)
         trunk = Trunk(encoder, self.memory(encoder.features))  # type: ignore[arg-type]
         if self.cfg.init == "orthogonal":
-            orthogonal(trunk.encoder, math.sqrt(2.0))
+            if not is_path(self.cfg.encoder):  # one of the user's own has its own
+                orthogonal(trunk.encoder, math.sqrt(2.0))
             if isinstance(trunk.memory, Memory):  # a transformer keeps PyTorch's: gain sqrt(2) in every projection would be too much
                 orthogonal(trunk.memory, math.sqrt(2.0))
         return trunk

@@ -1,7 +1,7 @@
 """Action distributions. torch.distributions samples from the global stream; these take a generator, so that runs can be repeated.
 
-Every one has the same methods: sample(rng), mode(), log_prob(action), entropy(), kl(other), an index over its leading dimensions, and record(),
-of which from_record() makes it again. Leading dimensions are [...]; actions have those of rows.
+Every one has the same methods: sample(rng), mode(), log_prob(action), entropy(), kl(other), given(action), an index over its leading dimensions, and
+record(), of which from_record() makes it again. Leading dimensions are [...]; actions have those of rows.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class Distribution(Protocol):
     def mode(self) -> Any: ...
     def log_prob(self, action: Any) -> Tensor: ...
     def entropy(self) -> Tensor: ...
+    def given(self, action: Any) -> Any:
+        """This distribution with what parts of an action depend on taken from `action`; itself where they do not depend on each other."""
+        ...
     def kl(self, other: Any) -> Tensor:
         """KL(self || other) [...]."""
         ...
@@ -35,6 +38,13 @@ class Distribution(Protocol):
     def from_record(self, record: Batch) -> Any:
         """A distribution of this one's kind."""
         ...
+
+
+class Whole:
+    """A distribution whose parts, if it has any, are independent."""
+
+    def given(self, action: Any) -> Any:
+        return self
 
 
 def categorical_sample(log_probs: Tensor, rng: torch.Generator) -> Tensor:
@@ -48,7 +58,7 @@ def _flat(action: Tensor, shape: tuple[int, ...]) -> Tensor:
     return action.reshape(*action.shape[: action.ndim - len(shape)], -1)
 
 
-class Categorical:
+class Categorical(Whole):
     """Over A actions, from unnormalised logits [..., A]; where mask [..., A] is False the probability is 0."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None):
@@ -82,7 +92,7 @@ class Categorical:
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
 
 
-class MultiCategorical:
+class MultiCategorical(Whole):
     """Independent choices of sizes n_1 .. n_D: logits [..., sum n], actions [..., *shape] with D numbers."""
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...], shape: tuple[int, ...], mask: Tensor | None = None):
@@ -125,7 +135,7 @@ class MultiCategorical:
         return torch.stack([a.kl(b) for a, b in zip(self.parts, other.parts, strict=True)]).sum(0)
 
 
-class Bernoulli:
+class Bernoulli(Whole):
     """Independent switches, on with probability sigmoid(logits): logits [..., N], actions [..., *shape] of 0 and 1."""
 
     def __init__(self, logits: Tensor, shape: tuple[int, ...]):
@@ -162,7 +172,7 @@ class Bernoulli:
         return (p * on + (1 - p) * off).sum(-1)
 
 
-class Gaussian:
+class Gaussian(Whole):
     """Independent normals: mean, log_std [..., D], actions [..., *shape] with D numbers (log_prob sums over them)."""
 
     def __init__(self, mean: Tensor, log_std: Tensor, shape: tuple[int, ...] | None = None):
@@ -235,7 +245,7 @@ def squash_log_slope(x: Tensor) -> Tensor:
     return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
 
 
-class Beta:
+class Beta(Whole):
     """Independent Beta(alpha, beta) variables stretched from [0, 1] to [-1, 1] (Chou et al. 2017): alpha, beta [..., D], above 1 for one peak."""
 
     def __init__(self, alpha: Tensor, beta: Tensor, shape: tuple[int, ...]):
@@ -278,7 +288,7 @@ class Beta:
         return (inner + (c - a + d - b) * torch.digamma(a + b)).sum(-1)
 
 
-class Joint:
+class Joint(Whole):
     """Independent distributions by name; actions are Batches."""
 
     def __init__(self, parts: Mapping[str, Distribution]):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rlrun.core.env import Rows, VectorEnv, map_rows, write_rows
+from rlrun.core.env import Rows, Step, VectorEnv, map_rows, write_rows
 from rlrun.core.moments import Moments
 from rlrun.dataflow.slots import Episode
+
+SUCCESS = "is_success"  # an info entry of which the last value of an episode counts (Stable-Baselines3's and Gymnasium-Robotics' name)
 
 
 def own(rows: Rows) -> Rows:
@@ -26,6 +28,7 @@ class Columns:
         self.fresh: Rows | None = None  # after a break: the observations of restarted columns, waiting behind a dead row
         self.returns = np.zeros(env.count)
         self.lengths = np.zeros(env.count, dtype=np.int64)
+        self.info: dict[str, np.ndarray] = {}  # of unfinished episodes: sum and count [2, B] of every numeric info entry, or its last value and 1
         self.row = 0  # absolute number of the next row
         self.live = 0
         self.episodes: list[Episode] = []
@@ -56,10 +59,26 @@ class Columns:
             self.discounted = np.where(step.valid, self.return_discount * self.discounted, self.discounted) + step.reward
             self.seen.append(self.discounted[step.valid])
             self.discounted[step.is_first | step.terminated] = 0.0  # learning's own ends, lost lives included
+        if step.info:
+            self._note(step)
         if step.is_first.any():
             for column in np.flatnonzero(step.is_first):
-                self.episodes.append(Episode(self.first_column + int(column), float(self.returns[column]), int(self.lengths[column])))
+                info = {name: float(total[column] / count[column]) for name, (total, count) in self.info.items() if count[column]}
+                self.episodes.append(Episode(self.first_column + int(column), float(self.returns[column]), int(self.lengths[column]), info))
+            for kept in self.info.values():
+                kept[:, step.is_first] = 0.0
             self.returns[step.is_first], self.lengths[step.is_first] = 0.0, 0
+
+    def _note(self, step: Step) -> None:
+        """Takes note of a row's numeric info entries."""
+        for name, value in step.info.items():
+            kept = self.info.setdefault(name, np.zeros((2, self.env.count)))
+            seen = step.valid & np.isfinite(value)
+            if name == SUCCESS:
+                kept[0, seen], kept[1, seen] = value[seen], 1.0
+            else:
+                kept[0, seen] += value[seen]
+                kept[1, seen] += 1.0
 
     def skip(self, view: dict, t: int) -> None:
         """Row t is cut: dead, with the observation that is still to be acted on, here and in row t+1."""
@@ -84,6 +103,7 @@ class Columns:
         """Breaks every column: its next row is dead and the one after begins an episode with seeds of this generation. Unfinished episodes are
         not counted. Bit-exact resume stands on this: no environment's state has to be saved."""
         self.fresh = own(self.env.reset(generation))
+        self.info = {}
         self.returns[:], self.lengths[:], self.discounted[:] = 0.0, 0, 0.0
 
     def return_moments(self) -> Moments | None:

@@ -28,6 +28,7 @@ CASES = {
     "beta": ["env=Pendulum-v1", "model.action_distribution=beta"],
     "squashed": ["env=Pendulum-v1", "model.action_distribution=squashed_gaussian"],
     "gtrxl, two trunks": ["env=CartPole-v1", *GTRXL, "model.share_value=false", "model.memory.layers=2"],
+    "autoregressive": ["env=rlrun/EverySpace-v0", "model.autoregressive=true"],
     "gru, two trunks": ["env=CartPole-v1", "model=gru", "model.memory.size=4", "model.share_value=false"],
 }
 

@@ -71,7 +71,7 @@ def test_refresh_copies_weights_and_buffers(typed):
 
 def test_two_processes_learn_and_count_every_row(typed, tmp_path):
     words = ["env=rlrun/Identity-v0", "algo.fragment_length=20", "algo.batch_size=20", "algo.lr=3e-3", "algo.optimizer.kind=adam",
-             "algo.optimizer.epsilon=1e-5", "algo.discount=0", "algo.entropy_coef=0", "model.observation_filter=none", "env_steps=100000", "stop.return_mean=18"]  # fmt: skip
+             "algo.optimizer.epsilon=1e-5", "algo.discount=0", "algo.entropy_coef=0", "env_steps=100000", "stop.return_mean=18"]  # fmt: skip
     made, job, rows = run_wired(Wiring(typed(*ASYNC, *words, "log_every_sec=0.05")), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18
     assert job.clock.updates >= job.clock.env_steps // 20 > 50

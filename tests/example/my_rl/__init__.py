@@ -1,0 +1,10 @@
+"""An example of a package of one's own: an environment, a wrapper, an encoder, a callback and an algorithm, used by config alone.
+
+cd tests/example
+rlrun train algo=ppo env=my_rl:Corridor-v0 model.encoder=my_rl.models:Positions env.wrappers=[my_rl.envs:Hurry] callbacks=[my_rl.callbacks:Best]
+rlrun train --config-dir conf algo=clipped_pg env=my_rl:Corridor-v0
+"""
+
+import gymnasium
+
+gymnasium.register("Corridor-v0", entry_point="my_rl.envs:Corridor", max_episode_steps=30)
