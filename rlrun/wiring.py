@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from rlrun.envs import registry
 from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.paths import options
 from rlrun.resources import GROUPS, Resources, ResourcesConfig, decide
+from rlrun.runners import on_policy
 from rlrun.runners.base import Factories
 from rlrun.samplers.base import Sampler
 from rlrun.samplers.processes import Plan
@@ -77,6 +78,9 @@ class RunConfig:
             raise ValueError("env_steps must be at least 1")
         if self.log_every_sec <= 0:
             raise ValueError("log_every_sec must be positive")
+
+
+MAX_WHOLE = 10_000  # rows: the longest episode that complete_episodes makes room for
 
 
 @dataclass(frozen=True)
@@ -186,11 +190,29 @@ class Wiring:
             raise UserError(f"{config.algo.name} learns from the newest policy's rows alone; runner={config.runner.name} would hand it older ones")
         if not config.runner.lockstep and not self.needs.only_weights:
             raise UserError(f"runner={config.runner.name} shares weights alone, and an update of {config.algo.name} changes more; it is for a3c, a2c and pg")
+        whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
+        self.whole_after = self.needs.rows if whole else None  # rows after which a column's last episode ends its fragment
+        if whole:
+            self.needs = replace(self.needs, shared=(1,))  # learners would have unequal numbers of minibatches
         self.resources: Resources = decided or decide(
             config.run.resources, self.needs, self.make_env, self.spec.image, config.runner.synchronous, config.runner.lockstep
         )
+        self.rows = self.needs.rows  # of a fragment
+        if self.whole_after is not None:
+            self.rows += self._room_for_episodes()
         if self.needs.cut_share < 1 and self.resources.inference != "serial":
             raise UserError(f"a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with {self.resources.inference}")
+
+    def _room_for_episodes(self) -> int:
+        """Rows that a fragment needs beyond its length so that its last episode can end. Raises UserError where that is unknown or too much."""
+        limit, every = self.spec.max_episode_steps, self.needs.core_every or 1
+        if self.resources.num_learners > 1:
+            raise UserError("runner.complete_episodes=true needs one learner: resources.num_learners=1")
+        if limit is None or limit > MAX_WHOLE:
+            known = "has no limit" if limit is None else f"may last {limit} steps"
+            raise UserError(f"runner.complete_episodes=true makes room for the longest episode, and one of {self.spec.name} {known}; "
+                            f"set env.max_episode_steps, to {MAX_WHOLE} or less")  # fmt: skip
+        return -(-(limit + 1) // every) * every
 
     def eval_env(self) -> registry.Factory:
         """Full games with seeds that training never uses."""
@@ -206,7 +228,8 @@ class Wiring:
         try:
             with torch.random.fork_rng(devices=[]):  # critics and other nets that never travel
                 torch.manual_seed(self.seeds.integer("init-learner"))
-                made = self.config.algorithm(policy, self.spec, self.config.algo, LearnerContext(self.device, rng, ranks=self.ranks))
+                ctx = LearnerContext(self.device, rng, ranks=self.ranks, sparse=self.whole_after is not None)
+                made = self.config.algorithm(policy, self.spec, self.config.algo, ctx)
         except ValueError as error:
             raise UserError(f"algo={self.config.algo.name}: {error}") from None
         if self.config.run.init is not None:
@@ -215,7 +238,7 @@ class Wiring:
 
     def layout(self, policy: Policy) -> RowSpec:
         return fragment_layout(
-            self.spec.obs_rows, self.spec.action_row, policy.record_spec(self.needs.record), policy.core_spec(), self.needs.rows,
+            self.spec.obs_rows, self.spec.action_row, policy.record_spec(self.needs.record), policy.core_spec(), self.rows,
             self.resources.envs_per_sampler, self.needs.core_every,
         )  # fmt: skip
 
@@ -230,7 +253,7 @@ class Wiring:
             in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
         plan = Plan(
             self.make_env, acting, self.layout(acting()), needs.record, needs.core_every, needs.return_discount, made.envs_per_sampler, made.num_samplers,
-            in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec, self.ranks.rank * made.num_samplers,
+            in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec, self.whole_after, self.ranks.rank * made.num_samplers,
         )  # fmt: skip
         if made.inference == "serial":
             from rlrun.samplers.serial import SerialSampler

@@ -60,6 +60,7 @@ ENVS = {
     "sync": ["env=rlrun/Identity-v0", "algo.optimizer.kind=rmsprop", "algo.optimizer.momentum=0.5"],
     "reuse": ["env=CartPole-v1", "runner.num_sgd_iter=2", "runner.minibatch_buffer_size=3", "runner.replay_proportion=0.5", "runner.replay_slots=4"],
     "evaluated": ["env=CartPole-v1", "eval.every=150", "eval.episodes=2", "eval.greedy=false"],
+    "episodes": ["env=CartPole-v1", "env.max_episode_steps=12", "runner=on_policy", "runner.complete_episodes=true", "model=lstm", "model.memory.size=4"],
     "atari": ["env=Breakout", "env.size=42", "env.noop_max=3", "resources.envs_per_sampler=2", "env.max_frames=60"],
 }
 

@@ -102,6 +102,8 @@ class PPO(ActorCritic):
         if cfg.normalize_advantage == "batch":
             advantage = masked_normalize(advantage, batch.valid, ranks)
         rows = batch.replace(advantage=advantage, target=target).sequences(self.length)
+        if self.ctx.sparse:
+            rows = rows.alive()
         shares, steps, passes = Means(), Means(), 0  # of every minibatch: this learner's shares of its means; what the optimiser says of it
         for epoch in range(cfg.num_epochs):
             kl = self._epoch(rows, clock, shares, steps)
@@ -120,7 +122,7 @@ class PPO(ActorCritic):
     def _epoch(self, rows: Batch, clock: Clock, shares: Means, steps: Means) -> Tensor:
         """One pass over the shuffled rows -> this learner's share of the mean approx_kl of its minibatches []."""
         seen = Means()
-        for part in rows.minibatches(1, self.minibatch // self.length, self.ctx.rng):
+        for part in rows.minibatches(1, min(self.minibatch // self.length, rows.valid.shape[1]), self.ctx.rng):
             loss, metrics = self.loss(part, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
             steps.add(self.optimizer.step(loss, clock))
             shares.add(metrics)

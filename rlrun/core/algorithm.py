@@ -57,6 +57,7 @@ class LearnerContext(NamedTuple):
     rng: torch.Generator
     compile: Callable[[Callable], Callable] = lambda function: function
     ranks: Ranks = ALONE
+    sparse: bool = False  # many rows of a batch are dead (complete episodes): what draws minibatches draws from the live ones
 
     def optimizer(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float) -> Optimizer:
         """One whose steps reach all learners."""

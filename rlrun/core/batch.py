@@ -118,6 +118,10 @@ class Batch(Mapping[str, "Tensor | Batch"]):
             for name, value in self._fields.items()
         })  # fmt: skip
 
+    def alive(self) -> Batch:
+        """The columns (here: pieces, single rows) that have a live row."""
+        return self.columns(self["valid"].any(0).nonzero().squeeze(1))
+
     def split(self, columns: int) -> Iterator[Batch]:
         """`columns` columns of every field at a time."""
         total = self["reward"].shape[1]

@@ -128,7 +128,8 @@ def make_spec(cfg: GymConfig) -> EnvSpec:
     for _, part in leaves(action):
         if isinstance(part, Box) and part.bounded and any(low >= high for low, high in zip(part.low, part.high, strict=True)):
             raise UserError(f"{cfg.name} has an action whose lowest value is its highest: {env.action_space}")
-    return EnvSpec(name=cfg.name, obs=obs, action=action)
+    limit = cfg.max_episode_steps or find(cfg.name).max_episode_steps
+    return EnvSpec(name=cfg.name, obs=obs, action=action, max_episode_steps=limit)
 
 
 def _first_mask(env: gymnasium.Env, name: str) -> np.ndarray:

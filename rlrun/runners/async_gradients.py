@@ -41,7 +41,7 @@ class Config:
 def run(make: Factories, cfg: Config, job: Job) -> None:
     """Until job.tick says so. RunFailed when a process died or all were silent for queue_timeout_sec."""
     if make.learners == 1:  # nobody to share with
-        on_policy.run(make, on_policy.Config(name="on_policy", queue_timeout_sec=cfg.queue_timeout_sec), job)
+        on_policy.run(make, on_policy.Config(name="on_policy", queue_timeout_sec=cfg.queue_timeout_sec, complete_episodes=False), job)
         return
     algorithm = make.algorithm()
     clock = job.begin(algorithm)

@@ -21,6 +21,7 @@ from rlrun.runners.base import Factories
 class Config:
     name: str
     queue_timeout_sec: float
+    complete_episodes: bool
 
     synchronous: ClassVar[bool] = True  # samplers hold exactly one train batch, so no row is older than the weights
     lockstep: ClassVar[bool] = True  # several learners make every update together

@@ -47,7 +47,10 @@ class EnvJob(NamedTuple):
 def env_process(pipe: Connection, job: EnvJob) -> None:
     """(group, slot, t) comes in: BEGIN writes row 0, t steps row t. (group, live, episodes, row, seconds, returns) goes out when it is done."""
     plan, first = job.plan, job.number * GROUPS
-    groups = [Columns(plan.make_env(first + g, plan.columns), (first + g) * plan.columns, plan.generation, plan.return_discount) for g in range(GROUPS)]
+    groups = [
+        Columns(plan.make_env(first + g, plan.columns), (first + g) * plan.columns, plan.generation, plan.return_discount, plan.whole_after)
+        for g in range(GROUPS)
+    ]
     views: dict[int, dict] = {}
     last = plan.layout["reward"].shape[0] - 1  # type: ignore[union-attr]
     pipe.send(READY)

@@ -19,8 +19,8 @@ class Collector:
     """Fills fragments row by row."""
 
     def __init__(self, env: VectorEnv, rng: torch.Generator, record: tuple[str, ...], core_every: int, worker: int, first_column: int, generation: int,
-                 return_discount: float | None = None):  # fmt: skip
-        self.columns = Columns(env, first_column, generation, return_discount)
+                 return_discount: float | None = None, whole_after: int | None = None):  # fmt: skip
+        self.columns = Columns(env, first_column, generation, return_discount, whole_after)
         self.rng, self.record, self.core_every, self.worker = rng, record, core_every, worker
         self.state: Batch | None = None  # the policy's, made at the first row
 
@@ -37,7 +37,7 @@ class Collector:
         columns.begin(view)
         with torch.inference_mode():
             for t in range(rows):
-                if cut is not None and cut.due(t, rows):
+                if columns.over.all() or (cut is not None and cut.due(t, rows)):
                     for rest in range(t, rows):
                         store_core(out, rest, self.state, self.core_every)
                         columns.skip(view, rest)

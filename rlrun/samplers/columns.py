@@ -19,7 +19,10 @@ def own(rows: Rows) -> Rows:
 class Columns:
     """Steps a VectorEnv through the rows of fragments and keeps the books of its episodes. `first_column` is the global number of its first one."""
 
-    def __init__(self, env: VectorEnv, first_column: int, generation: int, return_discount: float | None = None):
+    def __init__(self, env: VectorEnv, first_column: int, generation: int, return_discount: float | None = None, whole_after: int | None = None):
+        """`whole_after`: every fragment begins with new episodes, and a column that has played so many rows is over when its episode ends."""
+        self.whole_after, self.generation, self.fragments = whole_after, generation, 0
+        self.over = np.zeros(env.count, dtype=bool)
         self.env, self.first_column, self.return_discount = env, first_column, return_discount
         self.discounted = np.zeros(env.count)  # sum of rewards so far, older ones discounted
         self.seen: list[np.ndarray] = []  # its values in this fragment
@@ -35,6 +38,11 @@ class Columns:
 
     def begin(self, view: dict) -> None:
         """Writes row 0's observation of a new fragment (Batch.numpy())."""
+        if self.whole_after is not None:
+            self.obs, self.fresh = own(self.env.reset((self.generation << 32) + self.fragments)), None
+            self.is_first, self.over = np.ones(self.env.count, dtype=bool), np.zeros(self.env.count, dtype=bool)
+            self.returns[:], self.lengths[:], self.discounted[:], self.info = 0.0, 0, 0.0, {}
+            self.fragments += 1
         self._observe(view, 0)
         self.live, self.episodes, self.seen = 0, [], []
 
@@ -47,7 +55,13 @@ class Columns:
             self.is_first = np.ones(self.env.count, dtype=bool)
             self._observe(view, t + 1)
             return
+        if self.over.all():
+            self._dead(view, t)
+            self._observe(view, t + 1)
+            return
         step = self.env.step(map_rows(view["action"], lambda value: value[t]))
+        if self.whole_after is not None:
+            step = self._without_those_over(step, t)
         view["reward"][t], view["valid"][t] = step.reward, step.valid
         view["terminated"][t], view["truncated"][t] = step.terminated, step.truncated
         self.obs, self.is_first = step.obs, step.is_first
@@ -68,6 +82,17 @@ class Columns:
             for kept in self.info.values():
                 kept[:, step.is_first] = 0.0
             self.returns[step.is_first], self.lengths[step.is_first] = 0.0, 0
+
+    def _without_those_over(self, step: Step, t: int) -> Step:
+        """Columns that have played enough are stepped with the others, but their rows are dead and their episodes are nobody's."""
+        assert self.whole_after is not None
+        playing = ~self.over
+        step = step._replace(
+            reward=step.reward * playing, valid=step.valid & playing, terminated=step.terminated & playing, truncated=step.truncated & playing,
+            is_first=step.is_first & playing,
+        )  # fmt: skip
+        self.over |= step.is_first & (t + 1 >= self.whole_after)
+        return step
 
     def _note(self, step: Step) -> None:
         """Takes note of a row's numeric info entries."""
@@ -102,6 +127,7 @@ class Columns:
     def restart(self, generation: int) -> None:
         """Breaks every column: its next row is dead and the one after begins an episode with seeds of this generation. Unfinished episodes are
         not counted. Bit-exact resume stands on this: no environment's state has to be saved."""
+        self.generation = generation
         self.fresh = own(self.env.reset(generation))
         self.info = {}
         self.returns[:], self.lengths[:], self.discounted[:] = 0.0, 0, 0.0
@@ -119,9 +145,10 @@ class Columns:
             "obs": map_rows(self.obs, lambda value: torch.from_numpy(np.array(value))),
             "is_first": torch.from_numpy(self.is_first.copy()),
             "row": self.row,
+            "fragments": self.fragments,
         }
 
     def load(self, saved: dict) -> None:
         self.obs = map_rows(saved["obs"], lambda value: value.numpy().copy())
         self.is_first = saved["is_first"].numpy().copy()
-        self.row = saved["row"]
+        self.row, self.fragments = saved["row"], saved["fragments"]

@@ -28,6 +28,7 @@ class Plan(NamedTuple):
     seeds: Seeds
     generation: int
     timeout_sec: float  # silence after which the run fails
+    whole_after: int | None = None  # Columns: whole episodes, of at least so many rows in all
     first: int = 0  # producers of learners before this one: their numbers go on from there
 
 

@@ -115,3 +115,60 @@ def test_a_failing_env_ends_the_run_naming_the_worker(typed, kind, fault, said):
             assert "env 0" in text and "seed" in text and "action" in text
     finally:
         sampler.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_episodes_fill_a_fragment(typed, kind):
+    """Every column begins with a new episode and ends with one, after fragment_length rows or more; nothing that was played is lost."""
+    words = ["algo=pg", "env=CartPole-v1", "logger=[]", "algo.fragment_length=40", "algo.batch_size=160", "resources.device=cpu",
+             "resources.envs_per_sampler=2", "runner.complete_episodes=true", "env.max_episode_steps=60"]  # fmt: skip
+    wiring = Wiring(typed(*words, *KINDS[kind]))
+    algorithm, sampler = wiring.algorithm(), wiring.sampler(0)
+    lengths = []
+    try:
+        for update in range(6):
+            sampler.publish(algorithm.policy, Clock(updates=update))
+            fragments = sampler.take(2)
+            starts = []
+            for fragment in fragments:
+                header, batch = fragment.header, fragment.batch
+                starts.append(batch.obs.observation[0].clone())
+                assert len(batch.valid) == 40 + 80 and batch.is_first[0].all()
+                assert header.env_steps == int(batch.valid.sum()) == sum(e.length for e in header.episodes)
+                for column in range(2):
+                    valid, ends = batch.valid[:, column], (batch.terminated | batch.truncated)[:, column]
+                    last = int(valid.nonzero().max())
+                    assert ends[last] and 40 <= last + 2 and last < 39 + 61, "the last live row ends an episode"
+                    before = [e.length for e in header.episodes if e.column % 2 == column][:-1]
+                    assert sum(before) + len(before) < 40, "and no episode began after the fragment's length"
+                    assert int(ends[valid].sum()) == len(before) + 1
+                lengths += [e.length for e in header.episodes]
+                assert not batch.reward[~batch.valid].any() and not (batch.terminated & ~batch.valid).any()
+            sampler.free(fragments)
+            assert not torch.equal(*starts), "each fragment has seeds of its own"
+    finally:
+        sampler.close()
+    assert len(set(lengths)) > 3
+
+
+@pytest.mark.parametrize("algo", ["ppo", "pg", "a2c"])
+def test_whole_episodes_are_learnt_from(typed, tmp_path, algo):
+    words = ["env=rlrun/Identity-v0", "resources=debug", "logger=[]", "model.hidden=[64]", "env_steps=60000", "stop.return_mean=18", "algo.fragment_length=10",
+             "algo.batch_size=40", "algo.lr=3e-3", "algo.discount=0", "algo.entropy_coef=0", "runner.complete_episodes=true",
+             "env.max_episode_steps=20", *(["algo.minibatch_size=20", "algo.sequence_length=10"] if algo == "ppo" else [])]  # fmt: skip
+    from test_actor_learner import run_wired
+
+    _, job, _ = run_wired(Wiring(typed(f"algo={algo}", *words)), tmp_path)
+    assert job.status == "STOPPED" and job.episodes.mean >= 18
+
+
+@pytest.mark.parametrize("words, said", [
+    (["env=rlrun/Identity-v0"], "has no limit; set env.max_episode_steps"),
+    (["env=Pong"], "may last 27000 steps"),
+    (["env=CartPole-v1", "resources.num_learners=2"], "needs one learner"),
+])  # fmt: skip
+def test_whole_episodes_need_a_limit(typed, words, said):
+    from rlrun.core.errors import UserError
+
+    with pytest.raises(UserError, match=said):
+        Wiring(typed("algo=ppo", "logger=[]", "runner.complete_episodes=true", *words))
