@@ -49,3 +49,48 @@ def test_a_gpu_checkpoint_loads_on_the_cpu(typed, tmp_path):
     run_wired(wiring(typed, "resources.inference=batched", "env_steps=200"), tmp_path)
     tensors, _ = Checkpoints(tmp_path / "checkpoints", 3).load()
     assert all(not t.is_cuda for t in tensors["policy"].values())
+
+
+FIT = {
+    "ppo": ["algo.minibatch_size=10", "algo.sequence_length=5", "algo.kl_coef=0.1", "algo.normalize_reward=true", "algo.reward_clip=none"],
+    "appo": ["algo.kl_coef=0.1"],
+    "ddppo": ["algo.minibatch_size=10", "algo.sequence_length=5", "algo.cut_share=1"],
+}
+PLAIN = ["algo.fragment_length=5", "algo.batch_size=20", "resources.num_samplers=1", "resources.envs_per_sampler=2"]
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "pg", "appo", "ddppo"])
+@pytest.mark.parametrize("kind", ["local", "batched"])
+def test_the_policy_gradient_family_on_the_gpu(typed, tmp_path, algo, kind):
+    from test_actor_learner import run_wired
+
+    from rlrun.wiring import Wiring
+
+    words = [f"algo={algo}", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", f"resources.inference={kind}", "model.observation_filter=mean_std",
+             "env_steps=200", *PLAIN, *FIT.get(algo, [])]  # fmt: skip
+    made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    assert job.status == "COMPLETED" and all(p.is_cuda for p in made.parameters())
+
+
+@pytest.mark.parametrize("model", [["model=lstm"], ["model=gtrxl"], []])
+def test_a_process_that_samples_and_learns_on_its_gpu(typed, tmp_path, model):
+    from test_actor_learner import run_wired
+
+    from rlrun.wiring import Wiring
+
+    words = ["algo=ddppo", "env=CartPole-v1", "logger=[]", "resources.device=cuda", "resources.num_learners=1", "env_steps=200", "algo.fragment_length=5",
+             "algo.batch_size=20", "algo.minibatch_size=10", "algo.sequence_length=5", *model]  # fmt: skip
+    made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    assert job.status == "COMPLETED" and next(made.parameters()).is_cuda
+
+
+def test_curiosity_on_the_gpu(typed, tmp_path):
+    from test_actor_learner import run_wired
+
+    from rlrun.wiring import Wiring
+
+    words = ["algo=icm", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", "resources.inference=local", "env_steps=200", "algo.num_minibatches=2",
+             "resources.num_samplers=1", "resources.envs_per_sampler=2", "algo.inner.fragment_length=5", "algo.inner.batch_size=20",
+             "algo.inner.minibatch_size=10"]  # fmt: skip
+    made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    assert job.status == "COMPLETED" and all(p.is_cuda for p in made.parameters())
