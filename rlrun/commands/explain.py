@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlrun.commands.list import docstring
 from rlrun.core.errors import UserError, closest
-from rlrun.paths import base_options, options, root
+from rlrun.paths import base_options, inner_algorithm, options, root
 from rlrun.rllib import option_map
 
 
@@ -16,12 +16,17 @@ def main(words: list[str]) -> int:
     if name not in options("algo"):
         raise UserError(f"There is no algorithm {name!r}.{closest(name, options('algo'))}")
     print(docstring(name))
+    for base in base_options(name):
+        print(f"\n{docstring(base)}")
     texts = {algo: (root() / "conf" / "algo" / f"{algo}.yaml").read_text() for algo in (name, *base_options(name))}
     print("\nOptions, as in conf/algo: algo.<name>=<value>\n")
     print(without_defaults(texts.pop(name)))
     for base, inherited in texts.items():
         print(f"Those of {base}, unless they stand above\n\n{without_defaults(inherited)}")
-    runner = compose_runner(name)
+    inner = inner_algorithm(name)
+    if inner:
+        print(f"The algorithm inside is {inner}, or another: algo@algo.inner=<name>. Its options are algo.inner.<name>=<value>: rlrun explain {inner}\n")
+    runner = compose_runner(inner or name)
     if runner:
         print(f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}")
     print("RLlib's names\n")

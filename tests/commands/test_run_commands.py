@@ -121,3 +121,12 @@ def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
 def test_an_env_that_cannot_be_made_is_a_sentence():
     with pytest.raises(UserError, match="cannot be made"):
         _dispatch(["train", "algo=impala", "env=rlrun/Identity-v0", "env.kwargs.nn=3"])
+
+
+def test_explain_shows_what_an_algorithm_is_based_on_and_what_is_inside(capsys):
+    assert _dispatch(["explain", "a3c"]) == 0
+    said = capsys.readouterr().out
+    assert "A2C: synchronous" in said and "Those of a2c" in said and "async_gradients" in said and "explained_variance" in said
+    assert _dispatch(["explain", "icm"]) == 0
+    said = capsys.readouterr().out
+    assert "algo@algo.inner=<name>" in said and "algo.inner.discount" in said and "Options of its runner" in said

@@ -66,7 +66,8 @@ def test_the_policy_gradient_family_on_the_gpu(typed, tmp_path, algo, kind):
 
     from rlrun.wiring import Wiring
 
-    words = [f"algo={algo}", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", f"resources.inference={kind}", "model.observation_filter=mean_std",
+    words = [f"algo={algo}", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", f"resources.inference={kind}",
+             "model.observation_filter=mean_std",
              "env_steps=200", *PLAIN, *FIT.get(algo, [])]  # fmt: skip
     made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
     assert job.status == "COMPLETED" and all(p.is_cuda for p in made.parameters())
@@ -89,7 +90,8 @@ def test_curiosity_on_the_gpu(typed, tmp_path):
 
     from rlrun.wiring import Wiring
 
-    words = ["algo=icm", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", "resources.inference=local", "env_steps=200", "algo.num_minibatches=2",
+    words = ["algo=icm", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", "resources.inference=local", "env_steps=200",
+             "algo.num_minibatches=2",
              "resources.num_samplers=1", "resources.envs_per_sampler=2", "algo.inner.fragment_length=5", "algo.inner.batch_size=20",
              "algo.inner.minibatch_size=10"]  # fmt: skip
     made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
