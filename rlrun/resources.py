@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -117,6 +117,8 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     _device(cfg.device, [])  # a mistyped one is said first
     if not lockstep and cfg.device not in ("auto", "cpu"):
         raise UserError(f"resources.device={cfg.device}: workers that share weights without waiting learn on the CPU")
+    if not lockstep:
+        needs = replace(needs, every_process_learns=True)
     if needs.every_process_learns and cfg.inference in ("auto", "serial") and cfg.num_samplers not in ("auto", 1):
         raise UserError(f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with resources.num_learners")
     learners = _learners(cfg, needs, image, synchronous, lockstep, why)
@@ -171,6 +173,8 @@ def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool
     """How many learners. UserError where there are more than devices, or than columns to share out evenly."""
     on_gpus = lockstep and cfg.device != "cpu" and torch.cuda.is_available() and (needs.every_process_learns or cfg.inference != "serial")
     devices = torch.cuda.device_count() if on_gpus else cores()
+    if on_gpus and cfg.device != "auto" and torch.device(cfg.device).index is not None:
+        devices = 1  # the one that was named
     there = f"{devices} {'GPU' if on_gpus else 'core'}{'s' * (devices > 1)}"
     fitting = [n for n in range(1, devices + 1) if not lockstep or needs.columns % n == 0]
     if cfg.num_learners == "auto":

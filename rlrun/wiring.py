@@ -211,7 +211,7 @@ class Wiring:
         if limit is None or limit > MAX_WHOLE:
             known = "has no limit" if limit is None else f"may last {limit} steps"
             raise UserError(f"runner.complete_episodes=true makes room for the longest episode, and one of {self.spec.name} {known}; "
-                            f"set env.max_episode_steps, to {MAX_WHOLE} or less")  # fmt: skip
+                            f"set {self.spec.limit_option}, for {MAX_WHOLE} steps or less")  # fmt: skip
         return -(-(limit + 1) // every) * every
 
     def eval_env(self) -> registry.Factory:
@@ -309,14 +309,19 @@ class Wiring:
 
 def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     """Gives an algorithm the weights (and filters) of another run: all of them where that run's algorithm is the same, else the policy's. `path`: a run
-    directory, whose last checkpoint is meant, or one of its checkpoints. Counters, optimisers and schedules begin anew."""
+    directory, whose last checkpoint is meant, or one of its checkpoints. Counters, optimisers, schedules and
+    coefficients that adapt begin anew."""
     run_dir, checkpoint = (path.parent.parent, path.name) if path.parent.name == "checkpoints" else (path, None)
     if not (run_dir / "config.yaml").is_file():
         raise UserError(f"init={path} is neither a run directory nor one of its checkpoints")
     tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
     try:
         if load_yaml(run_dir / "config.yaml")["algo"]["name"] == name:
-            algorithm.load_state_dict(tensors["algorithm"]["module"])
+            saved, anew = tensors["algorithm"]["module"], algorithm.state_dict()
+            own = {f"{prefix}.{key}".lstrip(".") for prefix, module in algorithm.named_modules() if isinstance(module, Algorithm)
+                   for key, _ in module.named_buffers(recurse=False)}  # fmt: skip
+            own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}  # one run scales rewards, the other does not
+            algorithm.load_state_dict({key: value for key, value in saved.items() if key not in own} | {key: anew[key] for key in own & anew.keys()})
         else:
             algorithm.policy.load_state_dict(tensors["policy"])
     except RuntimeError as error:

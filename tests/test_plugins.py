@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import compose
 
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
-from rlrun.wiring import checkpoints_of
+from rlrun.wiring import Wiring, checkpoints_of, type_config
 
 EXAMPLE = Path(__file__).parent / "example"
 BASE = ["env=my_rl:Corridor-v0", "logger=[]", "log_every_sec=0.1", "model.hidden=[32]"]
@@ -67,6 +68,18 @@ def test_fine_tuning_begins_with_another_runs_weights(tmp_path):
     assert steps[second] < steps[first] and steps[third] < steps[first], steps
     rlrun("resume", second, "env_steps=40000", "stop.return_mean=null")
     assert rows_of(second)[-1]["env_steps"] >= 40000
+
+
+def test_fine_tuning_takes_weights_and_no_coefficients(tmp_path):
+    """The penalty's weight is the new run's, and a reward scale comes along only where both have one."""
+    small = ["algo=ppo", "env=rlrun/Identity-v0", "resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "algo.minibatch_size=20",
+             "model.hidden=[8]", "env_steps=40"]  # fmt: skip
+    plain = tmp_path / "plain"
+    assert _dispatch(["train", *small, f"run_dir={plain}"]) == 0
+    saved = checkpoints_of(plain).load(parts=("policy",))[0]["policy"]
+    made = Wiring(type_config(compose(*small, f"init={plain}", "algo.kl_coef=0.5", "algo.normalize_reward=true", "seed=3"))).algorithm()
+    assert float(made.kl_coef) == 0.5 and float(made.reward_scale.count) == 0.0
+    assert all(torch.equal(value, saved[name]) for name, value in made.policy.state_dict().items())
 
 
 def test_the_same_run_again(tmp_path):

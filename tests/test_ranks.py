@@ -1,8 +1,11 @@
 """Several learners: together they make one learner's update, hold the same weights, count every row once, and never wait for a dead one."""
 
+import dataclasses
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -17,11 +20,13 @@ from rlrun.cli import _dispatch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.moments import moments_of
 from rlrun.core.ranks import Ranks
+from rlrun.core.run import check_equal
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company
 from rlrun.dataflow.workers import Workers
 from rlrun.paths import options
+from rlrun.resources import _learners, cores
 from rlrun.wiring import Wiring, preflight, type_config
 
 # one minibatch of everything, so that the order of rows does not matter, and every option that sums over learners
@@ -157,11 +162,42 @@ def test_a_cut_learner_stops_short_and_its_episodes_go_on(tmp_path):
         assert batch.valid[6:].any(0).all()
     assert short.valid[:5].sum() >= 8 and not short.valid[5:].any()
     assert torch.equal(short.obs.observation[5], short.obs.observation[20]), "what waits to be acted on is row T"
+    values = wiring.policy_factory(acting=True)().unroll(short)[1]
+    torch.testing.assert_close(short.value[5], values[5])  # what row 4 bootstraps from
     cut.finished[:2] = 3
     after = sampler.take(1)[0].batch
     check_rows_follow = after.obs.observation[0]
     assert torch.equal(check_rows_follow, short.obs.observation[20]) and not after.is_first[0].any() | short.is_first[20].any()
     assert int(cut.finished[2]) == 4
+
+
+def test_learners_with_different_weights_do_not_begin():
+    class Two(Ranks):
+        def gather(self, x):
+            return [x, x + self.off]
+
+    made = Wiring(typed("algo=impala", "env=CartPole-v1", *SMALL)).algorithm()
+    ranks = Two(0, 2)
+    ranks.off = 0.0
+    check_equal(made, ranks)
+    ranks.off = 1e-9
+    with pytest.raises(RunFailed, match="different weights"):
+        check_equal(made, ranks)
+
+
+def test_only_broken_connections_are_blamed_on_other_learners():
+    with pytest.raises(RuntimeError, match="my own mistake"), company(2, everything, 60.0, 1):
+        raise RuntimeError("my own mistake")
+
+
+def test_a_named_gpu_is_the_only_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    config = typed("algo=ddppo", "env=CartPole-v1")
+    needs = config.algorithm.needs(config.algo)
+    for device, learners in (("auto", 4), ("cuda", 4), ("cuda:1", 1), ("cpu", min(cores(), 8))):
+        cfg = dataclasses.replace(config.run.resources, device=device)
+        assert _learners(cfg, needs, False, True, True, []) == learners
 
 
 def test_resumed_learners_begin_with_the_same_weights(tmp_path, capfd):
@@ -190,3 +226,20 @@ def test_what_cannot_be_shared_gets_a_sentence(words, said):
 def test_a_cut_needs_samplers_that_learn():
     with pytest.raises(UserError, match="cut_share=1"):
         Wiring(typed("algo=ddppo", "env=CartPole-v1", "resources.inference=local", "resources.num_samplers=2"))
+
+
+@pytest.mark.parametrize("words", [["algo=ppo", "resources.num_learners=2", "resources.inference=local"], ["algo=a3c"]])
+def test_a_signal_to_the_whole_group_saves_and_exits(tmp_path, words):
+    """As schedulers send it: samplers and other learners leave the decision to the run."""
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "rlrun", "train", "env=CartPole-v1", "env_steps=1e9", "logger=[]", "log_every_sec=0.2", f"run_dir={path}", *words]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not (path / "progress.jsonl").exists() or not (path / "progress.jsonl").read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "INTERRUPTED" and list((path / "checkpoints").glob("0*"))

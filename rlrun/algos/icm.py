@@ -67,7 +67,7 @@ class ICM(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         needs = cfg.inner.algorithm.needs(cfg.inner.cfg)
-        return replace(needs, obs="all", only_weights=False)
+        return replace(needs, obs="all", only_weights=False, shared=(*needs.shared, max(1, needs.columns // cfg.num_minibatches)))
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:
@@ -79,6 +79,9 @@ class ICM(Algorithm):
         self.inner = inner.algorithm(policy, spec, replace(inner.cfg, reward_clip="none"), ctx)
         if self.inner.reward_scale is not None:
             raise ValueError("inner.normalize_reward would scale both rewards by the environment's; weigh the intrinsic one with eta")
+        columns = self.needs(cfg).columns // ctx.ranks.world
+        if cfg.num_minibatches > columns:
+            raise ValueError(f"num_minibatches {cfg.num_minibatches} is more than the {columns} columns of a learner's batch")
         self.model = ForwardInverse(spec, cfg).to(ctx.device)
         self.optimizer = ctx.optimizer(self.model.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
@@ -101,7 +104,7 @@ class ICM(Algorithm):
         """Random columns of the batch, whole: pairs of neighbouring rows stay together."""
         columns = batch.reward.shape[1]
         order = torch.randperm(columns, generator=self.ctx.rng, device=self.ctx.rng.device)
-        return [batch.columns(picks) for picks in order.tensor_split(min(self.cfg.num_minibatches, columns))]
+        return [batch.columns(picks) for picks in order.tensor_split(self.cfg.num_minibatches)]
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """batch [T(+1), B] -> this learner's share of the loss [] (eq. 7 without the policy's part) and of its metrics."""

@@ -101,4 +101,4 @@ class EpisodeStatistics:
 
 def finite(metrics: dict[str, float | int | None]) -> dict[str, float | int | None]:
     """JSON has no NaN: None instead."""
-    return {k: (v if v is not None and math.isfinite(v) else None) for k, v in metrics.items()}
+    return {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in metrics.items()}

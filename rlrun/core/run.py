@@ -14,6 +14,7 @@ import torch
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.errors import RunFailed
 from rlrun.core.metrics import EpisodeStatistics, Means, finite
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock
@@ -90,12 +91,23 @@ def exchange(headers: Sequence[Header], clock: Clock, ranks: Ranks) -> list[_Rep
     return [_Report(*report) for part in ranks.gather(text) for report in json.loads(bytes(part.to(torch.uint8).tolist()))]
 
 
+def check_equal(algorithm: Algorithm, ranks: Ranks) -> None:
+    """RunFailed unless all learners hold the same numbers."""
+    if ranks.world == 1:
+        return
+    tensors = [t.detach().double().flatten().cpu() for t in (*algorithm.parameters(), *algorithm.buffers())]
+    sums = ranks.gather(torch.stack([sum((t * (i + 1)).sum() for i, t in enumerate(tensors)), sum(t.square().sum() for t in tensors)]))  # type: ignore[list-item]
+    if any(not torch.equal(sums[0], other) for other in sums[1:]):
+        raise RunFailed("the learners begin with different weights: does another run still write what init= names?")
+
+
 class Job(Protocol):
     """What runners see of a run: Run, or Follower on learners other than the first."""
 
     timers: Timers
     breaks: list[Callable[[int], None]]  # what else forgets its rows when an exact run breaks its columns
     generation: int  # of env seeds: how often this run has been started, or (exact) checkpointed
+    settle: Callable[[], Clock] | None  # set by runners whose learners do not wait: holds them, and returns the clock of all that they have done
 
     def begin(self, algorithm: Algorithm) -> Clock: ...
 
@@ -116,6 +128,7 @@ class Follower:
         self.timers = Timers()
         self.breaks: list[Callable[[int], None]] = []
         self.generation = 0
+        self.settle: Callable[[], Clock] | None = None
         self.clock = Clock()
 
     def begin(self, algorithm: Algorithm) -> Clock:
@@ -125,6 +138,7 @@ class Follower:
             self.clock = Clock(run["env_steps"], run["updates"])
             self.generation = run["generation"] + 1
             self.restored = None
+        check_equal(algorithm, self.ranks)
         return self.clock
 
     def sampler_ready(self, sampler: Any) -> None:
@@ -164,6 +178,7 @@ class Run:
         self.log_every_sec, self.checkpoints, self.logger, self.signals, self.evaluate = log_every_sec, checkpoints, logger, signals, evaluate
         self.exact = exact  # break all columns at a checkpoint, so that a resumed run equals an uninterrupted one
         self.restored = restored
+        self.settle: Callable[[], Clock] | None = None
         self.ranks = ALONE  # set before the runner starts, where there are several learners
         self.timers = Timers()
         self.episodes = EpisodeStatistics()
@@ -201,6 +216,7 @@ class Run:
         self.save_due = Every(every, self.clock.env_steps)
         self.eval_due = Every(self.evaluation.every if self.evaluate else None, self.clock.env_steps)
         self.last_log_steps = self.clock.env_steps
+        check_equal(algorithm, self.ranks)
         return self.clock
 
     def sampler_ready(self, sampler: Any) -> None:
@@ -237,9 +253,21 @@ class Run:
             self.learn.add(update.metrics)
             for callback in self.callbacks:
                 callback.on_update(clock, update.metrics)
-        now = time.monotonic()
+        now, settled = time.monotonic(), False
+
+        def still() -> None:
+            """Before anything that looks at the weights for longer than a moment."""
+            nonlocal settled
+            if self.settle is not None and not settled:
+                self.clock, settled = self.settle(), True
+
         over = self._over(now)
-        evaluated = self.signals.stop is None and self.eval_due(clock.env_steps) and self._evaluate()
+        if over:
+            still()
+        evaluated = False
+        if self.signals.stop is None and self.eval_due(clock.env_steps):
+            still()
+            evaluated = self._evaluate()
         metric = self._metric()
         if metric is not None and (self.best is None or metric > self.best):
             self.best, self.best_at = metric, clock.env_steps
@@ -251,6 +279,7 @@ class Run:
             due = due or now - self.last_best >= self.checkpoint.best_every_sec
         if (over and self.save_at_end) or due or self.signals.save:
             self.signals.save = False
+            still()
             self._save(now, metric, best and (evaluated or self.evaluation_off))
         if over or evaluated or now - self.last_log >= self.log_every_sec:
             self._log(time.monotonic())
@@ -374,7 +403,7 @@ class Run:
         row = {**head, **finite(row)}
         for callback in self.callbacks:
             callback.on_log(row)
-        self.logger.log(row)
+        self.logger.log(finite({name: value.item() if isinstance(value, torch.Tensor) else value for name, value in row.items()}))
 
     @property
     def exit_code(self) -> int:

@@ -222,6 +222,7 @@ class EnvSpec:
     obs: dict[str, Any]  # "observation", and "action_mask" (MultiBinary) where the env says which actions are legal; later also "state"
     action: Space
     max_episode_steps: int | None = None  # decisions after which an episode is truncated; None: unknown
+    limit_option: str = "env.max_episode_steps"  # what sets that limit
     action_repeat: int = 1  # emulator frames per decision, for tables only
 
     @property

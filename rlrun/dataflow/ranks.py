@@ -1,6 +1,8 @@
 """Several learners: processes of torch.distributed, gloo between CPUs and NCCL between GPUs.
 
-Rank 0 is the run's own process; it starts the others as workers, and a worker that dies breaks its connections, so that nobody waits for it.
+Rank 0 is the run's own process; it starts the others as workers, and a worker that dies breaks its connections, so that nobody waits for it. Between GPUs
+that holds for what goes through the CPU (counts, decisions, every update); a process that dies inside an NCCL exchange is left to PyTorch's watchdog, which
+was not tried.
 """
 
 from __future__ import annotations
@@ -26,6 +28,18 @@ LARGE = 2**15  # numbers: gradients, not counts
 FOREVER = timedelta(days=7)  # rank 0 may evaluate and save for as long as it takes; when it ends, its connections do
 
 
+class Disconnected(Exception):
+    """Another learner is gone."""
+
+
+def _together(exchange: Callable[..., Any], *args: Any) -> None:
+    """Gloo and NCCL raise RuntimeError when a connection breaks: tells it from those of our own code."""
+    try:
+        exchange(*args)
+    except RuntimeError as error:
+        raise Disconnected(str(error)) from error
+
+
 class ProcessRanks(Ranks):
     """One of `world` learners. Gradients travel on the learners' device, counts and decisions through the CPU."""
 
@@ -38,13 +52,13 @@ class ProcessRanks(Ranks):
         dist.init_process_group(backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience)
         self.store = store
         self.memory: dict[tuple[int, torch.dtype], Tensor] = {}  # shared by all learners, one for each size of large tensors
-        dist.barrier()  # connections are made now and not in the middle of the first update
+        _together(dist.barrier)  # connections are made now and not in the middle of the first update
 
     def sum(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and x.numel() >= LARGE:
             return self._sum_in_memory(x.detach())
         total = x.detach().clone()
-        dist.all_reduce(total)
+        _together(dist.all_reduce, total)
         return total
 
     def _sum_in_memory(self, x: Tensor) -> Tensor:
@@ -54,30 +68,30 @@ class ProcessRanks(Ranks):
         if key not in self.memory:
             path = Path(f"{self.store}-{n}-{str(x.dtype).rpartition('.')[2]}")
             self.memory[key] = torch.from_file(str(path), shared=True, size=(self.world + 1) * n, dtype=x.dtype).view(self.world + 1, n)
-            dist.barrier()
+            _together(dist.barrier)
             if self.rank == 0:
                 path.unlink()  # everyone has it; a killed run leaves nothing behind
         memory = self.memory[key]
         memory[self.rank].copy_(x.flatten())
-        dist.barrier()
+        _together(dist.barrier)
         mine = slice(self.rank * n // self.world, (self.rank + 1) * n // self.world)
         torch.sum(memory[: self.world, mine], 0, out=memory[self.world, mine])
-        dist.barrier()  # nobody writes the next tensor before all have come here, nor takes its sum before all have written
+        _together(dist.barrier)  # nobody writes the next tensor before all have come here, nor takes its sum before all have written
         return memory[self.world].view(x.shape).clone()
 
     def gather(self, x: Tensor) -> list[Tensor]:
         sizes = torch.zeros(self.world, dtype=torch.int64)
         sizes[self.rank] = len(x)
-        dist.all_reduce(sizes)
+        _together(dist.all_reduce, sizes)
         padded = torch.zeros(max(1, int(sizes.max())), dtype=torch.float64)
         padded[: len(x)] = x
         everyone = [torch.empty_like(padded) for _ in range(self.world)]
-        dist.all_gather(everyone, padded)
+        _together(dist.all_gather, everyone, padded)
         return [part[:size] for part, size in zip(everyone, sizes.tolist(), strict=True)]
 
     def first(self, x: bool) -> bool:
         said = torch.tensor([float(x)])
-        dist.broadcast(said, 0)
+        _together(dist.broadcast, said, 0)
         return bool(said.item())
 
     def close(self) -> None:
@@ -92,6 +106,9 @@ def learner_process(pipe: Any, learn: Callable[[Ranks], None], rank: int, world:
     ranks = ProcessRanks(rank, world, store, timeout_sec)
     try:
         learn(ranks)
+    except Disconnected:
+        pipe.poll(10.0)  # until rank 0 has heard from the one that died, or is gone itself
+        raise
     finally:
         ranks.close()
 
@@ -115,7 +132,7 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
             try:
                 ranks = ProcessRanks(0, world, store, max(timeout_sec, START_SEC))
                 yield ranks
-            except RuntimeError as error:  # gloo and NCCL say so when a connection breaks
+            except Disconnected as error:
                 workers.receive_or_nothing(1.0)  # RunFailed with the reason of the one that died
                 raise RunFailed(f"a learner does not answer: {error}") from error
         finally:

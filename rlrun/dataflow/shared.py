@@ -18,6 +18,7 @@ class SharedLearner:
         algorithm.share_memory()
         self.tensors: list[Tensor] = [*(p.data for p in algorithm.parameters()), *algorithm.buffers()]
         self.optimizers: dict[str, Any] = {name: optimizer.share() for name, optimizer in algorithm.optimizers()}
+        self.hold = torch.zeros(1, dtype=torch.int64).share_memory_()  # 1: everyone waits before its next gradient
         self.time = torch.tensor([clock.env_steps, clock.updates], dtype=torch.int64).share_memory_()
 
     def attach(self, algorithm: Algorithm) -> None:

@@ -19,6 +19,7 @@ from rlrun.core.errors import RunFailed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
 START_SEC = 120.0
+DECIDED = {signal.SIGINT, signal.SIGTERM}  # Ctrl-C and schedulers reach the whole group of processes; the run's own one decides what becomes of it
 READY = "ready"  # a worker's first message
 
 
@@ -32,9 +33,9 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in DECIDED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DECIDED)
     import torch
 
     torch.set_num_threads(1)
@@ -45,6 +46,8 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
     except BaseException as error:
         try:
             pipe.send(_Failure((str(error) if isinstance(error, RunFailed) else traceback.format_exc(),)))
+        except OSError:
+            pass  # the parent is gone, or does not listen any more
         finally:
             pipe.close()
         os._exit(1)
@@ -75,7 +78,7 @@ class Worker:
         self.process = CONTEXT.Process(target=_bootstrap, args=(target, child, name, args), name=name, daemon=not learner)
         with _child_environment(gpu=learner):
             resource_tracker.ensure_running()  # starting it would unblock SIGINT again
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C must not kill a child that is still importing
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, DECIDED)  # inherited: a signal must not kill a child that is still importing
             try:
                 self.process.start()
             finally:
@@ -140,7 +143,7 @@ class Workers:
             raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}") from None
 
     def stop(self, grace_sec: float = 5.0) -> None:
-        """Ends every process: closed pipes first, then SIGTERM, then SIGKILL. Returns when all are gone."""
+        """Ends every process: closed pipes first, then SIGKILL. Returns when all are gone."""
         for worker in self.members:
             worker.pipe.close()
         deadline = time.monotonic() + grace_sec
@@ -148,12 +151,9 @@ class Workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
         for worker in self.members:
             if worker.process.is_alive():
-                worker.process.terminate()
-        for worker in self.members:
-            worker.process.join(1.0)
-            if worker.process.is_alive():
                 worker.process.kill()
-                worker.process.join()
+        for worker in self.members:
+            worker.process.join()
             worker.process.close()
         self.members, self.by_handle = [], {}
 

@@ -17,6 +17,7 @@ from rlrun.core.algorithm import Update
 from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments
 from rlrun.core.run import Job
+from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import gather
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.slots import Header
@@ -47,25 +48,38 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     clock = job.begin(algorithm)
     shared = SharedLearner(algorithm, clock)
     crew = _Crew(make.elsewhere, make.learners, shared, job.generation, cfg.queue_timeout_sec)
+    means = Means()
+
+    def absorb(reports: list[Report]) -> None:
+        """Takes note of gradients that have been applied."""
+        nonlocal clock
+        for _, metrics, _ in reports:
+            means.add(metrics)
+        headers = [header for report, _, _ in reports for header in report]
+        algorithm.absorb_returns([header.returns for header in headers])
+        algorithm.absorb_rows([moments for _, _, moments in reports])
+        clock = clock.after(env_steps=job.collected(headers), updates=len(reports))
+        shared.clock = clock
+
+    def settle() -> Clock:
+        absorb(crew.hold())
+        return clock
+
+    job.settle = settle  # what is evaluated, saved and counted is one state of the weights
     try:
         job.sampler_ready(crew)
         update: Update | None = None
         while job.tick(clock, update):
+            crew.go_on()
             with job.timers("wait"):
-                reports = crew.receive()
-            means = Means()
-            for _, metrics, _ in reports:
-                means.add(metrics)
-            headers = [header for report, _, _ in reports for header in report]
-            algorithm.absorb_returns([header.returns for header in headers])
-            algorithm.absorb_rows([moments for _, _, moments in reports])
-            clock = clock.after(env_steps=job.collected(headers), updates=len(reports))
-            shared.clock = clock
+                absorb(crew.receive())
             update = Update(means.tensors())
+            means = Means()
     finally:
         crew.close()
 
 
+HELD = "held"  # what a process says in place of a Report while it waits
 Report = tuple[list[Header], dict[str, float], list[Moments] | None]
 
 
@@ -73,7 +87,7 @@ class _Crew:
     """The processes, as far as a Job sees them: a sampler without state."""
 
     def __init__(self, make: Callable[[int], Factories], count: int, shared: SharedLearner, generation: int, timeout_sec: float):
-        self.timeout_sec = timeout_sec
+        self.timeout_sec, self.shared, self.holding = timeout_sec, shared, False
         self.waiting: list[Report] = []
         self.workers = Workers()
         try:
@@ -94,6 +108,29 @@ class _Crew:
             self.waiting = [message for _, message in self.workers.receive(self.timeout_sec)]
         reports, self.waiting = self.waiting, []
         return reports
+
+    def hold(self) -> list[Report]:
+        """Lets nobody begin another gradient; returns the reports of all that was done until then."""
+        if self.holding:
+            return []
+        self.shared.hold.fill_(1)
+        held, reports, self.waiting = 0, self.waiting, []
+        while held < len(self.workers.members):
+            for _, message in self.workers.receive(self.timeout_sec):
+                if message == HELD:
+                    held += 1
+                else:
+                    reports.append(message)
+        self.holding = True
+        return reports
+
+    def go_on(self) -> None:
+        """After hold()."""
+        if self.holding:
+            self.shared.hold.zero_()
+            self.holding = False
+            for worker in self.workers.members:
+                self.workers.send(worker, READY)
 
     def check(self) -> None:
         self.waiting += [message for _, message in self.workers.receive(0.0)]
@@ -121,6 +158,9 @@ def worker_process(pipe: Connection, make: Callable[[int], Factories], number: i
     pipe.send(READY)
     pipe.recv()
     while True:
+        if shared.hold.item():
+            pipe.send(HELD)
+            pipe.recv()
         shared.refresh(algorithm)
         clock = shared.clock
         sampler.publish(algorithm.policy, clock)

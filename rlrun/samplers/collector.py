@@ -38,9 +38,11 @@ class Collector:
         with torch.inference_mode():
             for t in range(rows):
                 if columns.over.all() or (cut is not None and cut.due(t, rows)):
-                    for rest in range(t, rows):
+                    act_row(policy, out, t, self.state, self.core_every, clock, self.rng, self.record, there)  # its value is what row t-1 bootstraps from
+                    columns.skip(view, t)
+                    for rest in range(t + 1, rows):
                         store_core(out, rest, self.state, self.core_every)
-                        columns.skip(view, rest)
+                        columns.skip(view, rest, blank=True)
                     break
                 started = time.perf_counter()
                 self.state = act_row(policy, out, t, self.state, self.core_every, clock, self.rng, self.record, there)

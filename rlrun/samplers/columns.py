@@ -105,13 +105,15 @@ class Columns:
                 kept[0, seen] += value[seen]
                 kept[1, seen] += 1.0
 
-    def skip(self, view: dict, t: int) -> None:
-        """Row t is cut: dead, with the observation that is still to be acted on, here and in row t+1."""
+    def skip(self, view: dict, t: int, blank: bool = False) -> None:
+        """Row t is cut: dead, with the observation that is still to be acted on, here and in row t+1. `blank`: nobody has acted on it either, and old rows
+        must not stay where NaN or an action outside the space could be read."""
         self.row += 1
+        if blank:
+            for name, value in view.items():
+                if name not in ("obs", "is_first", "core"):
+                    map_rows(value, lambda part: part[t].fill(0))
         self._dead(view, t)
-        for name, value in view.items():  # nobody acts: old rows must not stay where NaN or an action outside the space could be read
-            if name not in ("obs", "is_first", "core"):
-                map_rows(value, lambda part: part[t].fill(0))
         self._observe(view, t + 1)
 
     @staticmethod

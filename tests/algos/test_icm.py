@@ -98,5 +98,7 @@ def test_sentences(typed):
         Wiring(typed(*WORDS, "algo.inner.normalize_reward=true")).algorithm()
     with pytest.raises(UserError, match=r"algo\.inner\.minibatch_sizee.*Did you mean minibatch_size"):
         typed(*WORDS, "++algo.inner.minibatch_sizee=3")
+    with pytest.raises(UserError, match="more than the 4 columns"):
+        Wiring(typed(*WORDS, "algo.num_minibatches=5")).algorithm()
     with pytest.raises(UserError, match="beta must lie"):
         typed(*WORDS, "algo.beta=2")

@@ -3,17 +3,20 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
 from conftest import SMALL
 from test_actor_learner import run_wired
 
+from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.workers import Workers
+from rlrun.resources import cores
 from rlrun.wiring import Wiring
 
 ASYNC = ["algo=a3c", "resources.num_learners=2", "logger=[]", "model.hidden=[64]"]
@@ -78,6 +81,36 @@ def test_two_processes_learn_and_count_every_row(typed, tmp_path):
     assert any(row["sample/policy_lag"] for row in rows if row.get("sample/policy_lag") is not None), "others' gradients come in between"
     statistics = made.state()["optimizers"]["optimizer"]["inner"]["state"]
     assert all(value["exp_avg_sq"].abs().sum() > 0 for value in statistics.values()), "shared statistics are what is saved"
+
+
+def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
+    """Everyone is held while the run evaluates, saves and ends: nothing changes behind the clock's back."""
+    seen = []
+
+    def evaluate(algorithm, clock, round_, stop):
+        before = {name: value.clone() for name, value in algorithm.state_dict().items()}
+        time.sleep(0.5)
+        seen.append(all(torch.equal(value, before[name]) for name, value in algorithm.state_dict().items()))
+        return [1.0]
+
+    words = ["env=CartPole-v1", "env_steps=3000", "eval.every=500", "checkpoint.every=1000", "algo.optimizer.kind=adam", "algo.optimizer.epsilon=1e-5"]
+    (tmp_path / "checkpoints").mkdir()
+    made, job, _ = run_wired(Wiring(typed(*ASYNC, *words)), tmp_path, evaluate)
+    assert len(seen) >= 5 and all(seen)
+    tensors, run = Checkpoints(tmp_path / "checkpoints", 3).load()
+    assert run["env_steps"] == job.clock.env_steps and run["updates"] == job.clock.updates
+    assert all(torch.equal(value, made.state_dict()[name]) for name, value in tensors["algorithm"]["module"].items())
+    steps = float(next(iter(tensors["algorithm"]["optimizers"]["optimizer"]["inner"]["state"].values()))["step"])
+    assert 0.95 * run["updates"] <= steps <= run["updates"], "every gradient was reported (two at once may count as one step: there is no lock)"
+
+
+@pytest.mark.parametrize("algo", ["a2c", "pg"])
+def test_other_algorithms_can_share_weights_too(typed, tmp_path, algo):
+    words = [f"algo={algo}", "env=Acrobot-v1", "logger=[]", "runner=async_gradients", "algo.fragment_length=20", "algo.batch_size=20", "env_steps=400"]
+    wiring = Wiring(typed(*words))
+    assert wiring.resources.inference == "serial" and wiring.resources.num_learners == cores()
+    _, job, _ = run_wired(wiring, tmp_path)
+    assert job.status == "COMPLETED"
 
 
 def test_filters_of_all_processes_are_merged(typed, tmp_path):
