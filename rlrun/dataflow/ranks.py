@@ -124,11 +124,8 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
     with tempfile.TemporaryDirectory(prefix="rlrun-ranks-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         store = str(Path(folder) / "store")
         try:
-            for rank in range(1, world):
-                workers.start(f"learner-{rank}", learner_process, (learn, rank, world, store, timeout_sec, threads), learner=True)
-            ready = 0
-            while ready < world - 1:
-                ready += len(workers.receive(START_SEC))
+            jobs = {f"learner-{rank}": (learn, rank, world, store, timeout_sec, threads) for rank in range(1, world)}
+            workers.start_all(learner_process, jobs, learner=True)
             try:
                 ranks = ProcessRanks(0, world, store, max(timeout_sec, START_SEC))
                 yield ranks

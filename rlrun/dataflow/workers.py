@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -100,6 +100,18 @@ class Workers:
         self.by_handle[worker.pipe] = worker
         self.by_handle[worker.process.sentinel] = worker
         return worker
+
+    def start_all(self, target: Callable, jobs: Mapping[str, tuple], learner: bool = False) -> list[Worker]:
+        """Starts target(pipe, *jobs[name]) for every name and waits until all have said READY; when one fails instead, none is left."""
+        try:
+            started = [self.start(name, target, args, learner) for name, args in jobs.items()]
+            ready = 0
+            while ready < len(started):
+                ready += sum(message == READY for _, message in self.receive(START_SEC))
+        except BaseException:
+            self.stop()
+            raise
+        return started
 
     def receive(self, timeout: float) -> list[tuple[Worker, Any]]:
         """Messages that are there, or that come within `timeout` seconds. RunFailed when a worker died, or when nothing came in a timeout > 0."""

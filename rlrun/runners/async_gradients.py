@@ -21,9 +21,10 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import gather
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.slots import Header
-from rlrun.dataflow.workers import READY, START_SEC, Workers
+from rlrun.dataflow.workers import READY, Workers
 from rlrun.runners import on_policy
 from rlrun.runners.base import Factories
+from rlrun.samplers.processes import Unsaved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,24 +84,15 @@ HELD = "held"  # what a process says in place of a Report while it waits
 Report = tuple[list[Header], dict[str, float], list[Moments] | None]
 
 
-class _Crew:
+class _Crew(Unsaved):
     """The processes, as far as a Job sees them: a sampler without state."""
 
     def __init__(self, make: Callable[[int], Factories], count: int, shared: SharedLearner, generation: int, timeout_sec: float):
         self.timeout_sec, self.shared, self.holding = timeout_sec, shared, False
         self.waiting: list[Report] = []
         self.workers = Workers()
-        try:
-            for number in range(count):
-                self.workers.start(f"worker-{number}", worker_process, (make, number, shared, generation))
-            ready = 0
-            while ready < count:
-                ready += sum(message == READY for _, message in self.workers.receive(START_SEC))
-            for worker in self.workers.members:
-                self.workers.send(worker, READY)  # nobody has a head start
-        except BaseException:
-            self.workers.stop()
-            raise
+        for worker in self.workers.start_all(worker_process, {f"worker-{i}": (make, i, shared, generation) for i in range(count)}):
+            self.workers.send(worker, READY)  # nobody has a head start
 
     def receive(self) -> list[Report]:
         """At least one."""
@@ -134,18 +126,6 @@ class _Crew:
 
     def check(self) -> None:
         self.waiting += [message for _, message in self.workers.receive(0.0)]
-
-    def restart(self, generation: int) -> None:
-        """Not needed: runs of several processes are not bit-exact."""
-
-    def save(self) -> dict:
-        return {}
-
-    def load(self, saved: dict) -> None:
-        """Columns begin anew with seeds of the resumed run's generation."""
-
-    def close(self) -> None:
-        self.workers.stop()
 
 
 def worker_process(pipe: Connection, make: Callable[[int], Factories], number: int, shared: SharedLearner, generation: int) -> None:

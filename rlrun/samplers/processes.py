@@ -10,7 +10,7 @@ from rlrun.core.env import EnvFactory
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Slots
-from rlrun.dataflow.workers import READY, START_SEC, Worker, Workers
+from rlrun.dataflow.workers import Worker, Workers
 
 
 class Plan(NamedTuple):
@@ -32,27 +32,10 @@ class Plan(NamedTuple):
     first: int = 0  # producers of learners before this one: their numbers go on from there
 
 
-class ProcessSampler:
-    """`producers` fill slots at a time: the workers, or the groups of environments within them."""
+class Unsaved:
+    """A sampler of processes, whose columns are not in checkpoints."""
 
-    def __init__(self, plan: Plan, producers: int):
-        self.plan = plan
-        self.columns, self.total_columns = plan.columns, plan.columns * producers
-        self.slots = Slots(plan.layout, producers * plan.in_flight)
-        self.views = [self.slots.view(slot) for slot in range(self.slots.count)]
-        self.workers = Workers()
-
-    def start(self, target: Callable, job: Callable[[int], tuple]) -> list[Worker]:
-        """Starts target(pipe, job(i)) for every worker i and waits until all have said READY."""
-        try:
-            started = [self.workers.start(f"sampler-{self.plan.first + i}", target, (job(i),)) for i in range(self.plan.workers)]
-            ready = 0
-            while ready < len(started):
-                ready += sum(message == READY for _, message in self.workers.receive(START_SEC))
-        except BaseException:
-            self.workers.stop()
-            raise
-        return started
+    workers: Workers
 
     def restart(self, generation: int) -> None:
         """Not needed: only bit-exact (serial) runs break their columns at a checkpoint."""
@@ -65,3 +48,18 @@ class ProcessSampler:
 
     def close(self) -> None:
         self.workers.stop()
+
+
+class ProcessSampler(Unsaved):
+    """`producers` fill slots at a time: the workers, or the groups of environments within them."""
+
+    def __init__(self, plan: Plan, producers: int):
+        self.plan = plan
+        self.columns, self.total_columns = plan.columns, plan.columns * producers
+        self.slots = Slots(plan.layout, producers * plan.in_flight)
+        self.views = [self.slots.view(slot) for slot in range(self.slots.count)]
+        self.workers = Workers()
+
+    def start(self, target: Callable, job: Callable[[int], tuple]) -> list[Worker]:
+        """Starts target(pipe, job(i)) for every worker i and waits until all have said READY."""
+        return self.workers.start_all(target, {f"sampler-{self.plan.first + i}": (job(i),) for i in range(self.plan.workers)})
