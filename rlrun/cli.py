@@ -92,7 +92,8 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     if "--help" in words or "-h" in words:  # Hydra composes before it explains
         words = [*words, *(f"{key}={value}" for key, value in (("algo", "impala"), ("env", "CartPole-v1")) if not any(w.startswith(f"{key}=") for w in words))]
     words = [part for word in words for part in replacing(word)]
-    words = [f"++{word}" if word.startswith(("env.kwargs.", "model.encoder_kwargs.")) else word for word in words]  # the environment's own, unknown to conf/
+    theirs = tuple(f"{group}{sign}" for group in ("env.kwargs", "model.encoder_kwargs") for sign in (".", "={"))  # the user's own, unknown to conf/
+    words = [f"++{word}" if word.startswith(theirs) else word for word in words]
     result: list[int] = []
     raised: list[BaseException] = []
 

@@ -35,11 +35,13 @@ def translate(error: Exception, words: list[str]) -> str:
     cause = str(error.__cause__ or "")
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in struct" in text + cause:
-        return f"There is no option {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or closest(unknown[1], known_keys(unknown[1]))}"
+        return f"There is no option {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or nearest(unknown[1])}"
     if "Ambiguous value" in text:
         return f"{text.split(chr(39))[1]}: one value each; a comma makes a sweep, and `rlrun sweep` is to come"
     if "Error parsing override" in text:
         return f"{text.split(chr(39))[1]!r} is not of the form key=value"
+    if "no viable alternative" in text or "mismatched input" in text or "extraneous input" in text or "token recognition" in text:
+        return f"a word cannot be read as key=value: {text.splitlines()[0]}. In lists and dictionaries write key: value, and quote other punctuation"
     unloadable = re.search(r"Could not load '(\w+)/([^']+)'", text)
     if unloadable:
         known = options(unloadable[1])
@@ -50,6 +52,13 @@ def translate(error: Exception, words: list[str]) -> str:
         return f"{name}= is missing: say algo=... and env=..., or tuned=... (rlrun list {'envs' if name == 'env' else name + 's'})"
     first = [line.strip() for line in text.splitlines() if line.strip()]
     return first[0] if first else type(error).__name__
+
+
+def nearest(key: str) -> str:
+    """' Did you mean ...?', among the options of the algorithm inside where the key is one of those."""
+    if key.startswith("algo.inner."):
+        return closest(key, [name.replace("algo.", "algo.inner.", 1) for name in known_keys() if name.startswith("algo.")])
+    return closest(key, known_keys(key))
 
 
 def elsewhere(key: str) -> str:

@@ -114,9 +114,9 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     learners share one train batch; else each has its own, and they share the CPU's memory. Raises UserError for a device that is not there or numbers
     that do not fit the batch."""
     why: list[str] = []
-    _device(cfg.device, [])  # a mistyped one is said first
     if not lockstep and cfg.device not in ("auto", "cpu"):
         raise UserError(f"resources.device={cfg.device}: workers that share weights without waiting learn on the CPU")
+    _device(cfg.device, [])  # a mistyped one is said first
     if not lockstep:
         needs = replace(needs, every_process_learns=True)
     if needs.every_process_learns and cfg.inference in ("auto", "serial") and cfg.num_samplers not in ("auto", 1):

@@ -40,6 +40,8 @@ def _run(wiring: Wiring, values: dict, directory: RunDir, restored: tuple[dict, 
     config = wiring.config
     for reason in wiring.resources.why:
         print(f"  {reason}", flush=True)
+    if config.run.init is not None and restored is None:
+        print(f"  begins with the weights of {config.run.init}", flush=True)
     facts = {
         "seed": config.run.seed, "algo": config.algo.name, "env": wiring.spec.name, "versions": versions(), "git_commit": git_commit(),
         "hardware": hardware(), "command": command, "started": started_at(), "resources": list(wiring.resources.why),

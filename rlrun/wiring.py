@@ -124,6 +124,8 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
     """The algorithm that a config names, and its typed options; those of an algorithm inside it too."""
     algorithm = algorithm_class(values)
     if "inner" in values:
+        if not isinstance(values["inner"], dict):
+            raise UserError(f"The algorithm inside is chosen with algo@{path}.inner={values['inner']}, not with {path}.inner=")
         values = {**values, "inner": type_algorithm(values["inner"], f"{path}.inner")}
     values = {key: value for key, value in values.items() if key != "module"}  # where its file is, no option of its own
     return Inner(algorithm, typed(importlib.import_module(algorithm.__module__).Config, values, path))
@@ -202,6 +204,12 @@ class Wiring:
             self.rows += self._room_for_episodes()
         if self.needs.cut_share < 1 and self.resources.inference != "serial":
             raise UserError(f"a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with {self.resources.inference}")
+
+    def layout_decided(self) -> dict[str, Any]:
+        """What `auto` became, as options of resources."""
+        made = self.resources
+        samplers = "auto" if self.needs.every_process_learns or not self.config.runner.lockstep else made.num_samplers * made.num_learners
+        return {"inference": made.inference, "num_learners": made.num_learners, "num_samplers": samplers, "envs_per_sampler": made.envs_per_sampler}
 
     def _room_for_episodes(self) -> int:
         """Rows that a fragment needs beyond its length so that its last episode can end. Raises UserError where that is unknown or too much."""
@@ -336,7 +344,10 @@ def callbacks_of(names: tuple[str, ...]) -> list[Callback]:
         kind = load_object(name, "callbacks")
         if not (isinstance(kind, type) and issubclass(kind, Callback)):
             raise UserError(f"callbacks={name} is no subclass of rlrun.Callback")
-        made.append(kind())
+        try:
+            made.append(kind())
+        except Exception as error:  # the user's own
+            raise UserError(f"callbacks={name} cannot be made: {type(error).__name__}: {error}") from None
     return made
 
 

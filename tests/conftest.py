@@ -44,5 +44,5 @@ def nothing_left_behind():
     yield
     assert multiprocessing.active_children() == []
     if shm.is_dir():
-        left = {name for name in set(os.listdir(shm)) - before if name.startswith(("torch_", "psm_", "rlrun"))}
+        left = {name for name in set(os.listdir(shm)) - before if name.startswith(("torch_", "psm_", f"rlrun-ranks-{os.getpid()}-"))}
         assert not left

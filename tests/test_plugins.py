@@ -10,6 +10,7 @@ import torch
 from conftest import compose
 
 from rlrun.cli import _dispatch
+from rlrun.config import load_yaml
 from rlrun.core.errors import UserError
 from rlrun.wiring import Wiring, checkpoints_of, type_config
 
@@ -133,3 +134,42 @@ def test_weights_that_do_not_fit_get_a_sentence(tmp_path):
         _dispatch(["train", "--from-run", str(path), "algo.lrr=3"])
     with pytest.raises(UserError, match="cannot be chosen anew with --from-run"):
         _dispatch(["train", "--from-run", str(path), "env=CartPole-v1"])
+
+
+@pytest.mark.parametrize("words, said", [
+    (["callbacks=[my_rl.broken:Unmade]"], "callbacks=my_rl.broken:Unmade cannot be made: ValueError: no"),
+    (["env.kwargs={lenght:3}"], "unexpected keyword argument 'lenght'"),
+    (["env.wrappers=[{my_rl.envs:Hurry: {price: 0.1}}]"], "cannot be read as key=value"),
+])  # fmt: skip
+def test_slips_of_newcomers_get_a_sentence(words, said, tmp_path):
+    with pytest.raises(UserError) as caught:
+        _dispatch(["train", "algo=ppo", *BASE, f"run_dir={tmp_path / 'run'}", *words])
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["algo=icm", "algo@algo.inner=icm"], "There is no|cannot be inside icm"),
+    (["algo=icm", "algo@algo.inner=a3c"], "a2c is its synchronous form"),
+    (["algo=icm", "algo.inner=a2c"], r"chosen with algo@algo\.inner=a2c"),
+    (["algo=icm", "algo.inner.lrr=1"], r"Did you mean algo\.inner\.lr"),
+])  # fmt: skip
+def test_what_cannot_be_inside_gets_a_sentence(words, said):
+    with pytest.raises(UserError, match=said):
+        _dispatch(["train", "env=CartPole-v1", "logger=[]", *words])
+
+
+def test_a_callback_that_raises_is_named(tmp_path, capsys):
+    assert _dispatch(["train", "algo=ppo", *BASE, "callbacks=[my_rl.broken:Raising]", f"run_dir={tmp_path / 'run'}"]) == 1
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "FAILED" and summary["reason"] == "callbacks=my_rl.broken:Raising failed in on_update: KeyError: 'nothing'"
+
+
+def test_a_run_keeps_the_layout_that_was_decided(tmp_path):
+    """Measured once: a resumed run must not change over because the machine is busier."""
+    path = tmp_path / "run"
+    assert _dispatch(["train", "algo=ppo", *BASE, "env_steps=300", "algo.batch_size=256", "algo.minibatch_size=64", f"run_dir={path}"]) == 0
+    resources = load_yaml(path / "config.yaml")["resources"]
+    assert resources["inference"] in ("serial", "local") and resources["num_learners"] == 1
+    assert isinstance(resources["num_samplers"], int) and isinstance(resources["envs_per_sampler"], int)
+    wiring = Wiring(type_config(load_yaml(path / "config.yaml")))
+    assert wiring.layout_decided() == {key: resources[key] for key in ("inference", "num_learners", "num_samplers", "envs_per_sampler")}

@@ -6,6 +6,7 @@ optimiser are shared as well (section 4: shared RMSProp).
 Recorded: as A2C.
 Differs from the paper: a process may have several environments (batch_size / fragment_length); gradients are clipped before they are applied; with one
 process, and in exact runs, it is A2C.
+Worth it where a step of the environment is dear; where it is cheap (CartPole) one process with a vector of environments, algo=a2c, is several times faster.
 Metrics: as A2C, averaged over processes; sample/policy_lag: gradients that others applied while one was computed.
 Checked: tests/runners/test_async_gradients.py, tuned/a3c/.
 """

@@ -7,6 +7,7 @@ The straggler cut (section 3): once cut_share of the processes have filled their
 the fragment; their missing rows are dead and their episodes go on in the next one. It makes runs depend on timing; cut_share 1 waits for all.
 Differs from the paper: means are over all live rows, so a process that was cut short weighs less (the paper weighs processes alike); each process has
 several environments (fragment_length x columns / num_learners rows).
+Worth it where learning or the environment is dear; on CartPole one process, algo=ppo, is faster.
 Metrics: as PPO.
 Checked: tests/test_ranks.py (two processes make the update of one), tests/samplers/test_samplers.py (the cut), tuned/ddppo/.
 """

@@ -7,8 +7,10 @@ phi(s_t+1) (eq. 4). The intrinsic reward is eta / 2 times the squared error of t
 by (1 - beta) inverse loss + beta forward loss (eq. 7); both train the features.
 Differs from the paper: continuous actions have a Gaussian inverse model; the inner algorithm's reward_clip bounds the environment's rewards only; the
 policy's own loss does not reach the features (the paper trains all at once, with nets of their own too).
-Metrics: those of the inner algorithm, and learn/intrinsic_reward per row; forward_loss, inverse_loss; icm_grad_norm. Reported returns are the
-environment's alone.
+Reported returns are the environment's alone. learn/intrinsic_reward is per row: where it outweighs the environment's rewards, surprises are what is
+sought (on CartPole, the end of the episode); lower eta, or let it fall with a schedule.
+Metrics: those of the inner algorithm, and learn/intrinsic_reward per row; forward_loss, inverse_loss; icm_grad_norm, icm_lr,
+icm_skipped_updates as the inner one's.
 Checked: tests/algos/test_icm.py (rewards and losses by hand), tuned/icm/ (12x12 FrozenLake, which PPO alone does not learn).
 """
 
@@ -52,6 +54,11 @@ class Config:
     num_minibatches: int
 
     def __post_init__(self):
+        needs = self.inner.algorithm.needs(self.inner.cfg)
+        if not hasattr(self.inner.cfg, "reward_clip"):
+            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}: its options have no reward_clip")
+        if needs.every_process_learns and needs.only_weights:
+            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own nets change too; a2c is its synchronous form")
         if not 0 <= self.beta <= 1:
             raise ValueError("beta must lie in [0, 1]")
         if min(self.eta.values) < 0 or min(self.lr.values) < 0 or self.max_grad_norm < 0:

@@ -7,6 +7,18 @@ from rlrun.core.errors import UserError, closest
 from rlrun.paths import base_options, inner_algorithm, options, root
 from rlrun.rllib import option_map
 
+EVERY_RUN = """Metrics of every run, beside those above
+
+  sample/return_mean, _min, _max     full games, unclipped, of the last 100 training episodes; episode_length_mean and episodes likewise
+  sample/env_steps_per_sec           since the row before
+  sample/policy_lag                  updates made between the weights that acted and those that learn
+  sample/queued_fragments            filled ones that wait for the learner
+  sample/info/<name>, success_rate   numeric entries of the environment's info and its is_success, last 100 episodes
+  learn/skipped_updates              share of gradient steps that were not taken, because the gradient was not finite
+  time/<section>_share               of the learner's time: wait (for samplers), copy, learn, publish (weights), save, evaluate
+  time/sampler_env_share             of the samplers' time: the environment; the rest is the policy
+"""
+
 
 def main(words: list[str]) -> int:
     if len(words) != 1 or words[0] in ("-h", "--help"):
@@ -29,7 +41,8 @@ def main(words: list[str]) -> int:
     runner = compose_runner(inner or name)
     if runner:
         print(f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}")
-    print("RLlib's names\n")
+    print(EVERY_RUN)
+    print("RLlib's names" + (f", with {inner} inside" if inner else "") + "\n")
     for row in option_map(name):
         print(f"  {row['rllib']:<46} {row['rlrun'] or '-':<34} {row.get('why', '')}".rstrip())
     return 0

@@ -67,7 +67,8 @@ def set_option(values: dict[str, Any], key: str, value: Any) -> None:
         child = node.get(group)
         node = child if isinstance(child, dict) else {}
     if last not in node:
-        raise UserError(f"There is no option {key}.{closest(last, node) or closest(key, dotted(values))}")
+        beside = [".".join([*groups, name]) for name in node]
+        raise UserError(f"There is no option {key}.{closest(key, beside or dotted(values))}")
     node[last] = value
 
 

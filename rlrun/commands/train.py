@@ -34,6 +34,7 @@ def again(words: list[str]) -> int:
         raise UserError(f"{given or FROM_RUN} is not a run directory: it has no config.yaml")
     values = load_yaml(Path(given) / "config.yaml")
     values["run_dir"] = None
+    print(f"  the config of {given}", flush=True)
     for key, value in parse_assignments(rest).items():
         known = sorted(dotted(values))
         if isinstance(values.get(key), dict):
@@ -64,6 +65,7 @@ def start(values: dict[str, Any]) -> int:
     values["runs_root"] = str(Path(config.run.runs_root).resolve())  # a run that is resumed elsewhere keeps its MLflow store
     wiring = preflight(type_config(values))
     directory = RunDir.create(path)
+    values["resources"] |= wiring.layout_decided()  # a resumed run goes on with it, whatever the machine is busy with then
     save_yaml(values, path / "config.yaml")
     from rlrun import session
 

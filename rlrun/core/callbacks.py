@@ -10,7 +10,8 @@ from rlrun.core.schedule import Clock
 
 
 class Callback:
-    """Subclass it and override what is needed. All methods run in the run's first process, between updates; an exception ends the run."""
+    """Subclass it and override what is needed. All methods run in the run's first process, between updates; an exception ends the run.
+    What a callback remembers is not in checkpoints: a resumed run makes it anew."""
 
     def on_start(self, run: Any) -> None:
         """Once, before the first update. run.clock, run.episodes, run.algorithm and run.best are there to be read."""

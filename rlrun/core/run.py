@@ -226,8 +226,7 @@ class Run:
             sampler.load(self.restored[0]["sampler"])
             sampler.restart(self.generation)
         self.restored = None
-        for callback in self.callbacks:
-            callback.on_start(self)
+        self._tell("on_start", self)
         self.last_log = self.last_save = self.last_best = time.monotonic()
         self.timers.result()
 
@@ -238,8 +237,7 @@ class Run:
             steps += report.env_steps
             for ret, length, info in report.episodes:
                 self.episodes.add(ret, length, info)
-                for callback in self.callbacks:
-                    callback.on_episode(ret, length, info)
+                self._tell("on_episode", ret, length, info)
             self.sample.add({"policy_lag": float(report.lag), "env_sec": report.seconds[0], "policy_sec": report.seconds[1]})
         return steps
 
@@ -251,8 +249,7 @@ class Run:
         self.clock = clock
         if update is not None:
             self.learn.add(update.metrics)
-            for callback in self.callbacks:
-                callback.on_update(clock, update.metrics)
+            self._tell("on_update", clock, update.metrics)
         now, settled = time.monotonic(), False
 
         def still() -> None:
@@ -284,9 +281,17 @@ class Run:
         if over or evaluated or now - self.last_log >= self.log_every_sec:
             self._log(time.monotonic())
         if over:
-            for callback in self.callbacks:
-                callback.on_end(self.status)
+            self._tell("on_end", self.status)
         return not over
+
+    def _tell(self, event: str, *facts: Any) -> None:
+        """Calls a method of every callback. RunFailed naming the one that raised."""
+        for callback in self.callbacks:
+            try:
+                getattr(callback, event)(*facts)
+            except Exception as error:  # the user's own
+                kind = type(callback)
+                raise RunFailed(f"callbacks={kind.__module__}:{kind.__qualname__} failed in {event}: {type(error).__name__}: {error}") from error
 
     # -- inside --------------------------------------------------------------------------------------------------------------------------
 
@@ -331,8 +336,7 @@ class Run:
         if self.signals.stop is not None or not returns:
             return False
         self.eval_mean = sum(returns) / len(returns)
-        for callback in self.callbacks:
-            callback.on_evaluate(self.clock, returns)
+        self._tell("on_evaluate", self.clock, returns)
         self.eval_row = {"eval/return_mean": self.eval_mean, "eval/return_min": min(returns), "eval/return_max": max(returns)}
         return True
 
@@ -369,8 +373,7 @@ class Run:
                 for forget in self.breaks:
                     forget(self.generation)
             if saved is not None:
-                for callback in self.callbacks:
-                    callback.on_save(saved, self.clock)
+                self._tell("on_save", saved, self.clock)
             if best:
                 self.last_best = now  # also after a failed save: the next try waits its turn
                 if saved is not None:
@@ -401,8 +404,7 @@ class Run:
         self.last_log, self.last_log_steps = now, self.clock.env_steps
         head = {name: row.pop(name) for name in ("env_steps", "time_sec", "updates")}
         row = {**head, **finite(row)}
-        for callback in self.callbacks:
-            callback.on_log(row)
+        self._tell("on_log", row)
         self.logger.log(finite({name: value.item() if isinstance(value, torch.Tensor) else value for name, value in row.items()}))
 
     @property

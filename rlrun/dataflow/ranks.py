@@ -121,7 +121,7 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
         yield Ranks()
         return
     workers, ranks = Workers(), None
-    with tempfile.TemporaryDirectory(prefix="rlrun-ranks-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"rlrun-ranks-{os.getpid()}-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         store = str(Path(folder) / "store")
         try:
             jobs = {f"learner-{rank}": (learn, rank, world, store, timeout_sec, threads) for rank in range(1, world)}

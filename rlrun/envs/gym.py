@@ -44,7 +44,7 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise UserError(f"env={name}: cannot import {module}: {error}") from None
+            raise UserError(f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on PYTHONPATH)") from None
     try:
         return gymnasium.spec(name_only)
     except gymnasium.error.Error:
