@@ -124,7 +124,7 @@ def test_resume_keeps_schedules_and_refuses_other_changes(tmp_path):
     assert load_yaml(path / "config.yaml")["algo"]["lr"]["steps"] == 200
     resume(path, "env_steps=400")
     assert load_yaml(path / "config.yaml")["algo"]["lr"]["steps"] == 200
-    for word, said in (("algo.lr=1", "cannot change"), ("env_stepss=9", "Did you mean env_steps"), ("stop.return_meen=1", "Did you mean return_mean")):
+    for word, said in (("algo.lr=1", "cannot change"), ("env_stepss=9", "Did you mean env_steps"), ("stop.return_meen=1", "Did you mean stop.return_mean")):
         with pytest.raises(UserError, match=said):
             resume(path, word)
     with pytest.raises(UserError, match="already at"):
