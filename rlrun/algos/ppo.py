@@ -4,7 +4,7 @@ Rows: fragments [T, B] of the newest policy, all of them in every update: num_ep
 of sequences of sequence_length rows that start from the recurrent state stored there.
 Recorded: log_prob and value of the policy that acted; with kl_coef its whole distribution (dist); recurrent state at every sequence's first row.
 Differs from the paper: the value loss may be clipped (value_clip as in OpenAI's baselines, value_loss_clip as RLlib's vf_clip_param); advantages are
-normalised; gradients are clipped. Both objectives of the paper can be on at once, as in RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
+normalised; gradients are clipped; the value head may learn normalised returns (normalize_value) and lr follow the KL (lr_kl_target). Both objectives of the paper can be on at once, as in RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
 Metrics: learn/policy_loss, value_loss, entropy per row; approx_kl: mean of (ratio - 1) - log ratio, an estimate of KL(old || new); clip_fraction:
 share of rows whose ratio was clipped; kl (of the whole update) and kl_coef when the penalty is on; explained_variance of the values that acted;
 grad_norm before clipping; lr; epochs: passes made (stop_kl ends them early).
@@ -23,9 +23,10 @@ from rlrun.core.actor_critic import ActorCriticConfig
 from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
+from rlrun.core.moments import merged, moments_of
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.models.normalizer import RewardScale
+from rlrun.models.normalizer import RewardScale, ValueScale
 from rlrun.ops.distributions import Distribution
 from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.ops.policy_loss import adapt_kl_coef_
@@ -48,6 +49,9 @@ class Config(ActorCriticConfig):
     stop_kl: float | None
     normalize_advantage: Literal["none", "batch", "minibatch"]
     normalize_reward: bool
+    normalize_value: bool
+    lr_kl_target: float | None
+    lr_kl_bounds: tuple[float, float]
 
     def __post_init__(self):
         super().__post_init__()
@@ -59,8 +63,10 @@ class Config(ActorCriticConfig):
             raise ValueError("lambda_ must lie in [0, 1]")
         if min(*self.clip.values, self.value_clip, self.value_loss_clip, self.kl_coef) < 0:
             raise ValueError("clip, value_clip, value_loss_clip and kl_coef must not be negative")
-        if self.kl_target <= 0 or (self.stop_kl is not None and self.stop_kl <= 0):
-            raise ValueError("kl_target and stop_kl must be positive")
+        if min(kl for kl in (self.kl_target, self.stop_kl, self.lr_kl_target) if kl is not None) <= 0:
+            raise ValueError("kl_target, stop_kl and lr_kl_target must be positive")
+        if not 0 < self.lr_kl_bounds[0] < self.lr_kl_bounds[1]:
+            raise ValueError("lr_kl_bounds must be two positive numbers, the lower one first")
         if self.normalize_reward and self.reward_clip != "none":
             raise ValueError("normalize_reward scales raw rewards: set reward_clip=none with it")
 
@@ -88,11 +94,14 @@ class PPO(ActorCritic):
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         if cfg.normalize_reward:
             self.reward_scale = RewardScale().to(ctx.device)
+        self.value_scale = ValueScale().to(ctx.device) if cfg.normalize_value else None
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, ranks = self.cfg, self.ctx.ranks
         value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B] of the policy that acted
+        if self.value_scale is not None:
+            value = self.value_scale.denormalize(value)
         reward = clip_reward(batch.reward, cfg.reward_clip)
         if self.reward_scale is not None:
             reward = self.reward_scale(reward)
@@ -101,7 +110,10 @@ class PPO(ActorCritic):
         before = {"explained_variance": explained_variance(target, value[:-1], batch.valid, ranks)}
         if cfg.normalize_advantage == "batch":
             advantage = masked_normalize(advantage, batch.valid, ranks)
-        rows = batch.replace(advantage=advantage, target=target).sequences(self.length)
+        if self.value_scale is not None:
+            self.value_scale.follow(merged([moments_of(target[batch.valid])], torch.Size(), ranks), self.policy.value_head)
+            value, target = self.value_scale.normalize(value), self.value_scale.normalize(target)
+        rows = batch.replace(value=value[:-1], advantage=advantage, target=target).sequences(self.length)
         if self.ctx.sparse:
             rows = rows.alive()
         shares, steps, passes = Means(), Means(), 0  # of every minibatch: this learner's shares of its means; what the optimiser says of it
@@ -127,6 +139,8 @@ class PPO(ActorCritic):
             steps.add(self.optimizer.step(loss, clock))
             shares.add(metrics)
             seen.add({"approx_kl": metrics["approx_kl"]})
+            if self.cfg.lr_kl_target is not None:
+                self.optimizer.follow_kl(clock, float(self.ctx.ranks.sum(metrics["approx_kl"])), self.cfg.lr_kl_target, self.cfg.lr_kl_bounds)
         return torch.as_tensor(seen.tensors()["approx_kl"])
 
     def loss(self, rows: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:

@@ -21,12 +21,25 @@ class Moments(NamedTuple):
 
 def moments_of(x: Tensor) -> Moments:
     """x [N, ...] -> moments over its first dimension, in float64."""
-    x = x.double()
     if not len(x):
         zero = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
         return Moments(0.0, zero, zero)
+    if x.dtype == torch.uint8:
+        return _moments_of_bytes(x)
+    x = x.double()
     mean = x.mean(0)
     return Moments(float(len(x)), mean, (x - mean).square().sum(0))
+
+
+def _moments_of_bytes(x: Tensor) -> Moments:
+    """Images by the batch would fill gigabytes as float64. float32 sums of so few bytes and their squares are exact."""
+    total, squares = (torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device) for _ in range(2))
+    for part in x.split(64):
+        values = part.float()
+        total += values.sum(0)
+        squares += values.square_().sum(0)
+    mean = total / len(x)
+    return Moments(float(len(x)), mean, (squares - total * mean).clamp(min=0))
 
 
 class RunningMoments(nn.Module):

@@ -41,6 +41,7 @@ class Optimizer:
         self.parameters = list(parameters)
         self.lr, self.max_grad_norm, self.ranks = lr, max_grad_norm, ranks
         self.skipped = 0  # in a row
+        self.lr_scale = 1.0  # what the schedule's lr is multiplied by, see follow_kl
         self.cfg = cfg
         self.inner = self._inner(self.parameters)
         self.shared: list[nn.Parameter] | None = None  # what is stepped instead of the parameters, which then are copies
@@ -54,7 +55,7 @@ class Optimizer:
     def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
         """One gradient step on a scalar loss, or on the sum of several of which only one graph is in memory at a time. A non-finite gradient changes
         nothing and is counted; RunFailed after many in a row."""
-        lr = self.lr(clock)
+        lr = self.lr(clock) * self.lr_scale
         for group in self.inner.param_groups:
             group["lr"] = lr
         for parameter in self.parameters:
@@ -74,6 +75,14 @@ class Optimizer:
             nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
         self._apply()
         return {"grad_norm": norm, "lr": lr, "skipped_updates": 0.0}
+
+    def follow_kl(self, clock: Clock, kl: float, target: float, bounds: tuple[float, float]) -> None:
+        """Divides lr by 1.5 when a step's KL(old || new) was above twice the target, multiplies it when below half, as rl_games and rsl_rl do after
+        Heess et al. (2017, arXiv:1707.02286, appendix); within bounds."""
+        base = self.lr(clock)
+        factor = 1 / 1.5 if kl > 2 * target else 1.5 if kl < target / 2 else 1.0
+        if base > 0:
+            self.lr_scale = min(max(base * self.lr_scale * factor, bounds[0]), bounds[1]) / base
 
     @torch.no_grad()
     def _apply(self) -> None:
@@ -110,8 +119,9 @@ class Optimizer:
             self.inner.state[parameter] = statistics
 
     def state_dict(self) -> dict:
-        return {"inner": self.inner.state_dict(), "skipped": self.skipped}
+        return {"inner": self.inner.state_dict(), "skipped": self.skipped, "lr_scale": self.lr_scale}
 
     def load_state_dict(self, state: dict) -> None:
         self.inner.load_state_dict(state["inner"])
         self.skipped = state["skipped"]
+        self.lr_scale = state.get("lr_scale", 1.0)  # not in checkpoints of before it existed

@@ -82,7 +82,7 @@ class Parts(nn.Module):
 class ImageEncoder(nn.Module):
     """Convolutions over images, in chunks of rows; subclasses set `first`, `convolutions` and `head`.
 
-    uint8 pixels are used as they are: the division by 255 is folded into the first layer's weights. With `precision="bf16"` the
+    uint8 pixels are used as they are: the division by 255 is folded into the first layer's weights; filtered ones come as floats. With `precision="bf16"` the
     convolutions and the layer after them run in bfloat16 (0..255 is exact in it); features come out in float32."""
 
     features: int
@@ -117,7 +117,7 @@ class ImageEncoder(nn.Module):
         compute = torch.bfloat16 if self.precision == "bf16" else stored
         chunk = CHUNK_ROWS if x.device.type == "cpu" else max(x.shape[0], 1)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=cast):
-            weight = self.first.weight * self.scale
+            weight = self.first.weight * self.scale if x.dtype == torch.uint8 else self.first.weight
             hidden = []
             for part in x.split(chunk):
                 # transposing bytes and then widening them is a third of the cost of the other order

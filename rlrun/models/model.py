@@ -145,12 +145,12 @@ class Model:
         return encoder(spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision)
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
-        """Raises UserError where nothing can be filtered: pixels have a scale already, and choices have none."""
+        """Raises UserError where nothing can be filtered: choices have no scale."""
         if self.cfg.observation_filter == "none":
             return None
-        parts = [(path, part.shape) for path, part in leaves(spec.observation) if isinstance(part, Box) and not part.image]
+        parts = [(path, part) for path, part in leaves(spec.observation) if isinstance(part, Box)]
         if not parts:
-            raise UserError(f"model.observation_filter=mean_std is for vectors of numbers, but {spec.name} observes {spec.observation}")
+            raise UserError(f"model.observation_filter=mean_std is for numbers and pixels, but {spec.name} observes {spec.observation}")
         return ObservationFilters(parts, self.cfg.observation_clip)
 
     def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead:

@@ -10,18 +10,20 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch, at
 from rlrun.core.moments import Moments, RunningMoments, merged, moments_of
 from rlrun.core.ranks import Ranks
+from rlrun.core.specs import Box
 
 TINY = 1e-8
 
 
 class ObservationFilter(RunningMoments):
-    """(x - mean) / deviation, bounded to [-clip, clip] (RLlib's MeanStdFilter; 0: no bound). Constant numbers become 0."""
+    """(x - mean) / deviation, bounded to [-clip, clip] (RLlib's MeanStdFilter; 0: no bound). Constant numbers become 0. `scale` is what numbers are
+    multiplied by until there are moments."""
 
-    def __init__(self, shape: tuple[int, ...], clip: float):
+    def __init__(self, shape: tuple[int, ...], clip: float, scale: float = 1.0):
         super().__init__(shape)
         self.clip = clip
         self.register_buffer("shift", torch.zeros(shape))
-        self.register_buffer("scale", torch.ones(shape))
+        self.register_buffer("scale", torch.full(shape, scale))
         self.shift: Tensor
         self.scale: Tensor
 
@@ -37,12 +39,12 @@ class ObservationFilter(RunningMoments):
 
 
 class ObservationFilters(nn.Module):
-    """A filter for every part of an observation that is a vector of numbers; other parts pass as they are. `parts`: (path, shape) of those."""
+    """A filter for every part of an observation that is a Box, pixel by pixel in images; other parts pass as they are. `parts`: (path, space) of those."""
 
-    def __init__(self, parts: list[tuple[tuple[str, ...], tuple[int, ...]]], clip: float):
+    def __init__(self, parts: list[tuple[tuple[str, ...], Box]], clip: float):
         super().__init__()
         self.paths = [path for path, _ in parts]
-        self.filters = nn.ModuleList(ObservationFilter(shape, clip) for _, shape in parts)
+        self.filters = nn.ModuleList(ObservationFilter(box.shape, clip, 1 / 255 if box.image and box.dtype == "uint8" else 1.0) for _, box in parts)
 
     def forward(self, obs: Tensor | Batch) -> Tensor | Batch:
         for path, one in zip(self.paths, self.filters, strict=True):
@@ -78,3 +80,29 @@ class RewardScale(RunningMoments):
 
     def forward(self, reward: Tensor) -> Tensor:
         return (reward * (self.variance + TINY).rsqrt().float()).clamp(-self.BOUND, self.BOUND)
+
+
+class ValueScale(RunningMoments):
+    """Returns to mean 0 and deviation 1, and a value head whose outputs keep their meaning when those change: PopArt (van Hasselt et al. 2016,
+    arXiv:1602.07714, eq. 7 to 9), here over all returns so far."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    @property
+    def deviation(self) -> Tensor:
+        return (self.variance + TINY).sqrt()
+
+    def normalize(self, value: Tensor) -> Tensor:
+        return ((value - self.mean) / self.deviation).float()
+
+    def denormalize(self, value: Tensor) -> Tensor:
+        return (value * self.deviation + self.mean).float()
+
+    @torch.no_grad()
+    def follow(self, moments: Moments, head: nn.Linear) -> None:
+        """Merges moments of new returns; the head, whose outputs are normalised values, is changed so that what they stand for stays."""
+        mean, deviation = self.mean.clone(), self.deviation
+        self.merge(moments)
+        head.weight.mul_(deviation / self.deviation)
+        head.bias.copy_((deviation * head.bias + mean - self.mean) / self.deviation)
