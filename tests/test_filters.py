@@ -9,10 +9,12 @@ from conftest import SMALL
 from test_actor_learner import run_wired
 from test_samplers import KINDS
 
+from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.moments import RunningMoments, moments_of
+from rlrun.core.ranks import ALONE
 from rlrun.core.schedule import Clock
-from rlrun.models.normalizer import ObservationFilter, RewardScale
+from rlrun.models.normalizer import ObservationFilter, RewardScale, ValueScale
 from rlrun.wiring import Wiring
 
 PARTS = ["algo=ppo", "env=rlrun/Counting-v0", "logger=[]", "model.hidden=[8]", "algo.fragment_length=10", "algo.batch_size=40", "algo.minibatch_size=20"]
@@ -115,9 +117,43 @@ def test_the_filter_that_acted_is_the_filter_that_learns(typed):
         assert not torch.equal(before, made.policy.filter.filters[0].shift)
 
 
-def test_images_have_no_filter(typed):
-    with pytest.raises(UserError, match="for vectors"):
-        Wiring(typed("algo=ppo", "env=Pong", "model.observation_filter=mean_std")).algorithm()
+def test_pixels_are_filtered_one_by_one(typed):
+    """Before any moments a filtered network sees what an unfiltered one does; after them every pixel's mean is 0."""
+    words = ["algo=ppo", "env=Pong", "env.size=42", "resources.device=cpu"]
+    plain, made = (Wiring(typed(*words, *more)).algorithm().policy for more in ([], ["model.observation_filter=mean_std", "model.observation_clip=5"]))
+    one = made.filter.filters[0]
+    own = {name: value for name, value in made.state_dict().items() if not name.startswith("filter")}
+    plain.load_state_dict(own)
+    pixels = torch.randint(0, 256, (150, 2, 4, 42, 42), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels[..., 0, 0], pixels[..., 0, 1] = 7, 8 + (torch.arange(150) == 3).byte()[:, None, None]  # one constant pixel, one that is another value once
+    batch = Batch(obs=Batch(observation=pixels), is_first=torch.zeros(150, 2, dtype=torch.bool), valid=torch.ones(149, 2, dtype=torch.bool))
+    with torch.no_grad():
+        torch.testing.assert_close(made.unroll(batch).value, plain.unroll(batch).value, atol=1e-4, rtol=1e-4)
+    made.absorb([made.moments(batch)], ALONE)
+    seen = pixels[:149].double().flatten(0, 1)
+    torch.testing.assert_close(one.variance, seen.var(0, unbiased=False), rtol=1e-9, atol=1e-9)
+    filtered = one(pixels)
+    assert (filtered[..., 0, 0] == 0).all() and (filtered[3, ..., 0, 1] == 5).all(), "what is hardly ever there stands out"
+    torch.testing.assert_close(filtered[:149, ..., 5:, :].mean((0, 1)), torch.zeros(4, 37, 42), atol=1e-4, rtol=0)
+
+
+def test_choices_have_no_filter(typed):
+    with pytest.raises(UserError, match="for numbers and pixels"):
+        Wiring(typed("algo=ppo", "env=FrozenLake-v1", "model.observation_filter=mean_std")).algorithm()
+
+
+def test_a_value_head_keeps_what_it_says_while_returns_grow():
+    """PopArt: after every change of scale the outputs stand for the same values, and new returns have mean 0 and deviation 1."""
+    scale, head = ValueScale(), torch.nn.Linear(3, 1)
+    x = torch.randn(20, 3)
+    before = scale.denormalize(head(x))
+    returns = torch.tensor([100.0, 300.0, 500.0])
+    scale.follow(moments_of(returns), head)
+    torch.testing.assert_close(scale.denormalize(head(x)), before, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(scale.normalize(returns), (returns - 300) / returns.std(unbiased=False))
+    scale.follow(moments_of(torch.tensor([-1000.0])), head)
+    torch.testing.assert_close(scale.denormalize(head(x)), before, atol=1e-2, rtol=1e-4)
+    assert scale.deviation == pytest.approx(np.std([100, 300, 500, -1000]))
 
 
 def test_async_runners_merge_too(typed, tmp_path):

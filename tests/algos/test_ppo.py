@@ -157,3 +157,35 @@ def test_sequences_cut_columns_and_keep_their_state():
     assert torch.equal(cut.reward, cut.obs.observation) and cut.core.hidden.flatten().tolist() == [0, 1, 2, 3]
     flat = Batch({name: batch[name] for name in batch if name != "core"}).sequences(1)
     assert flat.reward.flatten().tolist() == list(range(12))
+
+
+def test_normalized_values_are_trained_in_their_own_units_and_read_in_those_of_returns(typed):
+    """With lr 0: the same first advantages as without, errors in deviations of the return, and the head's correction leaves what values stand for."""
+    plain, batch = collected(typed, "algo.lr=0", "algo.num_epochs=1")
+    scaled, same = collected(typed, "algo.lr=0", "algo.num_epochs=1", "algo.normalize_value=true")
+    torch.testing.assert_close(batch.value, same.value)
+    of_plain = plain.update(batch, Clock()).metrics
+    of_scaled = scaled.update(same, Clock()).metrics
+    scale = scaled.value_scale
+    assert scale.deviation > 1.0
+    for name in ("policy_loss", "explained_variance"):
+        torch.testing.assert_close(of_scaled[name], of_plain[name])
+    torch.testing.assert_close(of_scaled["value_loss"].double(), of_plain["value_loss"] / scale.deviation**2, rtol=1e-3, atol=0)
+    with torch.no_grad():
+        torch.testing.assert_close(scale.denormalize(scaled.policy.unroll(same).value), plain.policy.unroll(batch).value, rtol=1e-3, atol=1e-3)
+    fresh = algorithm(typed, "algo.normalize_value=true")
+    fresh.load_state(scaled.state())
+    assert fresh.value_scale.count == batch.valid.sum()
+
+
+def test_lr_follows_the_kl_within_its_bounds(typed):
+    made, batch = collected(typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3", "algo.num_epochs=1", "algo.lr_kl_bounds=[1e-6, 2e-5]")  # KL is always far below
+    assert float(made.update(batch, Clock()).metrics["lr"]) == pytest.approx((1e-5 + 1.5e-5) / 2)
+    assert float(made.update(batch, Clock()).metrics["lr"]) == pytest.approx(2e-5)
+    fresh = algorithm(typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3")
+    fresh.load_state(made.state())
+    assert fresh.optimizer.lr_scale == pytest.approx(2.0)
+    made.optimizer.follow_kl(Clock(), 0.021, 0.01, (1e-6, 1.0))
+    assert made.optimizer.lr_scale == pytest.approx(2.0 / 1.5)
+    made.optimizer.follow_kl(Clock(), 0.01, 0.01, (1e-6, 1.0))
+    assert made.optimizer.lr_scale == pytest.approx(2.0 / 1.5)
