@@ -1,0 +1,408 @@
+"""Replay: the last rows of every column, from which fragments are drawn again.
+
+A ring of `rows_per_column` rows per column. Every sampler owns a block of columns and has a head of its own; rows of a column are contiguous in time, so a
+fragment is a start (column, row) and a length. The observation behind the newest row stands in the ring too, where the next row will be written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.dataflow.slots import Fragment
+from rlrun.replay.storage import Frames, Packed, Plain, Tree, build, in_files, in_memory, read, row_bytes, stores, write
+from rlrun.replay.sum_tree import SumTree
+
+FirstPriority = Callable[[Batch], Tensor]  # fragments [T + 1, N] without observations -> [N]
+SCALARS: RowSpec = {"reward": Field((), torch.float32), "terminated": Field((), torch.bool), "valid": Field((), torch.bool), "is_first": Field((), torch.bool)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    name: Literal["uniform", "prioritized"]
+    capacity: int
+    compress: bool
+    directory: str | None
+    device: Literal["cpu", "learner"]
+    checkpoint: Literal["auto"] | bool
+    checkpoint_max_gb: float
+    alpha: float
+    beta: Schedule
+    priority_epsilon: float
+
+    def __post_init__(self):
+        if self.capacity < 1:
+            raise ValueError("capacity must be at least 1")
+        if self.compress and (self.directory is not None or self.device != "cpu"):
+            raise ValueError("compress is for replay in memory: directory=null and device=cpu")
+        if self.directory is not None and self.device != "cpu":
+            raise ValueError("directory is for replay on the CPU: device=cpu")
+        if self.alpha < 0 or min(self.beta.values) < 0 or self.priority_epsilon < 0:
+            raise ValueError("alpha, beta and priority_epsilon must not be negative")
+        if self.checkpoint_max_gb < 0:
+            raise ValueError("checkpoint_max_gb must not be negative")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is stored and what is drawn."""
+
+    obs: RowSpec  # of one row
+    action: Field | RowSpec
+    record: RowSpec
+    core: RowSpec
+    core_every: int
+    block: int  # columns that come in one fragment
+    blocks: int  # producers of fragments
+    fragment_rows: int
+    rows: int  # T of what is drawn
+    rows_from: int  # T is drawn from rows_from .. rows, for every fragment anew
+    ends: bool  # observations of a fragment's first row and of its end only
+    starts_every: int  # fragments begin at multiples of it
+    stack: int = 1  # frames in obs.observation, each shared by so many rows
+    capacity: int = 1
+
+    @property
+    def columns(self) -> int:
+        return self.block * self.blocks
+
+    @property
+    def rows_per_column(self) -> int:
+        """At least capacity / columns, in whole fragments, and the row that the next observation waits in."""
+        need = max(-(-self.capacity // self.columns), self.rows + self.stack) + 1
+        unit = self.fragment_rows
+        return -(-need // unit) * unit
+
+    @property
+    def stored(self) -> RowSpec:
+        """Of one row, recurrent state left out."""
+        return {"obs": self.obs, "action": self.action, **SCALARS, **self.record}
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole ring, priorities left out."""
+        frames = ("obs", "observation") if self.stack > 1 else None
+        core = row_bytes(self.core, None, 1) // self.core_every if self.core else 0
+        return self.columns * self.rows_per_column * (row_bytes(self.stored, frames, self.stack) + core)
+
+
+class Replay:
+    """Draws uniformly over starts, or proportionally to priorities (Schaul et al. 2016, arXiv:1511.05952)."""
+
+    def __init__(self, cfg: ReplayConfig, layout: Layout, rng: torch.Generator, device: torch.device, first_priority: FirstPriority | None = None):
+        """device: the learner's, used with cfg.device=learner. first_priority: of fragments that nobody has learnt from; None: as large as any so far.
+        Raises UserError where the ring does not fit onto the disk."""
+        self.cfg, self.layout, self.rng, self.first_priority = cfg, layout, rng, first_priority
+        self.lag = 0 if first_priority is None else 1  # rows beyond a fragment that must be there: what was recorded at its end
+        if layout.fragment_rows % layout.starts_every or (layout.core and layout.starts_every % layout.core_every):
+            raise UserError("replayed fragments must begin where recurrent state is stored, and samplers' fragments hold a whole number of them")
+        where = device if cfg.device == "learner" else torch.device("cpu")
+        self.length = layout.rows_per_column
+        allocate = in_memory(where) if cfg.directory is None else in_files(Path(cfg.directory))
+        columns = layout.columns
+        self.valid = torch.zeros(columns * self.length, dtype=torch.bool)  # beside the ring's, on the CPU: decides what may be drawn
+        firsts: list[Plain] = []
+
+        def make(path: tuple[str, ...], field: Field):
+            if path == ("is_first",):
+                firsts.append(Plain(columns, self.length, field, allocate))
+                return firsts[0]
+            if path[0] == "obs" and cfg.compress:
+                single = Field(field.shape[1:], field.dtype) if path == ("obs", "observation") and layout.stack > 1 else field
+                store: Packed | Plain = Packed(columns, self.length, single)
+            else:
+                single = Field(field.shape[1:], field.dtype) if path == ("obs", "observation") and layout.stack > 1 else field
+                store = Plain(columns, self.length, single, allocate)
+            if path == ("obs", "observation") and layout.stack > 1:
+                return Frames(store, layout.stack, firsts[0].flat, self.length)
+            return store
+
+        ordered = {"is_first": SCALARS["is_first"], **{name: part for name, part in layout.stored.items() if name != "is_first"}}
+        self.tree: Tree = build(ordered, make)
+        self.core: Tree = build(layout.core, lambda _, field: Plain(columns, self.length // layout.core_every, field, allocate)) if layout.core else {}
+        self.head = np.zeros(layout.blocks, dtype=np.int64)  # absolute number of the next row, by block
+        self.next_row: list[int | None] = [None] * layout.blocks  # what the sampler will call it
+        self.spots = self.length // layout.starts_every  # starts of a column
+        self.tree_of_priorities = SumTree(columns * self.spots) if cfg.name == "prioritized" else None
+        self.largest = 1.0  # priority ** alpha seen so far: what new rows get
+
+    # -- adding --------------------------------------------------------------------------------------------------------------------------
+
+    def add(self, fragment: Fragment) -> None:
+        """Copies a fragment [T, B]. Its rows follow those of the same worker's last one; where they do not, columns begin anew, and a dead row marks that."""
+        header, batch, layout = fragment.header, fragment.batch, self.layout
+        block = header.worker % layout.blocks
+        if self.next_row[block] is not None and self.next_row[block] != header.first_row:
+            assert bool(batch.is_first[0].all()), "rows are missing in the middle of an episode"
+            self._break(block)
+        rows = batch.reward.shape[0]
+        assert rows == layout.fragment_rows and batch.reward.shape[1] == layout.block, "fragments of another shape"
+        columns = slice(block * layout.block, (block + 1) * layout.block)
+        slot = int(self.head[block] % self.length)
+        last = (slot + rows) % self.length
+        for name in self.tree:
+            part = batch[name]
+            leading = part.map(lambda x: x[:rows]) if isinstance(part, Batch) else part[:rows]
+            write({name: self.tree[name]}, columns, slot, Batch({name: leading}))
+            if name in ("obs", "is_first"):
+                end = part.map(lambda x: x[rows:]) if isinstance(part, Batch) else part[rows:]
+                write({name: self.tree[name]}, columns, last, Batch({name: end}))
+        if self.core:
+            every = layout.core_every
+            write(self.core, columns, slot // every, batch.core.map(lambda x: x[: rows // every]))
+        by_column = self.valid.view(layout.columns, self.length)
+        by_column[columns, slot : slot + rows] = batch.valid.T
+        self._advance(block, rows)
+        self.next_row[block] = header.first_row + rows
+
+    def _break(self, block: int) -> None:
+        """The row that the next observation waits in becomes a dead one, and so do others up to a whole fragment, so that starts stay aligned."""
+        layout = self.layout
+        columns, slot = slice(block * layout.block, (block + 1) * layout.block), int(self.head[block] % self.length)
+        for name in ("reward", "terminated", "valid"):
+            store = self.tree[name]
+            assert isinstance(store, Plain)
+            store.values[columns, slot : slot + layout.fragment_rows] = 0
+        first = self.tree["is_first"]
+        assert isinstance(first, Plain)
+        first.values[columns, slot + 1 : slot + layout.fragment_rows] = 0
+        self.valid.view(layout.columns, self.length)[columns, slot : slot + layout.fragment_rows] = False
+        self._advance(block, layout.fragment_rows)
+
+    def _advance(self, block: int, rows: int) -> None:
+        """The head goes on over `rows` new rows: starts that they complete may be drawn, those whose rows they overwrote may not."""
+        before = self._window(block)
+        self.head[block] += rows
+        if self.tree_of_priorities is None:
+            return
+        layout, every = self.layout, self.layout.starts_every
+        low, high = self._window(block)
+        columns = np.arange(block * layout.block, (block + 1) * layout.block)
+        gone = np.arange(before[0], min(low, before[1]), every)
+        if gone.size:
+            self.tree_of_priorities.set(self._leaf(columns[:, None], gone).reshape(-1), 0.0)
+        new = np.arange(max(before[1], low), high, every)
+        if new.size:
+            column, row = np.repeat(columns, new.size), np.tile(new, columns.size)
+            value: np.ndarray | float = self.largest
+            if self.first_priority is not None:
+                value = self._scaled(self.first_priority(self._recorded(column, row)))
+            self.tree_of_priorities.set(self._leaf(column, row), np.where(self._startable(column, row), value, 0.0))
+
+    def _recorded(self, column: np.ndarray, row: np.ndarray) -> Batch:
+        """Fragments [T + 1, N] without observations: what was recorded at their ends belongs to them, rewards of that row do not."""
+        index = column * self.length + (row + np.arange(self.layout.rows + 1)[:, None]) % self.length
+        return read({name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, torch.from_numpy(index))
+
+    def _scaled(self, priority: Tensor) -> np.ndarray:
+        """p ** alpha, as the tree holds it. RunFailed when one is not finite."""
+        value = priority.detach().double().cpu().numpy()
+        if not np.isfinite(value).all() or (value < 0).any():
+            raise RunFailed("a priority is negative or not finite: the loss has diverged")
+        return (value + self.cfg.priority_epsilon) ** self.cfg.alpha
+
+    def _window(self, block: int) -> tuple[int, int]:
+        """Absolute rows [low, high), multiples of starts_every, at which a whole fragment of this block begins: all its rows and the frames before it are
+        there."""
+        layout, head, every = self.layout, int(self.head[block]), self.layout.starts_every
+        oldest = max(0, head - self.length + 1)
+        low = oldest + (layout.stack - 1 if oldest else 0)
+        low = -(-low // every) * every
+        high = (head - layout.rows - self.lag) // every * every + every
+        return low, max(high, low)
+
+    def _leaf(self, column: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """Number of a start among all: column [...], absolute row [...]."""
+        return column * self.spots + row % self.length // self.layout.starts_every
+
+    def _startable(self, column: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """Whether a fragment may begin at this row: at a live one; a sequence also where only later rows live."""
+        valid, at = self.valid.numpy(), column * self.length
+        alive = valid[at + row % self.length]
+        if not self.layout.ends:
+            for after in range(1, self.layout.rows):
+                if alive.all():
+                    break
+                alive = alive | valid[at + (row + after) % self.length]
+        return alive
+
+    def __len__(self) -> int:
+        """Rows that are there, dead ones included."""
+        return int(np.minimum(self.head, self.length - 1).sum()) * self.layout.block
+
+    @property
+    def starts(self) -> int:
+        """How many starts may be drawn, dead ones included."""
+        return sum(high - low for low, high in map(self._window, range(self.layout.blocks))) // self.layout.starts_every * self.layout.block
+
+    # -- drawing -------------------------------------------------------------------------------------------------------------------------
+
+    def sample(self, count: int, clock: Clock) -> Batch:
+        """`count` fragments [T, count] with obs [2, count] (the first row's and the end's) or [T + 1, count]; weight [count]: of importance sampling, the
+        batch's largest is 1 (section 3.4; all 1 when drawn uniformly); key [count]: what write() wants."""
+        column, row, weight = self._draw(count, clock)
+        layout, offsets = self.layout, np.arange(self.layout.rows)[:, None]
+        index = torch.from_numpy(column * self.length + (row + offsets) % self.length)  # [T, B]
+        fields = read({name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, index)
+        if layout.rows_from < layout.rows:  # rows beyond the length that was drawn are dead
+            lengths = torch.randint(layout.rows_from, layout.rows + 1, (count,), generator=self.rng)
+            fields = fields.replace(valid=fields.valid & (torch.from_numpy(offsets) < lengths).to(fields.valid.device))  # type: ignore[operator, union-attr]
+        if layout.ends:
+            assert isinstance(fields.valid, Tensor)
+            over = ~fields.valid.cpu()
+            end = torch.where(over.any(0), over.long().argmax(0), layout.rows).numpy()  # the first dead row, which has the last true observation
+            at = np.stack((column * self.length + row % self.length, column * self.length + (row + end) % self.length))
+        else:
+            at = column * self.length + (row + np.arange(layout.rows + 1)[:, None]) % self.length
+        seen = read({name: self.tree[name] for name in ("obs", "is_first")}, torch.from_numpy(at))
+        batch = Batch(**{**fields, **seen})
+        if self.core:
+            spot = torch.from_numpy(column * (self.length // layout.core_every) + row % self.length // layout.core_every)
+            batch = batch.replace(core=read(self.core, spot[None]))  # [1, B]
+        return batch.replace(weight=torch.from_numpy(weight), key=torch.from_numpy(row * layout.columns + column))
+
+    def _draw(self, count: int, clock: Clock) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """columns [count], absolute rows [count], weights [count] float32."""
+        if self.tree_of_priorities is not None:
+            return self._draw_by_priority(count, clock, self.tree_of_priorities)
+        layout, every = self.layout, self.layout.starts_every
+        windows = [self._window(block) for block in range(layout.blocks)]
+        sizes = np.array([(high - low) // every for low, high in windows])
+        ends = (sizes * layout.block).cumsum()
+        if ends[-1] == 0:
+            raise RunFailed("replay was asked for rows before it had any")
+        column, row = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+        missing = np.arange(count)
+        for _ in range(1000):  # dead starts are drawn again
+            pick = torch.randint(int(ends[-1]), (missing.size,), generator=self.rng).numpy()
+            block = np.searchsorted(ends, pick, side="right")
+            within = pick - (ends - sizes * layout.block)[block]
+            column[missing] = block * layout.block + within % layout.block
+            row[missing] = np.array([low for low, _ in windows])[block] + within // layout.block * every
+            missing = missing[~self._startable(column[missing], row[missing])]
+            if not missing.size:
+                return column, row, np.ones(count, dtype=np.float32)
+        raise RunFailed("replay holds almost nothing but ends of episodes: nothing to learn from")
+
+    def _draw_by_priority(self, count: int, clock: Clock, tree: SumTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        total = tree.total
+        if total <= 0:
+            raise RunFailed("replay was asked for rows before it had any")
+        # one draw from each of `count` equal stretches (appendix B.2.1)
+        target = (np.arange(count) + torch.rand(count, generator=self.rng, dtype=torch.float64).numpy()) * (total / count)
+        leaf = tree.find(target)
+        column, spot = leaf // self.spots, leaf % self.spots
+        slot = spot * self.layout.starts_every
+        head = self.head[column // self.layout.block]
+        row = head - 1 - (head - 1 - slot) % self.length  # the absolute number of the newest row in this slot
+        # w = (N P)^-beta, N and the sum of priorities cancel against the batch's largest
+        weight = tree.leaves[leaf] ** -self.cfg.beta(clock)
+        return column, row, (weight / weight.max()).astype(np.float32)
+
+    def write(self, key: Tensor, priority: Tensor) -> None:
+        """New priorities [B] of drawn fragments, by their keys [B]; those that are no longer there are passed over. RunFailed when one is not finite."""
+        tree = self.tree_of_priorities
+        if tree is None:
+            return
+        keys, value = key.cpu().numpy(), self._scaled(priority)
+        column, row = keys % self.layout.columns, keys // self.layout.columns
+        low = np.array([self._window(block)[0] for block in range(self.layout.blocks)])
+        there = row >= low[column // self.layout.block]
+        if there.any():
+            self.largest = max(self.largest, float(value[there].max()))
+            tree.set(self._leaf(column[there], row[there]), value[there])
+
+    # -- saving --------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def saved(self) -> bool:
+        """Whether checkpoints hold the rows."""
+        if self.cfg.checkpoint == "auto":
+            return self.layout.bytes <= self.cfg.checkpoint_max_gb * 1e9
+        return bool(self.cfg.checkpoint)
+
+    def state(self) -> dict:
+        """Counters and the random stream; the rows are save_rows'."""
+        return {"head": self.head.tolist(), "next_row": list(self.next_row), "largest": self.largest, "rng": self.rng.get_state(), "length": self.length}
+
+    def save_rows(self, folder: Path) -> None:
+        """Streams the rows into files of this folder: nothing is held twice in memory."""
+        filled = int(min(self.head.max(initial=0) + 1, self.length))
+        every = self.layout.core_every or 1
+        with open(folder / "replay.bin", "wb", buffering=1 << 20) as file:
+            what = {"columns": self.layout.columns, "rows": filled, "fields": [name for name, _ in [*stores(self.tree), *stores(self.core)]]}
+            file.write(json.dumps(what).encode() + b"\n")
+            for _, store in stores(self.tree):
+                store.save(file, self.layout.columns, filled)
+            for _, store in stores(self.core):
+                store.save(file, self.layout.columns, -(-filled // every))
+            if self.tree_of_priorities is not None:
+                file.write(self.tree_of_priorities.leaves.tobytes())
+
+    def load(self, state: dict, folder: Path | None) -> None:
+        """The reverse of state() and save_rows(); folder None: the rows were not saved, and replay begins empty. UserError where they do not fit this run."""
+        if folder is None:
+            return
+        if state["length"] != self.length or len(state["head"]) != self.layout.blocks:
+            raise UserError("the checkpoint's replay was made with another capacity or other num_samplers and envs_per_sampler; resume with those, or begin anew")
+        every, columns = self.layout.core_every or 1, self.layout.columns
+        with open(folder / "replay.bin", "rb", buffering=1 << 20) as file:
+            what = json.loads(file.readline())
+            fields = [name for name, _ in [*stores(self.tree), *stores(self.core)]]
+            if what["columns"] != columns or what["fields"] != fields:
+                raise UserError("the checkpoint's replay holds other fields than this run's: env, model or algorithm differ")
+            try:
+                for _, store in stores(self.tree):
+                    store.load(file, columns, what["rows"])
+                for _, store in stores(self.core):
+                    store.load(file, columns, -(-what["rows"] // every))
+                if self.tree_of_priorities is not None:
+                    leaves = np.frombuffer(file.read(8 * columns * self.spots), dtype=np.float64)
+                    self.tree_of_priorities.set(np.arange(columns * self.spots), leaves)
+            except ValueError:
+                raise UserError(f"the replay in {folder} is damaged: replay.bin ends too early") from None
+        self.head, self.next_row, self.largest = np.array(state["head"], dtype=np.int64), list(state["next_row"]), state["largest"]
+        self.rng.set_state(state["rng"])
+        valid = self.tree["valid"]
+        assert isinstance(valid, Plain)
+        self.valid.copy_(valid.flat)
+
+    # -- for tests and debugging ---------------------------------------------------------------------------------------------------------
+
+    def check_valid(self) -> None:
+        """AssertionError unless exactly the complete live starts can be drawn, and sums of priorities are those of their parts."""
+        tree = self.tree_of_priorities
+        may = np.zeros((self.layout.columns, self.spots), dtype=bool)
+        for block in range(self.layout.blocks):
+            low, high = self._window(block)
+            rows = np.arange(low, high, self.layout.starts_every)
+            for column in range(block * self.layout.block, (block + 1) * self.layout.block):
+                may[column, rows % self.length // self.layout.starts_every] = self._startable(np.full(rows.shape, column), rows)
+        assert torch.equal(self.tree["valid"].flat.cpu(), self.valid)  # type: ignore[union-attr]
+        if tree is not None:
+            leaves = tree.leaves.reshape(self.layout.columns, self.spots)
+            assert ((leaves > 0) == may).all()
+            for below, level in zip(tree.levels, tree.levels[1:], strict=False):
+                assert (level.reshape(-1)[: len(below)] == below.sum(1)).all()
+
+
+def memory_needed(layout: Layout, cfg: ReplayConfig) -> int:
+    """Bytes of main memory that a full replay takes; an unknown share of them with compress."""
+    return 0 if cfg.directory is not None or cfg.device == "learner" else layout.bytes
+
+
+def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int) -> None:
+    """UserError before a run starts whose replay would not fit."""
+    need = memory_needed(layout, cfg)
+    if need > available and not cfg.compress:
+        raise UserError(f"a replay of {cfg.capacity:,} rows takes {need / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; replay.capacity={int(cfg.capacity * available / need * 0.9):,} "
+                        "would fit, or replay.compress=true (LZ4), or replay.directory=DIR (a file)")  # fmt: skip

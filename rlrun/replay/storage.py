@@ -1,0 +1,212 @@
+"""Where replay keeps its rows: a ring of every column's last rows, in memory, in a file, on a GPU, and frames once or packed."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.errors import UserError
+
+CHUNK_BYTES = 64 << 20  # of a checkpoint, read or written at a time
+
+
+class Store(Protocol):
+    """One field of the rows of a ring: `columns` columns of `rows` rows each, addressed by column * rows + row."""
+
+    def write(self, columns: slice, row: int, values: Tensor) -> None:
+        """values [T, B, ...] into rows row .. row + T - 1 of these columns."""
+        ...
+
+    def read(self, index: Tensor) -> Tensor:
+        """index [...] int64 -> [..., *shape]."""
+        ...
+
+    def save(self, file: BinaryIO, columns: int, rows: int) -> None:
+        """Writes the first `rows` rows of every column."""
+        ...
+
+    def load(self, file: BinaryIO, columns: int, rows: int) -> None: ...
+
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+def in_memory(device: torch.device) -> Allocate:
+    """Zeros; on a CPU the operating system provides them page by page, as rows come."""
+    return lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)
+
+
+def in_files(folder: Path) -> Allocate:
+    """Tensors over files that disappear with the process. Raises UserError where the disk has no room for them."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def make(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        path = folder / f".rlrun-replay-{os.getpid()}-{os.urandom(4).hex()}"
+        try:
+            with open(path, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))  # a hole in the file would be a bus error on a full disk
+            return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+        except OSError as error:
+            raise UserError(f"replay.directory={folder}: no room for {size / 1e9:.2f} GB of replay: {error.strerror}") from None
+        finally:
+            path.unlink(missing_ok=True)  # the mapping keeps it
+
+    return make
+
+
+class Plain:
+    """Values as they are."""
+
+    def __init__(self, columns: int, rows: int, field: Field, allocate: Allocate):
+        self.values = allocate((columns, rows, *field.shape), field.dtype)
+        self.flat = self.values.view(columns * rows, *field.shape)
+
+    def write(self, columns: slice, row: int, values: Tensor) -> None:
+        self.values[columns, row : row + len(values)] = values.transpose(0, 1).to(self.values.device, self.values.dtype)
+
+    def read(self, index: Tensor) -> Tensor:
+        picked = self.flat.index_select(0, index.reshape(-1).to(self.flat.device))
+        return picked.view(*index.shape, *self.flat.shape[1:])
+
+    def save(self, file: BinaryIO, columns: int, rows: int) -> None:
+        for part in _parts(self.values, columns, rows):
+            file.write(_bytes(part.cpu().contiguous()))
+
+    def load(self, file: BinaryIO, columns: int, rows: int) -> None:
+        for part in _parts(self.values, columns, rows):
+            whole = torch.empty(part.shape, dtype=part.dtype)
+            if file.readinto(_bytes(whole)) != whole.nbytes:  # type: ignore[attr-defined]
+                raise ValueError("ends too early")
+            part.copy_(whole)
+
+
+def _parts(values: Tensor, columns: int, rows: int) -> Iterator[Tensor]:
+    """The first rows of the first columns, a little at a time."""
+    step = max(1, CHUNK_BYTES // max(1, values[0, 0].nbytes))
+    for column in range(columns):
+        for start in range(0, rows, step):
+            yield values[column, start : min(rows, start + step)]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+class Packed:
+    """Byte arrays, each compressed by LZ4 (RLlib's compress_observations): slower, and many times smaller for screens of most games."""
+
+    def __init__(self, columns: int, rows: int, field: Field):
+        try:
+            import lz4.block
+        except ImportError:
+            raise UserError("replay.compress=true needs lz4: pip install 'rlrun[lz4]'") from None
+        self.lz4 = lz4.block
+        self.rows, self.shape, self.dtype = rows, field.shape, field.dtype
+        self.packed: list[bytes] = [b""] * (columns * rows)
+        self.blank = self._pack(np.zeros(math.prod(field.shape) * field.dtype.itemsize, dtype=np.uint8))
+
+    def _pack(self, values: np.ndarray) -> bytes:
+        return self.lz4.compress(np.ascontiguousarray(values).tobytes())
+
+    def write(self, columns: slice, row: int, values: Tensor) -> None:
+        values = values.cpu()
+        for b, column in enumerate(range(columns.start, columns.stop)):
+            for t in range(len(values)):
+                self.packed[column * self.rows + row + t] = self._pack(values[t, b].numpy())
+
+    def read(self, index: Tensor) -> Tensor:
+        whole = b"".join(self.lz4.decompress(self.packed[i] or self.blank) for i in index.reshape(-1).tolist())
+        return torch.frombuffer(bytearray(whole), dtype=self.dtype).view(*index.shape, *self.shape)
+
+    def save(self, file: BinaryIO, columns: int, rows: int) -> None:
+        for column in range(columns):
+            for one in self.packed[column * self.rows : column * self.rows + rows]:
+                file.write(len(one).to_bytes(4, "little") + one)
+
+    def load(self, file: BinaryIO, columns: int, rows: int) -> None:
+        for column in range(columns):
+            for row in range(rows):
+                size = int.from_bytes(file.read(4), "little")
+                self.packed[column * self.rows + row] = file.read(size)
+
+
+class Frames:
+    """Stacks of the last frames [S, *frame] of which each frame is stored once, with its row. Frames from before an episode's first row are 0, as the
+    environments that stack frames make them; a row's first S - 1 rows before it must still be there."""
+
+    def __init__(self, one: Store, stack: int, is_first: Tensor, rows: int):
+        """one: holds single frames; is_first [columns * rows] of the same ring."""
+        self.one, self.stack, self.is_first, self.rows = one, stack, is_first, rows
+
+    def write(self, columns: slice, row: int, values: Tensor) -> None:
+        self.one.write(columns, row, values[:, :, -1])
+
+    def read(self, index: Tensor) -> Tensor:
+        index = index.to(self.is_first.device)
+        column, row = index - index % self.rows, index % self.rows
+        back = torch.arange(self.stack - 1, -1, -1, device=index.device)  # how many rows before: the newest frame is the last
+        where = column.unsqueeze(-1) + (row.unsqueeze(-1) - back) % self.rows  # [..., S]
+        began = self.is_first[where]  # the episode begins at that row, so that frames before it are another's
+        later = began.flip(-1).cumsum(-1).flip(-1) - began.long()  # how many beginnings lie after a frame, up to this row
+        frames = self.one.read(where)  # [..., S, *frame]
+        frames.view(-1, *frames.shape[index.ndim + 1 :]).index_fill_(0, (later > 0).view(-1).nonzero().squeeze(1).to(frames.device), 0)
+        return frames
+
+    def save(self, file: BinaryIO, columns: int, rows: int) -> None:
+        self.one.save(file, columns, rows)
+
+    def load(self, file: BinaryIO, columns: int, rows: int) -> None:
+        self.one.load(file, columns, rows)
+
+
+Tree = dict[str, "Store | Tree"]
+
+
+def build(spec: RowSpec, make: Callable[[tuple[str, ...], Field], Store], path: tuple[str, ...] = ()) -> Tree:
+    """A store for every field of rows."""
+    return {name: make((*path, name), part) if isinstance(part, Field) else build(part, make, (*path, name)) for name, part in spec.items()}
+
+
+def write(tree: Tree, columns: slice, row: int, values: Batch) -> None:
+    """Leaves [T, B, ...]."""
+    for name, store in tree.items():
+        if isinstance(store, dict):
+            write(store, columns, row, values[name])  # type: ignore[arg-type]
+        else:
+            store.write(columns, row, values[name])  # type: ignore[arg-type]
+
+
+def read(tree: Tree, index: Tensor) -> Batch:
+    """index [...] -> leaves [..., *shape]."""
+    return Batch({name: read(store, index) if isinstance(store, dict) else store.read(index) for name, store in tree.items()})
+
+
+def stores(tree: Tree, path: str = "") -> Iterator[tuple[str, Store]]:
+    """(dotted name, store) of every field."""
+    for name, store in tree.items():
+        if isinstance(store, dict):
+            yield from stores(store, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", store
+
+
+def row_bytes(spec: RowSpec, frames: tuple[str, ...] | None, stack: int) -> int:
+    """Of one row, when the field at `frames` holds stacks of frames that are stored once."""
+    total = 0
+    for name, part in spec.items():
+        below = frames[1:] if frames and frames[0] == name else None
+        if isinstance(part, Field):
+            size = math.prod(part.shape) * part.dtype.itemsize
+            total += size // stack if below == () else size
+        else:
+            total += row_bytes(part, below, stack)
+    return total

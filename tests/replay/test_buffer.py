@@ -1,0 +1,282 @@
+"""Replay against a full history of what was added: whatever is drawn is what the environment produced."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlrun.core.batch import Batch, Field
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.dataflow.slots import Fragment, Header
+from rlrun.replay.buffer import Layout, Replay, ReplayConfig
+
+S = 4  # frames in a stack
+
+
+class History:
+    """One producer of columns, with random ends, that keeps every row. Frames are [1, 2] pixels that number the row."""
+
+    def __init__(self, worker: int, columns: int, rows: int, seed: int, stacked: bool, core_every: int):
+        self.worker, self.columns, self.rows, self.stacked, self.core_every = worker, columns, rows, stacked, core_every
+        self.rng = np.random.default_rng([seed, worker])
+        self.row = self.numbered = 0
+        self.past: list[dict] = []  # of every row [B, ...]
+        self.over = np.ones(columns, dtype=bool)  # the next observation begins an episode
+        self.stack = np.zeros((columns, S, 1, 2), dtype=np.uint8)
+        self.now = self._observe()
+
+    def _observe(self) -> dict:
+        first = self.over.copy()
+        frame = self.rng.integers(1, 256, (self.columns, 1, 2), dtype=np.uint8)
+        self.stack = np.where(first[:, None, None, None], 0, self.stack)
+        self.stack = np.concatenate((self.stack[:, 1:], frame[:, None]), 1)
+        number = self.numbered * 100 + self.worker * 10 + np.arange(self.columns)
+        self.numbered += 1
+        obs = {"observation": self.stack.copy() if self.stacked else number.astype(np.float32)[:, None], "extra": number.astype(np.int64)}
+        return {"obs": obs, "is_first": first}
+
+    def fragment(self) -> Fragment:
+        rows = []
+        for _ in range(self.rows):
+            row = self.now
+            dead = row.get("dead", np.zeros(self.columns, dtype=bool)) | row.pop("ended", np.zeros(self.columns, dtype=bool))
+            terminated = (self.rng.random(self.columns) < 0.15) & ~dead
+            truncated = (self.rng.random(self.columns) < 0.1) & ~dead & ~terminated
+            life = (self.rng.random(self.columns) < 0.3) & terminated  # a lost life: terminated, and the game goes on
+            row |= {
+                "action": self.rng.integers(5, size=self.columns), "reward": np.where(dead, 0, self.rng.normal(size=self.columns)).astype(np.float32),
+                "terminated": terminated, "valid": ~dead, "q": self.rng.normal(size=self.columns).astype(np.float32),
+            }  # fmt: skip
+            self.over = dead
+            self.now = self._observe()
+            self.now["ended"] = (terminated & ~life) | truncated  # the next row only resets
+            rows.append(row)
+        self.past += rows
+        ahead = [*rows, self.now]
+
+        def stack(name, among=rows):
+            return torch.from_numpy(np.stack([row[name] for row in among]))
+
+        obs = Batch({name: torch.from_numpy(np.stack([row["obs"][name] for row in ahead])) for name in ("observation", "extra")})
+        core = torch.from_numpy(np.stack([ahead[t]["obs"]["extra"] for t in range(0, self.rows + 1, self.core_every)])).float()
+        batch = Batch(obs=obs, is_first=stack("is_first", ahead), truncated=torch.zeros(self.rows, self.columns, dtype=torch.bool), core=Batch(h=core),
+                      **{name: stack(name) for name in ("action", "reward", "terminated", "valid", "q")})  # fmt: skip
+        header = Header(self.worker, 0, self.row, 0, 0, int(batch.valid.sum()), (), (0.0, 0.0))
+        self.row += self.rows
+        return Fragment(header, batch)
+
+    def restart(self) -> None:
+        """As after a resume that is not exact: rows are counted anew and every column begins an episode."""
+        self.past.append({**self.now, "valid": np.zeros(self.columns, dtype=bool)})
+        self.past += [{"valid": np.zeros(self.columns, dtype=bool), "obs": self.now["obs"], "is_first": np.zeros(self.columns, dtype=bool)}] * (self.rows - 1)
+        self.row, self.over = 0, np.ones(self.columns, dtype=bool)
+        self.now = self._observe()
+
+
+def config(**changes) -> ReplayConfig:
+    values = dict(name="uniform", capacity=60, compress=False, directory=None, device="cpu", checkpoint="auto", checkpoint_max_gb=1.0, alpha=0.6,
+                  beta=Schedule.parse(0.4), priority_epsilon=1e-6)  # fmt: skip
+    return ReplayConfig(**{**values, **changes})
+
+
+def layout(*, ends=True, rows=3, rows_from=None, fragment_rows=4, starts_every=1, stacked=True, capacity=60, blocks=2, block=3) -> Layout:
+    pixels = Field((S, 1, 2), torch.uint8) if stacked else Field((1,), torch.float32)
+    return Layout(
+        obs={"observation": pixels, "extra": Field((), torch.int64)}, action=Field((), torch.int64), record={"q": Field((), torch.float32)},
+        core={} if ends else {"h": Field((), torch.float32)}, core_every=starts_every, block=block, blocks=blocks, fragment_rows=fragment_rows, rows=rows,
+        rows_from=rows_from or rows, ends=ends, starts_every=starts_every, stack=S if stacked else 1, capacity=capacity,
+    )  # fmt: skip
+
+
+def make(cfg: ReplayConfig, made: Layout, seed: int = 0, first_priority=None) -> tuple[Replay, list[History]]:
+    replay = Replay(cfg, made, torch.Generator().manual_seed(seed), torch.device("cpu"), first_priority)
+    sources = [History(worker, made.block, made.fragment_rows, seed, made.stack > 1, made.starts_every) for worker in range(made.blocks)]
+    return replay, sources
+
+
+def check(batch: Batch, replay: Replay, sources: list[History]) -> None:
+    """Every drawn fragment is a stretch of the history, and no older than what the ring holds."""
+    made = replay.layout
+    for i, key in enumerate(batch.key.tolist()):
+        column, start = key % made.columns, key // made.columns
+        source, b = sources[column // made.block], column % made.block
+        assert len(source.past) - replay.length < start <= len(source.past) - made.rows and start % made.starts_every == 0
+        rows = source.past[start : start + made.rows]
+        alive = np.array([row["valid"][b] for row in rows])
+        seen = batch.valid[:, i].numpy()
+        count = int(seen.sum()) if made.rows_from < made.rows else made.rows
+        assert (seen[:count] == alive[:count]).all() or not made.ends and (seen == alive).all()
+        assert alive[0] if made.ends else alive.any()
+        for t in np.flatnonzero(seen):
+            for name in ("action", "reward", "terminated", "q"):
+                assert batch[name][t, i] == rows[t][name][b]
+        following = [*source.past[start : start + made.rows + 1], source.now][: made.rows + 1]
+        if made.ends:
+            end = int((~seen).argmax()) if not seen.all() else made.rows
+            assert end >= made.rows_from or not alive[: made.rows_from].all()
+            following = [following[0], following[end]]
+        assert len(following) == len(batch.is_first)
+        for t, row in enumerate(following):
+            if not made.ends and t and "valid" in row and not row["valid"][b] and not following[t - 1]["valid"][b]:
+                continue  # nobody bootstraps from a dead row behind a dead row, and a break pads with some
+            assert bool(batch.is_first[t, i]) == bool(row["is_first"][b])
+            for name in ("observation", "extra"):
+                np.testing.assert_array_equal(batch.obs[name][t, i].numpy(), row["obs"][name][b])
+        if not made.ends:
+            assert batch.core.h[0, i] == following[0]["obs"]["extra"][b]
+
+
+KINDS = {
+    "one step": dict(rows=1),
+    "n steps": dict(rows=3),
+    "n from a range": dict(rows=5, rows_from=2),
+    "sequences": dict(ends=False, rows=6, fragment_rows=4, starts_every=2),
+    "vectors": dict(stacked=False, fragment_rows=1, rows=2),
+    "one column": dict(blocks=1, block=1, fragment_rows=1, rows=3),
+}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(sorted(KINDS)), st.sampled_from(["uniform", "prioritized"]), st.integers(0, 99), st.data())
+def test_whatever_is_drawn_is_what_the_environment_produced(kind, name, seed, data):
+    replay, sources = make(config(name=name), layout(**KINDS[kind]), seed)
+    for step in range(data.draw(st.integers(1, 40))):
+        action = data.draw(st.sampled_from(["add", "add", "add", "add", "sample", "sample", "restart"]))
+        if action == "restart" and step > 0:
+            source = sources[data.draw(st.integers(0, len(sources) - 1))]
+            if source.past:
+                source.restart()
+            replay.add(source.fragment())
+        elif action == "sample" and replay.starts > 20:
+            batch = replay.sample(16, Clock())
+            check(batch, replay, sources)
+            replay.write(batch.key, torch.rand(16) * 3)
+        else:
+            source = sources[data.draw(st.integers(0, len(sources) - 1))]
+            replay.add(source.fragment())
+        replay.check_valid()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["uniform", "prioritized"])
+def test_a_full_ring_draws_every_live_start_that_it_holds_and_no_other(kind, name):
+    replay, sources = make(config(name=name), layout(**KINDS[kind]))
+    for _ in range(120):
+        for source in sources:
+            replay.add(source.fragment())
+    made, drawn = replay.layout, set()
+    for _ in range(60):
+        batch = replay.sample(64, Clock())
+        drawn |= set(batch.key.tolist())
+    check(batch, replay, sources)
+    expected = set()
+    for column in range(made.columns):
+        past = sources[column // made.block].past
+        for start in range(len(past) - replay.length + made.stack, len(past) - made.rows + 1):
+            rows = past[start : start + (1 if made.ends else made.rows)]
+            if start % made.starts_every == 0 and any(row["valid"][column % made.block] for row in rows):
+                expected.add(start * made.columns + column)
+    assert drawn == expected
+    assert made.capacity <= len(replay) <= made.capacity + made.columns * (made.fragment_rows + made.rows + S + 1)
+
+
+def test_uniform_draws_are_uniform():
+    replay, sources = make(config(), layout(rows=1, capacity=24, blocks=1, block=2))
+    for _ in range(9):
+        replay.add(sources[0].fragment())
+    keys = torch.cat([replay.sample(500, Clock()).key for _ in range(40)])
+    counts = torch.unique(keys, return_counts=True)[1].double()
+    expected = 20_000 / len(counts)
+    assert ((counts - expected).abs() < 5 * expected**0.5).all()
+
+
+def test_draws_and_weights_follow_the_priorities():
+    replay, sources = make(config(name="prioritized", alpha=0.5, beta=Schedule.parse(1.0), priority_epsilon=0.0), layout(rows=1, capacity=24, blocks=1, block=2))
+    for _ in range(9):
+        replay.add(sources[0].fragment())
+    keys = replay.sample(1000, Clock()).key.unique()
+    priority = torch.linspace(0.1, 4.0, len(keys))
+    replay.write(keys, priority)
+    probability = priority.double().sqrt() / priority.double().sqrt().sum()  # eq. 1
+    batch = replay.sample(20_000, Clock())
+    counts = torch.zeros(len(keys)).index_add(0, torch.searchsorted(keys, batch.key), torch.ones(20_000))
+    torch.testing.assert_close((counts / 20_000).double(), probability, atol=2e-3, rtol=0)
+    weight = 1.0 / (len(keys) * probability[torch.searchsorted(keys, batch.key)])  # beta 1
+    torch.testing.assert_close(batch.weight.double(), weight / weight.max(), atol=1e-5, rtol=1e-5)
+
+
+def test_new_rows_get_the_largest_priority_and_overwritten_ones_are_passed_over():
+    replay, sources = make(config(name="prioritized", alpha=1.0, priority_epsilon=0.0), layout(rows=1, capacity=24, blocks=1, block=2))
+    for _ in range(3):
+        replay.add(sources[0].fragment())
+    old = replay.sample(200, Clock()).key.unique()
+    replay.write(old, torch.full(old.shape, 7.0))
+    replay.add(sources[0].fragment())
+    assert replay.tree_of_priorities.leaves.max() == 7.0 and (replay.tree_of_priorities.leaves[replay.tree_of_priorities.leaves > 0] == 7.0).all()
+    for _ in range(20):
+        replay.add(sources[0].fragment())
+    before = replay.tree_of_priorities.leaves.copy()
+    replay.write(old, torch.full(old.shape, 100.0))
+    assert (replay.tree_of_priorities.leaves == before).all(), "rows that are gone have no priority"
+
+
+def test_first_priorities_see_whole_fragments_and_what_was_recorded_at_their_ends():
+    seen = []
+
+    def first(batch):
+        seen.append(batch)
+        assert batch.q.shape == (3, batch.reward.shape[1]) and "obs" not in batch
+        return 1.0 + batch.q[0].abs() + batch.q[2].abs()
+
+    replay, sources = make(config(name="prioritized", alpha=1.0, priority_epsilon=0.0), layout(rows=2, blocks=1), first_priority=first)
+    for _ in range(30):
+        replay.add(sources[0].fragment())
+        replay.check_valid()
+    batch = replay.sample(64, Clock())
+    past = sources[0].past
+    for key in batch.key.tolist():
+        column, row = key % 3, key // 3
+        leaf = replay.tree_of_priorities.leaves[replay._leaf(np.array(column), np.array(row))]
+        assert leaf == pytest.approx(1.0 + abs(past[row]["q"][column]) + abs(past[row + 2]["q"][column]), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["uniform", "prioritized"])
+@pytest.mark.parametrize("kind", ["n steps", "sequences"])
+@pytest.mark.parametrize("store", ["memory", "packed", "files"])
+@pytest.mark.parametrize("fragments", [3, 50])
+def test_a_saved_replay_goes_on_as_if_nothing_had_happened(tmp_path, name, kind, store, fragments):
+    options = {"memory": {}, "packed": {"compress": True}, "files": {"directory": str(tmp_path / "rows")}}[store]
+    first, sources = make(config(name=name, **options), layout(**KINDS[kind]))
+    for _ in range(fragments):
+        for source in sources:
+            first.add(source.fragment())
+    if fragments > 3:
+        first.write(first.sample(32, Clock()).key, torch.rand(32))
+    first.save_rows(tmp_path)
+    second, _ = make(config(name=name, **options), layout(**KINDS[kind]), seed=5)
+    second.load(first.state(), tmp_path)
+    second.check_valid()
+    for _ in range(20):
+        for source in sources:
+            fragment = source.fragment()
+            for replay in (first, second):
+                replay.add(fragment)
+        a, b = first.sample(16, Clock()), second.sample(16, Clock())
+        assert all(torch.equal(x, y) for x, y in zip(a.leaves(), b.leaves(), strict=True))
+        check(a, first, sources)
+        for replay in (first, second):
+            replay.write(a.key, a.reward[0].abs())
+    (tmp_path / "replay.bin").write_bytes((tmp_path / "replay.bin").read_bytes()[:-200])
+    if store != "packed":
+        with pytest.raises(Exception, match="ends too early"):
+            second.load(first.state(), tmp_path)
+
+
+def test_a_stack_is_stored_once():
+    """A million Atari rows, as the seeds' tables need them."""
+    atari = Layout(
+        obs={"observation": Field((4, 84, 84), torch.uint8)}, action=Field((), torch.int64), record={}, core={}, core_every=1, block=1, blocks=1, fragment_rows=4,
+        rows=1, rows_from=1, ends=True, starts_every=1, stack=4, capacity=1_000_000,
+    )  # fmt: skip
+    assert 7.05e9 < atari.bytes < 7.5e9
