@@ -66,6 +66,8 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{path} must be a list, not {value!r}")
+        if Ellipsis not in args and len(value) != len(args):
+            raise ConfigError(f"{path} must be a list of {len(args)}, not {value!r}")
         return tuple(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is dict or kind is dict:
         if not isinstance(value, Mapping):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.ranks import Ranks
+from rlrun.core.q_learning import ExplorationConfig, QHeadConfig
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
+from rlrun.models.noisy import draw_noise
 from rlrun.ops.distributions import Distribution
 
 
@@ -57,7 +61,7 @@ class DistributionPolicy(Policy):
             spec |= {f"value_{name}": field for name, field in self.value_trunk.core_spec().items()}
         return spec
 
-    def initial_state(self, columns: int) -> Batch:
+    def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         device = self.value_head.weight.device
         return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in self.core_spec().items()})  # type: ignore[union-attr]
 
@@ -119,3 +123,132 @@ class ActorCritic(Algorithm):
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> DistributionPolicy:
         return DistributionPolicy(spec, model)
+
+
+ADAPTATION = 1.01  # of the deviation of parameter noise, per episode (Plappert et al. 2018, appendix C)
+
+
+class QPolicy(Policy):
+    """Acts on action values: the best action, or a random one with probability epsilon; one drawn by softmax (soft Q); or the best of values whose network
+    is disturbed for an episode (parameter noise, Plappert et al. 2018, arXiv:1706.01905). Illegal actions are never chosen.
+
+    Algorithms of distributions override q()."""
+
+    def __init__(self, spec: EnvSpec, model: Model, head: QHeadConfig, explore: ExplorationConfig, atoms: int = 1):
+        super().__init__()
+        self.spec, self.explore, self.noisy = spec, explore, head.noisy
+        self.filter = model.filter(spec)
+        self.trunk = model.trunk(spec, flat=True)
+        self.head = model.q_head(spec, self.trunk, head, atoms)
+
+    def moments(self, batch: Batch) -> list[Moments] | None:
+        return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
+
+    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
+        if self.filter is not None:
+            self.filter.merge(moments, ranks)
+
+    def core_spec(self) -> RowSpec:
+        return self.trunk.core_spec()
+
+    def record_spec(self, names: tuple[str, ...]) -> RowSpec:
+        """q_taken and q_max [B]: values of the action taken and of the best one."""
+        known: RowSpec = {"q_taken": Field((), torch.float32), "q_max": Field((), torch.float32)}
+        return {name: known[name] for name in names}
+
+    def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
+        device = next(self.parameters()).device
+        state = {name: torch.zeros(columns, *field.shape, device=device) for name, field in self.core_spec().items()}  # type: ignore[union-attr]
+        if place is not None and self.explore.epsilon_min is not None:
+            state["place"] = place.to(device)
+        if place is not None and self.explore.kind == "parameter_noise":
+            numbers = sum(p.numel() for p in self.parameters())
+            state |= {"noise": torch.zeros(columns, numbers, device=device), "deviation": torch.full((columns,), self.explore.noise_std, device=device),
+                      "moved": torch.zeros(columns, device=device), "rows": torch.zeros(columns, device=device)}  # fmt: skip
+        return Batch(state)
+
+    def outputs(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
+        """obs [T, B, ...] from the state before row 0 -> [T, B, A, K] and the state after the last row."""
+        if self.filter is not None:
+            obs = obs.replace(observation=self.filter(obs["observation"]))
+        features, after = self.trunk(obs, is_first, state)
+        return self.head(features), after
+
+    def q(self, outputs: Tensor) -> Tensor:
+        """[..., A, K] -> action values [..., A]."""
+        return outputs.mean(-1)
+
+    def legal_q(self, outputs: Tensor, obs: Batch) -> Tensor:
+        """Action values [..., A], those of illegal actions far below all others. An observation that leaves none legal (an end) keeps its values."""
+        q = self.q(outputs)
+        if "action_mask" not in obs:
+            return q
+        legal = obs["action_mask"].bool()
+        return q.masked_fill(~legal & legal.any(-1, keepdim=True), torch.finfo(q.dtype).min)
+
+    def forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
+        """legal_q [T, B, A] and the state after the last row."""
+        outputs, after = self.outputs(obs, is_first, state)
+        return self.legal_q(outputs, obs), after
+
+    def values(self, rows: Batch) -> Tensor:
+        """rows of obs and is_first [T, B, ...] -> legal_q [T, B, A], without memory."""
+        return self(rows["obs"], rows["is_first"], Batch())[0]
+
+    def explored(self, clock: Clock) -> dict[str, float]:
+        """The schedule's epsilon, as a metric."""
+        return {"epsilon": self.explore.epsilon(clock)}
+
+    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
+        draw_noise(self, rng if mode == "explore" else None)
+        rows = obs.map(lambda x: x.unsqueeze(0))
+        core = Batch({name: state[name] for name in self.core_spec()})
+        q, after = self(rows, is_first.unsqueeze(0), core)
+        q, carried = q[0], dict(state.items()) | dict(after.items())
+        chosen = q
+        if "noise" in state and mode == "explore":
+            chosen, changed = self._disturbed(obs, is_first, state, q, rng)
+            carried |= changed
+        soft = mode == "explore" and self.explore.kind == "soft_q"
+        best = (chosen / self.explore.temperature).softmax(-1).multinomial(1, generator=rng).squeeze(-1) if soft else chosen.argmax(-1)
+        epsilon = self.epsilon(state, clock) if mode == "explore" else torch.tensor(self.explore.eval_epsilon)
+        draws = torch.rand(q.shape, generator=rng, device=q.device)
+        if "action_mask" in obs:
+            draws = draws * obs["action_mask"].bool()  # the largest of random numbers is a fair draw among legal actions
+        explores = torch.rand(q.shape[0], generator=rng, device=q.device) < epsilon.to(q.device)
+        action = torch.where(explores, draws.argmax(-1), best)
+        known = {"q_taken": lambda: q.gather(1, action.unsqueeze(1)).squeeze(1), "q_max": lambda: q.max(-1).values}
+        return Act(action, Batch(carried), Batch({name: known[name]() for name in record}))
+
+    def epsilon(self, state: Batch, clock: Clock) -> Tensor:
+        """Of every column: the schedule's, or spaced in logarithm from it to epsilon_min (rlpyt; Ape-X's ladder, Horgan et al. 2018, section 4.1, is 0.4 to
+        0.4^8)."""
+        highest, lowest = self.explore.epsilon(clock), self.explore.epsilon_min
+        if lowest is None or "place" not in state or highest == 0:
+            return torch.tensor(highest)
+        return highest * (min(lowest, highest) / highest) ** state["place"]
+
+    def _disturbed(self, obs: Batch, is_first: Tensor, state: Batch, q: Tensor, rng: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Values [B, A] of networks disturbed for an episode each, and what their columns carry on. An episode's deviation is the last one's, larger where
+        the disturbed policy was nearer than an epsilon-greedy one is to the greedy, smaller where it was farther (section 3, appendix C)."""
+        explore, actions = self.explore, q.shape[-1]
+        near = -math.log(1 - explore.noise_epsilon + explore.noise_epsilon / actions)
+        distance = state["moved"] / state["rows"].clamp(min=1)
+        adapted = state["deviation"] * torch.where(distance < near, ADAPTATION, 1 / ADAPTATION)
+        deviation = torch.where(is_first & (state["rows"] > 0), adapted, state["deviation"])
+        fresh = torch.randn(state["noise"].shape, generator=rng, device=q.device)
+        noise = torch.where(is_first[:, None], fresh, state["noise"])
+        disturbed = torch.stack([self._with_noise(obs[b : b + 1], is_first[b : b + 1], noise[b] * deviation[b]) for b in range(len(q))])
+        log_p, log_q = q.log_softmax(-1), disturbed.log_softmax(-1)
+        kept = ~is_first
+        moved = state["moved"] * kept + (log_p.exp() * (log_p - log_q)).sum(-1)
+        return disturbed, {"noise": noise, "deviation": deviation, "moved": moved, "rows": state["rows"] * kept + 1}
+
+    def _with_noise(self, obs: Batch, is_first: Tensor, noise: Tensor) -> Tensor:
+        """Values [A] of one column's observation [1, ...] with `noise` [P] added to the parameters."""
+        parameters, start = {}, 0
+        for name, parameter in self.named_parameters():
+            parameters[name] = parameter + noise[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+        q, _ = functional_call(self, parameters, (obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), Batch()))
+        return q[0, 0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import psutil
 import torch
 
 from rlrun.core.algorithm import Needs
@@ -74,6 +75,18 @@ def cores() -> int:
     return count
 
 
+def free_memory() -> int:
+    """Bytes that this process may still take (cgroup limit included)."""
+    free = psutil.virtual_memory().available
+    try:
+        limit, used = (open(f"/sys/fs/cgroup/memory.{name}").read().strip() for name in ("max", "current"))
+        if limit != "max":
+            free = min(free, int(limit) - int(used))
+    except (OSError, ValueError):
+        pass
+    return max(0, free)
+
+
 def cpu_flags() -> set[str]:
     try:
         for line in open("/proc/cpuinfo"):
@@ -122,7 +135,8 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     if needs.every_process_learns and cfg.inference in ("auto", "serial") and cfg.num_samplers not in ("auto", 1):
         raise UserError(f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with resources.num_learners")
     learners = _learners(cfg, needs, image, synchronous, lockstep, why)
-    total = needs.columns  # of a train batch
+    shared = synchronous or needs.replay is not None  # samplers together have `total` columns; else each has as many as a train batch
+    total = needs.columns if needs.replay is None else needs.replay.num_envs  # of a train batch, or of all samplers
     columns = total // learners if lockstep else total  # of one learner's part
     available = max(1, cores() // learners)
     inference = cfg.inference
@@ -140,28 +154,31 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     groups = GROUPS[inference]
     samplers = cfg.num_samplers
     if samplers == "auto":
-        samplers = _samplers(inference, columns, groups, available, synchronous)
+        samplers = _samplers(inference, columns, groups, available, shared)
         if inference != "serial":
             each = " for each learner" if learners > 1 else ""
-            why.append(f"num_samplers={samplers * learners}: {available} core{'s' * (available > 1)}{each}"
-                       + (f", {columns} columns of its batch" if synchronous else ""))  # fmt: skip
+            what = f", {columns} columns of its batch" if needs.replay is None else f", algo.num_envs={total}"
+            why.append(f"num_samplers={samplers * learners}: {available} core{'s' * (available > 1)}{each}" + (what if shared else ""))
     elif samplers % learners:
         raise UserError(f"resources.num_samplers={samplers} must be a multiple of num_learners={learners}")
     else:
         samplers //= learners
     batch = f"{total} columns of a train batch (algo.batch_size / algo.fragment_length)" + (f" over {learners} learners" if learners > 1 else "")
-    share = columns // (samplers * groups) if synchronous else columns
-    if synchronous and columns % (samplers * groups):
+    if needs.replay is not None:
+        batch = f"{total} environments (algo.num_envs)"
+    share = columns // (samplers * groups) if shared else columns
+    if shared and columns % (samplers * groups):
         raise UserError(f"resources.num_samplers={samplers * learners} must divide the {batch}" + (f" into {groups} groups each" if groups > 1 else ""))
     if cfg.envs_per_sampler != "auto":
         envs = cfg.envs_per_sampler
     else:
         limit = max(1, MAX_ENVS // (samplers * groups * learners))
-        limit = columns if inference == "serial" else limit if synchronous else min(MAX_COLUMNS, limit)
+        limit = columns if inference == "serial" or needs.replay is not None else limit if synchronous else min(MAX_COLUMNS, limit)
         envs = max(c for c in range(1, share + 1) if share % c == 0 and c <= limit)
-        why.append(f"envs_per_sampler={envs}: divides the batch's {total} columns, {envs * samplers * groups * learners} envs in all")
+        whose = f"divides the batch's {total} columns, " if needs.replay is None else ""
+        why.append(f"envs_per_sampler={envs}: {whose}{envs * samplers * groups * learners} envs in all")
     if share % envs:
-        raise UserError(f"resources.envs_per_sampler={envs} must divide {share}, each sampler's part of the {batch}" if synchronous else
+        raise UserError(f"resources.envs_per_sampler={envs} must divide {share}, each sampler's part of the {batch}" if shared else
                         f"resources.envs_per_sampler={envs} must divide the {batch}")  # fmt: skip
     return Resources(
         inference=inference, num_learners=learners, num_samplers=samplers, envs_per_sampler=envs, device=device, precision=precision,
@@ -177,6 +194,10 @@ def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool
         devices = 1  # the one that was named
     there = f"{devices} {'GPU' if on_gpus else 'core'}{'s' * (devices > 1)}"
     fitting = [n for n in range(1, devices + 1) if not lockstep or needs.columns % n == 0]
+    if needs.replay is not None:
+        if cfg.num_learners not in ("auto", 1):
+            raise UserError(f"resources.num_learners={cfg.num_learners}: an algorithm with a replay has one learner")
+        return 1
     if cfg.num_learners == "auto":
         best = max(n for n in fitting if not lockstep or all(count % n == 0 for count in needs.shared))
         if needs.every_process_learns and not cfg.exact:

@@ -26,7 +26,8 @@ from rlrun.dataflow.ranks import company
 from rlrun.envs import registry
 from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.paths import options
-from rlrun.resources import GROUPS, Resources, ResourcesConfig, decide
+from rlrun.replay.buffer import Layout, Replay, ReplayConfig, refuse_too_large
+from rlrun.resources import GROUPS, Resources, ResourcesConfig, decide, free_memory
 from rlrun.runners import on_policy
 from rlrun.runners.base import Factories
 from rlrun.samplers.base import Sampler
@@ -62,6 +63,7 @@ class RunConfig:
     algo: Any
     env: Any
     runner: Any
+    replay: ReplayConfig | None
     model: ModelConfig
     resources: ResourcesConfig
     logger: dict[str, Any]
@@ -80,6 +82,7 @@ class RunConfig:
             raise ValueError("log_every_sec must be positive")
 
 
+REPLAYING = ("replay",)  # runners with a replay
 MAX_WHOLE = 10_000  # rows: the longest episode that complete_episodes makes room for
 
 
@@ -133,7 +136,7 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
 
 def type_config(values: dict[str, Any]) -> Typed:
     """Types a plain config. Raises UserError naming what does not fit."""
-    run = typed(RunConfig, {"logger": {}, "init": None, "callbacks": [], **values})  # logger=[] leaves no node behind
+    run = typed(RunConfig, {"logger": {}, "init": None, "callbacks": [], "replay": None, **values})  # logger=[] leaves no node behind
     algorithm = type_algorithm(run.algo)
     family = run.env.get("family")
     if family not in registry.FAMILIES:
@@ -192,6 +195,7 @@ class Wiring:
             raise UserError(f"{config.algo.name} learns from the newest policy's rows alone; runner={config.runner.name} would hand it older ones")
         if not config.runner.lockstep and not self.needs.only_weights:
             raise UserError(f"runner={config.runner.name} shares weights alone, and an update of {config.algo.name} changes more; it is for a3c, a2c and pg")
+        self._check_replay()
         whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
         self.whole_after = self.needs.rows if whole else None  # rows after which a column's last episode ends its fragment
         if whole:
@@ -199,11 +203,50 @@ class Wiring:
         self.resources: Resources = decided or decide(
             config.run.resources, self.needs, self.make_env, self.spec.image, config.runner.synchronous, config.runner.lockstep
         )
-        self.rows = self.needs.rows  # of a fragment
+        self.rows = self.needs.rows if self.needs.replay is None else self.needs.replay.fragment_length  # of a fragment
         if self.whole_after is not None:
             self.rows += self._room_for_episodes()
         if self.needs.cut_share < 1 and self.resources.inference != "serial":
             raise UserError(f"a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with {self.resources.inference}")
+
+    def _check_replay(self) -> None:
+        """UserError where algorithm, runner and replay do not belong together, or their numbers do not fit."""
+        asked, cfg, name, runner = self.needs.replay, self.config.run.replay, self.config.algo.name, self.config.runner.name
+        if asked is None:
+            if runner in REPLAYING:
+                raise UserError(f"runner={runner} is for algorithms that learn from a replay; {name} learns from rows as they come")
+            return
+        if runner not in REPLAYING:
+            raise UserError(f"{name} learns from a replay, which runner={runner} has not; it runs with {' or '.join(REPLAYING)}")
+        if cfg is None:
+            raise UserError(f"{name} learns from a replay: choose replay=uniform or replay=prioritized")
+        if self.needs.columns > cfg.capacity:
+            raise UserError(f"algo.batch_size={self.needs.columns} is more than the {cfg.capacity} rows of replay.capacity")
+        if asked.learning_starts > cfg.capacity:
+            raise UserError(f"algo.learning_starts={asked.learning_starts} is more than the {cfg.capacity} rows of replay.capacity: learning would never start")
+
+    def _replay_layout(self) -> Layout:
+        made, needs, cfg = self.resources, self.needs, self.config.run.replay
+        assert cfg is not None and needs.replay is not None
+        policy = self.policy_factory(acting=False)()
+        core = policy.core_spec()
+        return Layout(
+            obs=self.spec.obs_rows, action=self.spec.action_row, record=policy.record_spec(needs.record), core=core, core_every=needs.core_every or 1,
+            block=made.envs_per_sampler, blocks=made.num_samplers * GROUPS[made.inference], fragment_rows=self.rows, rows=needs.rows,
+            rows_from=needs.replay.rows_from, ends=needs.replay.obs == "ends", starts_every=needs.replay.starts_every, stack=self.spec.stack,
+            capacity=cfg.capacity,
+        )  # fmt: skip
+
+    def check_memory(self) -> None:
+        """UserError before the start where a replay cannot fit."""
+        cfg = self.config.run.replay
+        if self.needs.replay is not None and cfg is not None:
+            refuse_too_large(self._replay_layout(), cfg, free_memory())
+
+    def replay(self, generation: int) -> Replay:
+        cfg = self.config.run.replay
+        assert cfg is not None
+        return Replay(cfg, self._replay_layout(), self.seeds.generator("replay", generation), self.device)
 
     def layout_decided(self) -> dict[str, Any]:
         """What `auto` became, as options of resources."""
@@ -257,11 +300,13 @@ class Wiring:
         held = self.columns // made.envs_per_sampler  # fragments that one train batch holds before it gives them back
         if self.config.runner.synchronous:
             in_flight = held // producers
+        elif needs.replay is not None:
+            in_flight = 2  # one is filled while another is stored
         else:
             in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
         plan = Plan(
             self.make_env, acting, self.layout(acting()), needs.record, needs.core_every, needs.return_discount, made.envs_per_sampler, made.num_samplers,
-            in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec, self.whole_after, self.ranks.rank * made.num_samplers,
+            in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec, self.whole_after, self.ranks.rank * made.num_samplers, made.envs_per_sampler * producers * made.num_learners,
         )  # fmt: skip
         if made.inference == "serial":
             from rlrun.samplers.serial import SerialSampler
@@ -293,6 +338,7 @@ class Wiring:
             algorithm=self.algorithm,
             sampler=self.sampler,
             columns=self.columns,
+            replay=self.replay,
             rng=lambda generation: self.seeds.generator("replay", generation, ranks.rank),
             learners=1 if self.config.runner.lockstep else self.resources.num_learners,
             elsewhere=Elsewhere(self.config, self.resources),
@@ -384,6 +430,7 @@ def preflight(config: Typed) -> Wiring:
     wiring.ranks = Ranks(world=wiring.resources.num_learners if config.runner.lockstep else 1)
     wiring.algorithm()
     wiring.ranks = ALONE
+    wiring.check_memory()
     callbacks_of(config.run.callbacks)
     return wiring
 

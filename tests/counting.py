@@ -24,7 +24,7 @@ class CountingPolicy(Policy):
     def record_spec(self, names):
         return {name: {"log_prob": Field((), torch.float32)}[name] for name in names}
 
-    def initial_state(self, columns):
+    def initial_state(self, columns, place=None):
         return Batch(count=torch.zeros(columns))
 
     def act(self, obs, is_first, state, clock, mode, rng, record=()):

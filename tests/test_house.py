@@ -21,7 +21,8 @@ MAY = {
     "envs": {"core"},
     "dataflow": {"core"},
     "samplers": {"core", "dataflow"},
-    "runners": {"core", "dataflow", "samplers"},
+    "replay": {"core", "dataflow"},
+    "runners": {"core", "dataflow", "samplers", "replay"},
     "loggers": {"core"},
 }
 

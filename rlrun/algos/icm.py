@@ -74,7 +74,9 @@ class ICM(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         needs = cfg.inner.algorithm.needs(cfg.inner.cfg)
-        return replace(needs, obs="all", only_weights=False, shared=(*needs.shared, max(1, needs.columns // cfg.num_minibatches)))
+        if needs.replay is not None:
+            needs = replace(needs, replay=replace(needs.replay, obs="all"))
+        return replace(needs, only_weights=False, shared=(*needs.shared, max(1, needs.columns // cfg.num_minibatches)))
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:

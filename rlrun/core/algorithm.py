@@ -20,6 +20,19 @@ from rlrun.core.specs import EnvSpec
 
 
 @dataclass(frozen=True, kw_only=True)
+class FromReplay:
+    """What an algorithm that learns from replayed rows asks for beside Needs.rows and columns."""
+
+    fragment_length: int  # rows per env that samplers hand over at once
+    num_envs: int  # of all samplers together, unless resources say otherwise
+    learning_starts: int  # env steps in replay before the first update
+    ratio: float  # rows learnt from per env step: updates follow at ratio / columns per env step
+    rows_from: int = 1  # rows of a fragment are drawn from rows_from .. Needs.rows
+    obs: Literal["all", "ends"] = "ends"  # of every row, or of a fragment's first row and of its end only
+    starts_every: int = 1  # fragments begin at multiples of it
+
+
+@dataclass(frozen=True, kw_only=True)
 class Needs:
     """What an algorithm asks of the data flow, made from its config; read by wiring only."""
 
@@ -34,7 +47,7 @@ class Needs:
     shared: tuple[int, ...] = ()  # what several learners share evenly beside the columns
     only_weights: bool = False  # an update changes nothing but what its optimisers step, so that others may apply it
     cut_share: float = 1.0  # of learners that have filled their fragments, after which the others stop short
-    obs: Literal["all", "ends"] = "all"
+    replay: FromReplay | None = None
 
 
 class Update(NamedTuple):

@@ -118,6 +118,18 @@ class Batch(Mapping[str, "Tensor | Batch"]):
             for name, value in self._fields.items()
         })  # fmt: skip
 
+    def ends(self) -> Batch:
+        """A fragment's first row and its end, leaves [2, B, ...] of obs and is_first: the end is the first dead row, or row T. Replay may have left out the
+        others already."""
+        over = ~self["valid"]  # type: ignore[operator]
+        rows, columns = over.shape
+        kept = Batch(obs=self["obs"], is_first=self["is_first"])
+        if len(self["is_first"]) != rows + 1:
+            return kept
+        end = torch.where(over.any(0), over.long().argmax(0), rows)
+        index = torch.stack((torch.zeros_like(end), end)), torch.arange(columns, device=end.device)
+        return kept.map(lambda value: value[index])
+
     def alive(self) -> Batch:
         """The columns (here: pieces, single rows) that have a live row."""
         return self.columns(self["valid"].any(0).nonzero().squeeze(1))

@@ -1,6 +1,6 @@
 """Checkpoints: directories of tensors, JSON and a sha256 manifest, written under a temporary name, fsynced and renamed.
 
-    checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  run.json  manifest.json
+    checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  [replay.pt  replay.bin]  run.json  manifest.json
     checkpoints/best.json        the name of the best one
 
 Nothing in them is pickled code: torch.load(weights_only=True) is the one loader. A damaged file is named; nothing is ever replaced by a fresh start.
@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from rlrun.core.errors import RunFailed, UserError
 
 FORMAT = 1
+ROWS = "replay.bin"
 MAX_FAILURES = 3  # saves in a row
 
 
@@ -65,8 +67,8 @@ class Checkpoints:
         except FileNotFoundError:
             return None
 
-    def save(self, env_steps: int, tensors: dict[str, dict], run: dict, best: bool) -> Path | None:
-        """Writes <directory>/<env_steps>/; on a full disk warns, keeps the previous ones and returns None (RunFailed after several in a row)."""
+    def save(self, env_steps: int, tensors: dict[str, dict], run: dict, best: bool, rows: Callable[[Path], None] | None = None) -> Path | None:
+        """Writes <directory>/<env_steps>/, and into it what `rows` writes to ROWS, which only the last checkpoint keeps; on a full disk warns, keeps the previous ones and returns None (RunFailed after several in a row)."""
         final = self.directory / f"{env_steps:012d}"
         temporary = self.directory / f".{final.name}.tmp"
         try:
@@ -75,6 +77,8 @@ class Checkpoints:
             temporary.mkdir()
             for name, state in tensors.items():
                 torch.save(state, temporary / f"{name}.pt")
+            if rows is not None:
+                rows(temporary)
             (temporary / "run.json").write_text(json.dumps(run, indent=1))
             files = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
             (temporary / "manifest.json").write_text(json.dumps({"format": FORMAT, "sha256": files}, indent=1))
@@ -106,6 +110,13 @@ class Checkpoints:
         best = self.best()
         for name in [n for n in self.names() if n != best][: -self.keep or None]:
             shutil.rmtree(self.directory / name)
+        for name in self.names()[:-1]:  # rows are gigabytes, and runs are resumed from the last
+            path = self.directory / name
+            if (path / ROWS).exists():
+                manifest = json.loads((path / "manifest.json").read_text())
+                manifest["sha256"].pop(ROWS, None)
+                write_atomically(path / "manifest.json", json.dumps(manifest, indent=1))
+                (path / ROWS).unlink()
 
     def load(self, name: str | None = None, parts: tuple[str, ...] = ("policy", "algorithm", "sampler")) -> tuple[dict[str, dict], dict]:
         """(tensors by part, run.json) of this checkpoint, or the last one. UserError when there is none or it is damaged."""
@@ -122,7 +133,12 @@ class Checkpoints:
         path = self.directory / name
         verify(path)
         run = json.loads((path / "run.json").read_text())
-        return {part: torch.load(path / f"{part}.pt", weights_only=True, map_location="cpu") for part in parts}, run
+        return {part: load_part(path, part) for part in parts}, run
+
+
+def load_part(path: Path, part: str) -> dict:
+    """One part of a verified checkpoint."""
+    return torch.load(path / f"{part}.pt", weights_only=True, map_location="cpu")
 
 
 def verify(path: Path) -> None:

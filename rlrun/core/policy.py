@@ -26,8 +26,9 @@ class Act(NamedTuple):
 class Policy(nn.Module):
     """How to act. Filters (running mean/std) are its buffers: they travel, save and export with it."""
 
-    def initial_state(self, columns: int) -> Batch:
-        """State of `columns` fresh columns, leaves [B, ...]; an empty Batch without memory."""
+    def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
+        """State of `columns` fresh columns, leaves [B, ...]; an empty Batch without memory. It may hold more than core_spec() names, which then is carried
+        from row to row and not stored with them. place [B]: where each stands among all columns of the run, from 0 to 1; None: nowhere (evaluation)."""
         raise NotImplementedError
 
     def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:

@@ -13,7 +13,7 @@ import torch
 
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.callbacks import Callback
-from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.checkpoint import ROWS, Checkpoints, load_part
 from rlrun.core.errors import RunFailed
 from rlrun.core.metrics import EpisodeStatistics, Means, finite
 from rlrun.core.ranks import ALONE, Ranks
@@ -113,6 +113,10 @@ class Job(Protocol):
 
     def sampler_ready(self, sampler: Any) -> None: ...
 
+    def replay_ready(self, replay: Any, limiter: Any) -> None:
+        """After sampler_ready, by runners that have a replay: restores both, and saves them from now on."""
+        ...
+
     def collected(self, headers: Sequence[Header]) -> int:
         """Takes note of the fragments that a new batch brought; returns the env steps that all learners took for it."""
         ...
@@ -143,6 +147,9 @@ class Follower:
 
     def sampler_ready(self, sampler: Any) -> None:
         """Nothing to restore: with several learners columns begin anew."""
+
+    def replay_ready(self, replay: Any, limiter: Any) -> None:
+        raise RunFailed("a replay has one learner")
 
     def collected(self, headers: Sequence[Header]) -> int:
         return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks))
@@ -197,6 +204,8 @@ class Run:
         self.started = self.last_log = self.last_save = self.last_best = time.monotonic()
         self.last_log_steps = 0
         self.save_at_end = True
+        self.replay: Any = None  # and its limiter, where the runner has one
+        self.limiter: Any = None
 
     # -- the runner's side ---------------------------------------------------------------------------------------------------------------
 
@@ -225,10 +234,21 @@ class Run:
         if self.restored is not None and self.exact:  # else columns begin anew, with seeds of this generation
             sampler.load(self.restored[0]["sampler"])
             sampler.restart(self.generation)
+        self.restored_rows = None if self.restored is None else self.checkpoints.directory / f"{self.restored[1]['env_steps']:012d}"
         self.restored = None
         self._tell("on_start", self)
         self.last_log = self.last_save = self.last_best = time.monotonic()
         self.timers.result()
+
+    def replay_ready(self, replay: Any, limiter: Any) -> None:
+        self.replay, self.limiter = replay, limiter
+        folder = self.restored_rows
+        if folder is not None:
+            saved, there = load_part(folder, "replay"), (folder / ROWS).is_file()
+            replay.load(saved["replay"], folder if there else None)
+            limiter.load(saved["limiter"], rows=there)
+            if not there:
+                print(f"  the checkpoint holds no replayed rows: learning goes on after {limiter.starts:,} new env steps (replay.checkpoint=true saves them)", flush=True)
 
     def collected(self, headers: Sequence[Header]) -> int:
         """Takes note of new fragments' episodes and of how old their weights were; returns the env steps that all learners took for them."""
@@ -367,7 +387,11 @@ class Run:
                 "wall_sec": self.wall_sec,
                 "generation": self.generation,
             }
-            saved = self.checkpoints.save(self.clock.env_steps, tensors, run, best)
+            rows = None
+            if self.replay is not None:
+                tensors["replay"] = {"replay": self.replay.state(), "limiter": self.limiter.state()}
+                rows = self.replay.save_rows if self.replay.saved else None
+            saved = self.checkpoints.save(self.clock.env_steps, tensors, run, best, rows)
             if self.exact:
                 self.sampler.restart(self.generation)
                 for forget in self.breaks:

@@ -224,6 +224,7 @@ class EnvSpec:
     max_episode_steps: int | None = None  # decisions after which an episode is truncated; None: unknown
     limit_option: str = "env.max_episode_steps"  # what sets that limit
     action_repeat: int = 1  # emulator frames per decision, for tables only
+    stack: int = 1  # of `observation`: its first axis holds the last so many frames, 0 before an episode's first, so that replay can store each once
 
     @property
     def observation(self) -> Space:

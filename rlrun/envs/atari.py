@@ -156,5 +156,5 @@ def make_spec(cfg: AtariConfig) -> EnvSpec:
     interface.loadROM(ale.roms.get_rom_path(games()[cfg.name]))
     actions = interface.getLegalActionSet() if cfg.full_action_space else interface.getMinimalActionSet()
     pixels = Box(shape=(cfg.stack, cfg.size, cfg.size), dtype="uint8", low=(0.0,), high=(255.0,))
-    return EnvSpec(name=cfg.name, obs={"observation": pixels}, action=Discrete(n=len(actions)), action_repeat=cfg.frame_skip,
+    return EnvSpec(name=cfg.name, obs={"observation": pixels}, action=Discrete(n=len(actions)), action_repeat=cfg.frame_skip, stack=cfg.stack,
                    max_episode_steps=cfg.max_frames // cfg.frame_skip, limit_option=f"env.max_frames ({cfg.frame_skip} frames a step)")  # fmt: skip

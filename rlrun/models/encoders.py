@@ -80,7 +80,7 @@ class Parts(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions over images, in chunks of rows; subclasses set `first`, `convolutions` and `head`.
+    """Convolutions over images, in chunks of rows; subclasses set `first` and `convolutions` and call finish().
 
     uint8 pixels are used as they are: the division by 255 is folded into the first layer's weights; filtered ones come as floats. With `precision="bf16"` the
     convolutions and the layer after them run in bfloat16 (0..255 is exact in it); features come out in float32."""
@@ -90,8 +90,10 @@ class ImageEncoder(nn.Module):
     convolutions: nn.Module
     head: nn.Module
 
-    def __init__(self, space: Box, precision: str):
+    def __init__(self, space: Box, precision: str, flat: bool = False):
+        """flat: the convolutions' numbers are the features, without a layer behind them."""
         super().__init__()
+        self.ends_flat = flat
         height, width, channels = space.shape
         self.channels_last = channels <= 4 and height > 4  # [H, W, C], as most image envs have it; Atari's stack is [C, H, W]
         if not self.channels_last:
@@ -100,7 +102,12 @@ class ImageEncoder(nn.Module):
         self.scale = 1.0 / 255.0 if space.dtype == "uint8" else 1.0
         self.precision = precision
 
-    def finish(self) -> None:
+    def finish(self, size: int) -> None:
+        """Adds the layer of `size` behind the convolutions."""
+        self.size = size
+        numbers = self.spatial(nn.Sequential(self.first, self.convolutions))
+        self.features = numbers if self.ends_flat else size
+        self.head = nn.Identity() if self.ends_flat else nn.Sequential(nn.Linear(numbers, size), nn.ReLU())
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def spatial(self, module: nn.Module) -> int:
@@ -132,22 +139,19 @@ class NatureCNN(ImageEncoder):
     """The DQN network (Mnih et al. 2015): 32x8x8/4, 64x4x4/2, 64x3x3/1, 512. Images under 64 pixels take RLlib's network of its 42x42 speed run
     instead: 16x4x4/2, 32x4x4/2, 256, a quarter of the arithmetic."""
 
-    def __init__(self, space: Box, precision: str):
-        super().__init__(space, precision)
+    def __init__(self, space: Box, precision: str, flat: bool = False):
+        super().__init__(space, precision, flat)
         channels, height, width = self.image
         if min(height, width) < 36:
             raise UserError(f"nature_cnn needs images of at least 36x36 pixels, this one is {height}x{width}; try model=mlp")
         if min(height, width) < 64:
             self.first = nn.Conv2d(channels, 16, 4, 2, padding=1)
             self.convolutions = nn.Sequential(nn.ReLU(), nn.Conv2d(16, 32, 4, 2, padding=1), nn.ReLU())
-            self.features = 256
+            self.finish(256)
         else:
             self.first = nn.Conv2d(channels, 32, 8, 4)
             self.convolutions = nn.Sequential(nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU())
-            self.features = 512
-        flat = self.spatial(nn.Sequential(self.first, self.convolutions))
-        self.head = nn.Sequential(nn.Linear(flat, self.features), nn.ReLU())
-        self.finish()
+            self.finish(512)
 
 
 class _Residual(nn.Module):
@@ -164,8 +168,8 @@ class ImpalaResNet(ImageEncoder):
     """IMPALA's deep network (Espeholt et al. 2018, figure 3 right): three sections of conv 3x3, max-pool 3x3/2 and two residual blocks with
     16, 32, 32 channels, then 256."""
 
-    def __init__(self, space: Box, precision: str, channels: tuple[int, ...] = (16, 32, 32), size: int = 256):
-        super().__init__(space, precision)
+    def __init__(self, space: Box, precision: str, flat: bool = False, channels: tuple[int, ...] = (16, 32, 32), size: int = 256):
+        super().__init__(space, precision, flat)
         inputs = self.image[0]
         self.first = nn.Conv2d(inputs, channels[0], 3, padding=1)
         layers: list[nn.Module] = []
@@ -174,7 +178,4 @@ class ImpalaResNet(ImageEncoder):
                 layers.append(nn.Conv2d(channels[index - 1], width, 3, padding=1))
             layers += [nn.MaxPool2d(3, 2, padding=1), _Residual(width), _Residual(width)]
         self.convolutions = nn.Sequential(*layers, nn.ReLU())
-        flat = self.spatial(nn.Sequential(self.first, self.convolutions))
-        self.head = nn.Sequential(nn.Linear(flat, size), nn.ReLU())
-        self.features = size
-        self.finish()
+        self.finish(size)

@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
-from rlrun.models.encoders import flat_size, flatten
+from rlrun.core.q_learning import QHeadConfig
+from rlrun.models.encoders import ACTIVATIONS, flat_size, flatten
+from rlrun.models.noisy import NoisyLinear
 from rlrun.ops.distributions import Bernoulli, Beta, Categorical, Distribution, Gaussian, Joint, MultiCategorical, SquashedGaussian
 
 BoxDistribution = Literal["gaussian", "squashed_gaussian", "beta"]
 Linear = Callable[[int, int, float], nn.Linear]  # inputs, outputs, gain
+HIDDEN_GAIN = 2.0**0.5  # of orthogonal hidden layers
 SMALL_GAIN = 0.01  # of an action head's last layer: the first policy is nearly uniform (Andrychowicz et al. 2021)
 
 
@@ -181,3 +184,32 @@ def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution
     if kind != "gaussian" and not space.bounded:
         raise UserError(f"model.action_distribution={kind} needs bounded actions, not {space} without bounds; use gaussian")
     return BoxHead(space, inputs, linear, kind, log_std)
+
+
+class QHead(nn.Module):
+    """Features [..., F] -> [..., A, K] numbers for each action: K atoms or quantiles, or one value.
+
+    Dueling (Wang et al. 2016, arXiv:1511.06581): V + A - mean A (eq. 9), the gradient that both streams send back scaled by gradient_scale (section 4.2:
+    1 / sqrt 2). Noisy: every layer of the head (Fortunato et al. 2018)."""
+
+    def __init__(self, inputs: int, actions: int, atoms: int, hidden: tuple[int, ...], activation: str, cfg: QHeadConfig, linear: Linear):
+        super().__init__()
+        self.actions, self.atoms, self.scale = actions, atoms, cfg.gradient_scale if cfg.dueling else 1.0
+
+        def stream(outputs: int) -> nn.Sequential:
+            layers: list[nn.Module] = []
+            for before, after in itertools.pairwise((inputs, *hidden)):
+                layers += [NoisyLinear(before, after, cfg.sigma0) if cfg.noisy else linear(before, after, HIDDEN_GAIN), ACTIVATIONS[activation]()]
+            last = hidden[-1] if hidden else inputs
+            return nn.Sequential(*layers, NoisyLinear(last, outputs, cfg.sigma0) if cfg.noisy else linear(last, outputs, 1.0))
+
+        self.advantage = stream(actions * atoms)
+        self.value = stream(atoms) if cfg.dueling else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.scale != 1.0 and features.requires_grad:
+            features = features * self.scale + features.detach() * (1.0 - self.scale)
+        advantage = self.advantage(features).unflatten(-1, (self.actions, self.atoms))
+        if self.value is None:
+            return advantage
+        return self.value(features).unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)

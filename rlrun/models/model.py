@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import UserError, closest
 from rlrun.core.plugins import is_path, load_object
-from rlrun.core.specs import Box, EnvSpec, Nested, Space, leaves
+from rlrun.core.q_learning import QHeadConfig
+from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
 from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN, Parts
-from rlrun.models.heads import ActionHead, BoxDistribution, action_head
+from rlrun.models.heads import ActionHead, BoxDistribution, QHead, action_head
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
@@ -86,11 +87,12 @@ def _map(x: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Tensor | Ba
     return x.map(function) if isinstance(x, Batch) else function(x)
 
 
-def encoder(spec: EnvSpec, kind: str, hidden: tuple[int, ...], activation: str, precision: str = "fp32") -> nn.Module:
-    """[N, ...] observations -> [N, F] features, with F in its attribute `features`. Raises UserError where the kind does not fit the observations."""
+def encoder(spec: EnvSpec, kind: str, hidden: tuple[int, ...], activation: str, precision: str = "fp32", flat: bool = False) -> nn.Module:
+    """[N, ...] observations -> [N, F] features, with F in its attribute `features`. flat: of an image the convolutions alone. Raises UserError where the
+    kind does not fit the observations."""
 
     def of_image(space: Box) -> ImageEncoder:
-        return ImpalaResNet(space, precision) if kind == "impala_resnet" else NatureCNN(space, precision)
+        return ImpalaResNet(space, precision, flat) if kind == "impala_resnet" else NatureCNN(space, precision, flat)
 
     space = spec.observation
     if isinstance(space, Box) and space.image and kind != "mlp":
@@ -139,10 +141,10 @@ class Model:
     def __init__(self, cfg: ModelConfig, precision: str = "fp32"):
         self.cfg, self.precision = cfg, precision
 
-    def encoder(self, spec: EnvSpec) -> nn.Module:
+    def encoder(self, spec: EnvSpec, flat: bool = False) -> nn.Module:
         if is_path(self.cfg.encoder):
             return own_encoder(spec, self.cfg.encoder, self.cfg.encoder_kwargs)
-        return encoder(spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision)
+        return encoder(spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision, flat)
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
         """Raises UserError where nothing can be filtered: choices have no scale."""
@@ -156,8 +158,10 @@ class Model:
     def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead:
         return action_head(spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std, self.cfg.autoregressive)
 
-    def trunk(self, spec: EnvSpec) -> Trunk:
-        encoder = self.encoder(spec)
+    def trunk(self, spec: EnvSpec, flat: bool = False) -> Trunk:
+        """flat: where an image is the whole observation and there is no memory, convolutions alone, for heads that have hidden layers of their own."""
+        flat = flat and self.cfg.memory.kind == "none"
+        encoder = self.encoder(spec, flat and isinstance(spec.observation, Box))
         trunk = Trunk(encoder, self.memory(encoder.features))  # type: ignore[arg-type]
         if self.cfg.init == "orthogonal":
             if not is_path(self.cfg.encoder):  # one of the user's own has its own
@@ -165,6 +169,13 @@ class Model:
             if isinstance(trunk.memory, Memory):  # a transformer keeps PyTorch's: gain sqrt(2) in every projection would be too much
                 orthogonal(trunk.memory, math.sqrt(2.0))
         return trunk
+
+    def q_head(self, spec: EnvSpec, trunk: Trunk, cfg: QHeadConfig, atoms: int = 1) -> QHead:
+        """Of a trunk that was made flat."""
+        assert isinstance(spec.action, Discrete)
+        image = isinstance(trunk.encoder, ImageEncoder)
+        hidden = cfg.hidden if cfg.hidden != "auto" else (trunk.encoder.size,) if image and trunk.encoder.ends_flat else ()
+        return QHead(trunk.features, spec.action.n, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear)
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:
         cfg = self.cfg.memory

@@ -28,3 +28,27 @@ def gae(reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, val
         following = torch.addcmul(delta[t], decay[t], following)  # decay is 0 on dead rows, and so is delta
         advantage[t] = following
     return advantage
+
+
+@torch.no_grad()
+def fold_n_step(reward: Tensor, terminated: Tensor, valid: Tensor, discount: float) -> tuple[Tensor, Tensor]:
+    """Fragments of n rows as single transitions -> (reward [B], discount [B] of what follows).
+
+        R = sum_{k < m} discount^k r_k,  and discount^m, or 0 where one of the m rows terminated
+
+    (Sutton 1988; Hessel et al. 2018, arXiv:1710.02298, eq. under "Multi-step learning"), where the m rows end with the first terminated one, before the first
+    dead one, or after n. Row 0 is live. What follows is observed at the first dead row, or behind the last.
+
+    Args: reward [n, B]; terminated, valid [n, B] bool. What stands in dead rows is not read.
+    """
+    assert reward.ndim == 2 and reward.shape == terminated.shape == valid.shape, (reward.shape, terminated.shape, valid.shape)
+    total = torch.zeros_like(reward[0])
+    follows = torch.ones_like(total)  # discount^k, 0 once terminated
+    going = torch.ones_like(valid[0])
+    for k in range(reward.shape[0]):
+        going = going & valid[k]
+        total = total + torch.where(going, follows * reward[k], 0.0)
+        ended = going & terminated[k]
+        follows = torch.where(going, follows * discount * ~ended, follows)
+        going = going & ~ended
+    return total, follows

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.checkpoint import ROWS
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.slots import Fragment
@@ -338,7 +339,7 @@ class Replay:
         """Streams the rows into files of this folder: nothing is held twice in memory."""
         filled = int(min(self.head.max(initial=0) + 1, self.length))
         every = self.layout.core_every or 1
-        with open(folder / "replay.bin", "wb", buffering=1 << 20) as file:
+        with open(folder / ROWS, "wb", buffering=1 << 20) as file:
             what = {"columns": self.layout.columns, "rows": filled, "fields": [name for name, _ in [*stores(self.tree), *stores(self.core)]]}
             file.write(json.dumps(what).encode() + b"\n")
             for _, store in stores(self.tree):
@@ -355,7 +356,7 @@ class Replay:
         if state["length"] != self.length or len(state["head"]) != self.layout.blocks:
             raise UserError("the checkpoint's replay was made with another capacity or other num_samplers and envs_per_sampler; resume with those, or begin anew")
         every, columns = self.layout.core_every or 1, self.layout.columns
-        with open(folder / "replay.bin", "rb", buffering=1 << 20) as file:
+        with open(folder / ROWS, "rb", buffering=1 << 20) as file:
             what = json.loads(file.readline())
             fields = [name for name, _ in [*stores(self.tree), *stores(self.core)]]
             if what["columns"] != columns or what["fields"] != fields:
@@ -369,7 +370,7 @@ class Replay:
                     leaves = np.frombuffer(file.read(8 * columns * self.spots), dtype=np.float64)
                     self.tree_of_priorities.set(np.arange(columns * self.spots), leaves)
             except ValueError:
-                raise UserError(f"the replay in {folder} is damaged: replay.bin ends too early") from None
+                raise UserError(f"the replay in {folder} is damaged: its rows end too early") from None
         self.head, self.next_row, self.largest = np.array(state["head"], dtype=np.int64), list(state["next_row"]), state["largest"]
         self.rng.set_state(state["rng"])
         valid = self.tree["valid"]

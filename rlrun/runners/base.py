@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rlrun.core.algorithm import Algorithm
+from rlrun.replay.buffer import Replay
 from rlrun.samplers.base import Sampler
 
 
@@ -18,5 +19,6 @@ class Factories(NamedTuple):
     sampler: Callable[[int], Sampler]  # generation: how often this run has been started
     columns: int  # of a train batch
     rng: Callable[[int], torch.Generator]  # generation: the stream of replayed fragments
+    replay: Callable[[int], Replay]  # generation; for runner=replay
     learners: int = 1  # processes of a runner whose learners do not go in lockstep
     elsewhere: Callable[[int], Any] = lambda number: None  # picklable: the Factories of process i, called there

@@ -102,8 +102,10 @@ class BatchedSampler(ProcessSampler):
         self.closing = False
         self.thread: threading.Thread | None = None
         started = self.start(env_process, lambda i: EnvJob(plan.first + i, plan, self.slots))
-        state = self.policy.initial_state
-        self.groups = {(w.name, g): _Group(w, g, i * GROUPS + g, state(plan.columns)) for i, w in enumerate(started) for g in range(GROUPS)}
+        self.groups = {
+            (worker.name, g): _Group(worker, g, index, self.policy.initial_state(plan.columns, plan.place(plan.first * GROUPS + index)))
+            for i, worker in enumerate(started) for g in range(GROUPS) for index in (i * GROUPS + g,)
+        }  # fmt: skip
 
     # -- the learner's side --------------------------------------------------------------------------------------------------------------
 

@@ -19,9 +19,9 @@ class Collector:
     """Fills fragments row by row."""
 
     def __init__(self, env: VectorEnv, rng: torch.Generator, record: tuple[str, ...], core_every: int, worker: int, first_column: int, generation: int,
-                 return_discount: float | None = None, whole_after: int | None = None):  # fmt: skip
+                 return_discount: float | None = None, whole_after: int | None = None, place: torch.Tensor | None = None):  # fmt: skip
         self.columns = Columns(env, first_column, generation, return_discount, whole_after)
-        self.rng, self.record, self.core_every, self.worker = rng, record, core_every, worker
+        self.rng, self.record, self.core_every, self.worker, self.place = rng, record, core_every, worker, place
         self.state: Batch | None = None  # the policy's, made at the first row
 
     def collect(self, out: Batch, policy: Policy, version: int, clock: Clock, slot: int = 0, cut: LearnersCut | None = None) -> Header:
@@ -29,7 +29,7 @@ class Collector:
         columns, rows = self.columns, out.reward.shape[0]
         env_sec = policy_sec = 0.0
         if self.state is None:
-            self.state = policy.initial_state(columns.env.count)
+            self.state = policy.initial_state(columns.env.count, self.place)
         device = next(policy.parameters()).device
         there = None if device.type == "cpu" else device
         view = out.numpy()
@@ -66,9 +66,10 @@ class Collector:
 
 
 def store_core(out: Batch, t: int, state: Batch, core_every: int) -> None:
-    """Stores recurrent state at the rows that keep it."""
-    if len(state) and t % core_every == 0:
-        out.core[t // core_every].copy_(state)
+    """Stores recurrent state at the rows that keep it; what else a policy carries is not stored."""
+    if "core" in out and t % core_every == 0:
+        for name, value in out.core.items():
+            value[t // core_every].copy_(state[name])
 
 
 def act_row(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+
 from rlrun.core.batch import RowSpec
 from rlrun.core.env import EnvFactory
 from rlrun.core.policy import Policy
@@ -30,6 +32,11 @@ class Plan(NamedTuple):
     timeout_sec: float  # silence after which the run fails
     whole_after: int | None = None  # Columns: whole episodes, of at least so many rows in all
     first: int = 0  # producers of learners before this one: their numbers go on from there
+    total: int = 0  # columns of all learners
+
+    def place(self, producer: int) -> torch.Tensor:
+        """[columns]: where this producer's columns stand among all, 0 .. 1."""
+        return torch.arange(producer * self.columns, (producer + 1) * self.columns) / max(1, self.total - 1)
 
 
 class Unsaved:

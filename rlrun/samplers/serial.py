@@ -27,7 +27,7 @@ class SerialSampler:
         self.collectors = [
             Collector(
                 plan.make_env(number, plan.columns), plan.seeds.generator("policy", number, plan.generation, device=str(device)), plan.record,
-                plan.core_every, number, number * plan.columns, plan.generation, plan.return_discount, plan.whole_after,
+                plan.core_every, number, number * plan.columns, plan.generation, plan.return_discount, plan.whole_after, plan.place(number),
             )
             for number in range(plan.first, plan.first + plan.workers)
         ]  # fmt: skip

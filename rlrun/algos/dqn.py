@@ -1,0 +1,89 @@
+"""DQN: deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236), with the options of its field.
+
+Rows: fragments of n_step rows from replay, folded into single transitions.
+Recorded: nothing.
+Options: double (van Hasselt et al. 2016, arXiv:1509.06461, eq. 4), head.dueling (Wang et al. 2016), head.noisy (Fortunato et al. 2018), n_step, fixed or
+drawn from a range (Sutton 1988), replay=prioritized (Schaul et al. 2016); exploration.kind: epsilon_greedy, soft_q or parameter_noise.
+Differs from the paper: Adam; the target net is copied after so many updates, or follows by Polyak steps (target_tau).
+Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q|; q: mean value of the actions taken; target; epsilon (lowest and highest);
+grad_norm before clipping; lr.
+Checked: tests/algos/test_dqn.py (targets by hand), tests/ops/test_td.py, tests/replay/, tuned/dqn/.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
+from rlrun.core.batch import Batch
+from rlrun.core.q_learning import QConfig
+from rlrun.core.schedule import Clock
+from rlrun.core.specs import EnvSpec
+from rlrun.models.model import Model
+from rlrun.models.noisy import draw_noise
+from rlrun.ops.returns import fold_n_step
+from rlrun.ops.td import huber, taken
+from rlrun.ops.transforms import clip_reward
+from rlrun.policies import QPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(QConfig):
+    double: bool
+    huber_delta: float | None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.huber_delta is not None and self.huber_delta <= 0:
+            raise ValueError("huber_delta must be positive, or null for half the squared error")
+
+
+class DQN(Algorithm):
+    cfg: Config
+    policy: QPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), replay=cfg.from_replay)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
+        return QPolicy(spec, model, cfg.head, cfg.exploration)
+
+    def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg = self.cfg
+        loss, td_error, metrics = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
+        if (clock.updates + 1) % cfg.target_update_interval == 0:
+            polyak_(self.target, self.policy, cfg.target_tau)
+        return Update({**metrics, **steps, **self.policy.explored(clock)}, {"priority": td_error.abs()})
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """batch [n, B] with obs [2, B] -> loss [], TD errors [B], metrics."""
+        cfg, ends = self.cfg, batch.ends()
+        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        for policy in (self.policy, self.target):
+            draw_noise(policy, self.ctx.rng)
+        q = taken(self.policy.values(ends[:1])[0], batch.action[0])  # [B]
+        with torch.no_grad():
+            next_q = self.target.values(ends[1:])[0]  # [B, A]
+            if cfg.double:
+                draw_noise(self.policy, self.ctx.rng)
+                best = self.policy.values(ends[1:])[0].argmax(-1)
+                next_value = taken(next_q, best)
+            else:
+                next_value = next_q.max(-1).values
+            target = reward + discount * next_value
+        td_error = target - q
+        loss = (batch.weight * huber(td_error, cfg.huber_delta)).mean()
+        metrics = {"loss": loss, "td_error": td_error.abs().mean(), "q": q.mean(), "target": target.mean()}
+        return loss, td_error.detach(), {name: value.detach() for name, value in metrics.items()}

@@ -1,0 +1,60 @@
+"""Temporal differences of action values: targets, projections and the losses on them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def huber(error: Tensor, delta: float | None) -> Tensor:
+    """0.5 e^2 up to |e| = delta, then delta (|e| - delta / 2), of every element (Huber 1964; Mnih et al. 2015 clip the gradient so); None: 0.5 e^2."""
+    if delta is None:
+        return 0.5 * error.square()
+    size = error.abs()
+    bounded = size.clamp(max=delta)
+    return bounded * (size - 0.5 * bounded)
+
+
+def taken(q: Tensor, action: Tensor) -> Tensor:
+    """q [B, A] or [B, A, K], action [B] -> the action's [B] or [B, K]."""
+    index = action.view(-1, 1, *([1] * (q.ndim - 2))).expand(-1, 1, *q.shape[2:])
+    return q.gather(1, index).squeeze(1)
+
+
+@torch.no_grad()
+def categorical_projection(probability: Tensor, reward: Tensor, discount: Tensor, atoms: Tensor) -> Tensor:
+    """The distribution of reward + discount z on the atoms' own support (Bellemare et al. 2017, arXiv:1707.06887, eq. 7) -> [B, K].
+
+    Args: probability [B, K] over atoms [K], evenly spaced; reward, discount [B]. Values beyond the first or last atom count as that atom.
+    """
+    assert probability.ndim == 2 and probability.shape[1] == len(atoms), (probability.shape, atoms.shape)
+    spacing = atoms[1] - atoms[0]
+    value = (reward[:, None] + discount[:, None] * atoms).clamp(atoms[0], atoms[-1])  # [B, K]: where every atom goes
+    # each atom receives from a value in proportion to how near it is, [B, K to, K from]
+    share = (1.0 - (value[:, None, :] - atoms[None, :, None]).abs() / spacing).clamp(min=0.0)
+    return (share * probability[:, None, :]).sum(-1)
+
+
+def quantile_huber(quantile: Tensor, fraction: Tensor, target: Tensor, delta: float) -> Tensor:
+    """Quantile regression (Dabney et al. 2018a, arXiv:1710.10044, eq. 9 and 10; 2018b, arXiv:1806.06923, eq. 3) -> loss [B].
+
+        sum_i mean_j |tau_i - 1{u_ij < 0}| L_delta(u_ij) / delta,  u_ij = target_j - quantile_i
+
+    Args: quantile, fraction [B, N]: predictions and their tau; target [B, M], without gradient.
+    """
+    error = target[:, None, :] - quantile[:, :, None]  # [B, N, M]
+    weight = (fraction[:, :, None] - (error.detach() < 0).float()).abs()
+    return (weight * huber(error, delta) / delta).mean(2).sum(1)
+
+
+def signed_hyperbolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, which shrinks returns of any size (Pohlen et al. 2018, arXiv:1805.11593, proposition A.2)."""
+    return x.sign() * ((x.abs() + 1.0).sqrt() - 1.0) + epsilon * x
+
+
+def signed_parabolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
+    """The inverse of signed_hyperbolic, in a form that does not cancel near 0."""
+    root = (1.0 + 4.0 * epsilon * (x.abs() + 1.0 + epsilon)).sqrt()
+    # ((root - 1) / (2 epsilon))^2 - 1 = (a - 1)(a + 1) with a = 2 (|x| + 1 + epsilon) / (root + 1)
+    a = 2.0 * (x.abs() + 1.0 + epsilon) / (root + 1.0)
+    return x.sign() * (a - 1.0) * (a + 1.0)

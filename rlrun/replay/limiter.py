@@ -1,0 +1,39 @@
+"""How often replayed rows are learnt from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Rows(Protocol):
+    @property
+    def starts(self) -> int: ...
+
+
+class Limiter:
+    """`ratio` rows are learnt from per row that comes, once `starts` env steps have come: an update of `batch` rows costs batch / ratio env steps. What came
+    before does not count, so that learning does not begin with a burst of updates."""
+
+    def __init__(self, starts: int, ratio: float, batch: int):
+        self.starts, self.ratio, self.batch = starts, ratio, batch
+        self.came = 0  # env steps in this replay
+        self.credit = 0.0  # rows that may be learnt from
+
+    def inserted(self, env_steps: int) -> None:
+        before = max(self.came, self.starts)
+        self.came += env_steps
+        self.credit += self.ratio * max(0, self.came - before)
+
+    def may_sample(self, replay: Rows) -> bool:
+        return self.came >= self.starts and self.credit >= self.batch and replay.starts > 0
+
+    def sampled(self) -> None:
+        self.credit -= self.batch
+
+    def state(self) -> dict:
+        return {"came": self.came, "credit": self.credit}
+
+    def load(self, saved: dict, rows: bool) -> None:
+        """rows: whether the replay's rows were saved with it; without them `starts` has to come again."""
+        self.credit = saved["credit"]
+        self.came = saved["came"] if rows else 0

@@ -1,0 +1,73 @@
+"""replay: rows go into a replay, and the learner draws `ratio` rows for each that came.
+
+samplers --fragments--> replay --drawn fragments--> learner.update
+    ^                     ^                              |
+    |                     '--------- priorities ---------|
+    '-------------------- weights -----------------------'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rlrun.core.algorithm import Update
+from rlrun.core.run import Job
+from rlrun.replay.limiter import Limiter
+from rlrun.runners.base import Factories
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    queue_timeout_sec: float
+
+    synchronous: ClassVar[bool] = False
+    lockstep: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if self.queue_timeout_sec <= 0:
+            raise ValueError("queue_timeout_sec must be positive")
+
+
+def run(make: Factories, cfg: Config, job: Job) -> None:
+    """Until job.tick says so. RunFailed when a sampler died or was silent for queue_timeout_sec."""
+    algorithm = make.algorithm()
+    clock = job.begin(algorithm)
+    needs = algorithm.needs(algorithm.cfg)
+    assert needs.replay is not None
+    replay = make.replay(job.generation)
+    limiter = Limiter(needs.replay.learning_starts, needs.replay.ratio, needs.columns)
+    sampler = make.sampler(job.generation)
+    try:
+        job.sampler_ready(sampler)
+        job.replay_ready(replay, limiter)
+        sampler.publish(algorithm.policy, clock)
+        update: Update | None = None
+        while job.tick(clock, update):
+            if limiter.may_sample(replay):
+                with job.timers("draw"):
+                    batch = replay.sample(needs.columns, clock).to(algorithm.ctx.device)
+                with job.timers("learn"):
+                    update = algorithm.update(batch, clock)
+                if update.writes:
+                    with job.timers("write"):
+                        replay.write(batch.key, update.writes["priority"])
+                limiter.sampled()
+                clock = clock.after(updates=1)
+                continue
+            update = None
+            with job.timers("publish"):
+                sampler.publish(algorithm.policy, clock)
+            with job.timers("wait"):
+                fragments = sampler.take(1)
+            with job.timers("insert"):
+                for fragment in fragments:
+                    replay.add(fragment)
+            steps = job.collected([fragment.header for fragment in fragments])
+            limiter.inserted(steps)
+            clock = clock.after(env_steps=steps)
+            algorithm.absorb_rows([algorithm.policy.moments(fragment.batch) for fragment in fragments])
+            sampler.free(fragments)
+    finally:
+        sampler.close()
