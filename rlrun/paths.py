@@ -18,11 +18,15 @@ def options(group: str) -> list[str]:
 
 
 def base_options(algo: str) -> list[str]:
-    """Algorithms whose options conf/algo/<algo>.yaml begins with."""
+    """Files of conf/ whose options conf/algo/<algo>.yaml begins with: algo/ppo, or q_learning/base."""
     import yaml
 
     lines = yaml.safe_load((root() / "conf" / "algo" / f"{algo}.yaml").read_text()).get("defaults", [])
-    return [line for line in lines if isinstance(line, str) and line != "_self_"]
+    found = [f"algo/{line}" for line in lines if isinstance(line, str) and line != "_self_"]
+    for line in lines:
+        if isinstance(line, dict):
+            found += [f"{group[1:].removesuffix('@_here_')}/{name}" for group, name in line.items() if group.endswith("@_here_")]
+    return found
 
 
 def inner_algorithm(algo: str) -> str | None:

@@ -191,6 +191,10 @@ class QPolicy(Policy):
         outputs, after = self.outputs(obs, is_first, state)
         return self.legal_q(outputs, obs), after
 
+    def numbers(self, rows: Batch) -> Tensor:
+        """rows of obs and is_first [T, B, ...] -> outputs [T, B, A, K], without memory."""
+        return self.outputs(rows["obs"], rows["is_first"], Batch())[0]
+
     def values(self, rows: Batch) -> Tensor:
         """rows of obs and is_first [T, B, ...] -> legal_q [T, B, A], without memory."""
         return self(rows["obs"], rows["is_first"], Batch())[0]
@@ -252,3 +256,15 @@ class QPolicy(Policy):
             start += parameter.numel()
         q, _ = functional_call(self, parameters, (obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), Batch()))
         return q[0, 0]
+
+
+class CategoricalPolicy(QPolicy):
+    """Of distributions over fixed values from v_min to v_max (Bellemare et al. 2017): the head's numbers are logits, an action's value is the mean."""
+
+    def __init__(self, spec: EnvSpec, model: Model, head: QHeadConfig, explore: ExplorationConfig, num_atoms: int, v_min: float, v_max: float):
+        super().__init__(spec, model, head, explore, num_atoms)
+        self.register_buffer("atoms", torch.linspace(v_min, v_max, num_atoms))
+        self.atoms: Tensor
+
+    def q(self, outputs: Tensor) -> Tensor:
+        return (outputs.softmax(-1) * self.atoms).sum(-1)

@@ -14,7 +14,7 @@ def option_map(algo: str) -> list[dict[str, Any]]:
     are left out by their own table's row."""
     folder = package() / "data" / "rllib"
     rows: dict[str, dict[str, Any]] = {}
-    for name in (algo, *base_options(algo), "common"):
+    for name in (algo, *(base.removeprefix("algo/").removesuffix("/base") for base in base_options(algo)), "common"):
         path = folder / f"{name}.yaml"
         for row in yaml.safe_load(path.read_text()) if path.is_file() else []:
             rows.setdefault(row["rllib"], row)

@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 from conftest import SMALL, compose
+from families import FRESH, fits
 from test_actor_learner import run_wired
 from test_all import CASES, QUICK, batches, start
 from test_samplers import counting
@@ -25,7 +26,6 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company
 from rlrun.dataflow.workers import Workers
-from rlrun.paths import options
 from rlrun.resources import _learners, cores
 from rlrun.wiring import Wiring, preflight, type_config
 
@@ -37,9 +37,11 @@ WHOLE = {
     "appo": ["algo.kl_coef=0.1", "algo.target_update_interval=1"],
     "impala": ["algo.loss_reduction=mean"],
 }
+WHOLE["pqn"] = ["algo.minibatch_size=20", "algo.num_epochs=2"]
 WHOLE["ddppo"] = [*WHOLE["ppo"], "algo.cut_share=1"]
 WHOLE["icm"] = ["algo.minibatch_size=20", "algo.sequence_length=5", "+algo.max_grad_norm=1.0"]
 SPACES = {"discrete": CASES["discrete"], "lstm": CASES["lstm"], "every space": CASES["every space"]}
+TOGETHER = [(algo, case) for algo in FRESH for case in SPACES if fits(algo, case)]
 
 
 def typed(*words):
@@ -71,10 +73,9 @@ def flat(made) -> torch.Tensor:
 
 def everything(ranks: Ranks) -> None:
     """The other learner's side of the test below."""
-    for algo in options("algo"):
-        for case in SPACES:
-            made, _ = updates(ranks, algo, case)
-            ranks.gather(flat(made))
+    for algo, case in TOGETHER:
+        made, _ = updates(ranks, algo, case)
+        ranks.gather(flat(made))
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +83,13 @@ def two_ranks():
     """{(algo, case): (weights of every rank, metrics)}"""
     results = {}
     with company(2, everything, 60.0, 1) as ranks:
-        for algo in options("algo"):
-            for case in SPACES:
-                made, metrics = updates(ranks, algo, case)
-                results[algo, case] = (ranks.gather(flat(made)), metrics)
+        for algo, case in TOGETHER:
+            made, metrics = updates(ranks, algo, case)
+            results[algo, case] = (ranks.gather(flat(made)), metrics)
     return results
 
 
-@pytest.mark.parametrize("case", SPACES)
-@pytest.mark.parametrize("algo", options("algo"))
+@pytest.mark.parametrize("algo, case", TOGETHER)
 def test_two_learners_make_the_update_of_one_with_the_whole_batch(two_ranks, algo, case):
     weights, metrics = two_ranks[algo, case]
     assert torch.equal(*weights), "learners must hold the same bits"

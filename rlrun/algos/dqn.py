@@ -73,16 +73,16 @@ class DQN(Algorithm):
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for policy in (self.policy, self.target):
             draw_noise(policy, self.ctx.rng)
-        q = taken(self.policy.values(ends[:1])[0], batch.action[0])  # [B]
         with torch.no_grad():
             next_q = self.target.values(ends[1:])[0]  # [B, A]
             if cfg.double:
-                draw_noise(self.policy, self.ctx.rng)
                 best = self.policy.values(ends[1:])[0].argmax(-1)
                 next_value = taken(next_q, best)
+                draw_noise(self.policy, self.ctx.rng)  # noise of its own for every use (Fortunato et al. 2018, section 3.1)
             else:
                 next_value = next_q.max(-1).values
             target = reward + discount * next_value
+        q = taken(self.policy.values(ends[:1])[0], batch.action[0])  # [B]
         td_error = target - q
         loss = (batch.weight * huber(td_error, cfg.huber_delta)).mean()
         metrics = {"loss": loss, "td_error": td_error.abs().mean(), "q": q.mean(), "target": target.mean()}

@@ -29,12 +29,13 @@ def main(words: list[str]) -> int:
         raise UserError(f"There is no algorithm {name!r}.{closest(name, options('algo'))}")
     print(docstring(name))
     for base in base_options(name):
-        print(f"\n{docstring(base)}")
-    texts = {algo: (root() / "conf" / "algo" / f"{algo}.yaml").read_text() for algo in (name, *base_options(name))}
+        if base.startswith("algo/"):
+            print(f"\n{docstring(base.removeprefix('algo/'))}")
+    texts = {file: (root() / "conf" / f"{file}.yaml").read_text() for file in (f"algo/{name}", *base_options(name))}
     print("\nOptions, as in conf/algo: algo.<name>=<value>\n")
-    print(without_defaults(texts.pop(name)))
+    print(without_defaults(texts.pop(f"algo/{name}")))
     for base, inherited in texts.items():
-        print(f"Those of {base}, unless they stand above\n\n{without_defaults(inherited)}")
+        print(f"Those of {base.removeprefix('algo/')}, unless they stand above\n\n{without_defaults(inherited)}")
     inner = inner_algorithm(name)
     if inner:
         print(f"The algorithm inside is {inner}, or another: algo@algo.inner=<name>. Its options are algo.inner.<name>=<value>: rlrun explain {inner}\n")
@@ -50,8 +51,8 @@ def main(words: list[str]) -> int:
 
 def compose_runner(name: str) -> str | None:
     """The runner that conf/algo/<name>.yaml, or the file that it begins with, chooses."""
-    for algo in (name, *base_options(name)):
-        for line in (root() / "conf" / "algo" / f"{algo}.yaml").read_text().splitlines():
+    for file in (f"algo/{name}", *base_options(name)):
+        for line in (root() / "conf" / f"{file}.yaml").read_text().splitlines():
             if "/runner@" in line:
                 return line.split(":")[-1].strip()
     return None

@@ -18,11 +18,11 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "el
 CHUNK_ROWS = 64
 
 
-def mlp(sizes: tuple[int, ...], activation: str) -> nn.Sequential:
-    """Linear layers with an activation after each."""
+def mlp(sizes: tuple[int, ...], activation: str, layer_norm: bool = False) -> nn.Sequential:
+    """Linear layers with an activation after each, and layer normalisation (Ba et al. 2016) in between if so."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
-        layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
+        layers += [nn.Linear(before, after), *([nn.LayerNorm(after)] if layer_norm else []), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)
 
 
@@ -50,10 +50,10 @@ def flatten(space: Space, x: Tensor | Batch) -> Tensor:
 class MLP(nn.Module):
     """A flattened observation through hidden layers."""
 
-    def __init__(self, space: Space, hidden: tuple[int, ...], activation: str):
+    def __init__(self, space: Space, hidden: tuple[int, ...], activation: str, layer_norm: bool = False):
         super().__init__()
         self.space = space
-        self.net = mlp((flat_size(space), *hidden), activation)
+        self.net = mlp((flat_size(space), *hidden), activation, layer_norm)
         self.features = hidden[-1] if hidden else flat_size(space)
 
     def forward(self, x: Tensor | Batch) -> Tensor:
@@ -64,13 +64,13 @@ class MLP(nn.Module):
 class Parts(nn.Module):
     """Images through convolutions, everything else flattened, all of it side by side through hidden layers."""
 
-    def __init__(self, space: Space, images: list[tuple[tuple[str, ...], ImageEncoder]], hidden: tuple[int, ...], activation: str):
+    def __init__(self, space: Space, images: list[tuple[tuple[str, ...], ImageEncoder]], hidden: tuple[int, ...], activation: str, layer_norm: bool = False):
         super().__init__()
         self.paths = [path for path, _ in images]
         self.images = nn.ModuleList(encoder for _, encoder in images)
         self.others = [(path, part) for path, part in leaves(space) if path not in self.paths]
         width = sum(encoder.features for _, encoder in images) + sum(flat_size(part) for _, part in self.others)
-        self.net = mlp((width, *hidden), activation)
+        self.net = mlp((width, *hidden), activation, layer_norm)
         self.features = hidden[-1] if hidden else width
 
     def forward(self, x: Batch) -> Tensor:
@@ -90,10 +90,10 @@ class ImageEncoder(nn.Module):
     convolutions: nn.Module
     head: nn.Module
 
-    def __init__(self, space: Box, precision: str, flat: bool = False):
-        """flat: the convolutions' numbers are the features, without a layer behind them."""
+    def __init__(self, space: Box, precision: str, flat: bool = False, layer_norm: bool = False):
+        """flat: the convolutions' numbers are the features, without a layer behind them. layer_norm: normalises what every layer makes of an image."""
         super().__init__()
-        self.ends_flat = flat
+        self.ends_flat, self.layer_norm = flat, layer_norm
         height, width, channels = space.shape
         self.channels_last = channels <= 4 and height > 4  # [H, W, C], as most image envs have it; Atari's stack is [C, H, W]
         if not self.channels_last:
@@ -107,8 +107,12 @@ class ImageEncoder(nn.Module):
         self.size = size
         numbers = self.spatial(nn.Sequential(self.first, self.convolutions))
         self.features = numbers if self.ends_flat else size
-        self.head = nn.Identity() if self.ends_flat else nn.Sequential(nn.Linear(numbers, size), nn.ReLU())
+        self.head = nn.Identity() if self.ends_flat else mlp((numbers, size), "relu", self.layer_norm)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def then_relu(self, channels: int) -> list[nn.Module]:
+        """What follows a convolution."""
+        return [*([nn.GroupNorm(1, channels)] if self.layer_norm else []), nn.ReLU()]  # one group: all numbers of an image together
 
     def spatial(self, module: nn.Module) -> int:
         """How many numbers `module` makes of one image."""
@@ -139,18 +143,19 @@ class NatureCNN(ImageEncoder):
     """The DQN network (Mnih et al. 2015): 32x8x8/4, 64x4x4/2, 64x3x3/1, 512. Images under 64 pixels take RLlib's network of its 42x42 speed run
     instead: 16x4x4/2, 32x4x4/2, 256, a quarter of the arithmetic."""
 
-    def __init__(self, space: Box, precision: str, flat: bool = False):
-        super().__init__(space, precision, flat)
+    def __init__(self, space: Box, precision: str, flat: bool = False, layer_norm: bool = False):
+        super().__init__(space, precision, flat, layer_norm)
         channels, height, width = self.image
         if min(height, width) < 36:
             raise UserError(f"nature_cnn needs images of at least 36x36 pixels, this one is {height}x{width}; try model=mlp")
         if min(height, width) < 64:
             self.first = nn.Conv2d(channels, 16, 4, 2, padding=1)
-            self.convolutions = nn.Sequential(nn.ReLU(), nn.Conv2d(16, 32, 4, 2, padding=1), nn.ReLU())
+            self.convolutions = nn.Sequential(*self.then_relu(16), nn.Conv2d(16, 32, 4, 2, padding=1), *self.then_relu(32))
             self.finish(256)
         else:
             self.first = nn.Conv2d(channels, 32, 8, 4)
-            self.convolutions = nn.Sequential(nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU())
+            relu = self.then_relu
+            self.convolutions = nn.Sequential(*relu(32), nn.Conv2d(32, 64, 4, 2), *relu(64), nn.Conv2d(64, 64, 3, 1), *relu(64))
             self.finish(512)
 
 

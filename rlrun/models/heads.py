@@ -192,14 +192,16 @@ class QHead(nn.Module):
     Dueling (Wang et al. 2016, arXiv:1511.06581): V + A - mean A (eq. 9), the gradient that both streams send back scaled by gradient_scale (section 4.2:
     1 / sqrt 2). Noisy: every layer of the head (Fortunato et al. 2018)."""
 
-    def __init__(self, inputs: int, actions: int, atoms: int, hidden: tuple[int, ...], activation: str, cfg: QHeadConfig, linear: Linear):
+    def __init__(self, inputs: int, actions: int, atoms: int, hidden: tuple[int, ...], activation: str, cfg: QHeadConfig, linear: Linear,
+                 layer_norm: bool = False):  # fmt: skip
         super().__init__()
         self.actions, self.atoms, self.scale = actions, atoms, cfg.gradient_scale if cfg.dueling else 1.0
 
         def stream(outputs: int) -> nn.Sequential:
             layers: list[nn.Module] = []
             for before, after in itertools.pairwise((inputs, *hidden)):
-                layers += [NoisyLinear(before, after, cfg.sigma0) if cfg.noisy else linear(before, after, HIDDEN_GAIN), ACTIVATIONS[activation]()]
+                layers += [NoisyLinear(before, after, cfg.sigma0) if cfg.noisy else linear(before, after, HIDDEN_GAIN)]
+                layers += [*([nn.LayerNorm(after)] if layer_norm else []), ACTIVATIONS[activation]()]
             last = hidden[-1] if hidden else inputs
             return nn.Sequential(*layers, NoisyLinear(last, outputs, cfg.sigma0) if cfg.noisy else linear(last, outputs, 1.0))
 

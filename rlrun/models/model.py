@@ -46,6 +46,7 @@ class ModelConfig:
     hidden: tuple[int, ...]
     activation: Literal["tanh", "relu", "elu", "silu"]
     init: Literal["orthogonal", "default"]
+    layer_norm: bool
     share_value: bool
     action_distribution: BoxDistribution
     log_std: float
@@ -87,12 +88,16 @@ def _map(x: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Tensor | Ba
     return x.map(function) if isinstance(x, Batch) else function(x)
 
 
-def encoder(spec: EnvSpec, kind: str, hidden: tuple[int, ...], activation: str, precision: str = "fp32", flat: bool = False) -> nn.Module:
+def encoder(spec: EnvSpec, kind: str, hidden: tuple[int, ...], activation: str, precision: str = "fp32", flat: bool = False, layer_norm: bool = False) -> nn.Module:
     """[N, ...] observations -> [N, F] features, with F in its attribute `features`. flat: of an image the convolutions alone. Raises UserError where the
     kind does not fit the observations."""
 
     def of_image(space: Box) -> ImageEncoder:
-        return ImpalaResNet(space, precision, flat) if kind == "impala_resnet" else NatureCNN(space, precision, flat)
+        if kind == "impala_resnet":
+            if layer_norm:
+                raise UserError("model.layer_norm=true is for nature_cnn and mlp; impala_resnet has none")
+            return ImpalaResNet(space, precision, flat)
+        return NatureCNN(space, precision, flat, layer_norm)
 
     space = spec.observation
     if isinstance(space, Box) and space.image and kind != "mlp":
@@ -101,8 +106,8 @@ def encoder(spec: EnvSpec, kind: str, hidden: tuple[int, ...], activation: str, 
     if kind in ("nature_cnn", "impala_resnet") and not images:
         raise UserError(f"model={kind} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
     if not images:
-        return MLP(space, hidden, activation)
-    return Parts(space, [(path, of_image(part)) for path, part in images], hidden, activation)
+        return MLP(space, hidden, activation, layer_norm)
+    return Parts(space, [(path, of_image(part)) for path, part in images], hidden, activation, layer_norm)
 
 
 def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
@@ -144,7 +149,7 @@ class Model:
     def encoder(self, spec: EnvSpec, flat: bool = False) -> nn.Module:
         if is_path(self.cfg.encoder):
             return own_encoder(spec, self.cfg.encoder, self.cfg.encoder_kwargs)
-        return encoder(spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision, flat)
+        return encoder(spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision, flat, self.cfg.layer_norm)
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
         """Raises UserError where nothing can be filtered: choices have no scale."""
@@ -175,7 +180,7 @@ class Model:
         assert isinstance(spec.action, Discrete)
         image = isinstance(trunk.encoder, ImageEncoder)
         hidden = cfg.hidden if cfg.hidden != "auto" else (trunk.encoder.size,) if image and trunk.encoder.ends_flat else ()
-        return QHead(trunk.features, spec.action.n, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear)
+        return QHead(trunk.features, spec.action.n, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear, self.cfg.layer_norm)
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:
         cfg = self.cfg.memory

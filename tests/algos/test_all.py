@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL
+from families import ANY_ACTION, FRESH, MEMORY, REPLAYING, fits
 from test_actor_learner import run_wired
 
 from rlrun.core.optimizer import Optimizer
@@ -36,6 +37,8 @@ CASES = {
 # what SMALL's batches of 20 rows need, and the option with which an algorithm does all that it can
 FIT = {"ppo": ["algo.minibatch_size=10", "algo.sequence_length=5"], "pg": ["algo.baseline=true"]}
 FIT["ddppo"] = FIT["icm"] = FIT["ppo"]
+FIT["pqn"] = ["algo.minibatch_size=10"]
+FIT |= {algo: ["algo.learning_starts=30", "replay.capacity=300", "algo.n_step=3"] for algo in REPLAYING}
 # what makes an algorithm quick on the identity environments, beside SMALL's
 QUICK = {
     "appo": ["algo.max_grad_norm=0.5"],
@@ -45,6 +48,11 @@ QUICK = {
     "icm": ["algo.minibatch_size=40", "algo.sequence_length=20", "+algo.eta=0.01"],
 }
 QUICK["ddppo"] = QUICK["ppo"]
+QUICK["pqn"] = ["algo.minibatch_size=40", "algo.exploration.epsilon=0.02"]
+QUICK |= {algo: ["algo.exploration.epsilon={start: 1.0, end: 0.01, steps: 2000}", "algo.learning_starts=200", "algo.replay_ratio=20", "algo.batch_size=40",
+                 "algo.fragment_length=4", "algo.target_update_interval=50"] for algo in REPLAYING}  # fmt: skip
+QUICK["c51"] = QUICK["rainbow"] = [*QUICK["c51"], "algo.v_min=0", "algo.v_max=1"]
+FAMILY = {algo: ["algo.fragment_length=20", "algo.batch_size=80", *(["algo.entropy_coef=0"] if algo != "pqn" else [])] for algo in FRESH}
 
 
 def words_of(algo, *words):
@@ -67,6 +75,11 @@ def batches(wiring, sampler, count):
     from rlrun.core.batch import stack_columns
 
     taken = []
+    if wiring.needs.replay is not None:
+        replay = wiring.replay(0)
+        for _ in range(20):
+            replay.add(sampler.take(1)[0])
+        return [replay.sample(wiring.needs.columns, Clock()) for _ in range(count)]
     for _ in range(count):
         fragments = sampler.take(wiring.needs.columns // sampler.columns)
         taken.append(stack_columns([f.batch for f in fragments]).clone())
@@ -78,8 +91,7 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
-@pytest.mark.parametrize("algo", options("algo"))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("algo, case", [(algo, case) for algo in options("algo") for case in CASES if fits(algo, case)])
 def test_the_same_seed_gives_the_same_weights_and_a_restored_one_the_next_update(typed, algo, case):
     wiring, first, sampler = start(typed, algo, *CASES[case])
     data = batches(wiring, sampler, 3)
@@ -98,8 +110,7 @@ def test_the_same_seed_gives_the_same_weights_and_a_restored_one_the_next_update
     assert same(first, third)
 
 
-@pytest.mark.parametrize("algo", options("algo"))
-@pytest.mark.parametrize("case", ["discrete", "box"])
+@pytest.mark.parametrize("algo, case", [(algo, case) for algo in FRESH for case in ("discrete", "box") if fits(algo, case)])
 def test_what_stands_in_dead_rows_changes_nothing(typed, algo, case):
     wiring, _, sampler = start(typed, algo, *CASES[case])
     batch = batches(wiring, sampler, 1)[0]
@@ -121,17 +132,17 @@ def test_what_stands_in_dead_rows_changes_nothing(typed, algo, case):
     seen = batch.obs.observation.clone()
     seen[2] += 1.0
     _, other, _ = start(typed, algo, *CASES[case])
-    value = {"value": batch.value + ~valid} if "value" in batch else {}  # the one record that belongs to the observation
+    value = {name: batch[name] + ~valid for name in ("value", "q_max") if name in batch}  # the records that belong to the observation
     other.update(batch.replace(obs=batch.obs.replace(observation=seen), **value), Clock())
     assert not same(results[0], other), "rows before a dead one bootstrap from its observation"
 
 
-@pytest.mark.parametrize("algo", options("algo"))
-@pytest.mark.parametrize("env, bar", [("rlrun/Identity-v0", 18.0), ("rlrun/IdentityBox-v0", -3.0)])
+@pytest.mark.parametrize("algo, env, bar", [*((algo, "rlrun/Identity-v0", 18.0) for algo in options("algo")),
+                                            *((algo, "rlrun/IdentityBox-v0", -3.0) for algo in ANY_ACTION)])  # fmt: skip
 def test_naming_what_is_seen_is_learnt(typed, tmp_path, algo, env, bar):
     """Of 20 a random policy gets 5, and about -17 with continuous actions."""
     words = [*SMALL, f"env={env}", "model.hidden=[64]", "env_steps=150000", f"stop.return_mean={bar}", "log_every_sec=0.01"]
-    words += ["algo.fragment_length=20", "algo.batch_size=80", "algo.lr=3e-3", "algo.entropy_coef=0", "algo.discount=0", *QUICK.get(algo, [])]
+    words += ["algo.lr=3e-3", "algo.discount=0", *FAMILY.get(algo, []), *QUICK.get(algo, [])]
     _, job, rows = run_wired(Wiring(typed(*words_of(algo, *words))), tmp_path)
     assert next(row["sample/return_mean"] for row in rows if row["sample/return_mean"] is not None) < bar
     assert job.status == "STOPPED" and job.episodes.mean >= bar
@@ -169,7 +180,7 @@ def changed_by_an_update(made, batch) -> list[str]:
 @pytest.mark.parametrize("algo", options("algo"))
 def test_everything_that_changes_is_saved(typed, algo):
     """Parameters, buffers, Optimizers and Generators only: anything else would be lost in a checkpoint."""
-    wiring, made, sampler = start(typed, algo, "env=CartPole-v1", "model=lstm", "model.memory.size=4")
+    wiring, made, sampler = start(typed, algo, "env=CartPole-v1", *(["model=lstm", "model.memory.size=4"] if algo in MEMORY else []))
     batch = batches(wiring, sampler, 1)[0]
     made.update(batch, Clock())  # what is made at the first update may stay
     assert changed_by_an_update(made, batch) == []
@@ -184,7 +195,7 @@ def test_everything_that_changes_is_saved(typed, algo):
     assert sorted(changed_by_an_update(made, batch)) == ["._modules.policy._modules.trunk.count", "._modules.policy.history.seen.0"]
 
 
-@pytest.mark.parametrize("algo", options("algo"))
+@pytest.mark.parametrize("algo", MEMORY)
 @pytest.mark.parametrize("memory", [["model=lstm", "model.memory.size=4"], GTRXL, [*GTRXL, "model.memory.layers=2", "model.memory.length=9"]])
 def test_recurrent_state_is_what_unrolling_reproduces(typed, algo, memory):
     """What acted row by row, with state carried over fragments, and what learns from whole fragments see the same past."""

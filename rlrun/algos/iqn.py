@@ -1,0 +1,121 @@
+"""IQN: implicit quantile networks (Dabney et al. 2018, arXiv:1806.06923): the return's quantile at any tau, by a network that is given tau.
+
+Rows: fragments of n_step rows from replay, folded into single transitions.
+Recorded: nothing.
+Differs from the paper: acts on evenly spaced tau instead of drawn ones; double, dueling, noisy and n_step as options; prioritized replay if chosen, by the
+absolute difference of mean values.
+Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the means; q: mean value of the actions taken; epsilon; grad_norm before
+clipping; lr.
+Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/test_c51.py, tuned/iqn/.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
+from rlrun.core.batch import Batch
+from rlrun.core.q_learning import QConfig
+from rlrun.core.schedule import Clock
+from rlrun.core.specs import EnvSpec
+from rlrun.models.model import Model
+from rlrun.models.noisy import draw_noise
+from rlrun.ops.returns import fold_n_step
+from rlrun.ops.td import quantile_huber, taken
+from rlrun.ops.transforms import clip_reward
+from rlrun.policies import QPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(QConfig):
+    double: bool
+    num_fractions: int
+    num_target_fractions: int
+    num_acting_fractions: int
+    num_cosines: int
+    huber_delta: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        if min(self.num_fractions, self.num_target_fractions, self.num_acting_fractions, self.num_cosines) < 1:
+            raise ValueError("num_fractions, num_target_fractions, num_acting_fractions and num_cosines must be at least 1")
+        if self.huber_delta <= 0:
+            raise ValueError("huber_delta must be positive")
+
+
+class QuantilePolicy(QPolicy):
+    """Z_tau(x, a) = f(psi(x) * phi(tau))_a (section 3.1)."""
+
+    def __init__(self, spec: EnvSpec, model: Model, cfg: Config):
+        super().__init__(spec, model, cfg.head, cfg.exploration)
+        self.embedding = nn.Linear(cfg.num_cosines, self.trunk.features)
+        self.register_buffer("acting", (torch.arange(cfg.num_acting_fractions) + 0.5) / cfg.num_acting_fractions, persistent=False)
+        self.register_buffer("multiples", math.pi * torch.arange(cfg.num_cosines), persistent=False)
+        self.acting: Tensor
+        self.multiples: Tensor
+
+    def outputs(self, obs: Batch, is_first: Tensor, state: Batch, fraction: Tensor | None = None) -> tuple[Tensor, Batch]:
+        """fraction [T, B, N]: tau; None: those to act with -> quantiles [T, B, A, N] and the state after the last row."""
+        if self.filter is not None:
+            obs = obs.replace(observation=self.filter(obs["observation"]))
+        features, after = self.trunk(obs, is_first, state)
+        if fraction is None:
+            fraction = self.acting.expand(*features.shape[:2], -1)
+        phi = self.embedding((fraction.unsqueeze(-1) * self.multiples).cos()).relu()  # [T, B, N, F], eq. 4
+        return self.head(features.unsqueeze(2) * phi).squeeze(-1).transpose(-1, -2), after
+
+    def quantiles(self, rows: Batch, fraction: Tensor) -> Tensor:
+        """rows of obs and is_first [T, B, ...], fraction [T, B, N] -> [T, B, A, N], without memory."""
+        return self.outputs(rows["obs"], rows["is_first"], Batch(), fraction)[0]
+
+
+class IQN(Algorithm):
+    cfg: Config
+    policy: QuantilePolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), replay=cfg.from_replay)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QuantilePolicy:
+        return QuantilePolicy(spec, model, cfg)
+
+    def __init__(self, policy: QuantilePolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg = self.cfg
+        loss, td_error, metrics = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
+        if (clock.updates + 1) % cfg.target_update_interval == 0:
+            polyak_(self.target, self.policy, cfg.target_tau)
+        return Update({**metrics, **steps, **self.policy.explored(clock)}, {"priority": td_error.abs()})
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """batch [n, B] with obs [2, B] -> loss [], differences of means [B], metrics."""
+        cfg, ends, policy = self.cfg, batch.ends(), self.policy
+        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        for one in (policy, self.target):
+            draw_noise(one, self.ctx.rng)
+        fraction = self._fractions(reward, cfg.num_fractions)
+        quantile = taken(policy.quantiles(ends[:1], fraction)[0], batch.action[0])  # [B, N]
+        with torch.no_grad():
+            chooser = policy if cfg.double else self.target
+            best = chooser.values(ends[1:])[0].argmax(-1)
+            following = self.target.quantiles(ends[1:], self._fractions(reward, cfg.num_target_fractions))[0]
+            target = reward[:, None] + discount[:, None] * taken(following, best)  # [B, N']
+        loss = (batch.weight * quantile_huber(quantile, fraction[0], target, cfg.huber_delta)).mean()  # eq. 3
+        td_error = (target.mean(-1) - quantile.mean(-1)).detach()
+        return loss, td_error, {"loss": loss.detach(), "td_error": td_error.abs().mean(), "q": quantile.detach().mean()}
+
+    def _fractions(self, like: Tensor, count: int) -> Tensor:
+        """tau ~ U(0, 1) [1, B, count]."""
+        return torch.rand(1, like.shape[0], count, generator=self.ctx.rng, device=like.device)

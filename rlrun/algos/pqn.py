@@ -1,0 +1,115 @@
+"""PQN: parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811): Q(lambda) on fresh rows of many environments, without replay or target network.
+
+Rows: fragments [T, B] of the newest policy, all of them in every update: num_epochs passes over shuffled minibatches of single rows.
+Recorded: q_max, the value of the best action at every row when it was taken.
+Differs from the paper: Adam for RAdam. Layer normalisation is model.layer_norm.
+Metrics: learn/loss: half the mean squared error; td_error: mean |target - Q|; q: mean value of the actions taken; epsilon; explained_variance of q_max;
+grad_norm before clipping; lr.
+Checked: tests/algos/test_pqn.py (targets by their definition), tuned/pqn/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.batch import Batch
+from rlrun.core.errors import UserError
+from rlrun.core.metrics import Means
+from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.q_learning import ExplorationConfig, QHeadConfig
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import EnvSpec
+from rlrun.models.model import Model
+from rlrun.ops.masked import explained_variance, masked_mean
+from rlrun.ops.returns import gae
+from rlrun.ops.td import taken
+from rlrun.ops.transforms import clip_reward
+from rlrun.policies import QPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    fragment_length: int
+    batch_size: int
+    minibatch_size: int
+    num_epochs: int
+    discount: float
+    lambda_: float
+    lr: Schedule
+    optimizer: OptimizerConfig
+    max_grad_norm: float
+    reward_clip: Literal["none", "sign"] | float
+    head: QHeadConfig
+    exploration: ExplorationConfig
+
+    def __post_init__(self):
+        if min(self.fragment_length, self.batch_size, self.minibatch_size, self.num_epochs) < 1:
+            raise ValueError("fragment_length, batch_size, minibatch_size and num_epochs must be at least 1")
+        if self.batch_size % self.fragment_length or self.batch_size % self.minibatch_size:
+            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length} and minibatch_size {self.minibatch_size}")
+        if not 0 <= self.discount <= 1 or not 0 <= self.lambda_ <= 1:
+            raise ValueError("discount and lambda_ must lie in [0, 1]")
+        if min(self.lr.values) < 0 or self.max_grad_norm < 0:
+            raise ValueError("lr and max_grad_norm must not be negative")
+        if self.head.noisy:
+            raise ValueError("head.noisy is for algorithms with a replay: pqn explores by epsilon")
+
+
+class PQN(Algorithm):
+    cfg: Config
+    policy: QPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=("q_max",), core_every=cfg.fragment_length,
+                     actions=("discrete",), on_policy=True, shared=(cfg.minibatch_size,))  # fmt: skip
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
+        if model.cfg.memory.kind != "none":
+            raise UserError("algo=pqn has no memory; algo=r2d2 has")
+        return QPolicy(spec, model, cfg.head, cfg.exploration)
+
+    def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.minibatch = cfg.minibatch_size // ctx.ranks.world  # rows of it on this learner
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg, ranks = self.cfg, self.ctx.ranks
+        target = self.target(batch)
+        before = {"explained_variance": explained_variance(target, batch.q_max, batch.valid, ranks)}
+        rows = batch.replace(target=target).sequences(1)
+        if self.ctx.sparse:
+            rows = rows.alive()
+        shares, steps = Means(), Means()
+        for part in rows.minibatches(cfg.num_epochs, min(self.minibatch, rows.valid.shape[1]), self.ctx.rng):
+            loss, metrics = self.loss(part)
+            steps.add(self.optimizer.step(loss, clock))
+            shares.add(metrics)
+        return Update({**ranks.sum_each(shares.tensors()), **steps.tensors(), **before, **self.policy.explored(clock)})
+
+    @torch.no_grad()
+    def target(self, batch: Batch) -> Tensor:
+        """Q(lambda) returns [T, B] (section 4, eq. 8): r + discount ((1 - lambda) max Q' + lambda G'), cut where episodes end."""
+        end = self.policy(batch["obs"][-1:], batch["is_first"][-1:], Batch())[0].max(-1).values  # [1, B]
+        value = torch.cat([batch.q_max, end])
+        reward = clip_reward(batch.reward, self.cfg.reward_clip)
+        # the sum of (discount lambda)^k temporal differences of max Q, and max Q itself: the same numbers, by the same recursion
+        return gae(reward, batch.discount(self.cfg.discount), value[:-1], value[1:], batch.valid, self.cfg.lambda_) + value[:-1]
+
+    def loss(self, rows: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """rows [1, N] with targets -> this learner's share of the minibatch's loss [] and of its metrics."""
+        count = self.live(rows.valid)
+        q = taken(self.policy.values(rows)[0], rows.action[0])[None]  # [1, N]
+        error = rows.target - q
+        loss = masked_mean(0.5 * error.square(), rows.valid, count)
+        with torch.no_grad():
+            metrics = {"loss": loss, "td_error": masked_mean(error.abs(), rows.valid, count), "q": masked_mean(q, rows.valid, count)}
+        return loss, metrics
