@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.errors import UserError
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.ranks import Ranks
@@ -134,8 +135,12 @@ class QPolicy(Policy):
 
     Algorithms of distributions override q()."""
 
+    remembers = False  # whether it can have memory
+
     def __init__(self, spec: EnvSpec, model: Model, head: QHeadConfig, explore: ExplorationConfig, atoms: int = 1):
         super().__init__()
+        if model.cfg.memory.kind != "none" and not self.remembers:
+            raise UserError("this algorithm learns from single rows: a model with memory (lstm, gru, gtrxl) is for algo=r2d2")
         self.spec, self.explore, self.noisy = spec, explore, head.noisy
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec, flat=True)

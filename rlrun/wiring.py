@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -246,7 +247,9 @@ class Wiring:
     def replay(self, generation: int) -> Replay:
         cfg = self.config.run.replay
         assert cfg is not None
-        return Replay(cfg, self._replay_layout(), self.seeds.generator("replay", generation), self.device)
+        asked = self.needs.replay is not None and self.needs.replay.first_priority
+        first = functools.partial(self.config.algorithm.first_priority, self.config.algo) if asked else None
+        return Replay(cfg, self._replay_layout(), self.seeds.generator("replay", generation), self.device, first)
 
     def layout_decided(self) -> dict[str, Any]:
         """What `auto` became, as options of resources."""

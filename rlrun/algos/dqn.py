@@ -1,7 +1,7 @@
 """DQN: deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236), with the options of its field.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: nothing.
+Recorded: with input_priorities q_taken and q_max, for the first priorities.
 Options: double (van Hasselt et al. 2016, arXiv:1509.06461, eq. 4), head.dueling (Wang et al. 2016), head.noisy (Fortunato et al. 2018), n_step, fixed or
 drawn from a range (Sutton 1988), replay=prioritized (Schaul et al. 2016); exploration.kind: epsilon_greedy, soft_q or parameter_noise.
 Differs from the paper: Adam; the target net is copied after so many updates, or follows by Polyak steps (target_tau).
@@ -13,7 +13,7 @@ Checked: tests/algos/test_dqn.py (targets by hand), tests/ops/test_td.py, tests/
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
-from rlrun.ops.returns import fold_n_step
+from rlrun.ops.returns import fold_n_step, recorded_td_error
 from rlrun.ops.td import huber, taken
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import QPolicy
@@ -35,6 +35,7 @@ from rlrun.policies import QPolicy
 class Config(QConfig):
     double: bool
     huber_delta: float | None
+    input_priorities: bool
 
     def __post_init__(self):
         super().__post_init__()
@@ -48,11 +49,19 @@ class DQN(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), replay=cfg.from_replay)
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=("q_taken", "q_max") if cfg.input_priorities else (),
+                     replay=replace(cfg.from_replay, first_priority=cfg.input_priorities))  # fmt: skip
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
         return QPolicy(spec, model, cfg.head, cfg.exploration)
+
+    @classmethod
+    def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
+        """rows [n + 1, N] as they were recorded -> priorities [N]: |TD error| of the policy that acted (Horgan et al. 2018)."""
+        before = rows.map(lambda x: x[:-1])
+        reward = clip_reward(before.reward, cfg.reward_clip)
+        return recorded_td_error(reward, before.terminated, before.valid, rows.q_taken, rows.q_max, cfg.discount).abs()
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
-from rlrun.core.errors import UserError
 from rlrun.core.metrics import Means
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.q_learning import ExplorationConfig, QHeadConfig
@@ -72,8 +71,6 @@ class PQN(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
-        if model.cfg.memory.kind != "none":
-            raise UserError("algo=pqn has no memory; algo=r2d2 has")
         return QPolicy(spec, model, cfg.head, cfg.exploration)
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):

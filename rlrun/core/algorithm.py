@@ -26,10 +26,12 @@ class FromReplay:
     fragment_length: int  # rows per env that samplers hand over at once
     num_envs: int  # of all samplers together, unless resources say otherwise
     learning_starts: int  # env steps in replay before the first update
-    ratio: float  # rows learnt from per env step: updates follow at ratio / columns per env step
+    ratio: float  # rows learnt from per env step; an update learns from columns * rows_learnt
+    rows_learnt: int = 1  # of a fragment: 1 where it is folded into a transition
     rows_from: int = 1  # rows of a fragment are drawn from rows_from .. Needs.rows
     obs: Literal["all", "ends"] = "ends"  # of every row, or of a fragment's first row and of its end only
     starts_every: int = 1  # fragments begin at multiples of it
+    first_priority: bool = False  # Algorithm.first_priority says what fragments are worth that nobody has learnt from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,11 @@ class Algorithm(nn.Module):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model, cfg) -> Policy:
+        raise NotImplementedError
+
+    @classmethod
+    def first_priority(cls, cfg, rows: Batch) -> Tensor:
+        """rows [T + 1, N] without observations, of which the last holds only what was recorded there -> priorities [N]."""
         raise NotImplementedError
 
     def __init__(self, policy: Policy, spec: EnvSpec, cfg, ctx: LearnerContext):

@@ -52,3 +52,37 @@ def fold_n_step(reward: Tensor, terminated: Tensor, valid: Tensor, discount: flo
         follows = torch.where(going, follows * discount * ~ended, follows)
         going = going & ~ended
     return total, follows
+
+
+@torch.no_grad()
+def n_step_return(reward: Tensor, terminated: Tensor, valid: Tensor, next_value: Tensor, discount: float, n: int) -> Tensor:
+    """Of every row of a sequence, with fold_n_step's ends, and no further than the sequence -> [T, B]; 0 on dead rows.
+
+    Args: reward, next_value [T, B], where next_value[t] is the value of what follows row t; terminated, valid [T, B] bool. What stands in dead rows of
+    reward is not read.
+    """
+    assert reward.ndim == 2 and reward.shape == terminated.shape == valid.shape == next_value.shape
+    total, follows, end = torch.zeros_like(reward), torch.ones_like(reward), torch.zeros_like(reward)
+    going = torch.ones_like(valid)
+    for k in range(min(n, len(reward))):
+        rows = slice(k, len(reward))  # row t + k for every t that has one
+        here = going[: len(reward) - k] & valid[rows]
+        head = slice(0, len(reward) - k)
+        total[head] += torch.where(here, follows[head] * reward[rows], 0.0)
+        follows[head] = torch.where(here, follows[head] * discount * ~terminated[rows], follows[head])
+        end[head] = torch.where(here, next_value[rows], end[head])
+        going = torch.zeros_like(going)
+        going[head] = here & ~terminated[rows]
+    return (total + follows * end).masked_fill(~valid, 0.0)
+
+
+@torch.no_grad()
+def recorded_td_error(reward: Tensor, terminated: Tensor, valid: Tensor, q_taken: Tensor, q_max: Tensor, discount: float) -> Tensor:
+    """TD errors [B] of single transitions by what the policy that acted thought of them (Horgan et al. 2018, arXiv:1803.00933, section 4).
+
+    Args: reward, terminated, valid [n, B] as in fold_n_step; q_taken, q_max [n + 1, B]: value of the action taken, and of the best one, at every row.
+    """
+    total, follows = fold_n_step(reward, terminated, valid, discount)
+    over = ~valid
+    end = torch.where(over.any(0), over.long().argmax(0), len(reward))
+    return total + torch.where(follows > 0, follows * q_max.gather(0, end[None])[0], 0.0) - q_taken[0]

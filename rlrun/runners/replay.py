@@ -37,7 +37,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     needs = algorithm.needs(algorithm.cfg)
     assert needs.replay is not None
     replay = make.replay(job.generation)
-    limiter = Limiter(needs.replay.learning_starts, needs.replay.ratio, needs.columns)
+    limiter = Limiter(needs.replay.learning_starts, needs.replay.ratio, needs.columns * needs.replay.rows_learnt)
     sampler = make.sampler(job.generation)
     try:
         job.sampler_ready(sampler)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.ops.returns import fold_n_step
+from rlrun.ops.returns import fold_n_step, n_step_return, recorded_td_error
 from rlrun.ops.td import categorical_projection, huber, quantile_huber, signed_hyperbolic, signed_parabolic, taken
 
 
@@ -82,3 +82,32 @@ def test_value_rescaling_and_its_inverse():
     torch.testing.assert_close(signed_parabolic(signed_hyperbolic(x)), x, atol=1e-9, rtol=1e-9)
     assert signed_hyperbolic(torch.tensor(3.0)).item() == pytest.approx(1.0 + 0.003)
     torch.testing.assert_close(signed_parabolic(signed_hyperbolic(x.float())), x.float(), atol=1e-4, rtol=1e-3)
+
+
+def test_returns_of_a_sequence_are_folds_of_its_windows():
+    rng = np.random.default_rng(2)
+    for _ in range(100):
+        rows, n, discount = int(rng.integers(1, 9)), int(rng.integers(1, 5)), 0.9
+        reward, value = rng.normal(size=(rows, 2)), rng.normal(size=(rows, 2))
+        terminated, valid = rng.random((rows, 2)) < 0.2, rng.random((rows, 2)) < 0.8
+        got = n_step_return(*(torch.from_numpy(x) for x in (np.where(valid, reward, np.nan), terminated, valid, value)), discount, n)
+        for t in range(rows):
+            for b in range(2):
+                window = slice(t, min(rows, t + n))
+                if not valid[t, b]:
+                    assert got[t, b] == 0
+                    continue
+                total, follows = (x.item() for x in fold_n_step(*(torch.from_numpy(x[window, b : b + 1]) for x in (reward, terminated, valid)), discount))
+                dead = np.flatnonzero(~valid[window, b])
+                last = (dead[0] if dead.size else len(valid[window])) - 1
+                assert got[t, b].item() == pytest.approx(total + follows * value[t + last, b])
+
+
+def test_recorded_td_errors():
+    rng = np.random.default_rng(3)
+    reward, q_taken, q_max = (torch.from_numpy(rng.normal(size=(rows, 3))) for rows in (2, 3, 3))
+    terminated = torch.tensor([[False, True, False], [False, False, False]])
+    valid = torch.tensor([[True, True, True], [True, True, False]])
+    got = recorded_td_error(reward, terminated, valid, q_taken, q_max, 0.5)
+    expected = [reward[0, 0] + 0.5 * reward[1, 0] + 0.25 * q_max[2, 0], reward[0, 1], reward[0, 2] + 0.5 * q_max[1, 2]]
+    torch.testing.assert_close(got, torch.stack(expected) - q_taken[0])

@@ -1,0 +1,154 @@
+"""R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR); rlpyt's R2D1
+is the same on one machine.
+
+Rows: sequences of burn_in + sequence_length rows from replay, which begin at every sequence_stride-th row, where recurrent state is stored.
+Recorded: with input_priorities q_taken and q_max, for the first priorities.
+Differs from the paper: an n-step return reaches no further than its sequence; Adam's epsilon is an option.
+Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q|, in rescaled values; q: mean rescaled value of the actions taken; epsilon; grad_norm
+before clipping; lr.
+Checked: tests/algos/test_r2d2.py (targets by hand, burn-in against unrolling from the start), tests/ops/test_td.py, tests/replay/, tuned/r2d2/.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
+from rlrun.core.batch import Batch
+from rlrun.core.errors import UserError
+from rlrun.core.q_learning import QConfig
+from rlrun.core.schedule import Clock
+from rlrun.core.specs import EnvSpec
+from rlrun.models.model import Model
+from rlrun.models.noisy import draw_noise
+from rlrun.ops.returns import n_step_return
+from rlrun.ops.td import huber, signed_hyperbolic, signed_parabolic
+from rlrun.ops.transforms import clip_reward
+from rlrun.policies import QPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(QConfig):
+    burn_in: int
+    sequence_length: int
+    sequence_stride: int
+    zero_init_state: bool
+    value_rescaling: float | None
+    priority_eta: float
+    input_priorities: bool
+    double: bool
+    huber_delta: float | None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.burn_in < 0 or min(self.sequence_length, self.sequence_stride) < 1:
+            raise ValueError("burn_in must not be negative, sequence_length and sequence_stride at least 1")
+        if self.fragment_length % self.sequence_stride:
+            raise ValueError(f"fragment_length {self.fragment_length} must be a multiple of sequence_stride {self.sequence_stride}, where sequences begin")
+        if self.n_steps[0] != self.n_steps[1]:
+            raise ValueError("n_step is one number here: sequences have returns of every row")
+        if self.learning_starts < self.burn_in + self.sequence_length:
+            raise ValueError(f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a sequence")
+        if not 0 <= self.priority_eta <= 1:
+            raise ValueError("priority_eta must lie in [0, 1]")
+        if self.value_rescaling is not None and self.value_rescaling <= 0:
+            raise ValueError("value_rescaling must be positive, or null for none")
+        if self.huber_delta is not None and self.huber_delta <= 0:
+            raise ValueError("huber_delta must be positive, or null for half the squared error")
+
+
+class RecurrentQPolicy(QPolicy):
+    remembers = True
+
+
+class R2D2(Algorithm):
+    cfg: Config
+    policy: RecurrentQPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        sequences = replace(cfg.from_replay, rows_from=cfg.burn_in + cfg.sequence_length, obs="all", starts_every=cfg.sequence_stride,
+                            rows_learnt=cfg.sequence_length, first_priority=cfg.input_priorities)  # fmt: skip
+        return Needs(rows=cfg.burn_in + cfg.sequence_length, columns=cfg.batch_size, core_every=cfg.sequence_stride, actions=("discrete",), replay=sequences,
+                     record=("q_taken", "q_max") if cfg.input_priorities else ())  # fmt: skip
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> RecurrentQPolicy:
+        if model.cfg.memory.kind == "none":
+            raise UserError("r2d2 is for a model with memory: model=lstm, gru or gtrxl; algo=dqn is without")
+        return RecurrentQPolicy(spec, model, cfg.head, cfg.exploration)
+
+    @classmethod
+    def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
+        """rows [T + 1, N] as they were recorded -> priorities [N], from one-step errors of the policy that acted."""
+        valid = rows.valid[cfg.burn_in : -1]
+        part = rows.map(lambda x: x[cfg.burn_in :])
+        value = cls.unscaled(cfg, part.q_max[1:])
+        reward = clip_reward(part.reward[:-1], cfg.reward_clip)
+        target = n_step_return(reward, part.terminated[:-1], valid, value, cfg.discount, cfg.n_steps[0])
+        return cls.priority(cfg, cls.scaled(cfg, target) - part.q_taken[:-1], valid)
+
+    def __init__(self, policy: RecurrentQPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg = self.cfg
+        loss, priority, metrics = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
+        if (clock.updates + 1) % cfg.target_update_interval == 0:
+            polyak_(self.target, self.policy, cfg.target_tau)
+        return Update({**metrics, **steps, **self.policy.explored(clock)}, {"priority": priority})
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """batch [burn_in + T (+ 1), B] with core [1, B] -> loss [], priorities [B], metrics."""
+        cfg = self.cfg
+        for policy in (self.policy, self.target):
+            draw_noise(policy, self.ctx.rng)
+        following = self.unroll(self.target, batch)[1:]  # [T, B, A]
+        q = self.unroll(self.policy, batch)  # [T + 1, B, A]
+        rows = batch.map(lambda x: x[cfg.burn_in :]) if cfg.burn_in else batch
+        valid = rows.valid  # [T, B]
+        with torch.no_grad():
+            best = (q[1:] if cfg.double else following).argmax(-1, keepdim=True)
+            value = self.unscaled(cfg, following.gather(-1, best).squeeze(-1))
+            reward = clip_reward(rows.reward, cfg.reward_clip)
+            target = self.scaled(cfg, n_step_return(reward, rows.terminated, valid, value, cfg.discount, cfg.n_steps[0]))
+        taken = q[:-1].gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)  # [T, B]
+        td_error = (target - taken).masked_fill(~valid, 0.0)
+        count = valid.sum().clamp(min=1)
+        loss = (batch.weight * huber(td_error, cfg.huber_delta)).sum() / count
+        error = td_error.detach()
+        metrics = {"loss": loss.detach(), "td_error": error.abs().sum() / count, "q": taken.detach().masked_fill(~valid, 0.0).sum() / count}
+        return loss, self.priority(cfg, error, valid), metrics
+
+    def unroll(self, policy: QPolicy, batch: Batch) -> Tensor:
+        """Values [T + 1, B, A] of the rows behind burn-in, which only brings the state up to date."""
+        burn_in, obs, is_first = self.cfg.burn_in, batch["obs"], batch["is_first"]
+        state = batch["core"][0]
+        if self.cfg.zero_init_state:
+            state = state.map(torch.zeros_like)
+        if burn_in:
+            with torch.no_grad():
+                _, state = policy(obs[:burn_in], is_first[:burn_in], state)
+        return policy(obs[burn_in:], is_first[burn_in:], state)[0]
+
+    @staticmethod
+    def priority(cfg: Config, td_error: Tensor, valid: Tensor) -> Tensor:
+        """eta max |error| + (1 - eta) mean |error| over live rows of [T, B] -> [B] (section 2.3)."""
+        size = td_error.abs().masked_fill(~valid, 0.0)
+        return cfg.priority_eta * size.max(0).values + (1 - cfg.priority_eta) * size.sum(0) / valid.sum(0).clamp(min=1)
+
+    @staticmethod
+    def scaled(cfg: Config, x: Tensor) -> Tensor:
+        """h of section 2.3."""
+        return x if cfg.value_rescaling is None else signed_hyperbolic(x, cfg.value_rescaling)
+
+    @staticmethod
+    def unscaled(cfg: Config, x: Tensor) -> Tensor:
+        return x if cfg.value_rescaling is None else signed_parabolic(x, cfg.value_rescaling)
