@@ -15,8 +15,8 @@ from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Policy
-from rlrun.core.ranks import Ranks
 from rlrun.core.q_learning import ExplorationConfig, QHeadConfig
+from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model

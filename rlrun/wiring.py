@@ -309,7 +309,8 @@ class Wiring:
             in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
         plan = Plan(
             self.make_env, acting, self.layout(acting()), needs.record, needs.core_every, needs.return_discount, made.envs_per_sampler, made.num_samplers,
-            in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec, self.whole_after, self.ranks.rank * made.num_samplers, made.envs_per_sampler * producers * made.num_learners,
+            in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec, self.whole_after,
+            self.ranks.rank * made.num_samplers, made.envs_per_sampler * producers * made.num_learners,
         )  # fmt: skip
         if made.inference == "serial":
             from rlrun.samplers.serial import SerialSampler

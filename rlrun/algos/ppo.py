@@ -4,7 +4,8 @@ Rows: fragments [T, B] of the newest policy, all of them in every update: num_ep
 of sequences of sequence_length rows that start from the recurrent state stored there.
 Recorded: log_prob and value of the policy that acted; with kl_coef its whole distribution (dist); recurrent state at every sequence's first row.
 Differs from the paper: the value loss may be clipped (value_clip as in OpenAI's baselines, value_loss_clip as RLlib's vf_clip_param); advantages are
-normalised; gradients are clipped; the value head may learn normalised returns (normalize_value) and lr follow the KL (lr_kl_target). Both objectives of the paper can be on at once, as in RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
+normalised; gradients are clipped; the value head may learn normalised returns (normalize_value) and lr follow the KL (lr_kl_target). Both objectives of the
+paper can be on at once, as in RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
 Metrics: learn/policy_loss, value_loss, entropy per row; approx_kl: mean of (ratio - 1) - log ratio, an estimate of KL(old || new); clip_fraction:
 share of rows whose ratio was clipped; kl (of the whole update) and kl_coef when the penalty is on; explained_variance of the values that acted;
 grad_norm before clipping; lr; epochs: passes made (stop_kl ends them early).

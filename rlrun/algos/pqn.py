@@ -51,7 +51,9 @@ class Config:
         if min(self.fragment_length, self.batch_size, self.minibatch_size, self.num_epochs) < 1:
             raise ValueError("fragment_length, batch_size, minibatch_size and num_epochs must be at least 1")
         if self.batch_size % self.fragment_length or self.batch_size % self.minibatch_size:
-            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length} and minibatch_size {self.minibatch_size}")
+            raise ValueError(
+                f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length} and minibatch_size {self.minibatch_size}"
+            )
         if not 0 <= self.discount <= 1 or not 0 <= self.lambda_ <= 1:
             raise ValueError("discount and lambda_ must lie in [0, 1]")
         if min(self.lr.values) < 0 or self.max_grad_norm < 0:

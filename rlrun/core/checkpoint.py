@@ -68,7 +68,8 @@ class Checkpoints:
             return None
 
     def save(self, env_steps: int, tensors: dict[str, dict], run: dict, best: bool, rows: Callable[[Path], None] | None = None) -> Path | None:
-        """Writes <directory>/<env_steps>/, and into it what `rows` writes to ROWS, which only the last checkpoint keeps; on a full disk warns, keeps the previous ones and returns None (RunFailed after several in a row)."""
+        """Writes <directory>/<env_steps>/, and into it what `rows` writes to ROWS, which only the last checkpoint keeps. On a full disk warns, keeps the
+        previous ones and returns None (RunFailed after several in a row)."""
         final = self.directory / f"{env_steps:012d}"
         temporary = self.directory / f".{final.name}.tmp"
         try:

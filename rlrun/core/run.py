@@ -248,7 +248,10 @@ class Run:
             replay.load(saved["replay"], folder if there else None)
             limiter.load(saved["limiter"], rows=there)
             if not there:
-                print(f"  the checkpoint holds no replayed rows: learning goes on after {limiter.starts:,} new env steps (replay.checkpoint=true saves them)", flush=True)
+                print(
+                    f"  the checkpoint holds no replayed rows: learning goes on after {limiter.starts:,} new env steps (replay.checkpoint=true saves them)",
+                    flush=True,
+                )
 
     def collected(self, headers: Sequence[Header]) -> int:
         """Takes note of new fragments' episodes and of how old their weights were; returns the env steps that all learners took for them."""

@@ -88,7 +88,9 @@ def _map(x: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Tensor | Ba
     return x.map(function) if isinstance(x, Batch) else function(x)
 
 
-def encoder(spec: EnvSpec, kind: str, hidden: tuple[int, ...], activation: str, precision: str = "fp32", flat: bool = False, layer_norm: bool = False) -> nn.Module:
+def encoder(
+    spec: EnvSpec, kind: str, hidden: tuple[int, ...], activation: str, precision: str = "fp32", flat: bool = False, layer_norm: bool = False
+) -> nn.Module:
     """[N, ...] observations -> [N, F] features, with F in its attribute `features`. flat: of an image the convolutions alone. Raises UserError where the
     kind does not fit the observations."""
 
@@ -179,7 +181,9 @@ class Model:
         """Of a trunk that was made flat."""
         assert isinstance(spec.action, Discrete)
         image = isinstance(trunk.encoder, ImageEncoder)
-        hidden = cfg.hidden if cfg.hidden != "auto" else (trunk.encoder.size,) if image and trunk.encoder.ends_flat else ()
+        hidden: tuple[int, ...] = () if cfg.hidden == "auto" else cfg.hidden
+        if cfg.hidden == "auto" and isinstance(trunk.encoder, ImageEncoder) and trunk.encoder.ends_flat:
+            hidden = (trunk.encoder.size,)
         return QHead(trunk.features, spec.action.n, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear, self.cfg.layer_norm)
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:

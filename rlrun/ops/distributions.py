@@ -30,6 +30,7 @@ class Distribution(Protocol):
     def given(self, action: Any) -> Any:
         """This distribution with what parts of an action depend on taken from `action`; itself where they do not depend on each other."""
         ...
+
     def kl(self, other: Any) -> Tensor:
         """KL(self || other) [...]."""
         ...

@@ -354,7 +354,9 @@ class Replay:
         if folder is None:
             return
         if state["length"] != self.length or len(state["head"]) != self.layout.blocks:
-            raise UserError("the checkpoint's replay was made with another capacity or other num_samplers and envs_per_sampler; resume with those, or begin anew")
+            raise UserError(
+                "the checkpoint's replay was made with another capacity or other num_samplers and envs_per_sampler; resume with those, or begin anew"
+            )
         every, columns = self.layout.core_every or 1, self.layout.columns
         with open(folder / ROWS, "rb", buffering=1 << 20) as file:
             what = json.loads(file.readline())
@@ -405,5 +407,6 @@ def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int) -> None:
     """UserError before a run starts whose replay would not fit."""
     need = memory_needed(layout, cfg)
     if need > available and not cfg.compress:
-        raise UserError(f"a replay of {cfg.capacity:,} rows takes {need / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; replay.capacity={int(cfg.capacity * available / need * 0.9):,} "
-                        "would fit, or replay.compress=true (LZ4), or replay.directory=DIR (a file)")  # fmt: skip
+        fitting = int(cfg.capacity * available / need * 0.9)
+        raise UserError(f"a replay of {cfg.capacity:,} rows takes {need / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; "
+                        f"replay.capacity={fitting} would fit, or replay.compress=true (LZ4), or replay.directory=DIR (a file)")  # fmt: skip

@@ -98,7 +98,7 @@ def _parts(values: Tensor, columns: int, rows: int) -> Iterator[Tensor]:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 class Packed:

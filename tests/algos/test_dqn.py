@@ -50,8 +50,8 @@ def test_targets_by_hand(typed, double, n):
     value = other[torch.arange(3), best]
     power = 0.5**n
     total = sum(0.5**k for k in range(n))
-    expected = torch.stack((total * 1.0 + power * value[0], torch.tensor(2.0), 3.0 + 0.5 * value[2] if n > 1 else 3.0 + 0.5 * value[2]))
-    loss, td_error, metrics = made.loss(batch)
+    expected = torch.stack((total * 1.0 + power * value[0], torch.tensor(2.0), 3.0 + 0.5 * value[2]))  # the dead row's observation
+    loss, td_error, _ = made.loss(batch)
     taken = q[torch.arange(3), batch.action[0]]
     torch.testing.assert_close(td_error, expected - taken)
     torch.testing.assert_close(loss.detach(), (batch.weight * 0.5 * (expected - taken) ** 2).mean())
@@ -163,9 +163,9 @@ def acting(typed, *words, columns=2000, place=None, observation=None):
 
     rng = torch.Generator().manual_seed(0)
 
-    def act(mode="explore", clock=Clock(), first=True, state=state):
+    def act(mode="explore", clock=None, first=True, state=state):
         with torch.no_grad():
-            return made.act(obs, torch.full((columns,), first), state, clock, mode, rng, ("q_taken", "q_max"))
+            return made.act(obs, torch.full((columns,), first), state, clock or Clock(), mode, rng, ("q_taken", "q_max"))
 
     return made, obs, act
 

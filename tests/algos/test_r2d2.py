@@ -55,7 +55,7 @@ def test_targets_and_priorities_by_hand(typed, n):
     else:
         target = [h(1 + 0.5 * 2 + 0.25 * v[1]), h(2 + 0.5 * 4 + 0.25 * v[2]), h(4 + 0.5 * v[2])]  # the last one reaches the sequence's end
     error = torch.stack(target) - torch.tensor([1.0, 0.0, 0.0])
-    loss, priority, metrics = made.loss(batch)
+    loss, priority, _ = made.loss(batch)
     assert loss.item() == pytest.approx(float(0.5 * (0.5 * error**2).mean()), rel=1e-4)
     assert priority.item() == pytest.approx(float(0.75 * error.abs().max() + 0.25 * error.abs().mean()), rel=1e-4)
 

@@ -75,8 +75,8 @@ class History:
 
 
 def config(**changes) -> ReplayConfig:
-    values = dict(name="uniform", capacity=60, compress=False, directory=None, device="cpu", checkpoint="auto", checkpoint_max_gb=1.0, alpha=0.6,
-                  beta=Schedule.parse(0.4), priority_epsilon=1e-6)  # fmt: skip
+    values = {"name": "uniform", "capacity": 60, "compress": False, "directory": None, "device": "cpu", "checkpoint": "auto", "checkpoint_max_gb": 1.0,
+              "alpha": 0.6, "beta": Schedule.parse(0.4), "priority_epsilon": 1e-6}  # fmt: skip
     return ReplayConfig(**{**values, **changes})
 
 
@@ -106,7 +106,7 @@ def check(batch: Batch, replay: Replay, sources: list[History]) -> None:
         alive = np.array([row["valid"][b] for row in rows])
         seen = batch.valid[:, i].numpy()
         count = int(seen.sum()) if made.rows_from < made.rows else made.rows
-        assert (seen[:count] == alive[:count]).all() or not made.ends and (seen == alive).all()
+        assert (seen[:count] == alive[:count]).all() or (not made.ends and (seen == alive).all())
         assert alive[0] if made.ends else alive.any()
         for t in np.flatnonzero(seen):
             for name in ("action", "reward", "terminated", "q"):
@@ -128,12 +128,12 @@ def check(batch: Batch, replay: Replay, sources: list[History]) -> None:
 
 
 KINDS = {
-    "one step": dict(rows=1),
-    "n steps": dict(rows=3),
-    "n from a range": dict(rows=5, rows_from=2),
-    "sequences": dict(ends=False, rows=6, fragment_rows=4, starts_every=2),
-    "vectors": dict(stacked=False, fragment_rows=1, rows=2),
-    "one column": dict(blocks=1, block=1, fragment_rows=1, rows=3),
+    "one step": {"rows": 1},
+    "n steps": {"rows": 3},
+    "n from a range": {"rows": 5, "rows_from": 2},
+    "sequences": {"ends": False, "rows": 6, "fragment_rows": 4, "starts_every": 2},
+    "vectors": {"stacked": False, "fragment_rows": 1, "rows": 2},
+    "one column": {"blocks": 1, "block": 1, "fragment_rows": 1, "rows": 3},
 }
 
 
@@ -192,7 +192,9 @@ def test_uniform_draws_are_uniform():
 
 
 def test_draws_and_weights_follow_the_priorities():
-    replay, sources = make(config(name="prioritized", alpha=0.5, beta=Schedule.parse(1.0), priority_epsilon=0.0), layout(rows=1, capacity=24, blocks=1, block=2))
+    replay, sources = make(
+        config(name="prioritized", alpha=0.5, beta=Schedule.parse(1.0), priority_epsilon=0.0), layout(rows=1, capacity=24, blocks=1, block=2)
+    )
     for _ in range(9):
         replay.add(sources[0].fragment())
     keys = replay.sample(1000, Clock()).key.unique()
@@ -276,7 +278,8 @@ def test_a_saved_replay_goes_on_as_if_nothing_had_happened(tmp_path, name, kind,
 def test_a_stack_is_stored_once():
     """A million Atari rows, as the seeds' tables need them."""
     atari = Layout(
-        obs={"observation": Field((4, 84, 84), torch.uint8)}, action=Field((), torch.int64), record={}, core={}, core_every=1, block=1, blocks=1, fragment_rows=4,
+        obs={"observation": Field((4, 84, 84), torch.uint8)}, action=Field((), torch.int64), record={}, core={}, core_every=1, block=1, blocks=1,
+        fragment_rows=4,
         rows=1, rows_from=1, ends=True, starts_every=1, stack=4, capacity=1_000_000,
     )  # fmt: skip
     assert 7.05e9 < atari.bytes < 7.5e9
