@@ -122,9 +122,10 @@ def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> f
         env.close()
 
 
-def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool, synchronous: bool, lockstep: bool = True) -> Resources:
+def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool, synchronous: bool, lockstep: bool = True,
+           apart: bool = False) -> Resources:  # fmt: skip
     """Fills in every `auto`. `synchronous`: samplers and learner take turns, and samplers together hold exactly one train batch. `lockstep`: several
-    learners share one train batch; else each has its own, and they share the CPU's memory. Raises UserError for a device that is not there or numbers
+    learners share one train batch; else each has its own, and they share the CPU's memory. `apart`: samplers are processes of their own. Raises UserError for a device that is not there or numbers
     that do not fit the batch."""
     why: list[str] = []
     if not lockstep and cfg.device not in ("auto", "cpu"):
@@ -140,6 +141,11 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     columns = total // learners if lockstep else total  # of one learner's part
     available = max(1, cores() // learners)
     inference = cfg.inference
+    if apart and (inference == "serial" or cfg.exact):
+        raise UserError("resources.inference=serial: this runner has samplers in processes of their own (local or batched); runner=replay has one process")
+    if inference == "auto" and apart and not (image and cfg.device != "cpu" and torch.cuda.is_available()):
+        inference = "local"
+        why.append("inference=local: samplers are processes of their own")
     if inference == "auto":
         inference = _inference(cfg, needs, columns, make_env, image, why)
     if not lockstep and inference != "serial":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ from rlrun.dataflow.ranks import company
 from rlrun.envs import registry
 from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.paths import options
-from rlrun.replay.buffer import Layout, Replay, ReplayConfig, refuse_too_large
+from rlrun.replay.buffer import FirstPriority, Layout, Replay, ReplayConfig, refuse_too_large
+from rlrun.replay.service import ShardedReplay
 from rlrun.resources import GROUPS, Resources, ResourcesConfig, decide, free_memory
-from rlrun.runners import on_policy
+from rlrun.runners import distributed_replay, on_policy
 from rlrun.runners.base import Factories
 from rlrun.samplers.base import Sampler
-from rlrun.samplers.processes import Plan
+from rlrun.samplers.processes import Plan, ProcessSampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ class RunConfig:
             raise ValueError("log_every_sec must be positive")
 
 
-REPLAYING = ("replay",)  # runners with a replay
+REPLAYING = ("replay", "distributed_replay")  # runners with a replay
 MAX_WHOLE = 10_000  # rows: the longest episode that complete_episodes makes room for
 
 
@@ -202,7 +204,7 @@ class Wiring:
         if whole:
             self.needs = replace(self.needs, shared=(1,))  # learners would have unequal numbers of minibatches
         self.resources: Resources = decided or decide(
-            config.run.resources, self.needs, self.make_env, self.spec.image, config.runner.synchronous, config.runner.lockstep
+            config.run.resources, self.needs, self.make_env, self.spec.image, config.runner.synchronous, config.runner.lockstep, config.runner.apart
         )
         self.rows = self.needs.rows if self.needs.replay is None else self.needs.replay.fragment_length  # of a fragment
         if self.whole_after is not None:
@@ -242,14 +244,26 @@ class Wiring:
         """UserError before the start where a replay cannot fit."""
         cfg = self.config.run.replay
         if self.needs.replay is not None and cfg is not None:
-            refuse_too_large(self._replay_layout(), cfg, free_memory())
+            layout = self._replay_layout()
+            shards = self.config.runner.num_shards if isinstance(self.config.runner, distributed_replay.Config) else 1
+            if shards > layout.blocks:
+                raise UserError(f"runner.num_shards={shards} is more than the {layout.blocks} producers of fragments (resources.num_samplers)")
+            refuse_too_large(layout, cfg, free_memory())
 
     def replay(self, generation: int) -> Replay:
         cfg = self.config.run.replay
         assert cfg is not None
+        return Replay(cfg, self._replay_layout(), self.seeds.generator("replay", generation), self.device, self._first_priority())
+
+    def sharded_replay(self, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
+        cfg = self.config.run.replay
+        assert cfg is not None
+        return ShardedReplay(cfg, self._replay_layout(), shards, sampler.slots, self.needs.columns, self.seeds, generation,
+                             self.config.runner.queue_timeout_sec, self._first_priority())  # fmt: skip
+
+    def _first_priority(self) -> FirstPriority | None:
         asked = self.needs.replay is not None and self.needs.replay.first_priority
-        first = functools.partial(self.config.algorithm.first_priority, self.config.algo) if asked else None
-        return Replay(cfg, self._replay_layout(), self.seeds.generator("replay", generation), self.device, first)
+        return functools.partial(self.config.algorithm.first_priority, self.config.algo) if asked else None
 
     def layout_decided(self) -> dict[str, Any]:
         """What `auto` became, as options of resources."""
@@ -343,6 +357,7 @@ class Wiring:
             sampler=self.sampler,
             columns=self.columns,
             replay=self.replay,
+            sharded_replay=self.sharded_replay,
             rng=lambda generation: self.seeds.generator("replay", generation, ranks.rank),
             learners=1 if self.config.runner.lockstep else self.resources.num_learners,
             elsewhere=Elsewhere(self.config, self.resources),
@@ -362,6 +377,8 @@ class Wiring:
         timeout = self.config.runner.queue_timeout_sec
         with company(learners, follower, timeout, self.resources.learner_threads) as ranks:
             job.ranks = ranks
+            columns = self.resources.envs_per_sampler * self.resources.num_samplers * GROUPS[self.resources.inference] * self.resources.num_learners
+            job.first_counted = min(columns - 1, math.ceil(self.needs.counted_from * columns))
             self.learn(job, ranks)
 
 

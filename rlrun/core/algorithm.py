@@ -50,6 +50,7 @@ class Needs:
     only_weights: bool = False  # an update changes nothing but what its optimisers step, so that others may apply it
     cut_share: float = 1.0  # of learners that have filled their fragments, after which the others stop short
     replay: FromReplay | None = None
+    counted_from: float = 0.0  # where a column stands among all (0 .. 1) from which on its episodes count in statistics
 
 
 class Update(NamedTuple):

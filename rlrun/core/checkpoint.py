@@ -1,6 +1,6 @@
 """Checkpoints: directories of tensors, JSON and a sha256 manifest, written under a temporary name, fsynced and renamed.
 
-    checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  [replay.pt  replay.bin]  run.json  manifest.json
+    checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  [replay.pt  replay-0.bin ...]  run.json  manifest.json
     checkpoints/best.json        the name of the best one
 
 Nothing in them is pickled code: torch.load(weights_only=True) is the one loader. A damaged file is named; nothing is ever replaced by a fresh start.
@@ -21,7 +21,7 @@ import torch
 from rlrun.core.errors import RunFailed, UserError
 
 FORMAT = 1
-ROWS = "replay.bin"
+ROWS = "replay-*.bin"  # files of replayed rows
 MAX_FAILURES = 3  # saves in a row
 
 
@@ -113,11 +113,14 @@ class Checkpoints:
             shutil.rmtree(self.directory / name)
         for name in self.names()[:-1]:  # rows are gigabytes, and runs are resumed from the last
             path = self.directory / name
-            if (path / ROWS).exists():
+            files = list(path.glob(ROWS))
+            if files:
                 manifest = json.loads((path / "manifest.json").read_text())
-                manifest["sha256"].pop(ROWS, None)
+                for file in files:
+                    manifest["sha256"].pop(file.name, None)
                 write_atomically(path / "manifest.json", json.dumps(manifest, indent=1))
-                (path / ROWS).unlink()
+                for file in files:
+                    file.unlink()
 
     def load(self, name: str | None = None, parts: tuple[str, ...] = ("policy", "algorithm", "sampler")) -> tuple[dict[str, dict], dict]:
         """(tensors by part, run.json) of this checkpoint, or the last one. UserError when there is none or it is damaged."""
@@ -135,6 +138,11 @@ class Checkpoints:
         verify(path)
         run = json.loads((path / "run.json").read_text())
         return {part: load_part(path, part) for part in parts}, run
+
+
+def rows_file(number: int) -> str:
+    """Of one shard of a replay."""
+    return f"replay-{number}.bin"
 
 
 def load_part(path: Path, part: str) -> dict:

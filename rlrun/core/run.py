@@ -79,12 +79,12 @@ class _Report(NamedTuple):
     lag: int  # updates between its weights and now
     env_steps: int
     seconds: tuple[float, float]
-    episodes: list[tuple[float, int, dict[str, float]]]  # return, length, info
+    episodes: list[tuple[int, float, int, dict[str, float]]]  # column, return, length, info
 
 
 def exchange(headers: Sequence[Header], clock: Clock, ranks: Ranks) -> list[_Report]:
     """Reports on new fragments of all learners, by rank."""
-    mine = [_Report(clock.updates - h.updates, h.env_steps, h.seconds, [(e.ret, e.length, dict(e.info)) for e in h.episodes]) for h in headers]
+    mine = [_Report(clock.updates - h.updates, h.env_steps, h.seconds, [(e.column, e.ret, e.length, dict(e.info)) for e in h.episodes]) for h in headers]
     if ranks.world == 1:
         return mine
     text = torch.tensor(list(json.dumps(mine).encode()), dtype=torch.float64)
@@ -204,6 +204,7 @@ class Run:
         self.started = self.last_log = self.last_save = self.last_best = time.monotonic()
         self.last_log_steps = 0
         self.save_at_end = True
+        self.first_counted = 0  # column; those before it explore too much to count (Ape-X)
         self.replay: Any = None  # and its limiter, where the runner has one
         self.limiter: Any = None
 
@@ -244,7 +245,7 @@ class Run:
         self.replay, self.limiter = replay, limiter
         folder = self.restored_rows
         if folder is not None:
-            saved, there = load_part(folder, "replay"), (folder / ROWS).is_file()
+            saved, there = load_part(folder, "replay"), any(folder.glob(ROWS))
             replay.load(saved["replay"], folder if there else None)
             limiter.load(saved["limiter"], rows=there)
             if not there:
@@ -258,7 +259,9 @@ class Run:
         steps = 0
         for report in exchange(headers, self.clock, self.ranks):
             steps += report.env_steps
-            for ret, length, info in report.episodes:
+            for column, ret, length, info in report.episodes:
+                if column < self.first_counted:
+                    continue
                 self.episodes.add(ret, length, info)
                 self._tell("on_episode", ret, length, info)
             self.sample.add({"policy_lag": float(report.lag), "env_sec": report.seconds[0], "policy_sec": report.seconds[1]})

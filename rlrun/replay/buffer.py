@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch, Field, RowSpec
-from rlrun.core.checkpoint import ROWS
+from rlrun.core.checkpoint import rows_file
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.slots import Fragment
@@ -335,11 +335,11 @@ class Replay:
         """Counters and the random stream; the rows are save_rows'."""
         return {"head": self.head.tolist(), "next_row": list(self.next_row), "largest": self.largest, "rng": self.rng.get_state(), "length": self.length}
 
-    def save_rows(self, folder: Path) -> None:
-        """Streams the rows into files of this folder: nothing is held twice in memory."""
+    def save_rows(self, folder: Path, number: int = 0) -> None:
+        """Streams the rows into a file of this folder: nothing is held twice in memory. number: of a shard."""
         filled = int(min(self.head.max(initial=0) + 1, self.length))
         every = self.layout.core_every or 1
-        with open(folder / ROWS, "wb", buffering=1 << 20) as file:
+        with open(folder / rows_file(number), "wb", buffering=1 << 20) as file:
             what = {"columns": self.layout.columns, "rows": filled, "fields": [name for name, _ in [*stores(self.tree), *stores(self.core)]]}
             file.write(json.dumps(what).encode() + b"\n")
             for _, store in stores(self.tree):
@@ -349,7 +349,7 @@ class Replay:
             if self.tree_of_priorities is not None:
                 file.write(self.tree_of_priorities.leaves.tobytes())
 
-    def load(self, state: dict, folder: Path | None) -> None:
+    def load(self, state: dict, folder: Path | None, number: int = 0) -> None:
         """The reverse of state() and save_rows(); folder None: the rows were not saved, and replay begins empty. UserError where they do not fit this run."""
         if folder is None:
             return
@@ -358,7 +358,7 @@ class Replay:
                 "the checkpoint's replay was made with another capacity or other num_samplers and envs_per_sampler; resume with those, or begin anew"
             )
         every, columns = self.layout.core_every or 1, self.layout.columns
-        with open(folder / ROWS, "rb", buffering=1 << 20) as file:
+        with open(folder / rows_file(number), "rb", buffering=1 << 20) as file:
             what = json.loads(file.readline())
             fields = [name for name, _ in [*stores(self.tree), *stores(self.core)]]
             if what["columns"] != columns or what["fields"] != fields:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 
+SLACK = 4  # updates that the learner may be behind, where samplers do not wait for each
+
+
 class Rows(Protocol):
     @property
     def starts(self) -> int: ...
@@ -26,6 +29,10 @@ class Limiter:
 
     def may_sample(self, replay: Rows) -> bool:
         return self.came >= self.starts and self.credit >= self.batch and replay.starts > 0
+
+    def may_insert(self) -> bool:
+        """False while the learner is far behind, so that samplers that go on by themselves wait for it."""
+        return self.came < self.starts or self.credit < SLACK * self.batch
 
     def sampled(self) -> None:
         self.credit -= self.batch

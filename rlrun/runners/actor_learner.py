@@ -36,6 +36,7 @@ class Config:
     fake_sampler: bool
 
     synchronous: ClassVar[bool] = False  # samplers run ahead
+    apart: ClassVar[bool] = False  # samplers may be in the learner's process
     lockstep: ClassVar[bool] = True  # several learners make every update together
 
     def __post_init__(self):

@@ -33,6 +33,7 @@ class Config:
     queue_timeout_sec: float
 
     synchronous: ClassVar[bool] = True  # within a process: no row is older than the weights that its gradient belongs to
+    apart: ClassVar[bool] = False  # samplers may be in the learner's process
     lockstep: ClassVar[bool] = False  # learners do not wait for each other
 
     def __post_init__(self):

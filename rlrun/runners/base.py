@@ -9,6 +9,7 @@ import torch
 
 from rlrun.core.algorithm import Algorithm
 from rlrun.replay.buffer import Replay
+from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.base import Sampler
 
 
@@ -20,5 +21,6 @@ class Factories(NamedTuple):
     columns: int  # of a train batch
     rng: Callable[[int], torch.Generator]  # generation: the stream of replayed fragments
     replay: Callable[[int], Replay]  # generation; for runner=replay
+    sharded_replay: Callable[[int, Any, int], ShardedReplay]  # generation, sampler (of processes), shards; for runner=distributed_replay
     learners: int = 1  # processes of a runner whose learners do not go in lockstep
     elsewhere: Callable[[int], Any] = lambda number: None  # picklable: the Factories of process i, called there

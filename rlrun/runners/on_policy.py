@@ -24,6 +24,7 @@ class Config:
     complete_episodes: bool
 
     synchronous: ClassVar[bool] = True  # samplers hold exactly one train batch, so no row is older than the weights
+    apart: ClassVar[bool] = False  # samplers may be in the learner's process
     lockstep: ClassVar[bool] = True  # several learners make every update together
 
     def __post_init__(self):

@@ -23,6 +23,7 @@ class Config:
     queue_timeout_sec: float
 
     synchronous: ClassVar[bool] = False
+    apart: ClassVar[bool] = False  # samplers may be in the learner's process
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
@@ -16,12 +16,25 @@ class Sampler(Protocol):
     columns: int  # of one fragment
     total_columns: int
 
+    @property
+    def queued(self) -> int:
+        """Filled fragments that nobody has taken yet."""
+        ...
+
+    def begin(self) -> None:
+        """Lets workers begin; take() does it too. publish() comes first."""
+        ...
+
     def take(self, count: int) -> Sequence[Fragment]:
         """`count` fragments, oldest first. A serial sampler steps now; the others wait. RunFailed when a worker died."""
         ...
 
     def free(self, fragments: Sequence[Fragment]) -> None:
         """Gives the fragments' memory back; their rows must not be read afterwards."""
+        ...
+
+    def handles(self) -> list[Any]:
+        """What becomes ready when a fragment may have come, for multiprocessing.connection.wait; empty where that cannot be said."""
         ...
 
     def check(self) -> None:

@@ -114,11 +114,17 @@ class BatchedSampler(ProcessSampler):
         """Filled fragments that nobody has taken yet."""
         return len(self.filled)
 
-    def take(self, count: int) -> Sequence[Fragment]:
+    def begin(self) -> None:
         if self.thread is None:
             assert self.version > 0, "publish() comes first"
             self.thread = threading.Thread(target=self._serve, name="inference", daemon=True)
             self.thread.start()
+
+    def handles(self) -> list:
+        return []  # the inference thread listens to them
+
+    def take(self, count: int) -> Sequence[Fragment]:
+        self.begin()
         with self.change:
             while len(self.filled) < count and self.error is None:
                 if not self.change.wait(self.plan.timeout_sec):  # every new fragment, and every freed one, notifies

@@ -67,12 +67,18 @@ class LocalSampler(ProcessSampler):
         """Filled fragments that nobody has taken yet."""
         return len(self.waiting)
 
-    def take(self, count: int) -> Sequence[Fragment]:
+    def begin(self) -> None:
         if not self.begun:
             assert self.bus.version > 0, "publish() comes first"
             self.begun = True
             for slot, worker in enumerate(self.owner):
                 self.workers.send(worker, slot)
+
+    def handles(self) -> list:
+        return list(self.workers.by_handle)
+
+    def take(self, count: int) -> Sequence[Fragment]:
+        self.begin()
         self.check()  # also while fragments are plenty
         while len(self.waiting) < count:
             self._receive(self.plan.timeout_sec)

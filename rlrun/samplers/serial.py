@@ -37,6 +37,16 @@ class SerialSampler:
         self.next = 0
         self.spare: list[Batch] = []
 
+    @property
+    def queued(self) -> int:
+        return 0
+
+    def begin(self) -> None:
+        """Steps are taken when they are asked for."""
+
+    def handles(self) -> list:
+        return []
+
     def take(self, count: int) -> Sequence[Fragment]:
         assert self.policy is not None, "publish() comes first"
         fragments = []

@@ -1,0 +1,64 @@
+"""Ape-X: distributed prioritized experience replay around an algorithm with a replay (Horgan et al. 2018, arXiv:1803.00933): many samplers, each with its own
+epsilon, priorities from what the samplers recorded, and shards of replay, sampler and learner at their own pace.
+
+Rows, recorded, metrics: the inner algorithm's (algo.inner), whose input_priorities must be on. Episodes of the columns that explore least count in
+statistics (counted_share), as in RLlib.
+Differs from the paper: first priorities are worked out where rows are stored, from the values that the samplers recorded: the same numbers; rows leave the
+replay when they are overwritten, not every 100 updates.
+Checked: tests/algos/test_dqn.py (first priorities, the ladder of epsilons), tests/runners/test_distributed_replay.py, tuned/apex/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm, Inner, LearnerContext, Needs, Update
+from rlrun.core.batch import Batch
+from rlrun.core.policy import Policy
+from rlrun.core.schedule import Clock
+from rlrun.core.specs import EnvSpec
+from rlrun.models.model import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    inner: Any
+    counted_share: float
+
+    def __post_init__(self):
+        needs = self.inner.algorithm.needs(self.inner.cfg)
+        if needs.replay is None:
+            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}: it has no replay")
+        if not needs.replay.first_priority:
+            raise ValueError("inner.input_priorities must be true: priorities from the samplers are what Ape-X is")
+        if not 0 < self.counted_share <= 1:
+            raise ValueError("counted_share must lie in (0, 1]")
+
+
+class Apex(Algorithm):
+    cfg: Config
+    inner: Algorithm
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return replace(cfg.inner.algorithm.needs(cfg.inner.cfg), counted_from=1 - cfg.counted_share)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:
+        return cfg.inner.algorithm.make_policy(spec, model, cfg.inner.cfg)
+
+    @classmethod
+    def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
+        return cfg.inner.algorithm.first_priority(cfg.inner.cfg, rows)
+
+    def __init__(self, policy: Policy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        inner: Inner = cfg.inner
+        self.inner = inner.algorithm(policy, spec, inner.cfg, ctx)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        return self.inner.update(batch, clock)

@@ -1,0 +1,190 @@
+"""Replay in processes of its own: shards that copy fragments out of the samplers' slots and fill slots with what they draw.
+
+learner's process                      shard-i
+add(header of a filled slot)  ------>  copies the slot's rows, works out their first priorities
+                              <------  the slot is free
+draw(slot, clock)             ------>  draws a batch into shared memory
+                              <------  it is there
+write(keys, priorities)       ------>
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.errors import RunFailed
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.dataflow.slots import Fragment, Header, Slots
+from rlrun.dataflow.workers import READY, Worker, Workers
+from rlrun.replay.buffer import FirstPriority, Layout, Replay, ReplayConfig
+
+PREFETCHED = 2  # batches that a shard has ready or in work
+
+
+class ShardJob(NamedTuple):
+    """What a shard's process is given (pickled)."""
+
+    number: int
+    cfg: ReplayConfig
+    layout: Layout
+    fragments: Slots  # of the samplers
+    drawn: Slots  # of this shard
+    batch_size: int  # fragments
+    seeds: Seeds
+    generation: int
+    first_priority: FirstPriority | None
+    shards: int
+
+
+def shard_process(pipe: Connection, job: ShardJob) -> None:
+    """Until the pipe closes; see the picture above."""
+    replay = Replay(job.cfg, job.layout, job.seeds.generator("replay", job.generation, job.number), torch.device("cpu"), job.first_priority)
+    views: dict[int, Batch] = {}
+    batches = [job.drawn.view(slot) for slot in range(job.drawn.count)]
+    pipe.send(READY)
+    while True:
+        what, *facts = pipe.recv()
+        if what == "add":
+            (header,) = facts
+            if header.slot not in views:
+                views[header.slot] = job.fragments.view(header.slot)
+            replay.add(Fragment(header._replace(worker=header.worker // job.shards), views[header.slot]))
+            pipe.send(("added", header.slot, replay.starts))
+        elif what == "draw":
+            slot, clock = facts
+            drawn = replay.sample(job.batch_size, clock)
+            batches[slot].copy_(Batch({name: drawn[name] for name in batches[slot]}))
+            pipe.send(("drawn", slot))
+        elif what == "write":
+            replay.write(*facts)
+        elif what == "save":
+            (folder,) = facts
+            if folder is not None:
+                replay.save_rows(folder, job.number)
+            pipe.send(("saved", replay.state()))
+        elif what == "load":
+            replay.load(facts[0], facts[1], job.number)
+            pipe.send(("loaded", replay.starts))
+
+
+class Drawn(NamedTuple):
+    """A batch in a shard's slot. free() it when it has been copied."""
+
+    shard: int
+    slot: int
+    batch: Batch
+
+
+class ShardedReplay:
+    """As far as runners and Run see it: a replay whose answers come later."""
+
+    def __init__(self, cfg: ReplayConfig, layout: Layout, shards: int, fragments: Slots, count: int, seeds: Seeds, generation: int, timeout_sec: float,
+                 first_priority: FirstPriority | None = None):  # fmt: skip
+        """fragments: the samplers' slots; count: fragments of a batch. RunFailed when a shard cannot start."""
+        assert shards <= layout.blocks, "every shard needs a producer"
+        self.cfg, self.layout, self.shards, self.timeout_sec = cfg, layout, shards, timeout_sec
+        self.workers = Workers()
+        blocks = [len(range(i, layout.blocks, shards)) for i in range(shards)]
+        layouts = [replace(layout, blocks=own, capacity=max(1, layout.capacity * own // layout.blocks)) for own in blocks]
+        self.drawn = [Slots(drawn_layout(layout, count), PREFETCHED) for _ in range(shards)]
+        self.views = [[slots.view(slot) for slot in range(PREFETCHED)] for slots in self.drawn]
+        jobs = [ShardJob(i, cfg, layouts[i], fragments, self.drawn[i], count, seeds, generation, first_priority, shards) for i in range(shards)]
+        self.members: list[Worker] = self.workers.start_all(shard_process, {f"replay-{i}": (job,) for i, job in enumerate(jobs)})
+        self.number = {worker.name: i for i, worker in enumerate(self.members)}
+        self.idle = [deque(range(PREFETCHED)) for _ in range(shards)]  # batch slots that nothing is drawn into
+        self.ready: deque[Drawn] = deque()
+        self.added: list[int] = []  # slots of the samplers that have been copied
+        self.starts_of = [0] * shards
+        self.answers: list[tuple[int, Any]] = []
+
+    @property
+    def starts(self) -> int:
+        """Starts that may be drawn, as far as the shards have said."""
+        return sum(self.starts_of)
+
+    def add(self, header: Header) -> None:
+        """The slot is the shard's until `added` names it."""
+        self.workers.send(self.members[header.worker % self.shards], ("add", header))
+
+    def draw(self, clock: Clock) -> None:
+        """Keeps every shard that has rows drawing."""
+        for shard, idle in enumerate(self.idle):
+            while idle and self.starts_of[shard] > 0:
+                self.workers.send(self.members[shard], ("draw", idle.popleft(), clock))
+
+    def free(self, drawn: Drawn) -> None:
+        self.idle[drawn.shard].append(drawn.slot)
+
+    def write(self, drawn: Drawn, key: Tensor, priority: Tensor) -> None:
+        self.workers.send(self.members[drawn.shard], ("write", key.cpu(), priority.detach().cpu()))
+
+    def poll(self, timeout: float = 0.0, also: list[Any] | None = None) -> None:
+        """Takes what shards have said, waiting up to `timeout` seconds for a word of theirs, or for one of the handles in `also`."""
+        if timeout > 0:
+            wait([*self.workers.by_handle, *(also or [])], timeout)
+        for worker, message in self.workers.receive_or_nothing(0.0):
+            shard = self.number[worker.name]
+            what, fact = message[0], message[1]
+            if what == "added":
+                self.added.append(fact)
+                self.starts_of[shard] = message[2]
+            elif what == "drawn":
+                self.ready.append(Drawn(shard, fact, self.views[shard][fact]))
+            else:
+                self.answers.append((shard, fact))
+
+    def _ask(self, message: Callable[[int], tuple]) -> list[Any]:
+        """The answers of all shards, in their order."""
+        for shard, worker in enumerate(self.members):
+            self.workers.send(worker, message(shard))
+        while len(self.answers) < self.shards:
+            before = len(self.answers), len(self.added), len(self.ready)
+            self.poll(self.timeout_sec)
+            if before == (len(self.answers), len(self.added), len(self.ready)):
+                raise RunFailed(f"no word from the replay for {self.timeout_sec:.0f} s")
+        answers = [fact for _, fact in sorted(self.answers, key=lambda answer: answer[0])]
+        self.answers = []
+        return answers
+
+    # -- as Run sees it ------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def saved(self) -> bool:
+        return self.layout.bytes <= self.cfg.checkpoint_max_gb * 1e9 if self.cfg.checkpoint == "auto" else bool(self.cfg.checkpoint)
+
+    def save_rows(self, folder: Path) -> None:
+        self._ask(lambda _: ("save", folder))
+
+    def state(self) -> dict:
+        return {"shards": self._ask(lambda _: ("save", None))}
+
+    def load(self, state: dict, folder: Path | None) -> None:
+        if len(state["shards"]) != self.shards:
+            raise RunFailed("the checkpoint's replay has another number of shards: resume with the same runner.num_shards")
+        self.starts_of = self._ask(lambda shard: ("load", state["shards"][shard], folder))
+
+    def close(self) -> None:
+        self.workers.stop()
+
+
+def drawn_layout(layout: Layout, count: int) -> RowSpec:
+    """Full shapes of what Replay.sample makes."""
+
+    def widen(spec: Field | RowSpec, rows: int) -> Field | RowSpec:
+        return Field((rows, count, *spec.shape), spec.dtype) if isinstance(spec, Field) else {name: widen(part, rows) for name, part in spec.items()}
+
+    seen = 2 if layout.ends else layout.rows + 1
+    made: RowSpec = {name: widen(spec, seen if name in ("obs", "is_first") else layout.rows) for name, spec in layout.stored.items()}
+    if layout.core:
+        made["core"] = widen(layout.core, 1)
+    return {**made, "weight": Field((count,), torch.float32), "key": Field((count,), torch.int64)}

@@ -1,0 +1,144 @@
+"""Samplers, shards and learner as processes: rows arrive whole, priorities go back to where they came from, and nobody who dies is waited for."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from test_actor_learner import run_wired
+
+from rlrun.cli import _dispatch
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.schedule import Clock
+from rlrun.replay.limiter import Limiter
+from rlrun.replay.service import ShardedReplay
+from rlrun.wiring import Wiring, preflight
+
+APEX = ["algo=apex", "logger=[]", "resources.device=cpu", "resources.num_samplers=2", "algo.inner.num_envs=4", "algo.inner.fragment_length=10",
+        "algo.inner.batch_size=16", "algo.inner.learning_starts=100", "replay.capacity=2000", "model.hidden=[8]", "log_every_sec=0.05"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, shards", [("local", 2), ("batched", 1)])
+def test_drawn_rows_are_what_the_env_produced(typed, kind, shards):
+    wiring = Wiring(typed(*APEX, "env=rlrun/Counting-v0", f"resources.inference={kind}", "algo.inner.n_step=2"))
+    algorithm = wiring.algorithm()
+    sampler = wiring.sampler(0)
+    replay: ShardedReplay = wiring.sharded_replay(0, sampler, shards)
+    seen = {0: set(), 1: set()}
+    try:
+        sampler.publish(algorithm.policy, Clock())
+        sampler.begin()
+        copying, drawn, deadline = {}, 0, time.monotonic() + 60
+        while drawn < 40 and time.monotonic() < deadline:
+            sampler.check()
+            replay.poll(0.01)
+            for slot in replay.added:
+                sampler.free([copying.pop(slot)])
+            replay.added.clear()
+            if sampler.queued:
+                (fragment,) = sampler.take(1)
+                copying[fragment.header.slot] = fragment
+                replay.add(fragment.header)
+            replay.draw(Clock())
+            while replay.ready:
+                got = replay.ready.popleft()
+                batch = got.batch
+                episode, step, _ = batch.obs.observation.unbind(-1)  # [2, B]
+                assert torch.equal(episode[0], episode[1]) and batch.valid[0].all()
+                count = batch.valid.sum(0)
+                assert torch.equal(step[1] - step[0], count) and torch.equal(batch.reward[0], step[0] + 1)
+                assert (batch.terminated[-1] <= (step[1] == 7)).all()
+                seen[got.shard].add(int(batch.key[0]))
+                replay.write(got, batch.key, torch.rand(16))
+                replay.free(got)
+                drawn += 1
+        assert drawn >= 40 and all(seen[shard] for shard in range(shards))
+    finally:
+        replay.close()
+        sampler.close()
+
+
+def test_apex_learns_with_two_shards(typed, tmp_path):
+    words = [*APEX, "env=rlrun/Identity-v0", "resources.inference=local", "runner.num_shards=2", "model.hidden=[64]", "algo.inner.lr=3e-3",
+             "algo.inner.discount=0", "algo.inner.n_step=1", "algo.inner.replay_ratio=10", "algo.inner.target_update_interval=50", "env_steps=100000",
+             "stop.return_mean=18"]  # fmt: skip
+    _, job, rows = run_wired(Wiring(typed(*words)), tmp_path)
+    assert job.status == "STOPPED" and job.episodes.mean >= 18
+    assert job.clock.updates * 16 <= 10 * job.clock.env_steps, "no more is learnt than the ratio says"
+    assert job.first_counted == 3, "of four columns the one that explores least counts"
+
+
+@pytest.mark.parametrize("victim", ["replay-0", "sampler-1"])
+def test_a_killed_process_ends_the_run_at_once(typed, tmp_path, victim):
+    import multiprocessing
+
+    def kill():
+        while not any(p.name == victim for p in multiprocessing.active_children()):
+            time.sleep(0.05)
+        time.sleep(1.0)
+        for process in multiprocessing.active_children():
+            if process.name == victim:
+                os.kill(process.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    started = time.monotonic()
+    try:
+        with pytest.raises(RunFailed, match=f"{victim} was killed by SIGKILL"):
+            run_wired(Wiring(typed(*APEX, "env=rlrun/Identity-v0", "resources.inference=local", f"env_steps={10**8}")), tmp_path)
+    finally:
+        thread.join()
+    assert time.monotonic() - started < 40
+
+
+@pytest.mark.parametrize("checkpoint, said", [("auto", False), ("false", True)])
+def test_a_resumed_run_has_its_rows_or_says_that_it_has_not(tmp_path, capfd, checkpoint, said):
+    path = tmp_path / "run"
+    words = [*APEX, "env=CartPole-v1", "env_steps=1500", "resources.inference=local", "runner.num_shards=2", f"replay.checkpoint={checkpoint}"]
+    assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
+    last = sorted((path / "checkpoints").glob("0*"))[-1]
+    assert len(list(last.glob("replay-*.bin"))) == (0 if said else 2)
+    state = torch.load(last / "replay.pt", weights_only=True)
+    assert state["limiter"]["came"] == json.loads((last / "run.json").read_text())["env_steps"]
+    capfd.readouterr()
+    assert _dispatch(["resume", str(path), "env_steps=2500"]) == 0
+    assert ("holds no replayed rows" in capfd.readouterr().out) is said
+    assert json.loads((path / "summary.json").read_text())["status"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("words, said", [
+    (["resources=debug"], "runner=replay has one process"),
+    (["resources.inference=serial"], "runner=replay has one process"),
+    (["algo.inner.input_priorities=false"], "input_priorities must be true"),
+    (["runner.num_shards=3"], "num_shards=3"),
+])  # fmt: skip
+def test_what_cannot_work_gets_a_sentence(typed, words, said):
+    with pytest.raises(UserError, match=said):
+        preflight(typed(*APEX, "env=CartPole-v1", *words))
+
+
+def test_the_limiter_keeps_the_ratio_and_lets_nobody_run_away():
+    class Some:
+        starts = 1
+
+    limiter = Limiter(starts=100, ratio=2.0, batch=10)
+    limiter.inserted(60)
+    assert not limiter.may_sample(Some) and limiter.may_insert()
+    limiter.inserted(60)  # 20 of them after the start: 40 rows
+    updates = 0
+    while limiter.may_sample(Some):
+        limiter.sampled()
+        updates += 1
+    assert updates == 4
+    limiter.inserted(20)
+    assert not limiter.may_insert(), "four updates behind"
+    limiter.sampled()
+    assert limiter.may_insert()
+    again = Limiter(starts=100, ratio=2.0, batch=10)
+    again.load(limiter.state(), rows=False)
+    assert not again.may_sample(Some), "without rows there is nothing to learn from yet"
+    again.load(limiter.state(), rows=True)
+    assert again.may_sample(Some)
