@@ -29,6 +29,14 @@ class Outputs(NamedTuple):
     value: Tensor  # [T+1, B]
 
 
+def without_meaning(obs: Batch, name: str | None) -> tuple[Batch, Tensor | None]:
+    """obs without the part of the observation that says what actions mean, and that part [..., A, E]; None where there is none."""
+    if name is None:
+        return obs, None
+    parts = obs["observation"]
+    return obs.replace(observation=Batch({key: parts[key] for key in parts if key != name})), parts[name]  # type: ignore[index, return-value, union-attr]
+
+
 class DistributionPolicy(Policy):
     """Samples from a distribution over actions; its value head serves the learner.
 
@@ -42,6 +50,7 @@ class DistributionPolicy(Policy):
         self.value_trunk = None if model.cfg.share_value else model.trunk(spec)
         self.action_head = model.action_head(spec, self.trunk.features)
         self.value_head = model.linear(self.trunk.features, 1, 1.0)
+        self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
 
     def value_parameters(self) -> list[nn.Parameter]:
         """Those that only the value uses; empty trunks are not shared. Raises ValueError when the trunk is shared."""
@@ -79,13 +88,16 @@ class DistributionPolicy(Policy):
         if self.filter is not None:
             obs = obs.replace(observation=self.filter(obs["observation"]))
         own, value_state = self._split(state)
+        obs, meaning = without_meaning(obs, self.embedding)
         features, own = self.trunk(obs, is_first, own)
         value_features = features
         if self.value_trunk is not None:
             value_features, value_state = self.value_trunk(obs, is_first, value_state)
         value = self.value_head(value_features).squeeze(-1)
         after = Batch({**own, **{f"value_{name}": value_state[name] for name in value_state}})
-        return Outputs(self.action_head(features, obs["action_mask"] if "action_mask" in obs else None), value), after
+        mask = obs["action_mask"] if "action_mask" in obs else None
+        dist = self.action_head(features, mask) if meaning is None else self.action_head(features, mask, meaning)
+        return Outputs(dist, value), after
 
     def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
         outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
@@ -145,6 +157,7 @@ class QPolicy(Policy):
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec, flat=True)
         self.head = model.q_head(spec, self.trunk, head, atoms)
+        self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
 
     def moments(self, batch: Batch) -> list[Moments] | None:
         return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
@@ -176,8 +189,10 @@ class QPolicy(Policy):
         """obs [T, B, ...] from the state before row 0 -> [T, B, A, K] and the state after the last row."""
         if self.filter is not None:
             obs = obs.replace(observation=self.filter(obs["observation"]))
+        obs, meaning = without_meaning(obs, self.embedding)
         features, after = self.trunk(obs, is_first, state)
-        return self.head(features), after
+        made = self.head(features)  # [T, B, A, K], or E numbers in place of A
+        return made if meaning is None else meaning @ made, after
 
     def q(self, outputs: Tensor) -> Tensor:
         """[..., A, K] -> action values [..., A]."""

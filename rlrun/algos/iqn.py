@@ -28,7 +28,7 @@ from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import quantile_huber, taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QPolicy
+from rlrun.policies import QPolicy, without_meaning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class QuantilePolicy(QPolicy):
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: Config):
         super().__init__(spec, model, cfg.head, cfg.exploration)
-        self.embedding = nn.Linear(cfg.num_cosines, self.trunk.features)
+        self.of_cosines = nn.Linear(cfg.num_cosines, self.trunk.features)
         self.register_buffer("acting", (torch.arange(cfg.num_acting_fractions) + 0.5) / cfg.num_acting_fractions, persistent=False)
         self.register_buffer("multiples", math.pi * torch.arange(cfg.num_cosines), persistent=False)
         self.acting: Tensor
@@ -63,11 +63,13 @@ class QuantilePolicy(QPolicy):
         """fraction [T, B, N]: tau; None: those to act with -> quantiles [T, B, A, N] and the state after the last row."""
         if self.filter is not None:
             obs = obs.replace(observation=self.filter(obs["observation"]))
+        obs, meaning = without_meaning(obs, self.embedding)
         features, after = self.trunk(obs, is_first, state)
         if fraction is None:
             fraction = self.acting.expand(*features.shape[:2], -1)
-        phi = self.embedding((fraction.unsqueeze(-1) * self.multiples).cos()).relu()  # [T, B, N, F], eq. 4
-        return self.head(features.unsqueeze(2) * phi).squeeze(-1).transpose(-1, -2), after
+        phi = self.of_cosines((fraction.unsqueeze(-1) * self.multiples).cos()).relu()  # [T, B, N, F], eq. 4
+        made = self.head(features.unsqueeze(2) * phi).squeeze(-1).transpose(-1, -2)
+        return made if meaning is None else meaning @ made, after
 
     def quantiles(self, rows: Batch, fraction: Tensor) -> Tensor:
         """rows of obs and is_first [T, B, ...], fraction [T, B, N] -> [T, B, A, N], without memory."""

@@ -195,6 +195,39 @@ class CorrelatedActions(gymnasium.Env):
         return np.ones(1, np.float32), float(action[0] == action[1]), False, self.step_number >= self.length, {}
 
 
+class ParametricActionsCartPole(gymnasium.Env):
+    """CartPole whose two actions stand in two of `slots` places that change with every step; `avail_actions` holds what each place means, as numbers whose
+    meaning is to be learnt, and the mask says which two are filled (RLlib's ParametricActionsCartPole)."""
+
+    MEANING = np.array([[0.6, -0.3], [-0.4, 0.8]], dtype=np.float32)  # of left and right: any two vectors would do
+
+    def __init__(self, slots: int = 10, **kwargs):
+        spaces = gymnasium.spaces
+        self.cart, self.slots = CartPoleEnv(**kwargs), slots
+        self.action_space = spaces.Discrete(slots)
+        self.observation_space = spaces.Dict(
+            {"action_mask": spaces.Box(0, 1, (slots,), np.int8), "avail_actions": spaces.Box(-1.0, 1.0, (slots, 2), np.float32),
+             "cart": self.cart.observation_space}  # fmt: skip
+        )
+
+    def _obs(self, cart):
+        self.places = self.np_random.choice(self.slots, size=2, replace=False)
+        mask, meaning = np.zeros(self.slots, dtype=np.int8), np.zeros((self.slots, 2), dtype=np.float32)
+        mask[self.places], meaning[self.places] = 1, self.MEANING
+        return {"action_mask": mask, "avail_actions": meaning, "cart": cart}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        cart, info = self.cart.reset(seed=seed)
+        return self._obs(cart), info
+
+    def step(self, action):
+        if action not in self.places:
+            raise ValueError(f"{action} is illegal, {self.places.tolist()} are legal")
+        cart, *rest = self.cart.step(int(action == self.places[1]))
+        return self._obs(cart), *rest
+
+
 _POSITIONS = [0, 2]  # cart position, pole angle
 
 
@@ -235,6 +268,8 @@ def register() -> None:
     for entry in ("Counting", "Identity", "IdentityBox", "EverySpace", "Masked", "RepeatAfterMe", "CorrelatedActions"):
         if f"rlrun/{entry}-v0" not in gymnasium.registry:
             gymnasium.register(f"rlrun/{entry}-v0", entry_point=f"rlrun.envs.debug:{entry}")
+    if "ParametricActionsCartPole-v0" not in gymnasium.registry:
+        gymnasium.register("ParametricActionsCartPole-v0", entry_point=ParametricActionsCartPole, max_episode_steps=500)
     if "StatelessCartPole-v0" not in gymnasium.registry:
         gymnasium.register("StatelessCartPole-v0", entry_point=StatelessCartPole, vector_entry_point=StatelessCartPoleVector, max_episode_steps=500)
 

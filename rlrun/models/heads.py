@@ -54,6 +54,20 @@ class DiscreteHead(ActionHead):
         return MultiCategorical(logits, self.sizes, self.space.shape, legal)
 
 
+class EmbeddedHead(nn.Module):
+    """Categorical over actions that the observation describes: logits are inner products of what the net wants [E] with what each means [A, E]."""
+
+    def __init__(self, actions: int, inputs: int, size: int, linear: Linear):
+        super().__init__()
+        self.linear = linear(inputs, size, SMALL_GAIN)
+        self.dist_spec = _numbers("log_probs", width=actions)
+
+    def forward(self, features: Tensor, mask: Tensor | None, meaning: Tensor) -> Categorical:
+        """features [..., F], meaning [..., A, E]."""
+        logits = (meaning @ self.linear(features).unsqueeze(-1)).squeeze(-1)
+        return Categorical(logits, None if mask is None else mask.bool())
+
+
 class BinaryHead(ActionHead):
     def __init__(self, space: MultiBinary, inputs: int, linear: Linear):
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,7 @@ from rlrun.core.q_learning import QHeadConfig
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
 from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN, Parts
-from rlrun.models.heads import ActionHead, BoxDistribution, QHead, action_head
+from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, action_head
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
@@ -51,6 +51,7 @@ class ModelConfig:
     action_distribution: BoxDistribution
     log_std: float
     autoregressive: bool
+    action_embedding: str | None
     observation_filter: Literal["none", "mean_std"]
     observation_clip: float
     memory: MemoryConfig
@@ -142,6 +143,23 @@ def zeros(space: Space, count: int) -> Tensor | Batch:
     return torch.zeros(count, *space.field.shape, dtype=space.field.dtype)
 
 
+def embedding_of(spec: EnvSpec, name: str) -> tuple[EnvSpec, int]:
+    """The spec without that part of its observation, and how many numbers say what an action means. Raises UserError where it does not fit."""
+    space, said = spec.observation, f"model.action_embedding={name}"
+    if not isinstance(spec.action, Discrete):
+        raise UserError(f"{said} is for one choice among actions, not for {spec.action}")
+    parts = space.parts if isinstance(space, Nested) else {}
+    if not isinstance(space, Nested) or name not in parts:
+        raise UserError(f"{said}: {spec.name} observes {space}, which has no such part.{closest(name, list(parts))}")
+    part = parts[name]
+    if not isinstance(part, Box) or len(part.shape) != 2 or part.shape[0] != spec.action.n:
+        raise UserError(f"{said} must hold a row of numbers for each of the {spec.action.n} actions, not {part}")
+    if len(parts) == 1:
+        raise UserError(f"{said} is all that {spec.name} observes: there is nothing to choose by")
+    rest = replace(space, spaces=tuple((key, value) for key, value in space.spaces if key != name))
+    return replace(spec, obs={**spec.obs, "observation": rest}), part.shape[1]
+
+
 class Model:
     """Builds the parts that policies are made of. `precision` ("fp32" or "bf16") concerns convolutional encoders only."""
 
@@ -162,11 +180,16 @@ class Model:
             raise UserError(f"model.observation_filter=mean_std is for numbers and pixels, but {spec.name} observes {spec.observation}")
         return ObservationFilters(parts, self.cfg.observation_clip)
 
-    def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead:
+    def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead | EmbeddedHead:
+        if self.cfg.action_embedding is not None:
+            assert isinstance(spec.action, Discrete)
+            return EmbeddedHead(spec.action.n, inputs, embedding_of(spec, self.cfg.action_embedding)[1], self.linear)
         return action_head(spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std, self.cfg.autoregressive)
 
     def trunk(self, spec: EnvSpec, flat: bool = False) -> Trunk:
         """flat: where an image is the whole observation and there is no memory, convolutions alone, for heads that have hidden layers of their own."""
+        if self.cfg.action_embedding is not None:
+            spec, _ = embedding_of(spec, self.cfg.action_embedding)
         flat = flat and self.cfg.memory.kind == "none"
         encoder = self.encoder(spec, flat and isinstance(spec.observation, Box))
         trunk = Trunk(encoder, self.memory(encoder.features))  # type: ignore[arg-type]
@@ -184,7 +207,12 @@ class Model:
         hidden: tuple[int, ...] = () if cfg.hidden == "auto" else cfg.hidden
         if cfg.hidden == "auto" and isinstance(trunk.encoder, ImageEncoder) and trunk.encoder.ends_flat:
             hidden = (trunk.encoder.size,)
-        return QHead(trunk.features, spec.action.n, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear, self.cfg.layer_norm)
+        actions = spec.action.n
+        if self.cfg.action_embedding is not None:
+            if cfg.dueling:
+                raise UserError("model.action_embedding has no advantages to take a mean of: set head.dueling=false with it")
+            actions = embedding_of(spec, self.cfg.action_embedding)[1]  # numbers that are multiplied with each action's
+        return QHead(trunk.features, actions, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear, self.cfg.layer_norm)
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:
         cfg = self.cfg.memory

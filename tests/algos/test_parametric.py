@@ -1,0 +1,47 @@
+"""Actions whose meaning is part of what is seen."""
+
+import pytest
+import torch
+from conftest import SMALL
+
+from rlrun.core.batch import Batch
+from rlrun.core.errors import UserError
+from rlrun.core.schedule import Clock
+from rlrun.wiring import Wiring, preflight
+
+ENV = ["env=ParametricActionsCartPole-v0", "model.action_embedding=avail_actions"]
+WHICH = {"dqn": ["algo.head.dueling=false", "algo.learning_starts=30"], "c51": ["algo.learning_starts=30"], "iqn": ["algo.learning_starts=30"],
+         "ppo": ["algo.minibatch_size=10", "algo.sequence_length=5"], "impala": []}  # fmt: skip
+
+
+def observed(columns: int, generator: torch.Generator) -> Batch:
+    return Batch(
+        observation=Batch(avail_actions=torch.randn(columns, 10, 2, generator=generator), cart=torch.randn(columns, 4, generator=generator)),
+        action_mask=torch.ones(columns, 10, dtype=torch.int8),
+    )
+
+
+@pytest.mark.parametrize("algo", WHICH)
+def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo):
+    made = Wiring(typed(f"algo={algo}", *ENV, *SMALL, *WHICH[algo])).algorithm().policy
+    for parameter in made.parameters():  # a head's small gain would make everything equal
+        torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
+    obs = observed(50, torch.Generator().manual_seed(0))
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(1))
+    moved = obs.replace(observation=obs.observation.replace(avail_actions=obs.observation.avail_actions[:, order]))
+    first = torch.ones(50, dtype=torch.bool)
+    with torch.no_grad():
+        before, after = (made.act(x, first, made.initial_state(50), Clock(), "greedy", torch.Generator()).action for x in (obs, moved))
+    assert torch.equal(order[after], before) and len(before.unique()) > 2
+
+
+@pytest.mark.parametrize("words, said", [
+    (["algo=dqn", *ENV], "head.dueling=false"),
+    (["algo=dqn", "env=CartPole-v1", "model.action_embedding=x"], "has no such part"),
+    (["algo=ppo", ENV[0], "model.action_embedding=avail_action"], "Did you mean avail_actions|avail_actions"),
+    (["algo=ppo", ENV[0], "model.action_embedding=cart"], "a row of numbers for each of the 10 actions"),
+    (["algo=ppo", "env=Pendulum-v1", "model.action_embedding=cart"], "for one choice among actions"),
+])  # fmt: skip
+def test_what_does_not_fit_gets_a_sentence(typed, words, said):
+    with pytest.raises(UserError, match=said):
+        preflight(typed(*words))
