@@ -111,7 +111,7 @@ class ICM(Algorithm):
 
     def _parts(self, batch: Batch) -> list[Batch]:
         """Random columns of the batch, whole: pairs of neighbouring rows stay together."""
-        batch = Batch({name: batch[name] for name in ("obs", "action", "reward", "valid")})  # replay adds fields without rows
+        batch = Batch({name: value for name, value in batch.items() if name not in ("weight", "key")})  # replay's, which have no rows
         columns = batch.reward.shape[1]
         order = torch.randperm(columns, generator=self.ctx.rng, device=self.ctx.rng.device)
         return [batch.columns(picks) for picks in order.tensor_split(self.cfg.num_minibatches)]

@@ -271,7 +271,7 @@ def test_a_saved_replay_goes_on_as_if_nothing_had_happened(tmp_path, name, kind,
             replay.write(a.key, a.reward[0].abs())
     (tmp_path / "replay-0.bin").write_bytes((tmp_path / "replay-0.bin").read_bytes()[:-200])
     if store != "packed":
-        with pytest.raises(Exception, match="ends too early"):
+        with pytest.raises(Exception, match="end too early"):
             second.load(first.state(), tmp_path)
 
 
