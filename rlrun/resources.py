@@ -125,8 +125,8 @@ def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> f
 def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool, synchronous: bool, lockstep: bool = True,
            apart: bool = False) -> Resources:  # fmt: skip
     """Fills in every `auto`. `synchronous`: samplers and learner take turns, and samplers together hold exactly one train batch. `lockstep`: several
-    learners share one train batch; else each has its own, and they share the CPU's memory. `apart`: samplers are processes of their own. Raises UserError for a device that is not there or numbers
-    that do not fit the batch."""
+    learners share one train batch; else each has its own, and they share the CPU's memory. `apart`: samplers are processes of their own. Raises UserError
+    for a device that is not there or numbers that do not fit the batch."""
     why: list[str] = []
     if not lockstep and cfg.device not in ("auto", "cpu"):
         raise UserError(f"resources.device={cfg.device}: workers that share weights without waiting learn on the CPU")

@@ -2,8 +2,9 @@
 
 A part is the run's own code at the run's batch sizes and precision, on one thread, with nothing else running: env = stepping the vector
 environment; inference = acting on one row of a fragment, records included; learning = copy, conversion, loss, clip and optimiser of one train
-batch. Each is the median of three measurements before and three after training. With c cores, no schedule of these parts can exceed
-c / (1/env + 1/inference + 1/learning) env steps/s, as long as a core does not slow down when its neighbour works.
+batch; with a replay also replay = storing rows, drawing batches and writing priorities, and learning is counted by the env steps that one update stands for.
+Each is the median of three measurements before and three after training. With c cores, no schedule of these parts can exceed
+c / (1/env + 1/inference + 1/learning + 1/replay) env steps/s, as long as a core does not slow down when its neighbour works.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.specs import random_actions
 from rlrun.dataflow.reuse import gather
+from rlrun.dataflow.slots import Fragment, Header
+from rlrun.replay.buffer import Replay
 from rlrun.resources import cores
 from rlrun.rundir import command_line, hardware, versions
 from rlrun.samplers.collector import Collector, act_row
 from rlrun.wiring import Typed, Wiring
 
 PART_SEC = 1.0
+REPLAYED = 400  # fragments in the replay that the parts are measured with
 WARM_SHARE = 0.25  # of the training time that is not counted
 
 
@@ -70,10 +74,16 @@ class _Parts:
         collector = Collector(self.env, self.rng, wiring.needs.record, wiring.needs.core_every, 0, 0, 0)
         acting = wiring.policy_factory(acting=True)()
         fragments = []
-        for _ in range(wiring.needs.columns // self.columns):
+        self.replay: Replay | None = None
+        for number in range(REPLAYED if wiring.needs.replay is not None else wiring.needs.columns // self.columns):
             batch = allocate(layout)
-            collector.collect(batch, acting, 1, Clock())
-            fragments.append(batch)
+            header = collector.collect(batch, acting, 1, Clock())
+            if wiring.needs.replay is not None:
+                self.replay = self.replay or wiring.replay(0)
+                for block in range(self.replay.layout.blocks):  # every producer the same rows
+                    self.replay.add(Fragment(header._replace(worker=block), batch))
+            if number < 64:
+                fragments.append(batch)
         self.obs = collector.columns.obs
         self.fragments = fragments
         self.batch: Batch | None = None
@@ -81,7 +91,7 @@ class _Parts:
 
     def measure(self) -> dict[str, list[float]]:
         """Rows/s of each part, three times."""
-        rows = self.wiring.needs.rows
+        rows = self.wiring.rows
         rng = np.random.default_rng(0)
         spec = self.wiring.spec
         masked = "action_mask" in spec.obs
@@ -102,6 +112,39 @@ class _Parts:
                     act_row(self.policy, self.out, t, state, self.wiring.needs.core_every, Clock(), self.rng, self.wiring.needs.record)
             return rows * self.columns
 
+        asked, replay = self.wiring.needs.replay, self.replay
+        if asked is not None and replay is not None:
+            steps = self.wiring.needs.columns * asked.rows_learnt / asked.ratio  # env steps that one update stands for
+            drawn = replay.sample(self.wiring.needs.columns, Clock()).to(self.wiring.resources.device)
+            headers = dict.fromkeys(range(replay.layout.blocks), 0)
+
+            def from_replay() -> float:
+                writes = self.algorithm.update(drawn, Clock()).writes
+                if self.wiring.resources.device.type == "cuda":
+                    torch.cuda.synchronize()
+                self.priority = (writes or {}).get("priority")
+                return steps
+
+            def storing() -> float:
+                batch = replay.sample(self.wiring.needs.columns, Clock())
+                if self.priority is not None:
+                    replay.write(batch.key, self.priority)
+                self.owed += steps
+                while self.owed >= rows * self.columns:
+                    self.owed -= rows * self.columns
+                    self.count += 1
+                    block = self.count % replay.layout.blocks
+                    headers[block] += 1
+                    fragment = self.fragments[headers[block] % len(self.fragments)]
+                    first = replay.next_row[block]
+                    assert first is not None
+                    replay.add(Fragment(Header(block, 0, first, 0, 0, 0, (), (0.0, 0.0)), fragment))
+                return steps
+
+            self.priority, self.owed, self.count = None, 0.0, 0
+            four = (("env", env), ("inference", inference), ("learning", from_replay), ("replay", storing))
+            return {name: [_rate(call) for _ in range(3)] for name, call in four}
+
         def learning() -> int:
             self.batch = gather(self.fragments, self.batch, self.wiring.resources.device)
             self.algorithm.update(self.batch, Clock())
@@ -112,9 +155,9 @@ class _Parts:
         return {name: [_rate(call) for _ in range(3)] for name, call in (("env", env), ("inference", inference), ("learning", learning))}
 
 
-def _rate(call: Callable[[], int]) -> float:
+def _rate(call: Callable[[], float]) -> float:
     call()
-    started, done = time.perf_counter(), 0
+    started, done = time.perf_counter(), 0.0
     while time.perf_counter() - started < PART_SEC:
         done += call()
     return done / (time.perf_counter() - started)
@@ -158,7 +201,8 @@ def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, 
         watcher.join()
     rows = logger.rows
     warm = rows[0]["time_sec"] + WARM_SHARE * (rows[-1]["time_sec"] - rows[0]["time_sec"])
-    counted = [row for row in rows if row["time_sec"] >= warm]
+    learns = next(row["time_sec"] for row in rows if row["updates"] > 0)  # a replay fills first
+    counted = [row for row in rows if row["time_sec"] >= max(warm, learns)]
     reached = (counted[-1]["env_steps"] - counted[0]["env_steps"]) / (counted[-1]["time_sec"] - counted[0]["time_sec"])
     lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
     names = {name for row in counted for name in row if name.startswith("time/") and name.endswith("_share") and name != "time/sampler_env_share"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,11 +46,17 @@ class Schedule:
 
     @staticmethod
     def parse(value: object) -> Schedule:
-        """A number, {start, end, steps}, or [[env_steps, value], ...] with rising env_steps. Raises ValueError on anything else."""
+        """A number, "A to B over N" or {start, end, steps}, or [[env_steps, value], ...] with rising env_steps. Raises ValueError on anything else."""
         if isinstance(value, bool) or value is None:
-            raise ValueError("a schedule is a number, {start, end, steps} or [[env_steps, value], ...]")
+            raise ValueError('a schedule is a number, "A to B over N" (env steps), {start, end, steps} or [[env_steps, value], ...]')
         if isinstance(value, int | float):
             return Schedule(((0.0, float(value)),))
+        if isinstance(value, str):
+            words = re.fullmatch(r"\s*(\S+) to (\S+) over (\S+)\s*", value)
+            try:
+                value = dict(zip(("start", "end", "steps"), map(float, words.groups()), strict=True)) if words else value
+            except ValueError:
+                pass  # said below
         if isinstance(value, dict):
             if set(value) != {"start", "end", "steps"} or not all(isinstance(v, int | float) for v in value.values()):
                 raise ValueError("a linear schedule has the numbers start, end and steps (env steps)")
@@ -61,4 +68,4 @@ class Schedule:
             if any(a[0] >= b[0] for a, b in itertools.pairwise(points)):
                 raise ValueError("a schedule's points need rising env_steps")
             return Schedule(points)
-        raise ValueError("a schedule is a number, {start, end, steps} or [[env_steps, value], ...]")
+        raise ValueError('a schedule is a number, "A to B over N" (env steps), {start, end, steps} or [[env_steps, value], ...]')

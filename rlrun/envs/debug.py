@@ -206,8 +206,11 @@ class ParametricActionsCartPole(gymnasium.Env):
         self.cart, self.slots = CartPoleEnv(**kwargs), slots
         self.action_space = spaces.Discrete(slots)
         self.observation_space = spaces.Dict(
-            {"action_mask": spaces.Box(0, 1, (slots,), np.int8), "avail_actions": spaces.Box(-1.0, 1.0, (slots, 2), np.float32),
-             "cart": self.cart.observation_space}  # fmt: skip
+            {
+                "action_mask": spaces.Box(0, 1, (slots,), np.int8),
+                "avail_actions": spaces.Box(-1.0, 1.0, (slots, 2), np.float32),
+                "cart": self.cart.observation_space,
+            }  # fmt: skip
         )
 
     def _obs(self, cart):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-
 SLACK = 4  # updates that the learner may be behind, where samplers do not wait for each
 
 

@@ -66,9 +66,10 @@ def test_schedules():
     assert Schedule.parse(0.5)(Clock(10)) == 0.5
     linear = Schedule.parse({"start": 1.0, "end": 0.0, "steps": 100})
     assert [linear(Clock(s)) for s in (0, 25, 100, 1000)] == [1.0, 0.75, 0.0, 0.0]
+    assert Schedule.parse("1.0 to 0.0 over 1e2") == linear
     points = Schedule.parse([[10, 1.0], [20, 3.0], [40, 3.0]])
     assert [points(Clock(s)) for s in (0, 10, 15, 30, 50)] == [1.0, 1.0, 2.0, 3.0, 3.0]
-    for bad in ("x", None, True, {"start": 1}, [[5, 1], [5, 2]], [], {"start": 1, "end": 0, "steps": 0}):
+    for bad in ("x", None, True, {"start": 1}, [[5, 1], [5, 2]], [], {"start": 1, "end": 0, "steps": 0}, "1 to 2", "a to b over c", "1 to 0 over 0"):
         with pytest.raises(ValueError):
             Schedule.parse(bad)
 

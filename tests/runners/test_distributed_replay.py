@@ -65,7 +65,7 @@ def test_apex_learns_with_two_shards(typed, tmp_path):
     words = [*APEX, "env=rlrun/Identity-v0", "resources.inference=local", "runner.num_shards=2", "model.hidden=[64]", "algo.inner.lr=3e-3",
              "algo.inner.discount=0", "algo.inner.n_step=1", "algo.inner.replay_ratio=10", "algo.inner.target_update_interval=50", "env_steps=100000",
              "stop.return_mean=18"]  # fmt: skip
-    _, job, rows = run_wired(Wiring(typed(*words)), tmp_path)
+    _, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18
     assert job.clock.updates * 16 <= 10 * job.clock.env_steps, "no more is learnt than the ratio says"
     assert job.first_counted == 3, "of four columns the one that explores least counts"

@@ -1,0 +1,36 @@
+"""Screens that are stored once come back as the stacks that the emulator showed."""
+
+import pytest
+import torch
+from conftest import SMALL
+
+from rlrun.core.schedule import Clock
+from rlrun.wiring import Wiring
+
+
+@pytest.mark.parametrize("game, more", [("Breakout", ["env.size=42"]), ("Pong", ["env.size=42", "env.max_frames=400"])])
+@pytest.mark.parametrize("compress", [False, True])
+def test_replayed_screens_are_those_that_were_seen(typed, game, more, compress):
+    words = ["algo.num_envs=2", "algo.n_step=3", "algo.learning_starts=100", "algo.exploration.epsilon=1.0"]
+    wiring = Wiring(typed("algo=dqn", f"env={game}", *more, *SMALL, *words, "replay.capacity=600", f"replay.compress={compress}"))
+    made, sampler, replay = wiring.algorithm(), wiring.sampler(0), wiring.replay(0)
+    assert replay.layout.stack == 4
+    sampler.publish(made.policy, Clock())
+    seen: list[torch.Tensor] = []  # [2, 4, 42, 42] of every row
+    firsts = 0
+    for _ in range(160):
+        (fragment,) = sampler.take(1)
+        seen += list(fragment.batch.obs.observation[:-1].clone())
+        last = fragment.batch.obs.observation[-1].clone()
+        firsts += int(fragment.batch.is_first[:-1].sum())
+        replay.add(fragment)
+        sampler.free([fragment])
+    assert firsts >= 6, "several games began"
+    replay.check_valid()
+    ahead = [*seen, last]
+    for _ in range(12):
+        batch = replay.sample(64, Clock())
+        for i, key in enumerate(batch.key.tolist()):
+            column, row = key % 2, key // 2
+            end = int((~batch.valid[:, i]).long().argmax()) if not batch.valid[:, i].all() else 3
+            assert torch.equal(batch.obs.observation[0, i], ahead[row][column]) and torch.equal(batch.obs.observation[1, i], ahead[row + end][column])
