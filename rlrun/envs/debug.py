@@ -210,7 +210,7 @@ class ParametricActionsCartPole(gymnasium.Env):
                 "action_mask": spaces.Box(0, 1, (slots,), np.int8),
                 "avail_actions": spaces.Box(-1.0, 1.0, (slots, 2), np.float32),
                 "cart": self.cart.observation_space,
-            }  # fmt: skip
+            }
         )
 
     def _obs(self, cart):
