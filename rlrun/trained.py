@@ -12,7 +12,7 @@ import torch
 
 from rlrun.config import load_yaml
 from rlrun.core.batch import Batch
-from rlrun.core.env import Rows
+from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
@@ -48,16 +48,17 @@ class Trained:
         """Begins new episodes everywhere, or where is_first [B]."""
         if is_first is None or self._state is None:
             self._state: Batch | None = None
+            self._action: Any = None
             self._first: torch.Tensor | None = None
             if self.screens is not None:
                 self.screens.reset()
         else:
             self._first = torch.from_numpy(np.asarray(is_first, dtype=bool).copy())
 
-    def act(self, obs: Any, mode: Mode = "greedy") -> Any:
+    def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None) -> Any:
         """Observation as the environment gives it, one or a batch (every part [...] or [B, ...]) -> action as the environment takes it. Of an Atari
         game also the raw screen of every decision, [H, W, 3] uint8, or its last two frames [2, H, W, 3], which training merges; the stack of frames
-        is kept here."""
+        is kept here. reward, one or [B]: what came of the last action, for models that are told (model.memory.prev_reward)."""
         if self.screens is not None:
             obs = self._screens(np.asarray(obs))
         path, space = next(leaves(self.spec.observation))
@@ -70,7 +71,7 @@ class Trained:
         if given.shape[given.ndim - len(shape) :] != shape or given.ndim > len(shape) + 1:
             raise ValueError(f"an observation of {self.spec.name} has the shape {shape}, not {given.shape}")
         rows = to_rows(self.spec, _each(obs, lambda part: np.asarray(part)[None]) if single else obs)
-        action = self.spec.action.to_env(self.policy_action(rows, mode))
+        action = self.spec.action.to_env(self.policy_action(rows, mode, reward))
         return _each(action, lambda part: part[0]) if single else action
 
     def _screens(self, given: np.ndarray) -> np.ndarray:
@@ -85,10 +86,11 @@ class Trained:
             return self.screens.push(given)
         return given
 
-    def policy_action(self, rows: Rows, mode: Mode = "greedy") -> Any:
+    def policy_action(self, rows: Rows, mode: Mode = "greedy", reward: Any = None) -> Any:
         """Observations [B, ...] as rows hold them -> actions as rows hold them (rlrun's own environments give and take these)."""
         obs = to_torch(rows).clone()
         count = len(next(obs.leaves()))
+        obs = self._told(obs, count, reward)
         if self._state is None or not len(self._state):
             self._state = self.policy.initial_state(count)
         elif len(next(iter(self._state.values()))) != count:
@@ -96,8 +98,24 @@ class Trained:
         first = torch.zeros(count, dtype=torch.bool) if self._first is None else self._first
         with torch.inference_mode():
             act = self.policy.act(obs, first, self._state, self.clock, mode, self.rng)
-        self._state, self._first = act.state, None
+        self._state, self._first, self._action = act.state, None, act.action
         return act.action.numpy()
+
+    def _told(self, obs: Batch, count: int, reward: Any) -> Batch:
+        """With what a memory is told of the last row; nothing where an episode begins."""
+        fresh = torch.zeros(count, dtype=torch.bool) if self._state is not None else torch.ones(count, dtype=torch.bool)
+        fresh = fresh if self._first is None else self._first
+        if "prev_action" in self.spec.obs and "prev_action" not in obs:
+            nothing = to_torch({"action": map_rows(self.spec.action.sample(np.random.default_rng(0), count), np.zeros_like)})
+            action: Any = nothing if self._state is None else Batch(action=self._action)
+            action = action.map(lambda x: x.masked_fill(fresh.view(-1, *[1] * (x.ndim - 1)), 0))
+            obs = obs.replace(prev_action=action["action"])
+        if "prev_reward" in self.spec.obs and "prev_reward" not in obs:
+            if reward is None and not fresh.all():
+                raise ValueError("this policy is told the last reward: act(obs, reward=...)")
+            last = torch.zeros(count) if reward is None else torch.as_tensor(np.asarray(reward, dtype=np.float32)).reshape(count)
+            obs = obs.replace(prev_reward=last.masked_fill(fresh, 0.0).unsqueeze(1))
+        return obs
 
 
 def _each(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -114,7 +132,7 @@ def load(run_dir: str | Path, checkpoint: str = "last") -> Trained:
     path = Path(run_dir)
     config = type_config(load_yaml(path / "config.yaml"))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
-    spec = registry.make_spec(config.env)
+    spec = registry.make_spec(config.env, config.run.model.memory.prev_action, config.run.model.memory.prev_reward)
     policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)
     try:
         policy.load_state_dict(tensors["policy"])

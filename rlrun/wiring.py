@@ -189,7 +189,7 @@ class Wiring:
         self.ranks = ALONE
         self.cut: Cut | None = None
         self.seeds = Seeds(config.run.seed)
-        self.spec = registry.make_spec(config.env)
+        self.spec = registry.make_spec(config.env, config.run.model.memory.prev_action, config.run.model.memory.prev_reward)
         self.needs: Needs = config.algorithm.needs(config.algo)
         self.make_env = registry.Factory(cfg=config.env, spec=self.spec, seeds=self.seeds, stream="env", learning=True)
         if self.spec.action.kind not in self.needs.actions:

@@ -96,19 +96,19 @@ def record(trained: Any, options: Options) -> tuple[list, float, list[float]]:
     try:
         obs = env.reset(0)
         shown: Any = screen.reset(0) if screen is not None else None
-        is_first, total = np.ones(1, dtype=bool), 0.0
+        is_first, total, reward = np.ones(1, dtype=bool), 0.0, np.zeros(1)
         trained.reset()
         for _ in range(options.max_steps):
             frames.append(shown["observation"][0, -1] if screen is not None else env.frame())
             trained.reset(is_first)
-            action = trained.policy_action(obs, "greedy" if options.greedy else "explore")
+            action = trained.policy_action(obs, "greedy" if options.greedy else "explore", reward)
             step = env.step(action)
             if screen is not None:
                 mirrored = screen.step(action)
                 shown = mirrored.obs
                 if mirrored.reward[0] != step.reward[0]:
                     raise RuntimeError("the picture and the game have come apart")
-            obs, is_first = step.obs, step.is_first
+            obs, is_first, reward = step.obs, step.is_first, step.reward
             total += float(step.reward[0])
             if is_first[0]:
                 returns.append(total)

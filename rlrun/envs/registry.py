@@ -10,6 +10,7 @@ from rlrun.core.specs import EnvSpec
 from rlrun.envs import atari, gym
 from rlrun.envs.atari import AtariConfig
 from rlrun.envs.gym import GymConfig
+from rlrun.envs.previous import Previous, with_previous
 
 EnvConfig = AtariConfig | GymConfig
 FAMILIES: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig}
@@ -26,11 +27,16 @@ class Factory:
     learning: bool  # False: life losses are no ends
 
     def __call__(self, worker: int, count: int) -> VectorEnv:
+        env: VectorEnv
         if isinstance(self.cfg, AtariConfig):
-            return atari.AtariEnv(self.cfg, self.spec, self.seeds, self.stream, worker, count, self.learning)
-        return gym.GymEnv(self.cfg, self.spec, self.seeds, self.stream, worker, count)
+            env = atari.AtariEnv(self.cfg, self.spec, self.seeds, self.stream, worker, count, self.learning)
+        else:
+            env = gym.GymEnv(self.cfg, self.spec, self.seeds, self.stream, worker, count)
+        return Previous(env, self.spec) if {"prev_action", "prev_reward"} & self.spec.obs.keys() else env
 
 
-def make_spec(cfg: EnvConfig) -> EnvSpec:
-    """The facts of an environment; raises UserError when it cannot be made or its spaces are not known."""
-    return atari.make_spec(cfg) if isinstance(cfg, AtariConfig) else gym.make_spec(cfg)
+def make_spec(cfg: EnvConfig, prev_action: bool = False, prev_reward: bool = False) -> EnvSpec:
+    """The facts of an environment, and what its rows hold of the last action and reward; raises UserError when it cannot be made or its spaces are not
+    known."""
+    spec = atari.make_spec(cfg) if isinstance(cfg, AtariConfig) else gym.make_spec(cfg)
+    return with_previous(spec, prev_action, prev_reward)

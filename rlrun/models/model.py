@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from rlrun.core.plugins import is_path, load_object
 from rlrun.core.q_learning import QHeadConfig
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
-from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN, Parts
+from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN, Parts, flat_size, flatten
 from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, action_head
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
@@ -31,8 +32,12 @@ class MemoryConfig:
     layers: int
     heads: int
     length: int
+    prev_action: bool
+    prev_reward: bool
 
     def __post_init__(self):
+        if self.kind == "none" and (self.prev_action or self.prev_reward):
+            raise ValueError("prev_action and prev_reward are told to a memory: choose model=lstm, gru or gtrxl")
         if min(self.size, self.layers, self.heads, self.length) < 1:
             raise ValueError("size, layers, heads and length must be at least 1")
         if self.kind == "gtrxl" and self.size % self.heads:
@@ -70,9 +75,10 @@ class ModelConfig:
 class Trunk(nn.Module):
     """Encoder, then memory: obs [T, B, ...] -> features [T, B, F] and the state after the last row."""
 
-    def __init__(self, encoder: nn.Module, memory: Memory | GTrXL | None):
+    def __init__(self, encoder: nn.Module, memory: Memory | GTrXL | None, previous: Mapping[str, Space] = MappingProxyType({})):
+        """previous: what else of obs the memory is given."""
         super().__init__()
-        self.encoder, self.memory = encoder, memory
+        self.encoder, self.memory, self.previous = encoder, memory, dict(previous)
         self.features: int = memory.size if memory is not None else encoder.features  # type: ignore[assignment]
 
     def core_spec(self) -> RowSpec:
@@ -82,6 +88,9 @@ class Trunk(nn.Module):
         features = self.encoder(_map(obs["observation"], lambda x: x.flatten(0, 1))).unflatten(0, is_first.shape)
         if self.memory is None:
             return features, state
+        for name, space in self.previous.items():
+            flat = flatten(space, _map(obs[name], lambda x: x.flatten(0, 1)))  # type: ignore[arg-type]
+            features = torch.cat([features, flat.unflatten(0, is_first.shape)], -1)
         return self.memory(features, is_first, state)
 
 
@@ -192,7 +201,9 @@ class Model:
             spec, _ = embedding_of(spec, self.cfg.action_embedding)
         flat = flat and self.cfg.memory.kind == "none"
         encoder = self.encoder(spec, flat and isinstance(spec.observation, Box))
-        trunk = Trunk(encoder, self.memory(encoder.features))  # type: ignore[arg-type]
+        previous = {name: space for name, space in spec.obs.items() if name in ("prev_action", "prev_reward")}
+        told = sum(flat_size(space) for space in previous.values())
+        trunk = Trunk(encoder, self.memory(encoder.features + told), previous)  # type: ignore[operator, arg-type]
         if self.cfg.init == "orthogonal":
             if not is_path(self.cfg.encoder):  # one of the user's own has its own
                 orthogonal(trunk.encoder, math.sqrt(2.0))

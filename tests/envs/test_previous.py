@@ -1,0 +1,83 @@
+"""What memories are told of the last action and reward."""
+
+import pytest
+import torch
+from conftest import SMALL
+from test_samplers import KINDS
+
+import rlrun
+from rlrun.cli import _dispatch
+from rlrun.core.errors import UserError
+from rlrun.core.schedule import Clock
+from rlrun.envs import registry
+from rlrun.wiring import Wiring
+
+TOLD = ["model=lstm", "model.memory.size=4", "model.memory.prev_action=true", "model.memory.prev_reward=true"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_hold_the_last_action_and_reward(typed, kind):
+    wiring = Wiring(typed("algo=impala", "env=rlrun/Counting-v0", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.device=cpu",
+                          "resources.envs_per_sampler=2", *KINDS[kind], *TOLD))  # fmt: skip
+    algorithm, sampler = wiring.algorithm(), wiring.sampler(0)
+    try:
+        sampler.publish(algorithm.policy, Clock())
+        firsts = 0
+        for _ in range(10):
+            (fragment,) = sampler.take(1)
+            batch = fragment.batch
+            told, first = batch.obs, batch.is_first
+            assert not told.prev_action[first].any() and not told.prev_reward[first].any()
+            after = ~first[1:] & batch.valid
+            assert torch.equal(told.prev_action[1:][after], batch.action[after])
+            assert torch.equal(told.prev_reward[1:, :, 0][after], batch.reward[after])
+            firsts += int(first.sum())
+            sampler.free([fragment])
+        assert firsts > 4
+    finally:
+        sampler.close()
+
+
+def test_the_memory_hears_them(typed):
+    made = Wiring(typed("algo=ppo", "env=CartPole-v1", *SMALL, "algo.minibatch_size=10", "algo.sequence_length=5", *TOLD)).algorithm().policy
+    from rlrun.core.batch import Batch
+
+    obs = Batch(observation=torch.ones(1, 4), prev_action=torch.zeros(1, dtype=torch.int64), prev_reward=torch.zeros(1, 1))
+    first = torch.ones(1, dtype=torch.bool)
+
+    def value(**changes):
+        with torch.no_grad():
+            return made.act(obs.replace(**changes), first, made.initial_state(1), Clock(), "greedy", torch.Generator(), ("value",)).record.value.item()
+
+    assert len({value(), value(prev_action=torch.ones(1, dtype=torch.int64)), value(prev_reward=torch.ones(1, 1))}) == 3
+
+
+def test_a_loaded_policy_tells_its_memory(tmp_path):
+    path = tmp_path / "run"
+    words = ["algo=r2d2", "env=CartPole-v1", "logger=[]", "resources=debug", "env_steps=60", *TOLD, f"run_dir={path}"]
+    assert _dispatch(["train", *words]) == 0
+    trained, other = rlrun.load(path), rlrun.load(path)
+    env = registry.Factory(cfg=trained.config.env, spec=trained.spec, seeds=trained_seeds(), stream="user", learning=False)(0, 2)
+    rows, reward = env.reset(0), None
+    for _ in range(30):
+        action = trained.policy_action(rows)
+        alone = {"observation": rows["observation"]}
+        assert (other.policy_action(alone, reward=reward) == action).all()
+        step = env.step(action)
+        rows, reward = step.obs, step.reward
+        trained.reset(step.is_first)
+        other.reset(step.is_first)
+    with pytest.raises(ValueError, match="told the last reward"):
+        other._first = None
+        other.policy_action({"observation": rows["observation"]})
+
+
+def trained_seeds():
+    from rlrun.core.seeding import Seeds
+
+    return Seeds(3)
+
+
+def test_only_a_memory_can_be_told(typed):
+    with pytest.raises(UserError, match="choose model=lstm"):
+        typed("algo=ppo", "env=CartPole-v1", "model.memory.prev_reward=true")
