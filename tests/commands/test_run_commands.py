@@ -118,6 +118,27 @@ def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
         _dispatch(["benchmark", "throughput", *words, "seconds=1"])
 
 
+def test_throughput_counts_an_update_by_the_env_steps_it_stands_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
+    file = tmp_path / "result.json"
+    words = ["algo=dqn", "env=CartPole-v1", "resources.inference=serial", "algo.learning_starts=100", "algo.batch_size=8", "algo.replay_ratio=2"]
+    assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    assert set(result["parts"]) == {"env", "inference", "learning", "replay"} and 0.2 < result["ratio"] < 1.3
+
+
+def test_the_replay_alone_is_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("rlrun.bench.replay.SECONDS", 0.05)
+    file = tmp_path / "result.json"
+    assert _dispatch(["benchmark", "replay", "capacity=3000,4000", "--json", str(file)]) == 0
+    cells = json.loads(file.read_text())["cells"]
+    assert [(cell["name"], cell["capacity"]) for cell in cells] == [(name, size) for size in (3000, 4000) for name in ("uniform", "prioritized")]
+    assert all(cell["adds"] > 0 and min(cell["draws"].values()) > 0 and cell["planned_gb"] > 3000 * 7056e-9 for cell in cells)
+    assert "rows stored/s" in capsys.readouterr().out
+    with pytest.raises(UserError, match="at least 2000 rows"):
+        _dispatch(["benchmark", "replay", "capacity=10"])
+
+
 def test_an_env_that_cannot_be_made_is_a_sentence():
     with pytest.raises(UserError, match="cannot be made"):
         _dispatch(["train", "algo=impala", "env=rlrun/Identity-v0", "env.kwargs.nn=3"])
