@@ -25,7 +25,8 @@ from rlrun.wiring import checkpoints_of, preflight, type_config
 
 
 def train(path: Path, *words: str) -> int:
-    values = compose("algo=impala", *SMALL, f"run_dir={path}", *words)
+    algo = [] if any(word.startswith("algo=") for word in words) else ["algo=impala"]
+    values = compose(*algo, *SMALL, f"run_dir={path}", *words)
     config = type_config(values)
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
@@ -52,6 +53,7 @@ def same(a, b) -> bool:
     return a == b
 
 
+REPLAYED = ["env=CartPole-v1", "algo.learning_starts=50", "replay.capacity=200", "algo.replay_ratio=2", "algo.target_update_interval=7"]
 ENVS = {
     "vector": ["env=CartPole-v1"],
     "attention": ["env=StatelessCartPole-v0", "model=gtrxl", "model.memory.size=4", "model.memory.length=6"],
@@ -61,6 +63,13 @@ ENVS = {
     "reuse": ["env=CartPole-v1", "runner.num_sgd_iter=2", "runner.minibatch_buffer_size=3", "runner.replay_proportion=0.5", "runner.replay_slots=4"],
     "evaluated": ["env=CartPole-v1", "eval.every=150", "eval.episodes=2", "eval.greedy=false"],
     "episodes": ["env=CartPole-v1", "env.max_episode_steps=12", "runner=on_policy", "runner.complete_episodes=true", "model=lstm", "model.memory.size=4"],
+    "replay": ["algo=dqn", *REPLAYED, "replay=prioritized", "algo.n_step=[1,3]", "algo.input_priorities=true"],
+    "noise": ["algo=rainbow", *REPLAYED, "model.observation_filter=mean_std"],
+    "disturbed": ["algo=dqn", *REPLAYED, "algo.exploration.kind=parameter_noise", "algo.num_envs=2"],
+    "sequences": ["algo=r2d2", *REPLAYED, "algo.burn_in=5", "algo.sequence_length=5", "algo.sequence_stride=5", "model.memory.size=4",
+                  "model.memory.prev_action=true", "model.memory.prev_reward=true"],  # fmt: skip
+    "screens": ["algo=c51", "env=Breakout", "env.size=42", "env.noop_max=3", "env.max_frames=60", *REPLAYED[1:], "algo.num_envs=2", "replay.compress=true"],
+    "q lambda": ["algo=pqn", "env=CartPole-v1", "algo.minibatch_size=10", "model.layer_norm=true"],
     "atari": ["env=Breakout", "env.size=42", "env.noop_max=3", "resources.envs_per_sampler=2", "env.max_frames=60"],
 }
 
@@ -73,6 +82,9 @@ def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(tmp_path, kind)
     assert resume(tmp_path / "parts", "env_steps=600") == 0
     whole, parts = tensors(tmp_path / "whole"), tensors(tmp_path / "parts")
     assert same(whole, parts)
+    last = [sorted((tmp_path / name / "checkpoints").glob("0*"))[-1] for name in ("whole", "parts")]
+    rows = [{file.name: file.read_bytes() for file in path.glob("replay*")} for path in last]
+    assert rows[0] == rows[1] and bool(rows[0]) == ("replay.capacity=200" in words), "replayed rows, priorities, their random stream and the credit too"
     runs = [checkpoints_of(tmp_path / name).load()[1] for name in ("whole", "parts")]
     for name in ("env_steps", "updates", "episodes", "generation", "best", "best_at", "saved_best", "eval_mean", "evaluations"):
         assert runs[0][name] == runs[1][name]
@@ -148,6 +160,30 @@ def test_a_damaged_checkpoint_is_named_and_never_a_fresh_start(tmp_path, damage)
     with pytest.raises(UserError, match=victim.name):
         load(path)
     assert checkpoints_of(path).names() == [checkpoint.name]
+
+
+def test_rows_stay_with_the_last_checkpoint_alone_and_a_damaged_one_is_named(tmp_path):
+    path = tmp_path / "run"
+    train(path, "algo=dqn", *REPLAYED, "env_steps=400", "checkpoint.every=100")
+    names = checkpoints_of(path).names()
+    assert len(names) >= 3
+    for name in names:
+        verify(path / "checkpoints" / name)
+        assert (path / "checkpoints" / name / "replay-0.bin").exists() is (name == names[-1])
+    file = path / "checkpoints" / names[-1] / "replay-0.bin"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UserError, match="replay-0.bin is truncated or altered"):
+        resume(path, "env_steps=600")
+
+
+@pytest.mark.parametrize("change, said", [("replay.capacity=400", "cannot change"), ("algo.batch_size=8", "cannot change")])
+def test_a_replay_keeps_its_shape(tmp_path, change, said):
+    path = tmp_path / "run"
+    train(path, "algo=dqn", *REPLAYED, "env_steps=200")
+    with pytest.raises(UserError, match=said):
+        resume(path, change)
 
 
 def test_rotation_keeps_the_last_and_the_best(tmp_path):
