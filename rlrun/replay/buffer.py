@@ -6,7 +6,7 @@ fragment is a start (column, row) and a length. The observation behind the newes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -133,6 +133,8 @@ class Replay:
         self.head = np.zeros(layout.blocks, dtype=np.int64)  # absolute number of the next row, by block
         self.next_row: list[int | None] = [None] * layout.blocks  # what the sampler will call it
         self.spots = self.length // layout.starts_every  # starts of a column
+        self.may_start = np.zeros(columns * self.spots, dtype=bool)  # complete fragments that begin at a live row
+        self.starts = 0  # how many those are
         self.tree_of_priorities = SumTree(columns * self.spots) if cfg.name == "prioritized" else None
         self.largest = 1.0  # priority ** alpha seen so far: what new rows get
 
@@ -183,21 +185,27 @@ class Replay:
         """The head goes on over `rows` new rows: starts that they complete may be drawn, those whose rows they overwrote may not."""
         before = self._window(block)
         self.head[block] += rows
-        if self.tree_of_priorities is None:
-            return
         layout, every = self.layout, self.layout.starts_every
         low, high = self._window(block)
         columns = np.arange(block * layout.block, (block + 1) * layout.block)
         gone = np.arange(before[0], min(low, before[1]), every)
         if gone.size:
-            self.tree_of_priorities.set(self._leaf(columns[:, None], gone).reshape(-1), 0.0)
+            self._set_starts(self._leaf(columns[:, None], gone).reshape(-1), False, 0.0)
         new = np.arange(max(before[1], low), high, every)
         if new.size:
             column, row = np.repeat(columns, new.size), np.tile(new, columns.size)
+            alive = self._startable(column, row)
             value: np.ndarray | float = self.largest
             if self.first_priority is not None:
                 value = self._scaled(self.first_priority(self._recorded(column, row)))
-            self.tree_of_priorities.set(self._leaf(column, row), np.where(self._startable(column, row), value, 0.0))
+            self._set_starts(self._leaf(column, row), alive, np.where(alive, value, 0.0))
+
+    def _set_starts(self, leaf: np.ndarray, alive: np.ndarray | bool, priority: np.ndarray | float) -> None:
+        before = int(self.may_start[leaf].sum())
+        self.may_start[leaf] = alive
+        self.starts += int(self.may_start[leaf].sum()) - before
+        if self.tree_of_priorities is not None:
+            self.tree_of_priorities.set(leaf, priority)
 
     def _recorded(self, column: np.ndarray, row: np.ndarray) -> Batch:
         """Fragments [T + 1, N] without observations: what was recorded at their ends belongs to them, rewards of that row do not."""
@@ -240,11 +248,6 @@ class Replay:
         """Rows that are there, dead ones included."""
         return int(np.minimum(self.head, self.length - 1).sum()) * self.layout.block
 
-    @property
-    def starts(self) -> int:
-        """How many starts may be drawn, dead ones included."""
-        return sum(high - low for low, high in map(self._window, range(self.layout.blocks))) // self.layout.starts_every * self.layout.block
-
     # -- drawing -------------------------------------------------------------------------------------------------------------------------
 
     def sample(self, count: int, clock: Clock) -> Batch:
@@ -279,24 +282,24 @@ class Replay:
         windows = [self._window(block) for block in range(layout.blocks)]
         sizes = np.array([(high - low) // every for low, high in windows])
         ends = (sizes * layout.block).cumsum()
-        if ends[-1] == 0:
+        if self.starts == 0:
             raise RunFailed("replay was asked for rows before it had any")
         column, row = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         missing = np.arange(count)
-        for _ in range(1000):  # dead starts are drawn again
+        for _ in range(10_000):  # dead starts are drawn again
             pick = torch.randint(int(ends[-1]), (missing.size,), generator=self.rng).numpy()
             block = np.searchsorted(ends, pick, side="right")
             within = pick - (ends - sizes * layout.block)[block]
             column[missing] = block * layout.block + within % layout.block
             row[missing] = np.array([low for low, _ in windows])[block] + within // layout.block * every
-            missing = missing[~self._startable(column[missing], row[missing])]
+            missing = missing[~self.may_start[self._leaf(column[missing], row[missing])]]
             if not missing.size:
                 return column, row, np.ones(count, dtype=np.float32)
         raise RunFailed("replay holds almost nothing but ends of episodes: nothing to learn from")
 
     def _draw_by_priority(self, count: int, clock: Clock, tree: SumTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         total = tree.total
-        if total <= 0:
+        if self.starts == 0 or total <= 0:
             raise RunFailed("replay was asked for rows before it had any")
         # one draw from each of `count` equal stretches (appendix B.2.1)
         target = (np.arange(count) + torch.rand(count, generator=self.rng, dtype=torch.float64).numpy()) * (total / count)
@@ -378,6 +381,17 @@ class Replay:
         valid = self.tree["valid"]
         assert isinstance(valid, Plain)
         self.valid.copy_(valid.flat)
+        for column, rows in self._windows():
+            alive = self._startable(np.full(rows.shape, column), rows)
+            self.may_start[self._leaf(np.full(rows.shape, column), rows)] = alive
+        self.starts = int(self.may_start.sum())
+
+    def _windows(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Every column, and the rows at which complete fragments of it begin."""
+        for block in range(self.layout.blocks):
+            low, high = self._window(block)
+            for column in range(block * self.layout.block, (block + 1) * self.layout.block):
+                yield column, np.arange(low, high, self.layout.starts_every)
 
     # -- for tests and debugging ---------------------------------------------------------------------------------------------------------
 
@@ -385,11 +399,9 @@ class Replay:
         """AssertionError unless exactly the complete live starts can be drawn, and sums of priorities are those of their parts."""
         tree = self.tree_of_priorities
         may = np.zeros((self.layout.columns, self.spots), dtype=bool)
-        for block in range(self.layout.blocks):
-            low, high = self._window(block)
-            rows = np.arange(low, high, self.layout.starts_every)
-            for column in range(block * self.layout.block, (block + 1) * self.layout.block):
-                may[column, rows % self.length // self.layout.starts_every] = self._startable(np.full(rows.shape, column), rows)
+        for column, rows in self._windows():
+            may[column, rows % self.length // self.layout.starts_every] = self._startable(np.full(rows.shape, column), rows)
+        assert (self.may_start.reshape(may.shape) == may).all() and self.starts == may.sum()
         assert torch.equal(self.tree["valid"].flat.cpu(), self.valid)  # type: ignore[union-attr]
         if tree is not None:
             leaves = tree.leaves.reshape(self.layout.columns, self.spots)

@@ -148,7 +148,7 @@ def test_whatever_is_drawn_is_what_the_environment_produced(kind, name, seed, da
             if source.past:
                 source.restart()
             replay.add(source.fragment())
-        elif action == "sample" and replay.starts > 20:
+        elif action == "sample" and replay.starts > 0:
             batch = replay.sample(16, Clock())
             check(batch, replay, sources)
             replay.write(batch.key, torch.rand(16) * 3)
@@ -283,3 +283,17 @@ def test_a_stack_is_stored_once():
         rows=1, rows_from=1, ends=True, starts_every=1, stack=4, capacity=1_000_000,
     )  # fmt: skip
     assert 7.05e9 < atari.bytes < 7.5e9
+
+
+def test_nothing_is_drawn_from_ends_alone():
+    """Rows that are there but begin nothing: a learner waits for more instead of failing."""
+    for name in ("uniform", "prioritized"):
+        replay, sources = make(config(name=name), layout(rows=1, blocks=1, block=1, fragment_rows=1, stacked=False))
+        sources[0].now["ended"] = np.ones(1, dtype=bool)
+        replay.add(sources[0].fragment())
+        assert len(replay) == 1 and replay.starts == 0
+        with pytest.raises(Exception, match="before it had any"):
+            replay.sample(4, Clock())
+        while replay.starts == 0:
+            replay.add(sources[0].fragment())
+        assert replay.sample(4, Clock()).valid[0].all()
