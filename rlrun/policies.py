@@ -260,8 +260,10 @@ class QPolicy(Policy):
         distance = state["moved"] / state["rows"].clamp(min=1)
         adapted = state["deviation"] * torch.where(distance < near, ADAPTATION, 1 / ADAPTATION)
         deviation = torch.where(is_first & (state["rows"] > 0), adapted, state["deviation"])
-        fresh = torch.randn(state["noise"].shape, generator=rng, device=q.device)
-        noise = torch.where(is_first[:, None], fresh, state["noise"])
+        noise, begins = state["noise"], is_first.nonzero().squeeze(1)
+        if begins.numel():
+            fresh = torch.randn(begins.numel(), noise.shape[1], generator=rng, device=q.device)
+            noise = noise.index_copy(0, begins, fresh)
         disturbed = torch.stack([self._with_noise(obs[b : b + 1], is_first[b : b + 1], noise[b] * deviation[b]) for b in range(len(q))])
         log_p, log_q = q.log_softmax(-1), disturbed.log_softmax(-1)
         kept = ~is_first

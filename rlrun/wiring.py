@@ -86,6 +86,12 @@ class RunConfig:
 
 
 REPLAYING = ("replay", "distributed_replay")  # runners with a replay
+
+
+def shards_of(runner: Any) -> int | None:
+    return runner.num_shards if isinstance(runner, distributed_replay.Config) else None
+
+
 MAX_WHOLE = 10_000  # rows: the longest episode that complete_episodes makes room for
 
 
@@ -236,7 +242,8 @@ class Wiring:
         return Layout(
             obs=self.spec.obs_rows, action=self.spec.action_row, record=policy.record_spec(needs.record), core=core, core_every=needs.core_every or 1,
             block=made.envs_per_sampler, blocks=made.num_samplers * GROUPS[made.inference], fragment_rows=self.rows, rows=needs.rows,
-            rows_from=needs.replay.rows_from, ends=needs.replay.obs == "ends", starts_every=needs.replay.starts_every, stack=self.spec.stack,
+            rows_from=needs.replay.rows_from, ends=needs.replay.obs == "ends", starts_every=needs.replay.starts_every,
+            sequences=needs.replay.sequences, stack=self.spec.stack,
             capacity=cfg.capacity,
         )  # fmt: skip
 
@@ -245,10 +252,12 @@ class Wiring:
         cfg = self.config.run.replay
         if self.needs.replay is not None and cfg is not None:
             layout = self._replay_layout()
-            shards = self.config.runner.num_shards if isinstance(self.config.runner, distributed_replay.Config) else 1
+            shards = shards_of(self.config.runner) or 1
             if shards > layout.blocks:
                 raise UserError(f"runner.num_shards={shards} is more than the {layout.blocks} producers of fragments (resources.num_samplers)")
-            refuse_too_large(layout, cfg, free_memory())
+            if shards_of(self.config.runner) is not None and cfg.device == "learner":
+                raise UserError("replay.device=learner is for runner=replay: shards are processes of their own, in main memory")
+            refuse_too_large(layout, cfg, free_memory(), self.device)
 
     def replay(self, generation: int) -> Replay:
         cfg = self.config.run.replay
@@ -399,6 +408,9 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
             algorithm.load_state_dict({key: value for key, value in saved.items() if key not in own} | {key: anew[key] for key in own & anew.keys()})
         else:
             algorithm.policy.load_state_dict(tensors["policy"])
+            for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:  # a target net is a copy of the policy
+                if isinstance(getattr(part, "target", None), Policy):
+                    part.target.load_state_dict(tensors["policy"])  # type: ignore[union-attr, operator]
     except RuntimeError as error:
         said = str(error).splitlines()
         raise UserError(f"init={path}: its weights do not fit this run's env and model: {said[1].strip() if len(said) > 1 else said[0]}") from None

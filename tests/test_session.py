@@ -66,8 +66,16 @@ ENVS = {
     "replay": ["algo=dqn", *REPLAYED, "replay=prioritized", "algo.n_step=[1,3]", "algo.input_priorities=true"],
     "noise": ["algo=rainbow", *REPLAYED, "model.observation_filter=mean_std"],
     "disturbed": ["algo=dqn", *REPLAYED, "algo.exploration.kind=parameter_noise", "algo.num_envs=2"],
-    "sequences": ["algo=r2d2", *REPLAYED, "algo.burn_in=5", "algo.sequence_length=5", "algo.sequence_stride=5", "model.memory.size=4",
-                  "model.memory.prev_action=true", "model.memory.prev_reward=true"],  # fmt: skip
+    "sequences": [
+        "algo=r2d2",
+        *REPLAYED,
+        "algo.burn_in=5",
+        "algo.sequence_length=5",
+        "algo.sequence_stride=5",
+        "model.memory.size=4",
+        "model.memory.prev_action=true",
+        "model.memory.prev_reward=true",
+    ],
     "screens": ["algo=c51", "env=Breakout", "env.size=42", "env.noop_max=3", "env.max_frames=60", *REPLAYED[1:], "algo.num_envs=2", "replay.compress=true"],
     "q lambda": ["algo=pqn", "env=CartPole-v1", "algo.minibatch_size=10", "model.layer_norm=true"],
     "atari": ["env=Breakout", "env.size=42", "env.noop_max=3", "resources.envs_per_sampler=2", "env.max_frames=60"],
@@ -174,7 +182,7 @@ def test_rows_stay_with_the_last_checkpoint_alone_and_a_damaged_one_is_named(tmp
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(UserError, match="replay-0.bin is truncated or altered"):
+    with pytest.raises(UserError, match=r"replay-0\.bin is truncated or altered"):
         resume(path, "env_steps=600")
 
 

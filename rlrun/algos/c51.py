@@ -5,7 +5,7 @@ Recorded: nothing.
 Differs from the paper: Adam at a higher lr for small problems; double, dueling, noisy and n_step as options, as in RLlib's and rlpyt's.
 Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), which priorities are made of; q: mean value of the actions taken;
 epsilon; grad_norm before clipping; lr.
-Checked: tests/ops/test_td.py (the projection against algorithm 1), tests/algos/test_c51.py, tuned/c51/.
+Checked: tests/ops/test_td.py (the projection against algorithm 1), tests/algos/test_dqn.py, tuned/c51/.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Recorded: with input_priorities q_taken and q_max, for the first priorities.
 Options: double (van Hasselt et al. 2016, arXiv:1509.06461, eq. 4), head.dueling (Wang et al. 2016), head.noisy (Fortunato et al. 2018), n_step, fixed or
 drawn from a range (Sutton 1988), replay=prioritized (Schaul et al. 2016); exploration.kind: epsilon_greedy, soft_q or parameter_noise.
 Differs from the paper: Adam; the target net is copied after so many updates, or follows by Polyak steps (target_tau).
-Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q|; q: mean value of the actions taken; target; epsilon (lowest and highest);
+Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q|; q: mean value of the actions taken; target; epsilon: the schedule's;
 grad_norm before clipping; lr.
 Checked: tests/algos/test_dqn.py (targets by hand), tests/ops/test_td.py, tests/replay/, tuned/dqn/.
 """

@@ -75,7 +75,7 @@ class ICM(Algorithm):
     def needs(cls, cfg: Config) -> Needs:
         needs = cfg.inner.algorithm.needs(cfg.inner.cfg)
         if needs.replay is not None:
-            needs = replace(needs, replay=replace(needs.replay, obs="all"))
+            needs = replace(needs, replay=replace(needs.replay, obs="all", first_priority=False))  # samplers know no intrinsic reward
         return replace(needs, only_weights=False, shared=(*needs.shared, max(1, needs.columns // cfg.num_minibatches)))
 
     @classmethod

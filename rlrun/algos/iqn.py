@@ -6,7 +6,7 @@ Differs from the paper: acts on evenly spaced tau instead of drawn ones; double,
 absolute difference of mean values.
 Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the means; q: mean value of the actions taken; epsilon; grad_norm before
 clipping; lr.
-Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/test_c51.py, tuned/iqn/.
+Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/test_dqn.py, tuned/iqn/.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Recorded: nothing.
 Differs from the paper: double, dueling, noisy and n_step as options; prioritized replay if chosen, by the absolute difference of mean values.
 Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the means; q: mean value of the actions taken; epsilon; grad_norm before
 clipping; lr.
-Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/test_c51.py, tuned/qr_dqn/.
+Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/test_dqn.py, tuned/qr_dqn/.
 """
 
 from __future__ import annotations

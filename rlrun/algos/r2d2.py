@@ -71,7 +71,7 @@ class R2D2(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        sequences = replace(cfg.from_replay, rows_from=cfg.burn_in + cfg.sequence_length, obs="all", starts_every=cfg.sequence_stride,
+        sequences = replace(cfg.from_replay, rows_from=cfg.burn_in + cfg.sequence_length, obs="all", sequences=True, starts_every=cfg.sequence_stride,
                             rows_learnt=cfg.sequence_length, first_priority=cfg.input_priorities)  # fmt: skip
         return Needs(rows=cfg.burn_in + cfg.sequence_length, columns=cfg.batch_size, core_every=cfg.sequence_stride, actions=("discrete",), replay=sequences,
                      record=("q_taken", "q_max") if cfg.input_priorities else ())  # fmt: skip

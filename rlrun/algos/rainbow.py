@@ -5,7 +5,7 @@ Recorded: nothing.
 Differs from the paper: nothing that the options cannot undo; conf/algo/rainbow.yaml has small problems' values, tuned/rainbow/ table 1's.
 Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), which priorities are made of (section "The Integrated Agent"); q:
 mean value of the actions taken; epsilon; grad_norm before clipping; lr.
-Checked: tests/ops/test_td.py (the projection), tests/algos/test_c51.py, tuned/rainbow/.
+Checked: tests/ops/test_td.py (the projection), tests/algos/test_dqn.py, tuned/rainbow/.
 """
 
 from __future__ import annotations

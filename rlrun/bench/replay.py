@@ -38,7 +38,7 @@ def _cell(cfg: ReplayConfig) -> dict[str, Any]:
     screens = Field((4, 84, 84), torch.uint8)
     layout = Layout(
         obs={"observation": screens}, action=Field((), torch.int64), record={}, core={}, core_every=1, block=COLUMNS, blocks=1, fragment_rows=ROWS,
-        rows=3, rows_from=3, ends=True, starts_every=1, stack=4, capacity=cfg.capacity,
+        rows=3, rows_from=3, ends=True, starts_every=1, sequences=False, stack=4, capacity=cfg.capacity,
     )  # fmt: skip
     before = psutil.Process(os.getpid()).memory_info().rss
     rng = torch.Generator().manual_seed(0)

@@ -18,7 +18,9 @@ def main(words: list[str]) -> int:
         print(__doc__)
         return 0 if words else 2
     if words[0] not in kinds:
-        raise UserError(f"There is no benchmark {words[0]!r}.{closest(words[0], kinds)} Today there are throughput and replay; the tables come with a later issue.")
+        raise UserError(
+            f"There is no benchmark {words[0]!r}.{closest(words[0], kinds)} Today there are throughput and replay; the tables come with a later issue."
+        )
     kind, words = words[0], words[1:]
     json_file = None
     if "--json" in words:

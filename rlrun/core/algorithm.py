@@ -31,6 +31,7 @@ class FromReplay:
     rows_from: int = 1  # rows of a fragment are drawn from rows_from .. Needs.rows
     obs: Literal["all", "ends"] = "ends"  # of every row, or of a fragment's first row and of its end only
     starts_every: int = 1  # fragments begin at multiples of it
+    sequences: bool = False  # a fragment whose first row is dead counts as long as a later one lives
     first_priority: bool = False  # Algorithm.first_priority says what fragments are worth that nobody has learnt from
 
 

@@ -15,7 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import RunFailed, UserError
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
 START_SEC = 120.0
@@ -45,7 +45,7 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
         os._exit(0)  # the parent is gone
     except BaseException as error:
         try:
-            pipe.send(_Failure((str(error) if isinstance(error, RunFailed) else traceback.format_exc(),)))
+            pipe.send(_Failure((str(error) if isinstance(error, RunFailed | UserError) else traceback.format_exc(),)))
         except OSError:
             pass  # the parent is gone, or does not listen any more
         finally:

@@ -35,6 +35,10 @@ class Counting(gymnasium.Env):
                 import signal
 
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "hang":
+                import time
+
+                time.sleep(3600)
             if self.fault == "not-finite":
                 return np.full(3, np.nan, dtype=np.float32), 0.0, False, False, {}
         self.step_number += 1

@@ -6,6 +6,7 @@ fragment is a start (column, row) and a length. The observation behind the newes
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,7 @@ class Layout:
     rows_from: int  # T is drawn from rows_from .. rows, for every fragment anew
     ends: bool  # observations of a fragment's first row and of its end only
     starts_every: int  # fragments begin at multiples of it
+    sequences: bool  # which may begin with a dead row as long as a later one lives
     stack: int = 1  # frames in obs.observation, each shared by so many rows
     capacity: int = 1
 
@@ -79,7 +81,7 @@ class Layout:
     @property
     def rows_per_column(self) -> int:
         """At least capacity / columns, in whole fragments, and the row that the next observation waits in."""
-        need = max(-(-self.capacity // self.columns), self.rows + self.stack) + 1
+        need = max(-(-self.capacity // self.columns), self.rows + self.stack + 2 * self.starts_every + 1) + 1
         unit = self.fragment_rows
         return -(-need // unit) * unit
 
@@ -237,7 +239,7 @@ class Replay:
         """Whether a fragment may begin at this row: at a live one; a sequence also where only later rows live."""
         valid, at = self.valid.numpy(), column * self.length
         alive = valid[at + row % self.length]
-        if not self.layout.ends:
+        if self.layout.sequences:
             for after in range(1, self.layout.rows):
                 if alive.all():
                     break
@@ -410,14 +412,23 @@ class Replay:
                 assert (level.reshape(-1)[: len(below)] == below.sum(1)).all()
 
 
-def memory_needed(layout: Layout, cfg: ReplayConfig) -> int:
+def memory_needed(layout: Layout, cfg: ReplayConfig, device: torch.device) -> int:
     """Bytes of main memory that a full replay takes; an unknown share of them with compress."""
-    return 0 if cfg.directory is not None or cfg.device == "learner" else layout.bytes
+    return 0 if cfg.directory is not None or (cfg.device == "learner" and device.type != "cpu") else layout.bytes
 
 
-def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int) -> None:
-    """UserError before a run starts whose replay would not fit."""
-    need = memory_needed(layout, cfg)
+def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: torch.device) -> None:
+    """UserError before a run starts whose replay would not fit. device: the learner's."""
+    if cfg.directory is not None:
+        folder = Path(cfg.directory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(folder).free
+        except OSError as error:
+            raise UserError(f"replay.directory={folder} cannot be made: {error.strerror}") from None
+        if layout.bytes > free:
+            raise UserError(f"replay.directory={folder}: {layout.bytes / 1e9:.1f} GB of replay, and {free / 1e9:.1f} GB are free there")
+    need = memory_needed(layout, cfg, device)
     if need > available and not cfg.compress:
         fitting = int(cfg.capacity * available / need * 0.9)
         raise UserError(f"a replay of {cfg.capacity:,} rows takes {need / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; "

@@ -69,9 +69,12 @@ def shard_process(pipe: Connection, job: ShardJob) -> None:
             replay.write(*facts)
         elif what == "save":
             (folder,) = facts
-            if folder is not None:
-                replay.save_rows(folder, job.number)
-            pipe.send(("saved", replay.state()))
+            try:
+                if folder is not None:
+                    replay.save_rows(folder, job.number)
+                pipe.send(("saved", replay.state()))
+            except OSError as error:  # a full disk is no end: the checkpoint is left out
+                pipe.send(("saved", error))
         elif what == "load":
             replay.load(facts[0], facts[1], job.number)
             pipe.send(("loaded", replay.starts))
@@ -128,11 +131,13 @@ class ShardedReplay:
     def write(self, drawn: Drawn, key: Tensor, priority: Tensor) -> None:
         self.workers.send(self.members[drawn.shard], ("write", key.cpu(), priority.detach().cpu()))
 
-    def poll(self, timeout: float = 0.0, also: list[Any] | None = None) -> None:
-        """Takes what shards have said, waiting up to `timeout` seconds for a word of theirs, or for one of the handles in `also`."""
+    def poll(self, timeout: float = 0.0, also: list[Any] | None = None) -> bool:
+        """Takes what shards have said, waiting up to `timeout` seconds for a word of theirs, or for one of the handles in `also`. Whether they said
+        something."""
         if timeout > 0:
             wait([*self.workers.by_handle, *(also or [])], timeout)
-        for worker, message in self.workers.receive_or_nothing(0.0):
+        messages = self.workers.receive_or_nothing(0.0)
+        for worker, message in messages:
             shard = self.number[worker.name]
             what, fact = message[0], message[1]
             if what == "added":
@@ -142,15 +147,14 @@ class ShardedReplay:
                 self.ready.append(Drawn(shard, fact, self.views[shard][fact]))
             else:
                 self.answers.append((shard, fact))
+        return bool(messages)
 
     def _ask(self, message: Callable[[int], tuple]) -> list[Any]:
         """The answers of all shards, in their order."""
         for shard, worker in enumerate(self.members):
             self.workers.send(worker, message(shard))
         while len(self.answers) < self.shards:
-            before = len(self.answers), len(self.added), len(self.ready)
-            self.poll(self.timeout_sec)
-            if before == (len(self.answers), len(self.added), len(self.ready)):
+            if not self.poll(self.timeout_sec):
                 raise RunFailed(f"no word from the replay for {self.timeout_sec:.0f} s")
         answers = [fact for _, fact in sorted(self.answers, key=lambda answer: answer[0])]
         self.answers = []
@@ -163,7 +167,9 @@ class ShardedReplay:
         return self.layout.bytes <= self.cfg.checkpoint_max_gb * 1e9 if self.cfg.checkpoint == "auto" else bool(self.cfg.checkpoint)
 
     def save_rows(self, folder: Path) -> None:
-        self._ask(lambda _: ("save", folder))
+        for answer in self._ask(lambda _: ("save", folder)):
+            if isinstance(answer, OSError):
+                raise answer
 
     def state(self) -> dict:
         return {"shards": self._ask(lambda _: ("save", None))}

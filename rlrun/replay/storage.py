@@ -46,19 +46,20 @@ def in_memory(device: torch.device) -> Allocate:
 
 def in_files(folder: Path) -> Allocate:
     """Tensors over files that disappear with the process. Raises UserError where the disk has no room for them."""
-    folder.mkdir(parents=True, exist_ok=True)
 
     def make(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
         path = folder / f".rlrun-replay-{os.getpid()}-{os.urandom(4).hex()}"
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             with open(path, "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, max(size, 1))  # a hole in the file would be a bus error on a full disk
             return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
         except OSError as error:
             raise UserError(f"replay.directory={folder}: no room for {size / 1e9:.2f} GB of replay: {error.strerror}") from None
         finally:
-            path.unlink(missing_ok=True)  # the mapping keeps it
+            if path.exists():
+                path.unlink()  # the mapping keeps it
 
     return make
 

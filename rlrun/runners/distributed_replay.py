@@ -62,15 +62,15 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             update: Update | None = None
             heard = time.monotonic()
             while job.tick(clock, update):
-                update = None
                 sampler.check()
-                replay.poll()
-                if replay.added or replay.ready:
+                if replay.poll() or update is not None:
                     heard = time.monotonic()
+                update = None
                 for slot in replay.added:
                     sampler.free([copying.pop(slot)])
                 replay.added.clear()
                 if limiter.may_insert() and sampler.queued:
+                    heard = time.monotonic()
                     with job.timers("insert"):
                         (fragment,) = sampler.take(1)
                         copying[fragment.header.slot] = fragment
@@ -100,7 +100,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                 if update is not None or (sampler.queued and limiter.may_insert()):
                     continue
                 with job.timers("wait"):
-                    replay.poll(POLL_SEC, sampler.handles())
+                    if replay.poll(POLL_SEC, sampler.handles()):
+                        heard = time.monotonic()
                 if time.monotonic() - heard > cfg.queue_timeout_sec:
                     raise RunFailed(f"no fragment for {cfg.queue_timeout_sec:.0f} s: an environment may hang")
         finally:

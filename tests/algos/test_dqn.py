@@ -1,16 +1,23 @@
 """DQN's targets by hand, its exploration, and what the distributional algorithms make of the same transitions."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
 import torch
 from conftest import SMALL
+from test_actor_learner import run_wired
 from test_all import batches, start
 
+from rlrun.algos.dqn import DQN
+from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
+from rlrun.core.q_learning import QHeadConfig
 from rlrun.core.schedule import Clock
+from rlrun.models.heads import QHead
+from rlrun.models.noisy import NoisyLinear
 from rlrun.ops.td import categorical_projection
 from rlrun.wiring import Wiring, preflight
 
@@ -114,14 +121,32 @@ def test_priorities_of_new_rows_are_their_td_errors(typed):
     replay.write(batch.key, error)
 
 
-def test_c51_by_hand(typed):
-    made = algorithm(typed, "c51", "algo.discount=0.5", "algo.num_atoms=5", "algo.v_min=-4", "algo.v_max=4")
+def another_target(made):
+    """A target net that prefers other actions than the online net does."""
+    for seed in range(100):
+        made.target.load_state_dict(made.policy.state_dict())
+        with torch.no_grad():
+            for parameter in made.target.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+            online, own = (net.values(transitions())[1].argmax(-1) for net in (made.policy, made.target))
+        if (online != own).any():
+            return
+    raise AssertionError("no such net was found")
+
+
+@pytest.mark.parametrize("algo, double", [("c51", False), ("c51", True), ("rainbow", True)])
+def test_categorical_targets_by_hand(typed, algo, double):
+    words = ["algo.double=true"] if double and algo == "c51" else ["algo.head.noisy=false", "algo.n_step=1"] if algo == "rainbow" else []
+    made = algorithm(typed, algo, "algo.discount=0.5", "algo.num_atoms=5", "algo.v_min=-4", "algo.v_max=4", *words)
+    another_target(made)
     batch = transitions()
     with torch.no_grad():
-        logits = made.policy.numbers(batch)  # target and online net are the same
+        logits, other = made.policy.numbers(batch), made.target.numbers(batch)[1]
     atoms = torch.linspace(-4, 4, 5)
-    best = (logits[1].softmax(-1) * atoms).sum(-1).argmax(-1)
-    probability = logits[1].softmax(-1)[torch.arange(3), best]
+    online, own = ((x.softmax(-1) * atoms).sum(-1).argmax(-1) for x in (logits[1], other))
+    assert (online != own).any(), "or double would not show"
+    best = online if double else own
+    probability = other.softmax(-1)[torch.arange(3), best]
     target = categorical_projection(probability, batch.reward[0], torch.tensor([0.5, 0.0, 0.5]), atoms)
     log_p = logits[0].log_softmax(-1)[torch.arange(3), batch.action[0]]
     loss, kl, metrics = made.loss(batch)
@@ -130,6 +155,64 @@ def test_c51_by_hand(typed):
     torch.testing.assert_close(kl, expected)
     assert metrics["kl"] == pytest.approx(expected.mean().item(), rel=1e-5)
     assert target[1].tolist() == pytest.approx([0, 0, 0, 1, 0]), "a terminated row's distribution is its reward"
+
+
+@pytest.mark.parametrize("algo", ["qr_dqn", "iqn"])
+def test_double_chooses_by_the_online_net(typed, algo):
+    errors = []
+    for double in (False, True):
+        made = algorithm(typed, algo, f"algo.double={double}")
+        another_target(made)
+        batch = transitions()
+        with torch.no_grad():
+            assert (made.policy.values(batch)[1].argmax(-1) != made.target.values(batch)[1].argmax(-1)).any()
+        errors.append(made.loss(batch)[1])
+    assert (errors[0] >= errors[1] - 0.3).all() and (errors[0] > errors[1] + 0.01).any(), "the target's own best is worth most to it"
+
+
+def linear(inputs: int, outputs: int, gain: float) -> torch.nn.Linear:
+    return torch.nn.Linear(inputs, outputs)
+
+
+def test_a_dueling_head_is_the_value_and_centred_advantages():
+    cfg = QHeadConfig(hidden="auto", dueling=True, gradient_scale=0.5, noisy=False, sigma0=0.5)
+    head, plain = QHead(4, 3, 2, (), "relu", cfg, linear), QHead(4, 3, 2, (), "relu", dataclasses.replace(cfg, gradient_scale=1.0), linear)
+    plain.load_state_dict(head.state_dict())
+    x = torch.randn(5, 4, requires_grad=True)
+    value, advantage = head.value(x), head.advantage(x).view(5, 3, 2)
+    out = head(x)
+    torch.testing.assert_close(out, value[:, None] + advantage - advantage.mean(1, keepdim=True))
+    (scaled,) = torch.autograd.grad(out.sum(), x)
+    (whole,) = torch.autograd.grad(plain(x).sum(), x)
+    torch.testing.assert_close(scaled, 0.5 * whole)
+
+
+def test_noise_has_the_papers_size():
+    layer = NoisyLinear(16, 8, 0.5)
+    assert layer.weight_sigma.unique().item() == layer.bias_sigma.unique().item() == pytest.approx(0.5 / 4)
+    assert 0.2 < layer.weight.abs().max() <= 0.25
+    x = torch.randn(3, 16)
+    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+    layer.draw(torch.Generator().manual_seed(0))
+    noise = layer.noise_out[:, None] * layer.noise_in[None]
+    torch.testing.assert_close(layer(x), x @ (layer.weight + layer.weight_sigma * noise).T + layer.bias + layer.bias_sigma * layer.noise_out)
+
+
+@pytest.mark.parametrize("runner", ["replay", "distributed_replay"])
+def test_priorities_go_back_to_the_replay(typed, tmp_path, runner, monkeypatch):
+    """What updates write is in the replay afterwards."""
+    monkeypatch.setattr(DQN, "update", lambda self, batch, clock: Update({}, {"priority": torch.full(batch.key.shape, 77.0)}))
+    apart = runner == "distributed_replay"
+    words = ["algo=apex" if apart else "algo=dqn", "env=CartPole-v1", "logger=[]", "replay=prioritized", "env_steps=400", "replay.alpha=1",
+             "replay.priority_epsilon=0", "resources.device=cpu"]  # fmt: skip
+    inner = "algo.inner" if apart else "algo"
+    words += [f"{inner}.learning_starts=50", f"{inner}.fragment_length=10", f"{inner}.batch_size=16", f"{inner}.num_envs=2"]
+    words += ["resources.inference=local", "resources.num_samplers=2"] if apart else ["resources.inference=serial"]
+    run_wired(Wiring(typed(*words)), tmp_path)
+    last = sorted((tmp_path / "checkpoints").glob("0*"))[-1]
+    state = torch.load(last / "replay.pt", weights_only=True)["replay"]
+    largest = [shard["largest"] for shard in state["shards"]] if apart else [state["largest"]]
+    assert largest and all(value == 77.0 for value in largest)
 
 
 def test_rainbow_is_double_c51_where_there_is_no_noise(typed):

@@ -102,3 +102,19 @@ def test_sentences(typed):
         Wiring(typed(*WORDS, "algo.num_minibatches=5")).algorithm()
     with pytest.raises(UserError, match="beta must lie"):
         typed(*WORDS, "algo.beta=2")
+
+
+def test_around_an_algorithm_with_a_replay(typed):
+    """Fragments are whole, begin with a live row, and samplers' priorities, which know no intrinsic reward, are not asked for."""
+    words = ["algo=icm", "algo@algo.inner=dqn", "env=CartPole-v1", "env.max_episode_steps=5", "resources=debug", "logger=[]", "replay=prioritized",
+             "algo.inner.learning_starts=30", "algo.inner.n_step=3", "algo.inner.input_priorities=true", "algo.inner.batch_size=32"]  # fmt: skip
+    wiring = Wiring(typed(*words))
+    made, sampler, replay = wiring.algorithm(), wiring.sampler(0), wiring.replay(0)
+    sampler.publish(made.policy, Clock())
+    for _ in range(60):
+        fragments = sampler.take(1)
+        replay.add(fragments[0])
+        sampler.free(fragments)
+    batch = replay.sample(32, Clock())
+    assert len(batch.is_first) == 4 and batch.valid[0].all() and not batch.valid.all()
+    assert float(made.update(batch, Clock()).metrics["intrinsic_reward"]) > 0

@@ -85,7 +85,7 @@ def layout(*, ends=True, rows=3, rows_from=None, fragment_rows=4, starts_every=1
     return Layout(
         obs={"observation": pixels, "extra": Field((), torch.int64)}, action=Field((), torch.int64), record={"q": Field((), torch.float32)},
         core={} if ends else {"h": Field((), torch.float32)}, core_every=starts_every, block=block, blocks=blocks, fragment_rows=fragment_rows, rows=rows,
-        rows_from=rows_from or rows, ends=ends, starts_every=starts_every, stack=S if stacked else 1, capacity=capacity,
+        rows_from=rows_from or rows, ends=ends, starts_every=starts_every, sequences=not ends, stack=S if stacked else 1, capacity=capacity,
     )  # fmt: skip
 
 
@@ -280,7 +280,7 @@ def test_a_stack_is_stored_once():
     atari = Layout(
         obs={"observation": Field((4, 84, 84), torch.uint8)}, action=Field((), torch.int64), record={}, core={}, core_every=1, block=1, blocks=1,
         fragment_rows=4,
-        rows=1, rows_from=1, ends=True, starts_every=1, stack=4, capacity=1_000_000,
+        rows=1, rows_from=1, ends=True, starts_every=1, sequences=False, stack=4, capacity=1_000_000,
     )  # fmt: skip
     assert 7.05e9 < atari.bytes < 7.5e9
 

@@ -142,3 +142,25 @@ def test_the_limiter_keeps_the_ratio_and_lets_nobody_run_away():
     assert not again.may_sample(Some), "without rows there is nothing to learn from yet"
     again.load(limiter.state(), rows=True)
     assert again.may_sample(Some)
+
+
+def test_an_environment_that_hangs_is_noticed_while_batches_wait(typed, tmp_path):
+    words = [*APEX, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=150", "++env.kwargs.fault=hang", "resources.inference=local", "runner.queue_timeout_sec=4",
+             f"env_steps={10**8}", "algo.inner.learning_starts=50"]  # fmt: skip
+    started = time.monotonic()
+    with pytest.raises(RunFailed, match="no fragment for 4 s"):
+        run_wired(Wiring(typed(*words)), tmp_path)
+    assert time.monotonic() - started < 60
+
+
+def test_a_disk_that_is_full_is_no_end(typed, tmp_path):
+    wiring = Wiring(typed(*APEX, "env=CartPole-v1", "resources.inference=local"))
+    sampler = wiring.sampler(0)
+    replay = wiring.sharded_replay(0, sampler, 1)
+    try:
+        with pytest.raises(OSError):
+            replay.save_rows(tmp_path / "is not there")
+        assert len(replay.state()["shards"]) == 1, "the shard goes on"
+    finally:
+        replay.close()
+        sampler.close()
