@@ -1,5 +1,7 @@
 """Replay against a full history of what was added: whatever is drawn is what the environment produced."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from rlrun.dataflow.slots import Fragment, Header
 from rlrun.replay.buffer import Layout, Replay, ReplayConfig
 
 S = 4  # frames in a stack
+EXAMPLES = int(os.environ.get("REPLAY_EXAMPLES", "15"))
 
 
 class History:
@@ -118,12 +121,12 @@ def check(batch: Batch, replay: Replay, sources: list[History]) -> None:
             following = [following[0], following[end]]
         assert len(following) == len(batch.is_first)
         for t, row in enumerate(following):
-            if not made.ends and t and "valid" in row and not row["valid"][b] and not following[t - 1]["valid"][b]:
+            if not made.ends and "valid" in row and not row["valid"][b] and (t == 0 or not following[t - 1]["valid"][b]):
                 continue  # nobody bootstraps from a dead row behind a dead row, and a break pads with some
             assert bool(batch.is_first[t, i]) == bool(row["is_first"][b])
             for name in ("observation", "extra"):
                 np.testing.assert_array_equal(batch.obs[name][t, i].numpy(), row["obs"][name][b])
-        if not made.ends:
+        if not made.ends and alive[0]:  # else memory begins anew before the first live row
             assert batch.core.h[0, i] == following[0]["obs"]["extra"][b]
 
 
@@ -137,7 +140,7 @@ KINDS = {
 }
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES == 15)  # the same ones in every CI run; by hand more: REPLAY_EXAMPLES=500
 @given(st.sampled_from(sorted(KINDS)), st.sampled_from(["uniform", "prioritized"]), st.integers(0, 99), st.data())
 def test_whatever_is_drawn_is_what_the_environment_produced(kind, name, seed, data):
     replay, sources = make(config(name=name), layout(**KINDS[kind]), seed)
