@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rlrun.core.algorithm import Algorithm
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Policy
-from rlrun.core.q_learning import ExplorationConfig, QHeadConfig
+from rlrun.core.q_learning import ExplorationConfig, QConfig, QHeadConfig
 from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
@@ -155,7 +156,7 @@ class QPolicy(Policy):
             raise UserError("this algorithm learns from single rows: a model with memory (lstm, gru, gtrxl) is for algo=r2d2")
         self.spec, self.explore, self.noisy = spec, explore, head.noisy
         self.filter = model.filter(spec)
-        self.trunk = model.trunk(spec, flat=True)
+        self.trunk = model.trunk(spec, flat=not head.encoder_layer)
         self.head = model.q_head(spec, self.trunk, head, atoms)
         self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
 
@@ -290,3 +291,40 @@ class CategoricalPolicy(QPolicy):
 
     def q(self, outputs: Tensor) -> Tensor:
         return (outputs.softmax(-1) * self.atoms).sum(-1)
+
+
+class QLearning(Algorithm):
+    """An algorithm that learns a QPolicy from a replay by one loss, beside a target network that follows the policy."""
+
+    cfg: QConfig
+    policy: QPolicy
+    target: QPolicy
+
+    @classmethod
+    def needs(cls, cfg) -> Needs:
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), replay=cfg.from_replay)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> QPolicy:
+        return QPolicy(spec, model, cfg.head, cfg.exploration)
+
+    def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: QConfig, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        loss, priority, metrics = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
+        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
+            polyak_(self.target, self.policy, self.cfg.target_tau)
+        metrics = {name: value.detach() for name, value in metrics.items()}
+        return Update({**self.ctx.ranks.sum_each(metrics), **steps, **self.policy.explored(clock)}, {"priority": priority})
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """A batch as it was drawn -> this learner's share of the loss [], priorities [B], shares of metrics."""
+        raise NotImplementedError
+
+    def mean(self, x: Tensor) -> Tensor:
+        """This learner's share of the mean of x [B] over the whole batch."""
+        return x.mean() / self.ctx.ranks.world  # all have as many rows

@@ -12,23 +12,19 @@ Checked: tests/algos/test_dqn.py (targets by hand), tests/ops/test_td.py, tests/
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
+from rlrun.core.algorithm import Needs
 from rlrun.core.batch import Batch
 from rlrun.core.q_learning import QConfig
-from rlrun.core.schedule import Clock
-from rlrun.core.specs import EnvSpec
-from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step, recorded_td_error
 from rlrun.ops.td import huber, taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QPolicy
+from rlrun.policies import QLearning, QPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +39,14 @@ class Config(QConfig):
             raise ValueError("huber_delta must be positive, or null for half the squared error")
 
 
-class DQN(Algorithm):
+class DQN(QLearning):
     cfg: Config
     policy: QPolicy
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=("q_taken", "q_max") if cfg.input_priorities else (),
-                     replay=replace(cfg.from_replay, first_priority=cfg.input_priorities))  # fmt: skip
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
-        return QPolicy(spec, model, cfg.head, cfg.exploration)
+        record = ("q_taken", "q_max") if cfg.input_priorities else ()
+        return replace(super().needs(cfg), record=record, replay=replace(cfg.from_replay, first_priority=cfg.input_priorities))
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
@@ -63,21 +55,8 @@ class DQN(Algorithm):
         reward = clip_reward(before.reward, cfg.reward_clip)
         return recorded_td_error(reward, before.terminated, before.valid, rows.q_taken, rows.q_max, cfg.discount).abs()
 
-    def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
-        super().__init__(policy, spec, cfg, ctx)
-        self.target = copy.deepcopy(policy).requires_grad_(False)
-        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-
-    def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg = self.cfg
-        loss, td_error, metrics = self.loss(batch)
-        steps = self.optimizer.step(loss, clock)
-        if (clock.updates + 1) % cfg.target_update_interval == 0:
-            polyak_(self.target, self.policy, cfg.target_tau)
-        return Update({**metrics, **steps, **self.policy.explored(clock)}, {"priority": td_error.abs()})
-
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> loss [], TD errors [B], metrics."""
+        """batch [n, B] with obs [2, B] -> loss [], sizes of TD errors [B], metrics."""
         cfg, ends = self.cfg, batch.ends()
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for policy in (self.policy, self.target):
@@ -93,6 +72,6 @@ class DQN(Algorithm):
             target = reward + discount * next_value
         q = taken(self.policy.values(ends[:1])[0], batch.action[0])  # [B]
         td_error = target - q
-        loss = (batch.weight * huber(td_error, cfg.huber_delta)).mean()
-        metrics = {"loss": loss, "td_error": td_error.abs().mean(), "q": q.mean(), "target": target.mean()}
-        return loss, td_error.detach(), {name: value.detach() for name, value in metrics.items()}
+        loss = self.mean(batch.weight * huber(td_error, cfg.huber_delta))
+        priority = td_error.detach().abs()
+        return loss, priority, {"loss": loss, "td_error": self.mean(priority), "q": self.mean(q), "target": self.mean(target)}

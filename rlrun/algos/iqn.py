@@ -11,24 +11,21 @@ Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/te
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
 from rlrun.core.batch import Batch
 from rlrun.core.q_learning import QConfig
-from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import quantile_huber, taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QPolicy, without_meaning
+from rlrun.policies import QLearning, QPolicy, without_meaning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,33 +73,16 @@ class QuantilePolicy(QPolicy):
         return self.outputs(rows["obs"], rows["is_first"], Batch(), fraction)[0]
 
 
-class IQN(Algorithm):
+class IQN(QLearning):
     cfg: Config
     policy: QuantilePolicy
-
-    @classmethod
-    def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), replay=cfg.from_replay)
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QuantilePolicy:
         return QuantilePolicy(spec, model, cfg)
 
-    def __init__(self, policy: QuantilePolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
-        super().__init__(policy, spec, cfg, ctx)
-        self.target = copy.deepcopy(policy).requires_grad_(False)
-        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-
-    def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg = self.cfg
-        loss, td_error, metrics = self.loss(batch)
-        steps = self.optimizer.step(loss, clock)
-        if (clock.updates + 1) % cfg.target_update_interval == 0:
-            polyak_(self.target, self.policy, cfg.target_tau)
-        return Update({**metrics, **steps, **self.policy.explored(clock)}, {"priority": td_error.abs()})
-
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> loss [], differences of means [B], metrics."""
+        """batch [n, B] with obs [2, B] -> loss [], sizes of the differences of means [B], metrics."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for one in (policy, self.target):
@@ -114,10 +94,13 @@ class IQN(Algorithm):
             best = chooser.values(ends[1:])[0].argmax(-1)
             following = self.target.quantiles(ends[1:], self._fractions(reward, cfg.num_target_fractions))[0]
             target = reward[:, None] + discount[:, None] * taken(following, best)  # [B, N']
-        loss = (batch.weight * quantile_huber(quantile, fraction[0], target, cfg.huber_delta)).mean()  # eq. 3
-        td_error = (target.mean(-1) - quantile.mean(-1)).detach()
-        return loss, td_error, {"loss": loss.detach(), "td_error": td_error.abs().mean(), "q": quantile.detach().mean()}
+        loss = self.mean(batch.weight * quantile_huber(quantile, fraction[0], target, cfg.huber_delta))  # eq. 3
+        value = quantile.detach().mean(-1)
+        priority = (target.mean(-1) - value).abs()
+        return loss, priority, {"loss": loss, "td_error": self.mean(priority), "q": self.mean(value)}
 
     def _fractions(self, like: Tensor, count: int) -> Tensor:
-        """tau ~ U(0, 1) [1, B, count]."""
-        return torch.rand(1, like.shape[0], count, generator=self.ctx.rng, device=like.device)
+        """tau ~ U(0, 1) [1, B, count]: this learner's part of what all draw for the whole batch."""
+        ranks, rows = self.ctx.ranks, len(like)
+        drawn = torch.rand(1, ranks.world * rows, count, generator=self.ctx.rng, device=like.device)
+        return drawn[:, ranks.rank * rows :][:, :rows]

@@ -10,23 +10,21 @@ Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/te
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
+from rlrun.core.algorithm import LearnerContext
 from rlrun.core.batch import Batch
 from rlrun.core.q_learning import QConfig
-from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import quantile_huber, taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QPolicy
+from rlrun.policies import QLearning, QPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +39,10 @@ class Config(QConfig):
             raise ValueError("num_quantiles must be at least 1, huber_delta positive")
 
 
-class QRDQN(Algorithm):
+class QRDQN(QLearning):
     cfg: Config
     policy: QPolicy
     fraction: Tensor
-
-    @classmethod
-    def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), replay=cfg.from_replay)
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
@@ -56,21 +50,11 @@ class QRDQN(Algorithm):
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.target = copy.deepcopy(policy).requires_grad_(False)
-        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         middle = (torch.arange(cfg.num_quantiles, device=ctx.device) + 0.5) / cfg.num_quantiles  # lemma 2
         self.register_buffer("fraction", middle, persistent=False)
 
-    def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg = self.cfg
-        loss, td_error, metrics = self.loss(batch)
-        steps = self.optimizer.step(loss, clock)
-        if (clock.updates + 1) % cfg.target_update_interval == 0:
-            polyak_(self.target, self.policy, cfg.target_tau)
-        return Update({**metrics, **steps, **self.policy.explored(clock)}, {"priority": td_error.abs()})
-
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> loss [], differences of means [B], metrics."""
+        """batch [n, B] with obs [2, B] -> loss [], sizes of the differences of means [B], metrics."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for one in (policy, self.target):
@@ -84,6 +68,7 @@ class QRDQN(Algorithm):
             best = policy.legal_q(chooser, ends["obs"][1]).argmax(-1)
             target = reward[:, None] + discount[:, None] * taken(following, best)  # [B, N]
         quantile = taken(policy.numbers(ends[:1])[0], batch.action[0])  # [B, N]
-        loss = (batch.weight * quantile_huber(quantile, self.fraction.expand_as(quantile), target, cfg.huber_delta)).mean()
-        td_error = (target.mean(-1) - quantile.mean(-1)).detach()
-        return loss, td_error, {"loss": loss.detach(), "td_error": td_error.abs().mean(), "q": quantile.detach().mean()}
+        loss = self.mean(batch.weight * quantile_huber(quantile, self.fraction.expand_as(quantile), target, cfg.huber_delta))
+        value = quantile.detach().mean(-1)
+        priority = (target.mean(-1) - value).abs()
+        return loss, priority, {"loss": loss, "td_error": self.mean(priority), "q": self.mean(value)}

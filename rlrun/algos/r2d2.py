@@ -11,24 +11,22 @@ Checked: tests/algos/test_r2d2.py (targets by hand, burn-in against unrolling fr
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
+from rlrun.core.algorithm import Needs
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.q_learning import QConfig
-from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import n_step_return
 from rlrun.ops.td import huber, signed_hyperbolic, signed_parabolic
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QPolicy
+from rlrun.policies import QLearning, QPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,7 @@ class RecurrentQPolicy(QPolicy):
     remembers = True
 
 
-class R2D2(Algorithm):
+class R2D2(QLearning):
     cfg: Config
     policy: RecurrentQPolicy
 
@@ -92,19 +90,6 @@ class R2D2(Algorithm):
         target = n_step_return(reward, part.terminated[:-1], valid, value, cfg.discount, cfg.n_steps[0])
         return cls.priority(cfg, cls.scaled(cfg, target) - part.q_taken[:-1], valid)
 
-    def __init__(self, policy: RecurrentQPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
-        super().__init__(policy, spec, cfg, ctx)
-        self.target = copy.deepcopy(policy).requires_grad_(False)
-        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-
-    def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg = self.cfg
-        loss, priority, metrics = self.loss(batch)
-        steps = self.optimizer.step(loss, clock)
-        if (clock.updates + 1) % cfg.target_update_interval == 0:
-            polyak_(self.target, self.policy, cfg.target_tau)
-        return Update({**metrics, **steps, **self.policy.explored(clock)}, {"priority": priority})
-
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """batch [burn_in + T (+ 1), B] with core [1, B] -> loss [], priorities [B], metrics."""
         cfg = self.cfg
@@ -121,10 +106,10 @@ class R2D2(Algorithm):
             target = self.scaled(cfg, n_step_return(reward, rows.terminated, valid, value, cfg.discount, cfg.n_steps[0]))
         taken = q[:-1].gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)  # [T, B]
         td_error = (target - taken).masked_fill(~valid, 0.0)
-        count = valid.sum().clamp(min=1)
+        count = self.live(valid)
         loss = (batch.weight * huber(td_error, cfg.huber_delta)).sum() / count
         error = td_error.detach()
-        metrics = {"loss": loss.detach(), "td_error": error.abs().sum() / count, "q": taken.detach().masked_fill(~valid, 0.0).sum() / count}
+        metrics = {"loss": loss, "td_error": error.abs().sum() / count, "q": taken.masked_fill(~valid, 0.0).sum() / count}
         return loss, self.priority(cfg, error, valid), metrics
 
     def unroll(self, policy: QPolicy, batch: Batch) -> Tensor:

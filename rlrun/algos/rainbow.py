@@ -10,63 +10,34 @@ Checked: tests/ops/test_td.py (the projection), tests/algos/test_dqn.py, tuned/r
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
 from rlrun.core.batch import Batch
-from rlrun.core.q_learning import QConfig
-from rlrun.core.schedule import Clock
+from rlrun.core.q_learning import CategoricalQConfig
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import categorical_projection, taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import CategoricalPolicy
+from rlrun.policies import CategoricalPolicy, QLearning
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(QConfig):
-    num_atoms: int
-    v_min: float
-    v_max: float
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.num_atoms < 2:
-            raise ValueError("num_atoms must be at least 2")
-        if self.v_min >= self.v_max:
-            raise ValueError(f"v_min {self.v_min:g} must be below v_max {self.v_max:g}")
+class Config(CategoricalQConfig):
+    pass
 
 
-class Rainbow(Algorithm):
+class Rainbow(QLearning):
     cfg: Config
     policy: CategoricalPolicy
 
     @classmethod
-    def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), replay=cfg.from_replay)
-
-    @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> CategoricalPolicy:
         return CategoricalPolicy(spec, model, cfg.head, cfg.exploration, cfg.num_atoms, cfg.v_min, cfg.v_max)
-
-    def __init__(self, policy: CategoricalPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
-        super().__init__(policy, spec, cfg, ctx)
-        self.target = copy.deepcopy(policy).requires_grad_(False)
-        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-
-    def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg = self.cfg
-        loss, kl, metrics = self.loss(batch)
-        steps = self.optimizer.step(loss, clock)
-        if (clock.updates + 1) % cfg.target_update_interval == 0:
-            polyak_(self.target, self.policy, cfg.target_tau)
-        return Update({**metrics, **steps, **self.policy.explored(clock)}, {"priority": kl})
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """batch [n, B] with obs [2, B] -> loss [], KL divergences [B], metrics."""
@@ -82,6 +53,6 @@ class Rainbow(Algorithm):
         log_p = taken(policy.numbers(ends[:1])[0], batch.action[0]).log_softmax(-1)  # [B, K]
         cross_entropy = -(target * log_p).sum(-1)
         kl = cross_entropy.detach() - torch.special.entr(target).sum(-1)
-        loss = (batch.weight * cross_entropy).mean()
-        q = (log_p.detach().exp() * policy.atoms).sum(-1)
-        return loss, kl.clamp(min=0.0), {"loss": loss.detach(), "kl": kl.mean(), "q": q.mean()}
+        loss = self.mean(batch.weight * cross_entropy)
+        q = (log_p.exp() * policy.atoms).sum(-1)
+        return loss, kl.clamp(min=0.0), {"loss": loss, "kl": self.mean(kl), "q": self.mean(q)}

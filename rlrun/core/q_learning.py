@@ -15,6 +15,7 @@ class QHeadConfig:
     """Between features and action values."""
 
     hidden: Literal["auto"] | tuple[int, ...]
+    encoder_layer: bool
     dueling: bool
     gradient_scale: float
     noisy: bool
@@ -101,3 +102,19 @@ class QConfig:
             raise ValueError("target_tau must lie in (0, 1]")
         if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
             raise ValueError("reward_clip must be none, sign or a positive bound")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CategoricalQConfig(QConfig):
+    """Of distributions over fixed values (Bellemare et al. 2017)."""
+
+    num_atoms: int
+    v_min: float
+    v_max: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_atoms < 2:
+            raise ValueError("num_atoms must be at least 2")
+        if self.v_min >= self.v_max:
+            raise ValueError(f"v_min {self.v_min:g} must be below v_max {self.v_max:g}")

@@ -212,11 +212,11 @@ class Model:
         return trunk
 
     def q_head(self, spec: EnvSpec, trunk: Trunk, cfg: QHeadConfig, atoms: int = 1) -> QHead:
-        """Of a trunk that was made flat."""
+        """Of a trunk made with flat=not cfg.encoder_layer."""
         assert isinstance(spec.action, Discrete)
         image = isinstance(trunk.encoder, ImageEncoder)
         hidden: tuple[int, ...] = () if cfg.hidden == "auto" else cfg.hidden
-        if cfg.hidden == "auto" and isinstance(trunk.encoder, ImageEncoder) and trunk.encoder.ends_flat:
+        if cfg.hidden == "auto" and isinstance(trunk.encoder, ImageEncoder) and (trunk.encoder.ends_flat or cfg.encoder_layer):
             hidden = (trunk.encoder.size,)
         actions = spec.action.n
         if self.cfg.action_embedding is not None:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+FEW_ROWS = 16  # on one core of a CPU two products without making the weights take 1/6 of the time for 1 row, the same for 32
+
 
 class NoisyLinear(nn.Module):
     """y = (mu_w + sigma_w * e_w) x + mu_b + sigma_b * e_b (eq. 9) with factorised Gaussian noise (eq. 10, 11), initialised as in section 3.2. Without noise
@@ -37,8 +39,10 @@ class NoisyLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
-        weight = self.weight + self.weight_sigma * torch.outer(self.noise_out, self.noise_in)
-        return F.linear(x, weight, self.bias + self.bias_sigma * self.noise_out)
+        bias = self.bias + self.bias_sigma * self.noise_out
+        if x.numel() <= FEW_ROWS * x.shape[-1]:  # making the weights would cost more than using them
+            return F.linear(x, self.weight, bias) + F.linear(x * self.noise_in, self.weight_sigma) * self.noise_out
+        return F.linear(x, torch.addcmul(self.weight, self.weight_sigma, torch.outer(self.noise_out, self.noise_in)), bias)
 
 
 def draw_noise(module: nn.Module, rng: torch.Generator | None) -> None:
