@@ -17,6 +17,7 @@ from rlrun.core.errors import EnvError, UserError
 from rlrun.core.specs import random_actions
 
 MAX_ENVS = 64  # of one run chosen by `auto`: more would leave games unfinished in short runs
+LEARNER_ROWS = 16  # of a replayed train batch: with fewer, exchanging gradients costs more than another learner gains
 MAX_COLUMNS = 16  # of one sampler's fragment chosen by `auto`: beyond that inference gains nothing on a CPU
 FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
 GROUPS = {"serial": 1, "local": 1, "batched": 2}  # producers of fragments per sampler
@@ -135,9 +136,13 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
         needs = replace(needs, every_process_learns=True)
     if needs.every_process_learns and cfg.inference in ("auto", "serial") and cfg.num_samplers not in ("auto", 1):
         raise UserError(f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with resources.num_learners")
-    learners = _learners(cfg, needs, image, synchronous, lockstep, why)
+    learners = _learners(cfg, needs, image, synchronous, lockstep, apart, why)
     shared = synchronous or needs.replay is not None  # samplers together have `total` columns; else each has as many as a train batch
-    total = needs.columns if needs.replay is None else needs.replay.num_envs  # of a train batch, or of all samplers
+    total = needs.columns  # of a train batch, or of all samplers
+    if needs.replay is not None:
+        total = -(-needs.replay.num_envs // learners) * learners
+        if total > needs.replay.num_envs:
+            why.append(f"num_envs={total} in place of {needs.replay.num_envs}: every learner has environments of its own")
     columns = total // learners if lockstep else total  # of one learner's part
     available = max(1, cores() // learners)
     inference = cfg.inference
@@ -147,7 +152,7 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
         inference = "local"
         why.append("inference=local: samplers are processes of their own")
     if inference == "auto":
-        inference = _inference(cfg, needs, columns, make_env, image, why)
+        inference = _inference(cfg, needs, learners, columns, make_env, image, why)
     if not lockstep and inference != "serial":
         raise UserError(f"resources.inference={inference}: workers that share weights without waiting have their environments in their own process (serial)")
     if inference == "serial" and cfg.device not in ("auto", "cpu") and not needs.every_process_learns:
@@ -192,7 +197,7 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     )  # fmt: skip
 
 
-def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool, lockstep: bool, why: list[str]) -> int:
+def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool, lockstep: bool, apart: bool, why: list[str]) -> int:
     """How many learners. UserError where there are more than devices, or than columns to share out evenly."""
     on_gpus = lockstep and cfg.device != "cpu" and torch.cuda.is_available() and (needs.every_process_learns or cfg.inference != "serial")
     devices = torch.cuda.device_count() if on_gpus else cores()
@@ -200,9 +205,15 @@ def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool
         devices = 1  # the one that was named
     there = f"{devices} {'GPU' if on_gpus else 'core'}{'s' * (devices > 1)}"
     fitting = [n for n in range(1, devices + 1) if not lockstep or needs.columns % n == 0]
-    if needs.replay is not None:
+    if apart:
         if cfg.num_learners not in ("auto", 1):
-            raise UserError(f"resources.num_learners={cfg.num_learners}: an algorithm with a replay has one learner")
+            raise UserError(f"resources.num_learners={cfg.num_learners}: runner=distributed_replay has one learner; runner=replay can have several")
+        return 1
+    if needs.replay is not None and cfg.num_learners == "auto":
+        best = max((n for n in fitting if needs.columns >= n * LEARNER_ROWS), default=1)
+        if image and not on_gpus and not cfg.exact and cfg.inference == cfg.num_samplers == "auto" and best > 1:
+            why.append(f"num_learners={best}: convolutions on every core; {there}, {needs.columns} fragments of a train batch")
+            return best
         return 1
     if cfg.num_learners == "auto":
         best = max(n for n in fitting if not lockstep or all(count % n == 0 for count in needs.shared))
@@ -216,8 +227,8 @@ def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool
     if cfg.num_learners > devices:
         raise UserError(f"resources.num_learners={cfg.num_learners}: there {'is' if devices == 1 else 'are'} {there}; {_either(fitting)} would fit")
     if cfg.num_learners not in fitting:
-        raise UserError(f"resources.num_learners={cfg.num_learners} must divide the {needs.columns} columns of a train batch (algo.batch_size / "
-                        f"algo.fragment_length); {_either(fitting)} would fit")  # fmt: skip
+        of = "columns of a train batch (algo.batch_size / algo.fragment_length)" if needs.replay is None else "fragments of a train batch (algo.batch_size)"
+        raise UserError(f"resources.num_learners={cfg.num_learners} must divide the {needs.columns} {of}; {_either(fitting)} would fit")
     return cfg.num_learners
 
 
@@ -236,9 +247,9 @@ def _samplers(inference: str, columns: int, groups: int, available: int, synchro
 
 
 def _inference(
-    cfg: ResourcesConfig, needs: Needs, columns: int, make_env: EnvFactory, image: bool, why: list[str]
+    cfg: ResourcesConfig, needs: Needs, learners: int, columns: int, make_env: EnvFactory, image: bool, why: list[str]
 ) -> Literal["serial", "local", "batched"]:  # fmt: skip
-    if needs.every_process_learns:
+    if needs.every_process_learns or (needs.replay is not None and learners == cores()):
         why.append("inference=serial: every process samples and learns")
         return "serial"
     if image and cfg.device != "cpu" and torch.cuda.is_available():

@@ -28,7 +28,8 @@ from rlrun.dataflow.ranks import company
 from rlrun.envs import registry
 from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.paths import options
-from rlrun.replay.buffer import FirstPriority, Layout, Replay, ReplayConfig, refuse_too_large
+from rlrun.replay.buffer import Replay, ReplayConfig
+from rlrun.replay.plan import ReplayPlan, check_belongs, layout_of
 from rlrun.replay.service import ShardedReplay
 from rlrun.resources import GROUPS, Resources, ResourcesConfig, decide, free_memory
 from rlrun.runners import distributed_replay, on_policy
@@ -83,9 +84,6 @@ class RunConfig:
             raise ValueError("env_steps must be at least 1")
         if self.log_every_sec <= 0:
             raise ValueError("log_every_sec must be positive")
-
-
-REPLAYING = ("replay", "distributed_replay")  # runners with a replay
 
 
 def shards_of(runner: Any) -> int | None:
@@ -204,7 +202,7 @@ class Wiring:
             raise UserError(f"{config.algo.name} learns from the newest policy's rows alone; runner={config.runner.name} would hand it older ones")
         if not config.runner.lockstep and not self.needs.only_weights:
             raise UserError(f"runner={config.runner.name} shares weights alone, and an update of {config.algo.name} changes more; it is for a3c, a2c and pg")
-        self._check_replay()
+        check_belongs(self.needs.replay, self.needs.columns, config.run.replay, config.algo.name, config.runner.name)
         whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
         self.whole_after = self.needs.rows if whole else None  # rows after which a column's last episode ends its fragment
         if whole:
@@ -218,61 +216,24 @@ class Wiring:
         if self.needs.cut_share < 1 and self.resources.inference != "serial":
             raise UserError(f"a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with {self.resources.inference}")
 
-    def _check_replay(self) -> None:
-        """UserError where algorithm, runner and replay do not belong together, or their numbers do not fit."""
-        asked, cfg, name, runner = self.needs.replay, self.config.run.replay, self.config.algo.name, self.config.runner.name
-        if asked is None:
-            if runner in REPLAYING:
-                raise UserError(f"runner={runner} is for algorithms that learn from a replay; {name} learns from rows as they come")
-            return
-        if runner not in REPLAYING:
-            raise UserError(f"{name} learns from a replay, which runner={runner} has not; it runs with {' or '.join(REPLAYING)}")
-        if cfg is None:
-            raise UserError(f"{name} learns from a replay: choose replay=uniform or replay=prioritized")
-        if self.needs.columns > cfg.capacity:
-            raise UserError(f"algo.batch_size={self.needs.columns} is more than the {cfg.capacity} rows of replay.capacity")
-        if asked.learning_starts > cfg.capacity:
-            raise UserError(f"algo.learning_starts={asked.learning_starts} is more than the {cfg.capacity} rows of replay.capacity: learning would never start")
-
-    def _replay_layout(self) -> Layout:
-        made, needs, cfg = self.resources, self.needs, self.config.run.replay
+    def replay_plan(self) -> ReplayPlan:
+        """Of an algorithm that learns from a replay."""
+        cfg, needs, made = self.config.run.replay, self.needs, self.resources
         assert cfg is not None and needs.replay is not None
-        policy = self.policy_factory(acting=False)()
-        core = policy.core_spec()
-        return Layout(
-            obs=self.spec.obs_rows, action=self.spec.action_row, record=policy.record_spec(needs.record), core=core, core_every=needs.core_every or 1,
-            block=made.envs_per_sampler, blocks=made.num_samplers * GROUPS[made.inference], fragment_rows=self.rows, rows=needs.rows,
-            rows_from=needs.replay.rows_from, ends=needs.replay.obs == "ends", starts_every=needs.replay.starts_every,
-            sequences=needs.replay.sequences, stack=self.spec.stack,
-            capacity=cfg.capacity,
-        )  # fmt: skip
+        layout = layout_of(cfg, needs, self.spec, self.policy_factory(acting=False)(), made)
+        first = functools.partial(self.config.algorithm.first_priority, self.config.algo) if needs.replay.first_priority else None
+        return ReplayPlan(cfg, layout, made.num_learners, needs.columns, self.seeds, self.config.runner.queue_timeout_sec, first)
 
     def check_memory(self) -> None:
         """UserError before the start where a replay cannot fit."""
-        cfg = self.config.run.replay
-        if self.needs.replay is not None and cfg is not None:
-            layout = self._replay_layout()
-            shards = shards_of(self.config.runner) or 1
-            if shards > layout.blocks:
-                raise UserError(f"runner.num_shards={shards} is more than the {layout.blocks} producers of fragments (resources.num_samplers)")
-            if shards_of(self.config.runner) is not None and cfg.device == "learner":
-                raise UserError("replay.device=learner is for runner=replay: shards are processes of their own, in main memory")
-            refuse_too_large(layout, cfg, free_memory(), self.device)
+        if self.needs.replay is not None:
+            self.replay_plan().check(free_memory(), self.device, shards_of(self.config.runner))
 
     def replay(self, generation: int) -> Replay:
-        cfg = self.config.run.replay
-        assert cfg is not None
-        return Replay(cfg, self._replay_layout(), self.seeds.generator("replay", generation), self.device, self._first_priority())
+        return self.replay_plan().replay(generation, self.ranks, self.device)
 
     def sharded_replay(self, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
-        cfg = self.config.run.replay
-        assert cfg is not None
-        return ShardedReplay(cfg, self._replay_layout(), shards, sampler.slots, self.needs.columns, self.seeds, generation,
-                             self.config.runner.queue_timeout_sec, self._first_priority())  # fmt: skip
-
-    def _first_priority(self) -> FirstPriority | None:
-        asked = self.needs.replay is not None and self.needs.replay.first_priority
-        return functools.partial(self.config.algorithm.first_priority, self.config.algo) if asked else None
+        return self.replay_plan().sharded(generation, sampler, shards)
 
     def layout_decided(self) -> dict[str, Any]:
         """What `auto` became, as options of resources."""
@@ -454,7 +415,7 @@ class FollowerFactory:
         restored = None if self.saved is None else Checkpoints(self.saved.parent, keep=1).load(self.saved.name, parts=("algorithm",))
         wiring = Wiring(self.config, self.resources)
         wiring.cut = self.cut
-        wiring.learn(Follower(ranks, restored), ranks)
+        wiring.learn(Follower(ranks, restored, self.saved), ranks)
 
 
 def preflight(config: Typed) -> Wiring:

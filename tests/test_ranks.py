@@ -12,20 +12,22 @@ import time
 import pytest
 import torch
 from conftest import SMALL, compose
-from families import FRESH, fits
+from families import fits
 from test_actor_learner import run_wired
 from test_all import CASES, QUICK, batches, start
 from test_samplers import counting
 
 from rlrun.cli import _dispatch
+from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.moments import moments_of
 from rlrun.core.ranks import Ranks
-from rlrun.core.run import check_equal
+from rlrun.core.run import OVER, SAVE, Follower, check_equal, save_rows
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company
 from rlrun.dataflow.workers import Workers
+from rlrun.paths import options
 from rlrun.resources import _learners, cores
 from rlrun.wiring import Wiring, preflight, type_config
 
@@ -41,7 +43,7 @@ WHOLE["pqn"] = ["algo.minibatch_size=20", "algo.num_epochs=2"]
 WHOLE["ddppo"] = [*WHOLE["ppo"], "algo.cut_share=1"]
 WHOLE["icm"] = ["algo.minibatch_size=20", "algo.sequence_length=5", "+algo.max_grad_norm=1.0"]
 SPACES = {"discrete": CASES["discrete"], "lstm": CASES["lstm"], "every space": CASES["every space"]}
-TOGETHER = [(algo, case) for algo in FRESH for case in SPACES if fits(algo, case)]
+TOGETHER = [(algo, case) for algo in options("algo") for case in SPACES if fits(algo, case)]
 
 
 def typed(*words):
@@ -58,13 +60,20 @@ def updates(ranks: Ranks, algo: str, case: str):
     share = wiring.needs.columns // ranks.world
     for number, batch in enumerate(data):
         valid = batch.valid.clone()
-        valid[1, 0] = valid[2, -1] = valid[3, -1] = False  # learners with unequal numbers of live rows
-        mine = batch.replace(valid=valid).columns(slice(ranks.rank * share, (ranks.rank + 1) * share))
+        for row, column in ((1, 0), (2, -1), (3, -1)):  # learners with unequal numbers of live rows
+            valid[row : row + 1, column] = False
+        mine = part(batch.replace(valid=valid), slice(ranks.rank * share, (ranks.rank + 1) * share))
         returns = [moments_of(torch.arange(1.0 + 10 * part, 4.0 + 10 * part)) for part in range(2)]
         made.absorb_returns(returns[ranks.rank :: ranks.world])
         metrics = made.update(mine, Clock(100 * number, number)).metrics
         made.absorb_rows([made.policy.moments(mine)])
     return made, {name: float(value) for name, value in metrics.items()}
+
+
+def part(batch: Batch, columns: slice) -> Batch:
+    """These columns; what replay adds has no rows."""
+    single = {name: batch[name][columns] for name in ("weight", "key") if name in batch}
+    return Batch({**Batch({name: value for name, value in batch.items() if name not in single}).columns(columns), **single})
 
 
 def flat(made) -> torch.Tensor:
@@ -109,7 +118,7 @@ def test_every_row_is_counted_once(tmp_path, kind, runner):
     assert algorithm.updates == job.clock.updates and rows[-1]["env_steps"] == job.clock.env_steps
 
 
-@pytest.mark.parametrize("algo, runner", [("ppo", []), ("impala", ["runner.num_sgd_iter=2"]), ("ddppo", [])])
+@pytest.mark.parametrize("algo, runner", [("ppo", []), ("impala", ["runner.num_sgd_iter=2"]), ("ddppo", []), ("rainbow", [])])
 def test_two_learners_learn_what_one_does(tmp_path, algo, runner):
     words = ["env=rlrun/Identity-v0", "resources.num_learners=2", "resources.inference=serial", "algo.fragment_length=20", "algo.batch_size=80", "logger=[]",
              "algo.lr=3e-3", "algo.discount=0", "model.hidden=[64]", "env_steps=60000", "stop.return_mean=18", *QUICK.get(algo, []), *runner]  # fmt: skip
@@ -196,7 +205,7 @@ def test_a_named_gpu_is_the_only_one(monkeypatch):
     needs = config.algorithm.needs(config.algo)
     for device, learners in (("auto", 4), ("cuda", 4), ("cuda:1", 1), ("cpu", min(cores(), 8))):
         cfg = dataclasses.replace(config.run.resources, device=device)
-        assert _learners(cfg, needs, False, True, True, []) == learners
+        assert _learners(cfg, needs, False, True, True, False, []) == learners
 
 
 def test_resumed_learners_begin_with_the_same_weights(tmp_path, capfd):
@@ -207,6 +216,55 @@ def test_resumed_learners_begin_with_the_same_weights(tmp_path, capfd):
     assert _dispatch(["resume", str(path), "env_steps=1200"]) == 0
     summary = json.loads((path / "summary.json").read_text())
     assert summary["status"] == "COMPLETED" and 1200 <= summary["env_steps"] < 1500
+
+
+def test_every_learners_replay_is_saved_and_goes_on(tmp_path):
+    path = tmp_path / "run"
+    words = ["algo=dqn", "env=CartPole-v1", "resources.num_learners=2", "replay=prioritized", "replay.capacity=5000", "logger=[]", "env_steps=1500"]
+    assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
+    (first,) = (path / "checkpoints").glob("0*")
+    rows = [len((first / f"replay-{rank}.bin").read_bytes()) for rank in range(2)]
+    assert _dispatch(["resume", str(path), "env_steps=1900"]) == 0
+    last = max((path / "checkpoints").glob("0*"))
+    for rank, part in enumerate(("replay.pt", "replay-1.pt")):
+        before, after = (torch.load(folder / part, weights_only=True)["replay"] for folder in (first, last))
+        assert 700 < before["head"][0] < after["head"][0] < before["head"][0] + 300, "this learner's rows, and new ones behind them"
+        assert len((last / f"replay-{rank}.bin").read_bytes()) > rows[rank]
+    updates = [json.loads((folder / "run.json").read_text())["updates"] for folder in (first, last)]
+    assert updates[1] - updates[0] == pytest.approx(100, abs=4), "an update every 4 env steps, from the first on"
+
+
+class FullDisk:
+    def save_rows(self, folder) -> None:
+        if folder.name == "full":
+            raise OSError("no space left on device")
+
+    def state(self) -> dict:
+        return {}
+
+
+def save_twice(ranks: Ranks) -> None:
+    """The other learner's side of the test below: its disk is full the first time."""
+    follower = Follower(ranks, None)
+    follower.replay = FullDisk()
+    assert not follower.tick(Clock(), None), "two saves, and it is over"
+
+
+def test_a_learner_that_cannot_write_its_replay_leaves_a_checkpoint_out(tmp_path):
+    (tmp_path / "full").mkdir()
+    with company(2, save_twice, 60.0, 1) as ranks:
+        ranks.first(SAVE)
+        with pytest.raises(OSError, match="another learner"):
+            save_rows(Healthy(), ranks, tmp_path / "full")
+        ranks.first(SAVE)
+        save_rows(Healthy(), ranks, tmp_path)
+        ranks.first(OVER)
+    assert (tmp_path / "replay-1.pt").is_file() and not (tmp_path / "full" / "replay-1.pt").exists()
+
+
+class Healthy:
+    def save_rows(self, folder) -> None:
+        (folder / "replay-0.bin").write_bytes(b"rows")
 
 
 @pytest.mark.parametrize("words, said", [

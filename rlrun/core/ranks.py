@@ -23,9 +23,18 @@ class Ranks:
         """x [n] float64 on the CPU, n may differ -> every learner's, by rank."""
         return [x]
 
-    def first(self, x: bool) -> bool:
+    def first(self, x: int) -> int:
         """Rank 0's."""
         return x
+
+    def everyones(self, text: str) -> list[str]:
+        """By rank."""
+        numbers = self.gather(torch.tensor(list(text.encode()), dtype=torch.float64))
+        return [bytes(part.to(torch.uint8).tolist()).decode() for part in numbers]
+
+    def all(self, x: bool) -> bool:
+        """Whether it holds for every learner."""
+        return x if self.world == 1 else bool(self.sum(torch.tensor(float(x))) == self.world)
 
     def sum_each(self, metrics: Mapping[str, Tensor | float]) -> dict[str, Any]:
         """Scalars [] summed over all learners, in one exchange."""

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -87,8 +88,38 @@ def exchange(headers: Sequence[Header], clock: Clock, ranks: Ranks) -> list[_Rep
     mine = [_Report(clock.updates - h.updates, h.env_steps, h.seconds, [(e.column, e.ret, e.length, dict(e.info)) for e in h.episodes]) for h in headers]
     if ranks.world == 1:
         return mine
-    text = torch.tensor(list(json.dumps(mine).encode()), dtype=torch.float64)
-    return [_Report(*report) for part in ranks.gather(text) for report in json.loads(bytes(part.to(torch.uint8).tolist()))]
+    return [_Report(*report) for text in ranks.everyones(json.dumps(mine)) for report in json.loads(text)]
+
+
+OVER, ON, SAVE = range(3)  # what rank 0 says between updates
+
+
+def save_rows(replay: Any, ranks: Ranks, folder: Path | None) -> None:
+    """Every learner's replay into the folder that rank 0 names. OSError, on rank 0, where one could not be written."""
+    folder, problem = Path(ranks.everyones(str(folder))[0]), None
+    try:
+        replay.save_rows(folder)
+        if ranks.rank > 0:
+            torch.save({"replay": replay.state()}, folder / f"{replay_part(ranks.rank)}.pt")
+    except (OSError, RuntimeError) as error:  # torch.save says RuntimeError on a full disk
+        problem = error
+    written = ranks.all(problem is None)
+    if ranks.rank == 0 and not written:
+        raise problem or OSError("another learner's replay could not be written")
+
+
+def load_rows(replay: Any, limiter: Any, folder: Path, rank: int) -> bool:
+    """Restores one learner's replay from a checkpoint; False where the checkpoint holds no rows."""
+    saved, there = load_part(folder, "replay"), any(folder.glob(ROWS))
+    own = load_part(folder, replay_part(rank)) if there else saved
+    replay.load(own["replay"], folder if there else None)
+    limiter.load(saved["limiter"], rows=there)
+    return there
+
+
+def replay_part(rank: int) -> str:
+    """Of a checkpoint: this learner's replay."""
+    return f"replay-{rank}" if rank else "replay"
 
 
 def check_equal(algorithm: Algorithm, ranks: Ranks) -> None:
@@ -127,8 +158,10 @@ class Job(Protocol):
 class Follower:
     """The run as learners other than the first see it: they begin with the same state, and rank 0 says when it is over."""
 
-    def __init__(self, ranks: Ranks, restored: tuple[dict[str, dict], dict] | None):
-        self.ranks, self.restored = ranks, restored
+    def __init__(self, ranks: Ranks, restored: tuple[dict[str, dict], dict] | None, saved: Path | None = None):
+        """saved: the checkpoint that was restored."""
+        self.ranks, self.restored, self.saved = ranks, restored, saved
+        self.replay: Any = None
         self.timers = Timers()
         self.breaks: list[Callable[[int], None]] = []
         self.generation = 0
@@ -149,14 +182,18 @@ class Follower:
         """Nothing to restore: with several learners columns begin anew."""
 
     def replay_ready(self, replay: Any, limiter: Any) -> None:
-        raise RunFailed("a replay has one learner")
+        self.replay = replay
+        if self.saved is not None:
+            load_rows(replay, limiter, self.saved, self.ranks.rank)
 
     def collected(self, headers: Sequence[Header]) -> int:
         return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks))
 
     def tick(self, clock: Clock, update: Update | None) -> bool:
         self.clock = clock
-        return self.ranks.first(False)
+        while (said := self.ranks.first(OVER)) == SAVE:
+            save_rows(self.replay, self.ranks, None)
+        return said == ON
 
 
 class Run:
@@ -245,10 +282,7 @@ class Run:
         self.replay, self.limiter = replay, limiter
         folder = self.restored_rows
         if folder is not None:
-            saved, there = load_part(folder, "replay"), any(folder.glob(ROWS))
-            replay.load(saved["replay"], folder if there else None)
-            limiter.load(saved["limiter"], rows=there)
-            if not there:
+            if not load_rows(replay, limiter, folder, 0):
                 print(
                     f"  the checkpoint holds no replayed rows: learning goes on after {limiter.starts:,} new env steps (replay.checkpoint=true saves them)",
                     flush=True,
@@ -269,7 +303,7 @@ class Run:
 
     def tick(self, clock: Clock, update: Update | None) -> bool:
         """Between two updates. False: the run is over, and saved."""
-        return self.ranks.first(self._tick(clock, update))
+        return self.ranks.first(ON if self._tick(clock, update) else OVER) == ON
 
     def _tick(self, clock: Clock, update: Update | None) -> bool:
         self.clock = clock
@@ -396,7 +430,7 @@ class Run:
             rows = None
             if self.replay is not None:
                 tensors["replay"] = {"replay": self.replay.state(), "limiter": self.limiter.state()}
-                rows = self.replay.save_rows if self.replay.saved else None
+                rows = self._save_rows if self.replay.saved else None
             saved = self.checkpoints.save(self.clock.env_steps, tensors, run, best, rows)
             if self.exact:
                 self.sampler.restart(self.generation)
@@ -409,6 +443,13 @@ class Run:
                 if saved is not None:
                     self.saved_best = metric
         self.last_save = now
+
+    def _save_rows(self, folder: Path) -> None:
+        if self.ranks.world == 1:
+            self.replay.save_rows(folder)
+        else:
+            self.ranks.first(SAVE)
+            save_rows(self.replay, self.ranks, folder)
 
     def _log(self, now: float) -> None:
         seconds = max(now - self.last_log, 1e-9)

@@ -89,10 +89,10 @@ class ProcessRanks(Ranks):
         _together(dist.all_gather, everyone, padded)
         return [part[:size] for part, size in zip(everyone, sizes.tolist(), strict=True)]
 
-    def first(self, x: bool) -> bool:
-        said = torch.tensor([float(x)])
+    def first(self, x: int) -> int:
+        said = torch.tensor([x])
         _together(dist.broadcast, said, 0)
-        return bool(said.item())
+        return int(said.item())
 
     def close(self) -> None:
         if dist.is_initialized():

@@ -101,10 +101,11 @@ class Layout:
 class Replay:
     """Draws uniformly over starts, or proportionally to priorities (Schaul et al. 2016, arXiv:1511.05952)."""
 
-    def __init__(self, cfg: ReplayConfig, layout: Layout, rng: torch.Generator, device: torch.device, first_priority: FirstPriority | None = None):
+    def __init__(self, cfg: ReplayConfig, layout: Layout, rng: torch.Generator, device: torch.device, first_priority: FirstPriority | None = None,
+                 number: int = 0):  # fmt: skip
         """device: the learner's, used with cfg.device=learner. first_priority: of fragments that nobody has learnt from; None: as large as any so far.
-        Raises UserError where the ring does not fit onto the disk."""
-        self.cfg, self.layout, self.rng, self.first_priority = cfg, layout, rng, first_priority
+        number: among those that are saved together. Raises UserError where the ring does not fit onto the disk."""
+        self.cfg, self.layout, self.rng, self.first_priority, self.number = cfg, layout, rng, first_priority, number
         self.lag = 0 if first_priority is None else 1  # rows beyond a fragment that must be there: what was recorded at its end
         if layout.fragment_rows % layout.starts_every or (layout.core and layout.starts_every % layout.core_every):
             raise UserError("replayed fragments must begin where recurrent state is stored, and samplers' fragments hold a whole number of them")
@@ -340,11 +341,11 @@ class Replay:
         """Counters and the random stream; the rows are save_rows'."""
         return {"head": self.head.tolist(), "next_row": list(self.next_row), "largest": self.largest, "rng": self.rng.get_state(), "length": self.length}
 
-    def save_rows(self, folder: Path, number: int = 0) -> None:
-        """Streams the rows into a file of this folder: nothing is held twice in memory. number: of a shard."""
+    def save_rows(self, folder: Path) -> None:
+        """Streams the rows into a file of this folder: nothing is held twice in memory."""
         filled = int(min(self.head.max(initial=0) + 1, self.length))
         every = self.layout.core_every or 1
-        with open(folder / rows_file(number), "wb", buffering=1 << 20) as file:
+        with open(folder / rows_file(self.number), "wb", buffering=1 << 20) as file:
             what = {"columns": self.layout.columns, "rows": filled, "fields": [name for name, _ in [*stores(self.tree), *stores(self.core)]]}
             file.write(json.dumps(what).encode() + b"\n")
             for _, store in stores(self.tree):
@@ -354,16 +355,17 @@ class Replay:
             if self.tree_of_priorities is not None:
                 file.write(self.tree_of_priorities.leaves.tobytes())
 
-    def load(self, state: dict, folder: Path | None, number: int = 0) -> None:
+    def load(self, state: dict, folder: Path | None) -> None:
         """The reverse of state() and save_rows(); folder None: the rows were not saved, and replay begins empty. UserError where they do not fit this run."""
         if folder is None:
             return
         if state["length"] != self.length or len(state["head"]) != self.layout.blocks:
             raise UserError(
-                "the checkpoint's replay was made with another capacity or other num_samplers and envs_per_sampler; resume with those, or begin anew"
+                "the checkpoint's replay was made with another capacity or other num_learners, num_samplers and envs_per_sampler; resume with those, "
+                "or begin anew"
             )
         every, columns = self.layout.core_every or 1, self.layout.columns
-        with open(folder / rows_file(number), "rb", buffering=1 << 20) as file:
+        with open(folder / rows_file(self.number), "rb", buffering=1 << 20) as file:
             what = json.loads(file.readline())
             fields = [name for name, _ in [*stores(self.tree), *stores(self.core)]]
             if what["columns"] != columns or what["fields"] != fields:
@@ -417,8 +419,8 @@ def memory_needed(layout: Layout, cfg: ReplayConfig, device: torch.device) -> in
     return 0 if cfg.directory is not None or (cfg.device == "learner" and device.type != "cpu") else layout.bytes
 
 
-def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: torch.device) -> None:
-    """UserError before a run starts whose replay would not fit. device: the learner's."""
+def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: torch.device, count: int = 1) -> None:
+    """UserError before a run starts whose replays would not fit. device: the learner's; count: of replays with this layout, which share cfg.capacity."""
     if cfg.directory is not None:
         folder = Path(cfg.directory)
         try:
@@ -426,9 +428,9 @@ def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: 
             free = shutil.disk_usage(folder).free
         except OSError as error:
             raise UserError(f"replay.directory={folder} cannot be made: {error.strerror}") from None
-        if layout.bytes > free:
-            raise UserError(f"replay.directory={folder}: {layout.bytes / 1e9:.1f} GB of replay, and {free / 1e9:.1f} GB are free there")
-    need = memory_needed(layout, cfg, device)
+        if count * layout.bytes > free:
+            raise UserError(f"replay.directory={folder}: {count * layout.bytes / 1e9:.1f} GB of replay, and {free / 1e9:.1f} GB are free there")
+    need = count * memory_needed(layout, cfg, device)
     if need > available and not cfg.compress:
         fitting = int(cfg.capacity * available / need * 0.9)
         raise UserError(f"a replay of {cfg.capacity:,} rows takes {need / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; "

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 SLACK = 4  # updates that the learner may be behind, where samplers do not wait for each
-
-
-class Rows(Protocol):
-    @property
-    def starts(self) -> int: ...
 
 
 class Limiter:
@@ -26,8 +19,10 @@ class Limiter:
         self.came += env_steps
         self.credit += self.ratio * max(0, self.came - before)
 
-    def may_sample(self, replay: Rows) -> bool:
-        return self.came >= self.starts and self.credit >= self.batch and replay.starts > 0
+    @property
+    def due(self) -> bool:
+        """Whether an update is, as soon as there is something to draw."""
+        return self.came >= self.starts and self.credit >= self.batch
 
     def may_insert(self) -> bool:
         """False while the learner is far behind, so that samplers that go on by themselves wait for it."""

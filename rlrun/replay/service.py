@@ -48,7 +48,8 @@ class ShardJob(NamedTuple):
 
 def shard_process(pipe: Connection, job: ShardJob) -> None:
     """Until the pipe closes; see the picture above."""
-    replay = Replay(job.cfg, job.layout, job.seeds.generator("replay", job.generation, job.number), torch.device("cpu"), job.first_priority)
+    rng = job.seeds.generator("replay", job.generation, job.number)
+    replay = Replay(job.cfg, job.layout, rng, torch.device("cpu"), job.first_priority, job.number)
     views: dict[int, Batch] = {}
     batches = [job.drawn.view(slot) for slot in range(job.drawn.count)]
     pipe.send(READY)
@@ -71,12 +72,12 @@ def shard_process(pipe: Connection, job: ShardJob) -> None:
             (folder,) = facts
             try:
                 if folder is not None:
-                    replay.save_rows(folder, job.number)
+                    replay.save_rows(folder)
                 pipe.send(("saved", replay.state()))
             except OSError as error:  # a full disk is no end: the checkpoint is left out
                 pipe.send(("saved", error))
         elif what == "load":
-            replay.load(facts[0], facts[1], job.number)
+            replay.load(facts[0], facts[1])
             pipe.send(("loaded", replay.starts))
 
 

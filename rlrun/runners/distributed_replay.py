@@ -81,7 +81,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                         clock = clock.after(env_steps=steps)
                 if limiter.came >= limiter.starts:
                     replay.draw(clock)
-                if replay.ready and limiter.may_sample(replay):
+                if replay.ready and limiter.due and replay.starts > 0:
                     drawn = replay.ready.popleft()
                     with job.timers("copy"):
                         batch = copied(drawn.batch, batch, algorithm.ctx.device)

@@ -1,4 +1,5 @@
-"""replay: rows go into a replay, and the learner draws `ratio` rows for each that came.
+"""replay: rows go into a replay, and the learner draws `ratio` rows for each that came. Several learners have a replay and samplers each, and count
+together.
 
 samplers --fragments--> replay --drawn fragments--> learner.update
     ^                     ^                              |
@@ -46,9 +47,9 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         sampler.publish(algorithm.policy, clock)
         update: Update | None = None
         while job.tick(clock, update):
-            if limiter.may_sample(replay):
+            if limiter.due and algorithm.ctx.ranks.all(replay.starts > 0):
                 with job.timers("draw"):
-                    batch = replay.sample(needs.columns, clock).to(algorithm.ctx.device)
+                    batch = replay.sample(make.columns, clock).to(algorithm.ctx.device)
                 with job.timers("learn"):
                     update = algorithm.update(batch, clock)
                 if update.writes:

@@ -354,7 +354,7 @@ def test_illegal_actions_are_never_chosen(typed, kind):
     (["algo=dqn", "env=CartPole-v1", "runner=on_policy"], "dqn learns from a replay, which runner=on_policy has not"),
     (["algo=ppo", "env=CartPole-v1", "runner=replay"], "newest policy's rows alone; runner=replay"),
     (["algo=impala", "env=CartPole-v1", "runner=replay"], "impala learns from rows as they come"),
-    (["algo=dqn", "env=CartPole-v1", "resources.num_learners=2"], "one learner"),
+    (["algo=dqn", "env=CartPole-v1", "resources.num_learners=2", "algo.batch_size=33"], "must divide the 33 fragments of a train batch"),
     (["algo=dqn", "env=CartPole-v1", "algo.n_step=[3,2]"], "n_step"),
     (["algo=dqn", "env=CartPole-v1", "algo.n_step=[1,2,3]"], "n_step"),
     (["algo=dqn", "env=CartPole-v1", "replay.compress=true", "replay.directory=/tmp/x"], "compress is for replay in memory"),

@@ -114,6 +114,7 @@ def test_a_resumed_run_has_its_rows_or_says_that_it_has_not(tmp_path, capfd, che
     (["resources.inference=serial"], "runner=replay has one process"),
     (["algo.inner.input_priorities=false"], "input_priorities must be true"),
     (["runner.num_shards=3"], "num_shards=3"),
+    (["resources.num_learners=2"], "runner=distributed_replay has one learner"),
 ])  # fmt: skip
 def test_what_cannot_work_gets_a_sentence(typed, words, said):
     with pytest.raises(UserError, match=said):
@@ -121,15 +122,12 @@ def test_what_cannot_work_gets_a_sentence(typed, words, said):
 
 
 def test_the_limiter_keeps_the_ratio_and_lets_nobody_run_away():
-    class Some:
-        starts = 1
-
     limiter = Limiter(starts=100, ratio=2.0, batch=10)
     limiter.inserted(60)
-    assert not limiter.may_sample(Some) and limiter.may_insert()
+    assert not limiter.due and limiter.may_insert()
     limiter.inserted(60)  # 20 of them after the start: 40 rows
     updates = 0
-    while limiter.may_sample(Some):
+    while limiter.due:
         limiter.sampled()
         updates += 1
     assert updates == 4
@@ -139,9 +137,9 @@ def test_the_limiter_keeps_the_ratio_and_lets_nobody_run_away():
     assert limiter.may_insert()
     again = Limiter(starts=100, ratio=2.0, batch=10)
     again.load(limiter.state(), rows=False)
-    assert not again.may_sample(Some), "without rows there is nothing to learn from yet"
+    assert not again.due, "without rows there is nothing to learn from yet"
     again.load(limiter.state(), rows=True)
-    assert again.may_sample(Some)
+    assert again.due
 
 
 def test_an_environment_that_hangs_is_noticed_while_batches_wait(typed, tmp_path):
