@@ -17,7 +17,7 @@ from rlrun.core.errors import EnvError, UserError
 from rlrun.core.specs import random_actions
 
 MAX_ENVS = 64  # of one run chosen by `auto`: more would leave games unfinished in short runs
-LEARNER_ROWS = 16  # of a replayed train batch: with fewer, exchanging gradients costs more than another learner gains
+MAX_THREADS = 8  # of a learner chosen by `auto`
 MAX_COLUMNS = 16  # of one sampler's fragment chosen by `auto`: beyond that inference gains nothing on a CPU
 FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
 GROUPS = {"serial": 1, "local": 1, "batched": 2}  # producers of fragments per sampler
@@ -32,7 +32,7 @@ class ResourcesConfig:
     envs_per_sampler: Literal["auto"] | int
     device: str
     precision: Literal["auto", "fp32", "bf16"]
-    learner_threads: int
+    learner_threads: Literal["auto"] | int
     exact: bool
 
     def __post_init__(self):
@@ -40,8 +40,8 @@ class ResourcesConfig:
             value = getattr(self, name)
             if value != "auto" and value < 1:
                 raise ValueError(f"{name} must be auto or at least 1")
-        if self.learner_threads < 1:
-            raise ValueError("learner_threads must be at least 1")
+        if self.learner_threads != "auto" and self.learner_threads < 1:
+            raise ValueError("learner_threads must be auto or at least 1")
         if self.exact and self.inference != "serial":
             raise ValueError("exact (bit-reproducible) runs need inference=serial")
         if self.exact and self.num_learners not in ("auto", 1):
@@ -59,7 +59,7 @@ class Resources:
     device: torch.device  # of the first learner
     precision: Literal["fp32", "bf16"]  # of the learner
     acting_precision: Literal["fp32", "bf16"]
-    learner_threads: int
+    learner_threads: tuple[int, ...]  # of which the quickest is found out while the run goes on
     exact: bool
     why: tuple[str, ...]
 
@@ -193,7 +193,7 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
                         f"resources.envs_per_sampler={envs} must divide the {batch}")  # fmt: skip
     return Resources(
         inference=inference, num_learners=learners, num_samplers=samplers, envs_per_sampler=envs, device=device, precision=precision,
-        acting_precision=acting_precision, learner_threads=cfg.learner_threads, exact=cfg.exact, why=tuple(why),
+        acting_precision=acting_precision, learner_threads=_threads(cfg, needs, image, inference, device, learners, why), exact=cfg.exact, why=tuple(why),
     )  # fmt: skip
 
 
@@ -210,11 +210,7 @@ def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool
             raise UserError(f"resources.num_learners={cfg.num_learners}: runner=distributed_replay has one learner; runner=replay can have several")
         return 1
     if needs.replay is not None and cfg.num_learners == "auto":
-        best = max((n for n in fitting if needs.columns >= n * LEARNER_ROWS), default=1)
-        if image and not on_gpus and not cfg.exact and cfg.inference == cfg.num_samplers == "auto" and best > 1:
-            why.append(f"num_learners={best}: convolutions on every core; {there}, {needs.columns} fragments of a train batch")
-            return best
-        return 1
+        return 1  # small batches: two learners of 16 rows each were slower than one with 32
     if cfg.num_learners == "auto":
         best = max(n for n in fitting if not lockstep or all(count % n == 0 for count in needs.shared))
         if needs.every_process_learns and not cfg.exact:
@@ -230,6 +226,17 @@ def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool
         of = "columns of a train batch (algo.batch_size / algo.fragment_length)" if needs.replay is None else "fragments of a train batch (algo.batch_size)"
         raise UserError(f"resources.num_learners={cfg.num_learners} must divide the {needs.columns} {of}; {_either(fitting)} would fit")
     return cfg.num_learners
+
+
+def _threads(cfg: ResourcesConfig, needs: Needs, image: bool, inference: str, device: torch.device, learners: int, why: list[str]) -> tuple[int, ...]:
+    if cfg.learner_threads != "auto":
+        return (cfg.learner_threads,)
+    free = cores() if inference == "serial" else cores() - 1
+    if needs.replay is None or not image or device.type != "cpu" or learners > 1 or cfg.exact or free < 2:
+        return (1,)
+    choices = tuple(2**power for power in range(min(free, MAX_THREADS).bit_length()))
+    why.append(f"learner_threads={' or '.join(map(str, choices))}: whichever is quickest, tried again all the time")
+    return choices
 
 
 def _either(numbers: list[int]) -> str:
@@ -260,6 +267,9 @@ def _inference(
         return "local"
     if cores() == 1:
         why.append("inference=serial: there is one core")
+        return "serial"
+    if image and needs.replay is not None and cores() == 2 and cfg.learner_threads == cfg.num_samplers == "auto":
+        why.append("inference=serial: learning is most of the work, and gets both cores")
         return "serial"
     try:
         seconds = env_step_sec(make_env, min(columns, 16))

@@ -12,6 +12,7 @@ import torch
 
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.errors import RunFailed
+from rlrun.core.memory import keep_freed
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
@@ -26,7 +27,8 @@ from rlrun.wiring import Typed, Wiring, callbacks_of, checkpoints_of
 
 def run(wiring: Wiring, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
     """Trains; returns the exit code. `values` is the plain config that was saved."""
-    torch.set_num_threads(wiring.resources.learner_threads)
+    keep_freed()
+    torch.set_num_threads(wiring.resources.learner_threads[0])
     signals = Signals()
     signals.install()
     try:

@@ -23,6 +23,7 @@ from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.run import CheckpointConfig, EvalConfig, Follower, Job, Run, StopConfig
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
+from rlrun.core.threads import TunedThreads
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company
 from rlrun.envs import registry
@@ -329,6 +330,7 @@ class Wiring:
             replay=self.replay,
             sharded_replay=self.sharded_replay,
             rng=lambda generation: self.seeds.generator("replay", generation, ranks.rank),
+            threads=TunedThreads(self.resources.learner_threads),
             learners=1 if self.config.runner.lockstep else self.resources.num_learners,
             elsewhere=Elsewhere(self.config, self.resources),
         )
@@ -345,7 +347,7 @@ class Wiring:
             self.cut = Cut(learners, self.needs.cut_share)
         follower = FollowerFactory(self.config, self.resources, self.cut, saved)
         timeout = self.config.runner.queue_timeout_sec
-        with company(learners, follower, timeout, self.resources.learner_threads) as ranks:
+        with company(learners, follower, timeout, self.resources.learner_threads[0]) as ranks:
             job.ranks = ranks
             columns = self.resources.envs_per_sampler * self.resources.num_samplers * GROUPS[self.resources.inference] * self.resources.num_learners
             job.first_counted = min(columns - 1, math.ceil(self.needs.counted_from * columns))

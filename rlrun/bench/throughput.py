@@ -23,6 +23,7 @@ import torch
 
 from rlrun.core.batch import Batch, allocate
 from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.memory import keep_freed
 from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
@@ -42,15 +43,18 @@ WARM_SHARE = 0.25  # of the training time that is not counted
 
 def measure(config: Typed, seconds: float) -> dict[str, Any]:
     """{bound, reached, ratio, parts, ...}: env steps/s."""
+    keep_freed()
     wiring = Wiring(config)
-    torch.set_num_threads(wiring.resources.learner_threads)
+    torch.set_num_threads(1)
     parts = _Parts(wiring)
     before = parts.measure()
+    torch.set_num_threads(wiring.resources.learner_threads[0])
     reached, memory, lag, shares = _train(wiring, seconds)
+    torch.set_num_threads(1)
     after = parts.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
     made = wiring.resources
-    used = min(cores(), made.num_learners * made.learner_threads) if made.inference == "serial" else cores()
+    used = min(cores(), made.num_learners * max(made.learner_threads)) if made.inference == "serial" else cores()
     bound = used / sum(1.0 / rate for rate in rates.values())
     return {
         "bound": bound, "reached": reached, "ratio": reached / bound, "parts": rates, "cores": used, "memory_pss_mb": memory, "policy_lag": lag,

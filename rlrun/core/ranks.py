@@ -19,6 +19,12 @@ class Ranks:
         """Over all learners; the same bits on each."""
         return x
 
+    def sum_into_(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each tensor by its sum over all learners."""
+        total = self.sum(torch.cat([tensor.flatten() for tensor in tensors]))
+        for tensor, part in zip(tensors, total.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
     def gather(self, x: Tensor) -> list[Tensor]:
         """x [n] float64 on the CPU, n may differ -> every learner's, by rank."""
         return [x]
@@ -51,6 +57,4 @@ def sum_into_(tensors: Sequence[Tensor], ranks: Ranks) -> None:
     """Replaces each tensor by its sum over all learners, in one exchange."""
     if ranks.world == 1 or not tensors:
         return
-    total = ranks.sum(torch.cat([tensor.flatten() for tensor in tensors]))
-    for tensor, part in zip(tensors, total.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(part.view(tensor.shape))
+    ranks.sum_into_(tensors)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -55,29 +55,38 @@ class ProcessRanks(Ranks):
         _together(dist.barrier)  # connections are made now and not in the middle of the first update
 
     def sum(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and x.numel() >= LARGE:
-            return self._sum_in_memory(x.detach())
         total = x.detach().clone()
         _together(dist.all_reduce, total)
         return total
 
-    def _sum_in_memory(self, x: Tensor) -> Tensor:
-        """The same through memory that all learners of this machine see: each adds up its part of the numbers. Gloo's way, through sockets, takes three
+    def sum_into_(self, tensors: Sequence[Tensor]) -> None:
+        """On CPUs through memory that all learners of this machine see: each adds up its part of the numbers. Gloo's way, through sockets, takes three
         times as long."""
-        n, key = x.numel(), (x.numel(), x.dtype)
-        if key not in self.memory:
-            path = Path(f"{self.store}-{n}-{str(x.dtype).rpartition('.')[2]}")
-            self.memory[key] = torch.from_file(str(path), shared=True, size=(self.world + 1) * n, dtype=x.dtype).view(self.world + 1, n)
-            _together(dist.barrier)
-            if self.rank == 0:
-                path.unlink()  # everyone has it; a killed run leaves nothing behind
-        memory = self.memory[key]
-        memory[self.rank].copy_(x.flatten())
+        n, dtypes = sum(tensor.numel() for tensor in tensors), {tensor.dtype for tensor in tensors}
+        if n < LARGE or len(dtypes) > 1 or tensors[0].device.type != "cpu":
+            super().sum_into_(tensors)
+            return
+        memory = self._memory(n, *dtypes)
+        sizes = [tensor.numel() for tensor in tensors]
+        for tensor, place in zip(tensors, memory[self.rank].split(sizes), strict=True):
+            place.view(tensor.shape).copy_(tensor)
         _together(dist.barrier)
         mine = slice(self.rank * n // self.world, (self.rank + 1) * n // self.world)
         torch.sum(memory[: self.world, mine], 0, out=memory[self.world, mine])
-        _together(dist.barrier)  # nobody writes the next tensor before all have come here, nor takes its sum before all have written
-        return memory[self.world].view(x.shape).clone()
+        _together(dist.barrier)  # nobody writes the next numbers before all have come here, nor takes sums before all have written
+        for tensor, total in zip(tensors, memory[self.world].split(sizes), strict=True):
+            tensor.copy_(total.view(tensor.shape))
+
+    def _memory(self, n: int, dtype: torch.dtype) -> Tensor:
+        """[world + 1, n], the same for all learners: a row for each, and one for sums."""
+        key = (n, dtype)
+        if key not in self.memory:
+            path = Path(f"{self.store}-{n}-{str(dtype).rpartition('.')[2]}")
+            self.memory[key] = torch.from_file(str(path), shared=True, size=(self.world + 1) * n, dtype=dtype).view(self.world + 1, n)
+            _together(dist.barrier)
+            if self.rank == 0:
+                path.unlink()  # everyone has it; a killed run leaves nothing behind
+        return self.memory[key]
 
     def gather(self, x: Tensor) -> list[Tensor]:
         sizes = torch.zeros(self.world, dtype=torch.int64)

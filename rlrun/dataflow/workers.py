@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.memory import keep_freed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
 START_SEC = 120.0
@@ -36,6 +37,7 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
     for number in DECIDED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DECIDED)
+    keep_freed()
     import torch
 
     torch.set_num_threads(1)

@@ -87,7 +87,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                         batch = copied(drawn.batch, batch, algorithm.ctx.device)
                         replay.free(drawn)
                         replay.draw(clock)
-                    with job.timers("learn"):
+                    with job.timers("learn"), make.threads:
                         update = algorithm.update(batch, clock)
                     if update.writes:
                         replay.write(drawn, batch.key, update.writes["priority"])

@@ -50,7 +50,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             if limiter.due and algorithm.ctx.ranks.all(replay.starts > 0):
                 with job.timers("draw"):
                     batch = replay.sample(make.columns, clock).to(algorithm.ctx.device)
-                with job.timers("learn"):
+                with job.timers("learn"), make.threads:
                     update = algorithm.update(batch, clock)
                 if update.writes:
                     with job.timers("write"):

@@ -12,6 +12,7 @@ from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
+from rlrun.core.threads import TunedThreads
 from rlrun.core.timing import Every
 
 ROW = {"observation": Field((3,), torch.uint8)}
@@ -120,3 +121,40 @@ def test_every_fires_once_per_multiple():
 
 def test_closest_suggests():
     assert "discount" in closest("discunt", ["discount", "lr"]) and closest("zzzz", ["discount"]) == ""
+
+
+class Machine:
+    """Updates take the seconds that `of` says for the threads that are given."""
+
+    def __init__(self, choices, of):
+        self.time, self.of, self.used = 0.0, of, []
+        self.threads = TunedThreads(choices, lambda: self.time)
+
+    def updates(self, count):
+        for _ in range(count):
+            with self.threads:
+                assert torch.get_num_threads() == self.threads.threads
+                self.used.append(self.threads.threads)
+                self.time += self.of(self.threads.threads)
+            assert torch.get_num_threads() == 1
+        return self.threads.chosen
+
+
+def test_the_quickest_number_of_threads_is_found_and_left_when_the_machine_gets_busy():
+    machine = Machine((1, 2, 4), {1: 0.1, 2: 0.06, 4: 0.3}.get)
+    assert machine.updates(30) == 2
+    assert machine.used.count(1) == 6 and machine.used.count(4) == 2, "what is hopeless is not tried to the end"
+    machine.of = {1: 0.12, 2: 1.0, 4: 2.0}.get
+    before = machine.time
+    assert machine.updates(20) == 1
+    assert machine.time - before < 14, "noticed after a few updates"
+    machine.of = {1: 0.1, 2: 0.06, 4: 0.3}.get
+    machine.updates(300)
+    assert machine.threads.chosen == 2, "and tried again when there is room"
+    assert machine.used[-200:].count(2) > 150
+
+
+def test_one_choice_changes_nothing():
+    torch.set_num_threads(1)
+    with TunedThreads((4,)):
+        assert torch.get_num_threads() == 1
