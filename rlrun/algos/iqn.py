@@ -76,6 +76,7 @@ class QuantilePolicy(QPolicy):
 class IQN(QLearning):
     cfg: Config
     policy: QuantilePolicy
+    target: QuantilePolicy
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QuantilePolicy:

@@ -34,6 +34,7 @@ class Config(CategoricalQConfig):
 class Rainbow(QLearning):
     cfg: Config
     policy: CategoricalPolicy
+    target: CategoricalPolicy
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> CategoricalPolicy:
