@@ -23,6 +23,8 @@ from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.distributions import Distribution
+from rlrun.ops.returns import recorded_td_error
+from rlrun.ops.transforms import clip_reward
 
 
 class Outputs(NamedTuple):
@@ -302,11 +304,19 @@ class QLearning(Algorithm):
 
     @classmethod
     def needs(cls, cfg) -> Needs:
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), replay=cfg.from_replay)
+        record = ("q_taken", "q_max") if cfg.input_priorities else ()
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay)
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> QPolicy:
         return QPolicy(spec, model, cfg.head, cfg.exploration)
+
+    @classmethod
+    def first_priority(cls, cfg, rows: Batch) -> Tensor:
+        """rows [n + 1, N] as they were recorded -> priorities [N]: |TD error| of the policy that acted (Horgan et al. 2018)."""
+        before = rows.map(lambda x: x[:-1])
+        reward = clip_reward(before.reward, cfg.reward_clip)
+        return recorded_td_error(reward, before.terminated, before.valid, rows.q_taken, rows.q_max, cfg.discount).abs()
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: QConfig, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

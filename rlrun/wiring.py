@@ -137,6 +137,9 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
     if "inner" in values:
         if not isinstance(values["inner"], dict):
             raise UserError(f"The algorithm inside is chosen with algo@{path}.inner={values['inner']}, not with {path}.inner=")
+        refused = algorithm.can_hold(algorithm_class(values["inner"]))
+        if refused is not None:
+            raise UserError(f"{values['inner']['name']} cannot be inside {values['name']}: {refused}")
         values = {**values, "inner": type_algorithm(values["inner"], f"{path}.inner")}
     values = {key: value for key, value in values.items() if key != "module"}  # where its file is, no option of its own
     return Inner(algorithm, typed(importlib.import_module(algorithm.__module__).Config, values, path))

@@ -31,9 +31,7 @@ class Config:
 
     def __post_init__(self):
         needs = self.inner.algorithm.needs(self.inner.cfg)
-        if needs.replay is None:
-            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}: it has no replay")
-        if not needs.replay.first_priority:
+        if needs.replay is None or not needs.replay.first_priority:
             raise ValueError("inner.input_priorities must be true: priorities from the samplers are what Ape-X is")
         if not 0 < self.counted_share <= 1:
             raise ValueError("counted_share must lie in (0, 1]")
@@ -46,6 +44,11 @@ class Apex(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         return replace(cfg.inner.algorithm.needs(cfg.inner.cfg), counted_from=1 - cfg.counted_share)
+
+    @classmethod
+    def can_hold(cls, inner: type[Algorithm]) -> str | None:
+        own = inner.first_priority.__func__ is not Algorithm.first_priority.__func__  # type: ignore[attr-defined]
+        return None if own else "Ape-X is around algorithms with a replay whose priorities samplers can work out: dqn, qr_dqn, iqn, r2d2"
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:

@@ -12,26 +12,24 @@ Checked: tests/algos/test_dqn.py (targets by hand), tests/ops/test_td.py, tests/
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Needs
 from rlrun.core.batch import Batch
 from rlrun.core.q_learning import QConfig
 from rlrun.models.noisy import draw_noise
-from rlrun.ops.returns import fold_n_step, recorded_td_error
+from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import huber, taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QLearning, QPolicy
+from rlrun.policies import QLearning
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(QConfig):
     double: bool
     huber_delta: float | None
-    input_priorities: bool
 
     def __post_init__(self):
         super().__post_init__()
@@ -41,19 +39,6 @@ class Config(QConfig):
 
 class DQN(QLearning):
     cfg: Config
-    policy: QPolicy
-
-    @classmethod
-    def needs(cls, cfg: Config) -> Needs:
-        record = ("q_taken", "q_max") if cfg.input_priorities else ()
-        return replace(super().needs(cfg), record=record, replay=replace(cfg.from_replay, first_priority=cfg.input_priorities))
-
-    @classmethod
-    def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
-        """rows [n + 1, N] as they were recorded -> priorities [N]: |TD error| of the policy that acted (Horgan et al. 2018)."""
-        before = rows.map(lambda x: x[:-1])
-        reward = clip_reward(before.reward, cfg.reward_clip)
-        return recorded_td_error(reward, before.terminated, before.valid, rows.q_taken, rows.q_max, cfg.discount).abs()
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """batch [n, B] with obs [2, B] -> loss [], sizes of TD errors [B], metrics."""

@@ -1,7 +1,7 @@
 """IQN: implicit quantile networks (Dabney et al. 2018, arXiv:1806.06923): the return's quantile at any tau, by a network that is given tau.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: nothing.
+Recorded: with input_priorities q_taken and q_max, for the first priorities.
 Differs from the paper: acts on evenly spaced tau instead of drawn ones; double, dueling, noisy and n_step as options; prioritized replay if chosen, by the
 absolute difference of mean values.
 Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the means; q: mean value of the actions taken; epsilon; grad_norm before

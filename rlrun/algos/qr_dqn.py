@@ -1,7 +1,7 @@
 """QR-DQN: quantile regression DQN (Dabney et al. 2018, arXiv:1710.10044): num_quantiles equally likely values of the return.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: nothing.
+Recorded: with input_priorities q_taken and q_max, for the first priorities.
 Differs from the paper: double, dueling, noisy and n_step as options; prioritized replay if chosen, by the absolute difference of mean values.
 Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the means; q: mean value of the actions taken; epsilon; grad_norm before
 clipping; lr.

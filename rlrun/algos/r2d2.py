@@ -37,7 +37,6 @@ class Config(QConfig):
     zero_init_state: bool
     value_rescaling: float | None
     priority_eta: float
-    input_priorities: bool
     double: bool
     huber_delta: float | None
 
@@ -70,9 +69,8 @@ class R2D2(QLearning):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         sequences = replace(cfg.from_replay, rows_from=cfg.burn_in + cfg.sequence_length, obs="all", sequences=True, starts_every=cfg.sequence_stride,
-                            rows_learnt=cfg.sequence_length, first_priority=cfg.input_priorities)  # fmt: skip
-        return Needs(rows=cfg.burn_in + cfg.sequence_length, columns=cfg.batch_size, core_every=cfg.sequence_stride, actions=("discrete",), replay=sequences,
-                     record=("q_taken", "q_max") if cfg.input_priorities else ())  # fmt: skip
+                            rows_learnt=cfg.sequence_length)  # fmt: skip
+        return replace(super().needs(cfg), rows=cfg.burn_in + cfg.sequence_length, core_every=cfg.sequence_stride, replay=sequences)
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> RecurrentQPolicy:

@@ -110,6 +110,11 @@ class Algorithm(nn.Module):
         """rows [T + 1, N] without observations, of which the last holds only what was recorded there -> priorities [N]."""
         raise NotImplementedError
 
+    @classmethod
+    def can_hold(cls, inner: type[Algorithm]) -> str | None:
+        """None, or why this algorithm cannot be around that one; asked before the inner one's options are looked at."""
+        return None
+
     def __init__(self, policy: Policy, spec: EnvSpec, cfg, ctx: LearnerContext):
         super().__init__()
         self.policy = policy

@@ -71,6 +71,7 @@ class QConfig:
     max_grad_norm: float
     target_update_interval: int
     target_tau: float
+    input_priorities: bool
     reward_clip: Literal["none", "sign"] | float
     head: QHeadConfig
     exploration: ExplorationConfig
@@ -83,7 +84,7 @@ class QConfig:
     @property
     def from_replay(self) -> FromReplay:
         return FromReplay(fragment_length=self.fragment_length, num_envs=self.num_envs, rows_from=self.n_steps[0], learning_starts=self.learning_starts,
-                          ratio=self.replay_ratio)  # fmt: skip
+                          ratio=self.replay_ratio, first_priority=self.input_priorities)  # fmt: skip
 
     def __post_init__(self):
         if min(self.fragment_length, self.num_envs, self.batch_size, self.target_update_interval) < 1:
@@ -116,5 +117,7 @@ class CategoricalQConfig(QConfig):
         super().__post_init__()
         if self.num_atoms < 2:
             raise ValueError("num_atoms must be at least 2")
+        if self.input_priorities:
+            raise ValueError(f"input_priorities are sizes of TD errors; {self.name}'s priorities are KL divergences, which samplers do not work out")
         if self.v_min >= self.v_max:
             raise ValueError(f"v_min {self.v_min:g} must be below v_max {self.v_max:g}")
