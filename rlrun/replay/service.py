@@ -29,6 +29,7 @@ from rlrun.dataflow.workers import READY, Worker, Workers
 from rlrun.replay.buffer import FirstPriority, Layout, Replay, ReplayConfig
 
 PREFETCHED = 2  # batches that a shard has ready or in work
+AHEAD = 2  # batches that a shard may give before its turn
 
 
 class ShardJob(NamedTuple):
@@ -106,9 +107,10 @@ class ShardedReplay:
         self.members: list[Worker] = self.workers.start_all(shard_process, {f"replay-{i}": (job,) for i, job in enumerate(jobs)})
         self.number = {worker.name: i for i, worker in enumerate(self.members)}
         self.idle = [deque(range(PREFETCHED)) for _ in range(shards)]  # batch slots that nothing is drawn into
-        self.ready: deque[Drawn] = deque()
+        self.ready: list[Drawn] = []
         self.added: list[int] = []  # slots of the samplers that have been copied
         self.starts_of = [0] * shards
+        self.owed = [0.0] * shards  # batches that a shard has given too few, as far as its part of the starts goes
         self.answers: list[tuple[int, Any]] = []
 
     @property
@@ -125,6 +127,18 @@ class ShardedReplay:
         for shard, idle in enumerate(self.idle):
             while idle and self.starts_of[shard] > 0:
                 self.workers.send(self.members[shard], ("draw", idle.popleft(), clock))
+
+    def take(self) -> Drawn | None:
+        """A batch that is ready, from shards as often as they have starts: with unequal ones every row is as likely as with one replay. None where there is
+        none, or where others are to be waited for."""
+        best = max(self.ready, key=lambda drawn: self.owed[drawn.shard], default=None)
+        late = any(owed > 0 and starts > 0 for owed, starts in zip(self.owed, self.starts_of, strict=True))
+        if best is None or self.starts == 0 or (self.owed[best.shard] < -AHEAD and late):
+            return None
+        self.ready.remove(best)
+        self.owed = [owed + starts / self.starts for owed, starts in zip(self.owed, self.starts_of, strict=True)]
+        self.owed[best.shard] -= 1.0
+        return best
 
     def free(self, drawn: Drawn) -> None:
         self.idle[drawn.shard].append(drawn.slot)

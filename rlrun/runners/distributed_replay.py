@@ -81,8 +81,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                         clock = clock.after(env_steps=steps)
                 if limiter.came >= limiter.starts:
                     replay.draw(clock)
-                if replay.ready and limiter.due and replay.starts > 0:
-                    drawn = replay.ready.popleft()
+                drawn = replay.take() if limiter.due else None
+                if drawn is not None:
                     with job.timers("copy"):
                         batch = copied(drawn.batch, batch, algorithm.ctx.device)
                         replay.free(drawn)

@@ -5,16 +5,18 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 
 import pytest
 import torch
 from test_actor_learner import run_wired
 
 from rlrun.cli import _dispatch
+from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.replay.limiter import Limiter
-from rlrun.replay.service import ShardedReplay
+from rlrun.replay.service import Drawn, ShardedReplay
 from rlrun.wiring import Wiring, preflight
 
 APEX = ["algo=apex", "logger=[]", "resources.device=cpu", "resources.num_samplers=2", "algo.inner.num_envs=4", "algo.inner.fragment_length=10",
@@ -43,8 +45,7 @@ def test_drawn_rows_are_what_the_env_produced(typed, kind, shards):
                 copying[fragment.header.slot] = fragment
                 replay.add(fragment.header)
             replay.draw(Clock())
-            while replay.ready:
-                got = replay.ready.popleft()
+            while (got := replay.take()) is not None:
                 batch = got.batch
                 episode, step, _ = batch.obs.observation.unbind(-1)  # [2, B]
                 assert torch.equal(episode[0], episode[1]) and batch.valid[0].all()
@@ -59,6 +60,23 @@ def test_drawn_rows_are_what_the_env_produced(typed, kind, shards):
     finally:
         replay.close()
         sampler.close()
+
+
+def test_shards_with_more_rows_are_drawn_from_more_often():
+    replay = object.__new__(ShardedReplay)
+    replay.starts_of, replay.owed, replay.ready = [300, 100, 100], [0.0] * 3, []
+    taken = Counter()
+    for _ in range(500):
+        replay.ready = [Drawn(shard, 0, Batch()) for shard in range(3)]
+        taken[replay.take().shard] += 1
+    assert taken == {0: 300, 1: 100, 2: 100}
+    for _ in range(3):
+        replay.ready = [Drawn(1, 0, Batch())]
+        assert replay.take().shard == 1
+    replay.ready = [Drawn(1, 0, Batch())]
+    assert replay.take() is None, "the others' turn"
+    replay.starts_of = [0, 100, 0]
+    assert replay.take().shard == 1, "the others have nothing"
 
 
 def test_apex_learns_with_two_shards(typed, tmp_path):
