@@ -82,8 +82,9 @@ def free_memory() -> int:
     try:
         limit, used = (open(f"/sys/fs/cgroup/memory.{name}").read().strip() for name in ("max", "current"))
         if limit != "max":
-            free = min(free, int(limit) - int(used))
-    except (OSError, ValueError):
+            stat = dict(line.split() for line in open("/sys/fs/cgroup/memory.stat"))
+            free = min(free, int(limit) - int(used) + int(stat["inactive_file"]))  # files' pages give way
+    except (OSError, ValueError, KeyError):
         pass
     return max(0, free)
 

@@ -178,6 +178,9 @@ class Replay:
             store = self.tree[name]
             assert isinstance(store, Plain)
             store.values[columns, slot : slot + layout.fragment_rows] = 0
+        for _, store in stores({name: self.tree[name] for name in layout.record}):  # nobody acted there: what was thought a row before is the nearest
+            assert isinstance(store, Plain)
+            store.values[columns, slot] = store.values[columns, slot - 1]
         first = self.tree["is_first"]
         assert isinstance(first, Plain)
         first.values[columns, slot + 1 : slot + layout.fragment_rows] = 0

@@ -246,6 +246,27 @@ def test_first_priorities_see_whole_fragments_and_what_was_recorded_at_their_end
         assert leaf == pytest.approx(1.0 + abs(past[row]["q"][column]) + abs(past[row + 2]["q"][column]), rel=1e-6)
 
 
+def test_behind_a_break_counts_what_was_recorded_before_it():
+    """And not what stood there when the ring was last full."""
+    seen = []
+
+    def first(batch):
+        seen.append(batch.q)
+        return torch.ones(batch.q.shape[1])
+
+    replay, sources = make(config(name="prioritized"), layout(rows=1, blocks=1), first_priority=first)
+    for _ in range(30):
+        replay.add(sources[0].fragment())
+    last = torch.from_numpy(sources[0].past[-1]["q"])
+    sources[0].restart()
+    seen.clear()
+    replay.add(sources[0].fragment())
+    rows = torch.cat([q.view(2, 3, -1) for q in seen], -1)  # [here and there, columns, starts]
+    before = (rows[0] == last[:, None]).float().argmax(-1)  # the last row before the break; the break itself has the same numbers now
+    columns = torch.arange(3)
+    assert torch.equal(rows[0][columns, before], last) and torch.equal(rows[1][columns, before], last)
+
+
 @pytest.mark.parametrize("name", ["uniform", "prioritized"])
 @pytest.mark.parametrize("kind", ["n steps", "sequences"])
 @pytest.mark.parametrize("store", ["memory", "packed", "files"])
