@@ -30,8 +30,8 @@ from rlrun.envs import registry
 from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.paths import options
 from rlrun.replay.buffer import Replay, ReplayConfig
-from rlrun.replay.plan import ReplayPlan, check_belongs, layout_of
 from rlrun.replay.service import ShardedReplay
+from rlrun.replay_plan import ReplayPlan, check_belongs, layout_of
 from rlrun.resources import GROUPS, Resources, ResourcesConfig, decide, free_memory
 from rlrun.runners import distributed_replay, on_policy
 from rlrun.runners.base import Factories
