@@ -22,6 +22,10 @@ class ConfigError(UserError):
     """A value that does not fit, with its path."""
 
 
+class MissingOption(ConfigError):
+    """An option without a value."""
+
+
 def typed(cls: type[T], values: Any, path: str = "") -> T:
     """An instance of a dataclass from a plain mapping: every key known, none missing, every value of its field's type.
 
@@ -36,7 +40,7 @@ def typed(cls: type[T], values: Any, path: str = "") -> T:
             raise ConfigError(f"There is no option {prefix}{key}.{closest(str(key), fields)}")
     missing = [name for name in fields if name not in values]
     if missing:
-        raise ConfigError(f"The option {prefix}{missing[0]} has no value")
+        raise MissingOption(f"The option {prefix}{missing[0]} has no value")
     made = {name: _convert(hints[name], values[name], prefix + name) for name in fields}
     try:
         return cls(**made)

@@ -10,7 +10,6 @@ import gymnasium
 import numpy as np
 import torch
 
-from rlrun.config import load_yaml
 from rlrun.core.batch import Batch
 from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
@@ -24,6 +23,7 @@ from rlrun.envs.gym import to_rows
 from rlrun.envs.single import make_single
 from rlrun.models.model import Model
 from rlrun.samplers.evaluator import to_torch
+from rlrun.saved import saved_config
 from rlrun.wiring import Typed, checkpoints_of, type_config
 
 
@@ -130,7 +130,7 @@ def load(run_dir: str | Path, checkpoint: str = "last") -> Trained:
 
     Raises UserError when the directory holds no run, or the checkpoint is missing or damaged."""
     path = Path(run_dir)
-    config = type_config(load_yaml(path / "config.yaml"))
+    config = type_config(saved_config(path))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
     spec = registry.make_spec(config.env, config.run.model.memory.prev_action, config.run.model.memory.prev_reward)
     policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)

@@ -8,8 +8,9 @@ import shlex
 from typing import Any
 
 from rlrun.cli import run_dir_argument
-from rlrun.config import load_yaml, parse_assignments, save_yaml
+from rlrun.config import parse_assignments, save_yaml
 from rlrun.core.errors import UserError, closest
+from rlrun.saved import saved_config
 
 CHANGEABLE = ("env_steps", "log_every_sec", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
 
@@ -20,7 +21,7 @@ def main(words: list[str]) -> int:
         return 0
     path, rest = run_dir_argument(words, "resume")
     changes = parse_assignments(rest)
-    values = load_yaml(path / "config.yaml")
+    values = saved_config(path)
     for key, value in changes.items():
         change(values, key, value)
     from rlrun import session

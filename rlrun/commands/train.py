@@ -9,6 +9,7 @@ from typing import Any
 
 from rlrun.cli import compose
 from rlrun.core.errors import UserError
+from rlrun.saved import saved_config
 
 
 def main(words: list[str]) -> int:
@@ -23,7 +24,7 @@ FROM_RUN = "--from-run"
 def again(words: list[str]) -> int:
     """The config of a run, with these changes, as a new run."""
     from rlrun.commands.resume import dotted, set_option
-    from rlrun.config import load_yaml, parse_assignments
+    from rlrun.config import parse_assignments
 
     place = next(i for i, word in enumerate(words) if word.split("=")[0] == FROM_RUN)
     _, equals, given = words[place].partition("=")
@@ -32,7 +33,7 @@ def again(words: list[str]) -> int:
     rest = words[:place] + words[place + (1 if equals else 2) :]
     if not (Path(given) / "config.yaml").is_file():
         raise UserError(f"{given or FROM_RUN} is not a run directory: it has no config.yaml")
-    values = load_yaml(Path(given) / "config.yaml")
+    values = saved_config(Path(given))
     values["run_dir"] = None
     print(f"  the config of {given}", flush=True)
     for key, value in parse_assignments(rest).items():

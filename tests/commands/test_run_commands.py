@@ -1,8 +1,10 @@
 """evaluate, watch, explain and benchmark on a run that was really trained."""
 
+import copy
 import json
 
 import pytest
+import yaml
 from conftest import SMALL, compose
 
 from rlrun import session
@@ -11,6 +13,9 @@ from rlrun.config import save_yaml
 from rlrun.core.errors import UserError
 from rlrun.rundir import RunDir
 from rlrun.wiring import preflight, type_config
+
+SMALL_REPLAY = ["logger=[]", "resources=debug", "model.hidden=[8]", "replay.capacity=500", "algo.inner.learning_starts=50", "algo.inner.num_envs=2",
+                "algo.inner.fragment_length=10", "algo.inner.batch_size=16"]  # fmt: skip
 
 
 def trained(path, *words):
@@ -151,3 +156,24 @@ def test_explain_shows_what_an_algorithm_is_based_on_and_what_is_inside(capsys):
     assert _dispatch(["explain", "icm"]) == 0
     said = capsys.readouterr().out
     assert "algo@algo.inner=<name>" in said and "algo.inner.discount" in said and "Options of its runner" in said
+
+
+def test_a_run_that_is_older_than_some_options_goes_on(tmp_path, capsys):
+    run = tmp_path / "run"
+    words = ["algo=apex", "runner=replay", "env=CartPole-v1", *SMALL_REPLAY, "env_steps=300", f"run_dir={run}"]
+    assert _dispatch(["train", *words]) == 0
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    whole = copy.deepcopy(values)
+    assert values["algo"]["inner"].pop("input_priorities") and not values["algo"]["inner"]["head"].pop("encoder_layer")
+    values["model"].pop("layer_norm")
+    values.pop("callbacks")
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    capsys.readouterr()
+    assert _dispatch(["resume", str(run), "env_steps=600"]) == 0
+    said = capsys.readouterr().out
+    assert "is older than" in said and all(name in said for name in ("algo.inner.input_priorities", "algo.inner.head.encoder_layer", "model.layer_norm"))
+    assert yaml.safe_load((run / "config.yaml").read_text()) == {**whole, "env_steps": 600}
+    values["algo"]["inner"]["head"]["dueling_at_last"] = True
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(UserError, match=r"no option algo.inner.head.dueling_at_last"):
+        _dispatch(["evaluate", str(run)])
