@@ -1,5 +1,7 @@
 """What tests share: small configs, and a check that nothing is left behind."""
 
+import copy
+import functools
 import multiprocessing
 import os
 from pathlib import Path
@@ -17,6 +19,12 @@ SMALL = ["resources=debug", "algo.fragment_length=5", "algo.batch_size=20", "mod
 
 def compose(*words: str) -> dict:
     """The plain config of `rlrun train words...`."""
+    return copy.deepcopy(composed(words))
+
+
+@functools.cache
+def composed(words: tuple[str, ...]) -> dict:
+    """Hydra takes 0.3 s each time, and many tests begin with the same words."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
