@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -298,6 +298,7 @@ class CategoricalPolicy(QPolicy):
 class QLearning(Algorithm):
     """An algorithm that learns a QPolicy from a replay by one loss, beside a target network that follows the policy."""
 
+    knows_first_priority: ClassVar[bool] = True  # where priorities are sizes of TD errors
     cfg: QConfig
     policy: QPolicy
     target: QPolicy

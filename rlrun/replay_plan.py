@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from rlrun.core.algorithm import FromReplay, Needs
+from rlrun.core.checkpoint import ROWS, load_part
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import Ranks
@@ -31,6 +32,8 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
         raise UserError(f"{name} learns from a replay, which runner={runner} has not; it runs with {' or '.join(RUNNERS)}")
     if cfg is None:
         raise UserError(f"{name} learns from a replay: choose replay=uniform or replay=prioritized")
+    if asked.first_priority and cfg.name == "uniform":
+        raise UserError("input_priorities are for replay=prioritized; replay=uniform draws every row as often as any")
     if columns > cfg.capacity:
         raise UserError(f"algo.batch_size={columns} is more than the {cfg.capacity} rows of replay.capacity")
     if asked.learning_starts > cfg.capacity:
@@ -57,6 +60,22 @@ class ReplayPlan:
             if self.cfg.device == "learner":
                 raise UserError("replay.device=learner is for runner=replay: shards are processes of their own, in main memory")
         refuse_too_large(self.layout, self.cfg, available, device, self.learners)
+
+    def check_saved(self, folder: Path, shards: int | None) -> None:
+        """UserError where the replay in this checkpoint does not fit this run's."""
+        files = len(list(folder.glob(ROWS)))
+        if not files:
+            return
+        saved = load_part(folder, "replay")["replay"]
+        states = saved.get("shards", [saved])
+        blocks = sum(len(state["head"]) for state in states)
+        same = files == (shards or self.learners) and (shards is None) == ("shards" not in saved) and blocks == self.layout.blocks
+        if shards is None:
+            columns = saved.get("columns", self.layout.columns)  # not in checkpoints of before it was saved
+            same = same and saved["length"] == self.layout.rows_per_column and columns == self.layout.columns
+        if not same:
+            raise UserError("the checkpoint's replay was made with another capacity, runner, num_shards, num_learners, num_samplers or envs_per_sampler; "
+                            "resume with those, or begin anew")  # fmt: skip
 
     def replay(self, generation: int, ranks: Ranks, device: torch.device) -> Replay:
         """This learner's."""

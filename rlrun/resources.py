@@ -257,15 +257,21 @@ def _samplers(inference: str, columns: int, groups: int, available: int, synchro
 def _inference(
     cfg: ResourcesConfig, needs: Needs, learners: int, columns: int, make_env: EnvFactory, image: bool, why: list[str]
 ) -> Literal["serial", "local", "batched"]:  # fmt: skip
-    if needs.every_process_learns or (needs.replay is not None and learners == cores()):
+    if needs.every_process_learns:
         why.append("inference=serial: every process samples and learns")
         return "serial"
     if image and cfg.device != "cpu" and torch.cuda.is_available():
+        if needs.replay is not None and columns % GROUPS["batched"]:
+            why.append(f"inference=local: {columns} environment{'s' * (columns > 1)} cannot take turns on the GPU (algo.num_envs)")
+            return "local"
         why.append("inference=batched: one thread acts for all samplers on the GPU")
         return "batched"
     if cfg.num_samplers != "auto" and cfg.num_samplers > 1:
         why.append("inference=local: several samplers were asked for")
         return "local"
+    if needs.replay is not None and learners == cores() > 1:
+        why.append("inference=serial: every core samples and learns")
+        return "serial"
     if cores() == 1:
         why.append("inference=serial: there is one core")
         return "serial"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from rlrun.config import MissingOption, load_yaml, plain
-from rlrun.paths import root
+from rlrun.paths import options, root
 
 
 def saved_config(run_dir: Path) -> dict[str, Any]:
-    """Its plain config. Options that did not exist when it was saved take today's defaults, which change nothing for a run without them, and are named.
-    UserError where it cannot be read."""
+    """Its plain config. Options that did not exist when it was saved take today's defaults, and are named on stderr; an environment's own, and those of an
+    algorithm of the user's, do not. UserError where it cannot be read."""
     from rlrun.wiring import type_config
 
     values = load_yaml(run_dir / "config.yaml")
@@ -20,7 +21,7 @@ def saved_config(run_dir: Path) -> dict[str, Any]:
     except MissingOption:
         added = list(_fill(values, _defaults(values), ""))
         if added:
-            print(f"  {run_dir} is older than {', '.join(added)}: defaults are taken", flush=True)
+            print(f"  {run_dir} is older than {', '.join(added)}: defaults are taken", file=sys.stderr, flush=True)
     return values
 
 
@@ -30,15 +31,22 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
 
     from rlrun.hydra_plugins import install
 
-    words = [f"algo={values['algo']['name']}", f"runner={values['runner']['name']}"]
-    if isinstance(values["algo"].get("inner"), dict):
+    ours = "module" not in values["algo"] and values["algo"]["name"] in options("algo")
+    words = [f"algo={values['algo']['name'] if ours else 'impala'}", f"runner={values['runner']['name']}"]
+    if ours and isinstance(values["algo"].get("inner"), dict):
         words.append(f"algo@algo.inner={values['algo']['inner']['name']}")
+    if values["resources"].get("exact"):
+        words.append("resources=debug")
+    clip = values["env"].get("reward_clip")  # what algorithms take over from it
+    if clip is not None:
+        words.append(f"env.reward_clip={clip}")
     if values.get("replay"):
         words.append(f"replay={values['replay']['name']}")
     install()
     with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
         made = plain(compose("train", overrides=[*words, "env=CartPole-v1"]))
-    return {name: part for name, part in made.items() if name not in ("env", "logger")}  # logger=[] leaves nothing behind
+    without = {"env", "logger"} if ours else {"env", "logger", "algo"}  # logger=[] leaves nothing behind
+    return {name: part for name, part in made.items() if name not in without}
 
 
 def _fill(values: dict[str, Any], defaults: dict[str, Any], path: str):

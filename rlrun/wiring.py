@@ -233,6 +233,11 @@ class Wiring:
         if self.needs.replay is not None:
             self.replay_plan().check(free_memory(), self.device, shards_of(self.config.runner))
 
+    def check_saved(self, folder: Path) -> None:
+        """UserError where what this checkpoint holds does not fit."""
+        if self.needs.replay is not None:
+            self.replay_plan().check_saved(folder, shards_of(self.config.runner))
+
     def replay(self, generation: int) -> Replay:
         return self.replay_plan().replay(generation, self.ranks, self.device)
 

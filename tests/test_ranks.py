@@ -232,6 +232,10 @@ def test_every_learners_replay_is_saved_and_goes_on(tmp_path):
         assert len((last / f"replay-{rank}.bin").read_bytes()) > rows[rank]
     updates = [json.loads((folder / "run.json").read_text())["updates"] for folder in (first, last)]
     assert updates[1] - updates[0] == pytest.approx(100, abs=4), "an update every 4 env steps, from the first on"
+    before = (path / "config.yaml").read_text()
+    with pytest.raises(UserError, match="another capacity, runner, num_shards, num_learners"):
+        _dispatch(["resume", str(path), "env_steps=3000", "resources.num_learners=1", "resources.num_samplers=1", "resources.envs_per_sampler=1"])
+    assert (path / "config.yaml").read_text() == before
 
 
 class FullDisk:

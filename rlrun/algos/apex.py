@@ -47,8 +47,8 @@ class Apex(Algorithm):
 
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
-        own = inner.first_priority.__func__ is not Algorithm.first_priority.__func__  # type: ignore[attr-defined]
-        return None if own else "Ape-X is around algorithms with a replay whose priorities samplers can work out: dqn, qr_dqn, iqn, r2d2"
+        known = inner.knows_first_priority
+        return None if known else "Ape-X is around algorithms with a replay whose priorities samplers can work out: dqn, qr_dqn, iqn, r2d2"
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:

@@ -59,6 +59,8 @@ class Config:
             raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}: its options have no reward_clip")
         if needs.every_process_learns and needs.only_weights:
             raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own nets change too; a2c is its synchronous form")
+        if needs.replay is not None and needs.replay.first_priority:
+            raise ValueError("inner.input_priorities must be false: samplers know no intrinsic reward")
         if not 0 <= self.beta <= 1:
             raise ValueError("beta must lie in [0, 1]")
         if min(self.eta.values) < 0 or min(self.lr.values) < 0 or self.max_grad_norm < 0:
@@ -75,7 +77,7 @@ class ICM(Algorithm):
     def needs(cls, cfg: Config) -> Needs:
         needs = cfg.inner.algorithm.needs(cfg.inner.cfg)
         if needs.replay is not None:
-            needs = replace(needs, replay=replace(needs.replay, obs="all", first_priority=False))  # samplers know no intrinsic reward
+            needs = replace(needs, replay=replace(needs.replay, obs="all"))
         return replace(needs, only_weights=False, shared=(*needs.shared, max(1, needs.columns // cfg.num_minibatches)))
 
     @classmethod

@@ -32,6 +32,7 @@ class Config(CategoricalQConfig):
 
 
 class Rainbow(QLearning):
+    knows_first_priority = False  # of KL divergences
     cfg: Config
     policy: CategoricalPolicy
     target: CategoricalPolicy

@@ -38,6 +38,7 @@ def main(words: list[str]) -> int:
         steps = restored[1]["env_steps"]
         if steps >= config.run.env_steps:
             raise UserError(f"{path} is already at {steps} env steps; to go on: rlrun resume {shlex.quote(str(path))} env_steps={2 * steps}")
+        wiring.check_saved(path / "checkpoints" / f"{steps:012d}")
         print(f"  from the checkpoint at {steps:,} env steps", flush=True)
         save_yaml(values, path / "config.yaml")
     except BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,7 @@ class Algorithm(nn.Module):
     Critics, mixers and targets are attributes here and never travel; only `policy` is published to samplers."""
 
     policy: Policy
+    knows_first_priority: ClassVar[bool] = False  # whether first_priority is there, for samplers' records alone
     reward_scale: RunningMoments | None  # set by algorithms that normalise rewards; their needs() then ask for return_discount
 
     @classmethod

@@ -1,6 +1,6 @@
 """Checkpoints: directories of tensors, JSON and a sha256 manifest, written under a temporary name, fsynced and renamed.
 
-    checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  [replay.pt  replay-0.bin ...]  run.json  manifest.json
+    checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  [replay.pt  replay-0.bin ...  replay-1.pt ...]  run.json  manifest.json
     checkpoints/best.json        the name of the best one
 
 Nothing in them is pickled code: torch.load(weights_only=True) is the one loader. A damaged file is named; nothing is ever replaced by a fresh start.
@@ -141,7 +141,7 @@ class Checkpoints:
 
 
 def rows_file(number: int) -> str:
-    """Of one shard of a replay."""
+    """Of one learner's replay, or of one shard."""
     return f"replay-{number}.bin"
 
 

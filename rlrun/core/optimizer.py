@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.errors import RunFailed
-from rlrun.core.ranks import ALONE, Ranks, sum_into_
+from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock, Schedule
 
 MAX_SKIPPED = 20  # consecutive non-finite gradients after which the run ends instead of idling
@@ -63,7 +63,7 @@ class Optimizer:
         for part in (loss,) if isinstance(loss, Tensor) else loss:
             part.backward()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        sum_into_(gradients, self.ranks)
+        self.ranks.sum_into_(gradients)
         norm = nn.utils.get_total_norm(gradients)
         if not torch.isfinite(norm):
             self.skipped += 1

@@ -20,7 +20,9 @@ class Ranks:
         return x
 
     def sum_into_(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces each tensor by its sum over all learners."""
+        """Replaces each tensor by its sum over all learners, in one exchange."""
+        if self.world == 1 or not tensors:
+            return
         total = self.sum(torch.cat([tensor.flatten() for tensor in tensors]))
         for tensor, part in zip(tensors, total.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view(tensor.shape))
@@ -38,6 +40,10 @@ class Ranks:
         numbers = self.gather(torch.tensor(list(text.encode()), dtype=torch.float64))
         return [bytes(part.to(torch.uint8).tolist()).decode() for part in numbers]
 
+    def largest(self, x: float) -> float:
+        """Of all learners' numbers."""
+        return x if self.world == 1 else max(float(part) for part in self.gather(torch.tensor([x], dtype=torch.float64)))
+
     def all(self, x: bool) -> bool:
         """Whether it holds for every learner."""
         return x if self.world == 1 else bool(self.sum(torch.tensor(float(x))) == self.world)
@@ -51,10 +57,3 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-def sum_into_(tensors: Sequence[Tensor], ranks: Ranks) -> None:
-    """Replaces each tensor by its sum over all learners, in one exchange."""
-    if ranks.world == 1 or not tensors:
-        return
-    ranks.sum_into_(tensors)

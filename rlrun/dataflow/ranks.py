@@ -24,6 +24,7 @@ from rlrun.core.errors import RunFailed
 from rlrun.core.ranks import Ranks
 from rlrun.dataflow.workers import READY, START_SEC, Workers
 
+SAVE_SEC = 900.0  # a learner may take so long to write its replay
 LARGE = 2**15  # numbers: gradients, not counts
 FOREVER = timedelta(days=7)  # rank 0 may evaluate and save for as long as it takes; when it ends, its connections do
 
@@ -136,7 +137,7 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
             jobs = {f"learner-{rank}": (learn, rank, world, store, timeout_sec, threads) for rank in range(1, world)}
             workers.start_all(learner_process, jobs, learner=True)
             try:
-                ranks = ProcessRanks(0, world, store, max(timeout_sec, START_SEC))
+                ranks = ProcessRanks(0, world, store, max(timeout_sec, START_SEC, SAVE_SEC))
                 yield ranks
             except Disconnected as error:
                 workers.receive_or_nothing(1.0)  # RunFailed with the reason of the one that died

@@ -216,7 +216,7 @@ class Model:
         assert isinstance(spec.action, Discrete)
         image = isinstance(trunk.encoder, ImageEncoder)
         hidden: tuple[int, ...] = () if cfg.hidden == "auto" else cfg.hidden
-        if cfg.hidden == "auto" and isinstance(trunk.encoder, ImageEncoder) and (trunk.encoder.ends_flat or cfg.encoder_layer):
+        if cfg.hidden == "auto" and isinstance(trunk.encoder, ImageEncoder) and (trunk.encoder.ends_flat or (cfg.encoder_layer and trunk.memory is None)):
             hidden = (trunk.encoder.size,)
         actions = spec.action.n
         if self.cfg.action_embedding is not None:

@@ -139,6 +139,7 @@ class Replay:
         self.may_start = np.zeros(columns * self.spots, dtype=bool)  # complete fragments that begin at a live row
         self.starts = 0  # how many those are
         self.tree_of_priorities = SumTree(columns * self.spots) if cfg.name == "prioritized" else None
+        self.largest_weight = 1.0  # P^-beta of the last batch, which its weights are relative to
         self.largest = 1.0  # priority ** alpha seen so far: what new rows get
 
     # -- adding --------------------------------------------------------------------------------------------------------------------------
@@ -314,8 +315,10 @@ class Replay:
         slot = spot * self.layout.starts_every
         head = self.head[column // self.layout.block]
         row = head - 1 - (head - 1 - slot) % self.length  # the absolute number of the newest row in this slot
-        # w = (N P)^-beta, N and the sum of priorities cancel against the batch's largest
-        weight = tree.leaves[leaf] ** -self.cfg.beta(clock)
+        # w = (N P)^-beta; N, the same for all learners, and the sum of priorities cancel against the batch's largest
+        beta = self.cfg.beta(clock)
+        weight = tree.leaves[leaf] ** -beta
+        self.largest_weight = float(weight.max()) * total**beta
         return column, row, (weight / weight.max()).astype(np.float32)
 
     def write(self, key: Tensor, priority: Tensor) -> None:
@@ -342,7 +345,8 @@ class Replay:
 
     def state(self) -> dict:
         """Counters and the random stream; the rows are save_rows'."""
-        return {"head": self.head.tolist(), "next_row": list(self.next_row), "largest": self.largest, "rng": self.rng.get_state(), "length": self.length}
+        return {"head": self.head.tolist(), "next_row": list(self.next_row), "largest": self.largest, "rng": self.rng.get_state(), "length": self.length,
+                "columns": self.layout.columns}  # fmt: skip
 
     def save_rows(self, folder: Path) -> None:
         """Streams the rows into a file of this folder: nothing is held twice in memory."""
@@ -362,11 +366,7 @@ class Replay:
         """The reverse of state() and save_rows(); folder None: the rows were not saved, and replay begins empty. UserError where they do not fit this run."""
         if folder is None:
             return
-        if state["length"] != self.length or len(state["head"]) != self.layout.blocks:
-            raise UserError(
-                "the checkpoint's replay was made with another capacity or other num_learners, num_samplers and envs_per_sampler; resume with those, "
-                "or begin anew"
-            )
+        assert state["length"] == self.length and len(state["head"]) == self.layout.blocks, "ReplayPlan.check_saved() comes first"
         every, columns = self.layout.core_every or 1, self.layout.columns
         with open(folder / rows_file(self.number), "rb", buffering=1 << 20) as file:
             what = json.loads(file.readline())

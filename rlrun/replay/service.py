@@ -129,8 +129,8 @@ class ShardedReplay:
                 self.workers.send(self.members[shard], ("draw", idle.popleft(), clock))
 
     def take(self) -> Drawn | None:
-        """A batch that is ready, from shards as often as they have starts: with unequal ones every row is as likely as with one replay. None where there is
-        none, or where others are to be waited for."""
+        """A batch that is ready, from shards in proportion to their starts, so that a row of a small shard is not drawn more often than one of a large. None
+        where there is none, or where others are to be waited for."""
         best = max(self.ready, key=lambda drawn: self.owed[drawn.shard], default=None)
         late = any(owed > 0 and starts > 0 for owed, starts in zip(self.owed, self.starts_of, strict=True))
         if best is None or self.starts == 0 or (self.owed[best.shard] < -AHEAD and late):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlrun.core.algorithm import Update
+from rlrun.core.batch import Batch
+from rlrun.core.ranks import Ranks
 from rlrun.core.run import Job
 from rlrun.replay.limiter import Limiter
 from rlrun.runners.base import Factories
@@ -49,7 +51,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         while job.tick(clock, update):
             if limiter.due and algorithm.ctx.ranks.all(replay.starts > 0):
                 with job.timers("draw"):
-                    batch = replay.sample(make.columns, clock).to(algorithm.ctx.device)
+                    batch = weighed(replay.sample(make.columns, clock), replay.largest_weight, algorithm.ctx.ranks).to(algorithm.ctx.device)
                 with job.timers("learn"), make.threads:
                     update = algorithm.update(batch, clock)
                 if update.writes:
@@ -73,3 +75,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             sampler.free(fragments)
     finally:
         sampler.close()
+
+
+def weighed(batch: Batch, largest: float, ranks: Ranks) -> Batch:
+    """Weights relative to the largest of the whole batch, not of this learner's part (Schaul et al. 2016, section 3.4). largest: what they were divided by."""
+    return batch if ranks.world == 1 else batch.replace(weight=batch.weight * (largest / ranks.largest(largest)))

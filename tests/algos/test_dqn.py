@@ -187,11 +187,12 @@ def test_a_dueling_head_is_the_value_and_centred_advantages():
     torch.testing.assert_close(scaled, 0.5 * whole)
 
 
-def test_noise_has_the_papers_size():
+@pytest.mark.parametrize("rows", [3, 40])  # weights are made for many rows only
+def test_noise_has_the_papers_size(rows):
     layer = NoisyLinear(16, 8, 0.5)
     assert layer.weight_sigma.unique().item() == layer.bias_sigma.unique().item() == pytest.approx(0.5 / 4)
     assert 0.2 < layer.weight.abs().max() <= 0.25
-    x = torch.randn(3, 16)
+    x = torch.randn(rows, 16)
     torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
     layer.draw(torch.Generator().manual_seed(0))
     noise = layer.noise_out[:, None] * layer.noise_in[None]
@@ -355,6 +356,8 @@ def test_illegal_actions_are_never_chosen(typed, kind):
     (["algo=ppo", "env=CartPole-v1", "runner=replay"], "newest policy's rows alone; runner=replay"),
     (["algo=impala", "env=CartPole-v1", "runner=replay"], "impala learns from rows as they come"),
     (["algo=dqn", "env=CartPole-v1", "resources.num_learners=2", "algo.batch_size=33"], "must divide the 33 fragments of a train batch"),
+    (["algo=dqn", "env=CartPole-v1", "algo.input_priorities=true", "replay=uniform"], "input_priorities are for replay=prioritized"),
+    (["algo=rainbow", "env=CartPole-v1", "algo.input_priorities=true"], "KL divergences"),
     (["algo=dqn", "env=CartPole-v1", "algo.n_step=[3,2]"], "n_step"),
     (["algo=dqn", "env=CartPole-v1", "algo.n_step=[1,2,3]"], "n_step"),
     (["algo=dqn", "env=CartPole-v1", "replay.compress=true", "replay.directory=/tmp/x"], "compress is for replay in memory"),

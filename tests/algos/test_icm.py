@@ -105,9 +105,11 @@ def test_sentences(typed):
 
 
 def test_around_an_algorithm_with_a_replay(typed):
-    """Fragments are whole, begin with a live row, and samplers' priorities, which know no intrinsic reward, are not asked for."""
+    """Fragments are whole, begin with a live row, and samplers' priorities, which know no intrinsic reward, are refused."""
     words = ["algo=icm", "algo@algo.inner=dqn", "env=CartPole-v1", "env.max_episode_steps=5", "resources=debug", "logger=[]", "replay=prioritized",
-             "algo.inner.learning_starts=30", "algo.inner.n_step=3", "algo.inner.input_priorities=true", "algo.inner.batch_size=32"]  # fmt: skip
+             "algo.inner.learning_starts=30", "algo.inner.n_step=3", "algo.inner.batch_size=32"]  # fmt: skip
+    with pytest.raises(UserError, match="samplers know no intrinsic reward"):
+        typed(*words, "algo.inner.input_priorities=true")
     wiring = Wiring(typed(*words))
     made, sampler, replay = wiring.algorithm(), wiring.sampler(0), wiring.replay(0)
     sampler.publish(made.policy, Clock())

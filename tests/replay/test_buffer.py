@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.core.batch import Batch, Field
+from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.replay.buffer import Layout, Replay, ReplayConfig
+from rlrun.runners.replay import weighed
 
 S = 4  # frames in a stack
 EXAMPLES = int(os.environ.get("REPLAY_EXAMPLES", "15"))
@@ -209,6 +211,7 @@ def test_draws_and_weights_follow_the_priorities():
     torch.testing.assert_close((counts / 20_000).double(), probability, atol=2e-3, rtol=0)
     weight = 1.0 / (len(keys) * probability[torch.searchsorted(keys, batch.key)])  # beta 1
     torch.testing.assert_close(batch.weight.double(), weight / weight.max(), atol=1e-5, rtol=1e-5)
+    assert replay.largest_weight == pytest.approx(float(len(keys) * weight.max()), rel=1e-5)
 
 
 def test_new_rows_get_the_largest_priority_and_overwritten_ones_are_passed_over():
@@ -321,3 +324,17 @@ def test_nothing_is_drawn_from_ends_alone():
         while replay.starts == 0:
             replay.add(sources[0].fragment())
         assert replay.sample(4, Clock()).valid[0].all()
+
+
+def test_weights_are_relative_to_the_largest_of_all_learners():
+    """Two learners with priorities [4, 1] and [1, 1], each row as likely to be drawn as its learner says."""
+    raw = [torch.tensor([4 / 5, 1 / 5]) ** -1, torch.tensor([1 / 2, 1 / 2]) ** -1]
+
+    class Two(Ranks):
+        def largest(self, x):
+            assert x == raw[self.rank].max()
+            return 5.0
+
+    for rank, expected in enumerate(([0.25, 1.0], [0.4, 0.4])):
+        own = Batch(weight=raw[rank] / raw[rank].max())
+        assert weighed(own, float(raw[rank].max()), Two(rank, 2)).weight.tolist() == pytest.approx(expected)
