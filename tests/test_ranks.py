@@ -304,3 +304,16 @@ def test_a_signal_to_the_whole_group_saves_and_exits(tmp_path, words):
     assert process.returncode == 143, said
     summary = json.loads((path / "summary.json").read_text())
     assert summary["status"] == "INTERRUPTED" and list((path / "checkpoints").glob("0*"))
+
+
+@pytest.mark.parametrize("words, inference, device", [
+    (["env=Pong"], "local", "cuda"),  # one environment has nobody to take turns with
+    (["env=Pong", "algo.num_envs=8"], "batched", "cuda"),
+    (["env=Pong", "resources.device=cpu"], "serial" if cores() <= 2 else "local", "cpu"),
+])  # fmt: skip
+def test_a_replays_defaults_fit_beside_a_gpu(monkeypatch, words, inference, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    made = Wiring(typed("algo=dqn", *words)).resources
+    assert (made.inference, made.device.type) == (inference, device)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from conftest import SMALL, compose
 
-from rlrun import session
+from rlrun import saved, session
 from rlrun.cli import _dispatch
 from rlrun.config import save_yaml
 from rlrun.core.errors import UserError
@@ -170,10 +170,20 @@ def test_a_run_that_is_older_than_some_options_goes_on(tmp_path, capsys):
     (run / "config.yaml").write_text(yaml.safe_dump(values))
     capsys.readouterr()
     assert _dispatch(["resume", str(run), "env_steps=600"]) == 0
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert "is older than" in said and all(name in said for name in ("algo.inner.input_priorities", "algo.inner.head.encoder_layer", "model.layer_norm"))
     assert yaml.safe_load((run / "config.yaml").read_text()) == {**whole, "env_steps": 600}
     values["algo"]["inner"]["head"]["dueling_at_last"] = True
     (run / "config.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(UserError, match=r"no option algo.inner.head.dueling_at_last"):
         _dispatch(["evaluate", str(run)])
+
+
+def test_defaults_of_old_runs_are_those_of_their_own_groups():
+    pong = compose("algo=dqn", "env=Pong", "resources=debug")
+    assert pong["algo"].pop("reward_clip") == "sign" and pong["checkpoint"].pop("every_sec", 0) is None
+    filled = saved._defaults(pong)
+    assert filled["algo"]["reward_clip"] == "sign" and filled["checkpoint"]["every_sec"] is None and "env" not in filled
+    own = compose("algo=dqn", "env=CartPole-v1")
+    own["algo"] |= {"name": "my_dqn", "module": "my_rl.my_dqn"}
+    assert "algo" not in saved._defaults(own) and "model" in saved._defaults(own)
