@@ -367,3 +367,17 @@ def test_illegal_actions_are_never_chosen(typed, kind):
 def test_what_cannot_work_gets_a_sentence(typed, words, said):
     with pytest.raises(UserError, match=said):
         preflight(typed(*words))
+
+
+@pytest.mark.parametrize("words, widths", [
+    ([], [3200, 256, 6]),  # hidden in place of the encoder's last layer
+    (["algo.head.encoder_layer=true"], [256, 256, 6]),
+    (["algo.head.encoder_layer=true", "algo.head.hidden=[512]"], [256, 512, 6]),
+    (["algo=r2d2", "model.memory.size=16", "algo.head.encoder_layer=true"], [16, 6]),  # memory stands between them
+])  # fmt: skip
+def test_the_head_stands_on_what_its_options_say(typed, words, widths):
+    pytest.importorskip("ale_py")
+    made = Wiring(typed(*([] if "algo=r2d2" in words else ["algo=dqn"]), "env=Pong", "env.size=42", "logger=[]", "resources.device=cpu", *words))
+    policy = made.policy_factory(acting=False)()
+    layers = [layer for layer in policy.head.advantage if isinstance(layer, torch.nn.Linear)]
+    assert [layers[0].in_features, *(layer.out_features for layer in layers)] == widths
