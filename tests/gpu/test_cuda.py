@@ -96,3 +96,70 @@ def test_curiosity_on_the_gpu(typed, tmp_path):
              "algo.inner.minibatch_size=10"]  # fmt: skip
     made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
     assert job.status == "COMPLETED" and all(p.is_cuda for p in made.parameters())
+
+
+REPLAYING = ["algo.learning_starts=30", "replay.capacity=400", "algo.batch_size=16", "algo.fragment_length=5", "algo.num_envs=4"]
+SEQUENCES = ["algo.learning_starts=30", "replay.capacity=400", "algo.batch_size=8", "algo.fragment_length=5", "algo.num_envs=4", "algo.burn_in=5",
+             "algo.sequence_length=5", "algo.sequence_stride=5", "model.memory.size=8", "model.memory.prev_action=true"]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", "learner"])
+@pytest.mark.parametrize("kind", ["local", "batched"])
+@pytest.mark.parametrize("algo", ["dqn", "c51", "rainbow", "qr_dqn", "iqn", "r2d2"])
+def test_the_q_family_on_the_gpu(typed, tmp_path, algo, kind, device):
+    """With rows of the replay on either side."""
+    from test_actor_learner import run_wired
+
+    from rlrun.wiring import Wiring
+
+    words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", "resources.device=cuda", f"resources.inference={kind}", "resources.num_samplers=2",
+             "replay=prioritized", f"replay.device={device}", "env_steps=300", *(SEQUENCES if algo == "r2d2" else REPLAYING)]  # fmt: skip
+    made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    assert job.status == "COMPLETED" and job.clock.updates > 10 and all(p.is_cuda for p in made.parameters())
+
+
+@pytest.mark.parametrize("explore", ["soft_q", "parameter_noise"])
+def test_exploration_on_the_gpu(typed, tmp_path, explore):
+    from test_actor_learner import run_wired
+
+    from rlrun.wiring import Wiring
+
+    words = ["algo=dqn", "env=CartPole-v1", "logger=[]", "resources.device=cuda", "resources.inference=batched", "resources.num_samplers=2", "env_steps=200",
+             f"algo.exploration.kind={explore}", *REPLAYING]  # fmt: skip
+    _, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    assert job.status == "COMPLETED" and job.clock.updates > 5
+
+
+@pytest.mark.parametrize("kind", ["local", "batched"])
+def test_apex_on_the_gpu(typed, tmp_path, kind):
+    from test_actor_learner import run_wired
+
+    from rlrun.wiring import Wiring
+
+    inner = [word.replace("algo.", "algo.inner.") for word in REPLAYING]
+    words = ["algo=apex", "env=CartPole-v1", "logger=[]", "resources.device=cuda", f"resources.inference={kind}", "resources.num_samplers=2",
+             "runner.num_shards=2", "env_steps=2000", *inner]  # fmt: skip
+    made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    assert job.status == "COMPLETED" and job.clock.updates > 10 and all(p.is_cuda for p in made.parameters())
+
+
+@pytest.mark.parametrize("algo", ["dqn", "c51", "qr_dqn"])
+def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
+    from rlrun.core.schedule import Clock
+    from rlrun.wiring import Wiring
+
+    words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", "replay=prioritized", *REPLAYING]
+    cpu = Wiring(typed(*words, "resources=debug"))
+    made, sampler, replay = cpu.algorithm(), cpu.sampler(0), cpu.replay(0)
+    sampler.publish(made.policy, Clock())
+    for _ in range(20):
+        (fragment,) = sampler.take(1)
+        replay.add(fragment)
+        sampler.free([fragment])
+    batch = replay.sample(16, Clock())
+    gpu = Wiring(typed(*words, "resources.device=cuda", "resources.inference=local", "resources.num_samplers=1")).algorithm()
+    gpu.load_state(made.state())
+    priorities = [made.update(batch, Clock()).writes["priority"], gpu.update(batch.to("cuda"), Clock()).writes["priority"].cpu()]
+    torch.testing.assert_close(*priorities, atol=1e-4, rtol=1e-3)
+    for a, b in zip(made.state_dict().values(), gpu.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b.cpu(), atol=1e-4, rtol=1e-3)
