@@ -14,13 +14,16 @@ def option_map(algo: str) -> list[dict[str, Any]]:
     are left out by their own table's row."""
     folder = package() / "data" / "rllib"
     rows: dict[str, dict[str, Any]] = {}
+    own: set[str] = set()  # said by the algorithm's own table, or by those of what it is based on
     for name in (algo, *(base.removeprefix("algo/").removesuffix("/base") for base in base_options(algo)), "common"):
         path = folder / f"{name}.yaml"
         for row in yaml.safe_load(path.read_text()) if path.is_file() else []:
             rows.setdefault(row["rllib"], row)
+        if name != "common":
+            own |= rows.keys()
     inner = inner_algorithm(algo)
     for row in option_map(inner) if inner else []:
         inside = (row["rlrun"] or "").replace("algo.", "algo.inner.") or None
-        if rows.get(row["rllib"], row)["rlrun"] == row["rlrun"]:  # only the common table has said so
+        if row["rllib"] not in own:
             rows[row["rllib"]] = {**row, "rlrun": inside}
     return list(rows.values())

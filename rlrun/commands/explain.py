@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
     inner = inner_algorithm(name)
     if inner:
         print(f"The algorithm inside is {inner}, or another: algo@algo.inner=<name>. Its options are algo.inner.<name>=<value>: rlrun explain {inner}\n")
-    runner = compose_runner(inner or name)
+    runner = compose_runner(name) or (compose_runner(inner) if inner else None)
     if runner:
         print(f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}")
     print(EVERY_RUN)

@@ -187,3 +187,11 @@ def test_defaults_of_old_runs_are_those_of_their_own_groups():
     own = compose("algo=dqn", "env=CartPole-v1")
     own["algo"] |= {"name": "my_dqn", "module": "my_rl.my_dqn"}
     assert "algo" not in saved._defaults(own) and "model" in saved._defaults(own)
+
+
+def test_explain_says_the_outer_algorithms_runner_and_names(capsys):
+    assert _dispatch(["explain", "apex"]) == 0
+    said = capsys.readouterr().out
+    assert "name: distributed_replay" in said and "num_shards: 1" in said
+    (row,) = [line for line in said.splitlines() if line.split()[:1] == ["optimizer_class"]]
+    assert "AsyncReplayOptimizer is runner=distributed_replay" in row
