@@ -49,13 +49,13 @@ QUICK = {
 }
 QUICK["ddppo"] = QUICK["ppo"]
 QUICK["pqn"] = ["algo.minibatch_size=40", "algo.exploration.epsilon=0.02"]
-QUICK |= {algo: ["algo.exploration.epsilon={start: 1.0, end: 0.01, steps: 2000}", "algo.learning_starts=200", "algo.replay_ratio=20", "algo.batch_size=40",
+QUICK |= {algo: ["algo.exploration.epsilon={start: 1.0, end: 0.01, steps: 500}", "algo.learning_starts=200", "algo.replay_ratio=8", "algo.batch_size=40",
                  "algo.fragment_length=4", "algo.target_update_interval=50"] for algo in REPLAYING}  # fmt: skip
 FIT["r2d2"] = ["algo.learning_starts=30", "replay.capacity=400", "algo.burn_in=5", "algo.sequence_length=10", "algo.sequence_stride=5", "algo.num_envs=2",
                "model.memory.size=4", "algo.input_priorities=true"]  # fmt: skip
 FIT["apex"] = [*FIT["dqn"], "runner=replay", "algo.num_envs=2"]
 QUICK["apex"] = [*QUICK["dqn"], "runner=replay", "algo.n_step=1", "algo.num_envs=3"]
-QUICK["r2d2"] = [*QUICK["r2d2"], "algo.fragment_length=20", "algo.replay_ratio=40", "model.memory.size=64", "algo.batch_size=16"]
+QUICK["r2d2"] = [*QUICK["r2d2"], "algo.fragment_length=20", "algo.replay_ratio=20", "model.memory.size=64", "algo.batch_size=16"]
 QUICK["c51"] = QUICK["rainbow"] = [*QUICK["c51"], "algo.v_min=0", "algo.v_max=1"]
 FAMILY = {algo: ["algo.fragment_length=20", "algo.batch_size=80", *(["algo.entropy_coef=0"] if algo != "pqn" else [])] for algo in FRESH}
 
