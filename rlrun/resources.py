@@ -232,7 +232,7 @@ def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool
 def _threads(cfg: ResourcesConfig, needs: Needs, image: bool, inference: str, device: torch.device, learners: int, why: list[str]) -> tuple[int, ...]:
     if cfg.learner_threads != "auto":
         return (cfg.learner_threads,)
-    free = cores() if inference == "serial" else cores() - 1
+    free = cores() if inference == "serial" or cores() == 2 else cores() - 1
     if needs.replay is None or not image or device.type != "cpu" or learners > 1 or cfg.exact or free < 2:
         return (1,)
     choices = tuple(2**power for power in range(min(free, MAX_THREADS).bit_length()))

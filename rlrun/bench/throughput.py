@@ -37,7 +37,7 @@ from rlrun.samplers.collector import Collector, act_row
 from rlrun.wiring import Typed, Wiring
 
 PART_SEC = 1.0
-REPLAYED = 400  # fragments in the replay that the parts are measured with
+REPLAYED = 2000  # rows in the replay that the parts are measured with, and 8 fragments at least
 WARM_SHARE = 0.25  # of the training time that is not counted
 
 
@@ -79,7 +79,7 @@ class _Parts:
         acting = wiring.policy_factory(acting=True)()
         fragments = []
         self.replay: Replay | None = None
-        for number in range(REPLAYED if wiring.needs.replay is not None else wiring.needs.columns // self.columns):
+        for number in range(max(8, REPLAYED // (wiring.rows * self.columns)) if wiring.needs.replay is not None else wiring.needs.columns // self.columns):
             batch = allocate(layout)
             header = collector.collect(batch, acting, 1, Clock())
             if wiring.needs.replay is not None:
