@@ -12,7 +12,7 @@ M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 
 def keep_freed() -> None:
     """Tensors of some megabytes are made and freed at every update. Given back to the system each time, their pages are zeroed and mapped anew each time:
-    a quarter of DQN's update on two cores of a virtual machine. Does nothing without glibc."""
+    a quarter of an update of DQN with two learners, on two cores of a virtual machine. Does nothing without glibc."""
     if sys.platform != "linux":
         return
     try:
