@@ -17,10 +17,11 @@ from rlrun.core.batch import RowSpec, fragment_layout
 from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError, closest
+from rlrun.core.learners import Follower
 from rlrun.core.plugins import load_object
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
-from rlrun.core.run import CheckpointConfig, EvalConfig, Follower, Job, Run, StopConfig
+from rlrun.core.run import CheckpointConfig, EvalConfig, Job, Run, StopConfig
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.core.threads import TunedThreads

@@ -20,9 +20,9 @@ from test_samplers import counting
 from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.learners import OVER, SAVE, Follower, check_equal, save_rows
 from rlrun.core.moments import moments_of
 from rlrun.core.ranks import Ranks
-from rlrun.core.run import OVER, SAVE, Follower, check_equal, save_rows
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company

@@ -23,6 +23,7 @@ import torch
 
 from rlrun.core.batch import Batch, allocate
 from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.errors import UserError
 from rlrun.core.memory import keep_freed
 from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
 from rlrun.core.schedule import Clock
@@ -38,7 +39,8 @@ from rlrun.wiring import Typed, Wiring
 
 PART_SEC = 1.0
 REPLAYED = 2000  # rows in the replay that the parts are measured with, and 8 fragments at least
-WARM_SHARE = 0.25  # of the training time that is not counted
+WARM_SHARE = 0.25  # of the time that it learns, not counted
+FILL_SEC = 600.0  # the longest that a replay may take to fill before that
 
 
 def measure(config: Typed, seconds: float) -> dict[str, Any]:
@@ -168,16 +170,27 @@ def _rate(call: Callable[[], float]) -> float:
 
 
 class _Rows:
-    def __init__(self) -> None:
+    """Keeps what a run logs, and says when it first learnt."""
+
+    def __init__(self, learns: Callable[[], None]) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.learns = learns
 
     def log(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
+        if row["updates"] > 0 and (len(self.rows) == 1 or self.rows[-2]["updates"] == 0):
+            self.learns()
 
 
 def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, dict[str, float]]:
-    """Env steps/s after warming up, peak memory of the process tree in MB, policy lag, the learner's time by section."""
-    logger = _Rows()
+    """Env steps/s after warming up, peak memory of the process tree in MB, policy lag, the learner's time by section.
+
+    UserError when learning has not begun after FILL_SEC: a replay waits for algo.learning_starts env steps."""
+
+    def ends_in(more: float) -> None:
+        job.stop = StopConfig(return_mean=None, wall_sec=job.wall_sec + more, no_improvement_steps=None)
+
+    logger = _Rows(lambda: ends_in(seconds))
     peak, done = [0.0], threading.Event()
 
     def watch_memory() -> None:
@@ -186,7 +199,7 @@ def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, 
 
     with tempfile.TemporaryDirectory() as folder:
         job = Run(
-            env_steps=2**62, stop=StopConfig(return_mean=None, wall_sec=seconds + 3600, no_improvement_steps=None),
+            env_steps=2**62, stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None),
             evaluation=EvalConfig(every=None, episodes=1, greedy=True), log_every_sec=0.5, logger=logger, signals=Signals(), evaluate=None, exact=False,
             checkpoint=CheckpointConfig(every=None, every_sec=None, best_every_sec=None, keep=1), checkpoints=Checkpoints(Path(folder), 1), restored=None,
         )  # fmt: skip
@@ -197,16 +210,20 @@ def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, 
 
         def ready(sampler: Any) -> None:
             original(sampler)
-            job.stop = StopConfig(return_mean=None, wall_sec=job.wall_sec + seconds, no_improvement_steps=None)
+            ends_in(FILL_SEC)
 
         job.sampler_ready = ready  # type: ignore[method-assign]
         wiring.train(job)
         done.set()
         watcher.join()
     rows = logger.rows
-    warm = rows[0]["time_sec"] + WARM_SHARE * (rows[-1]["time_sec"] - rows[0]["time_sec"])
-    learns = next(row["time_sec"] for row in rows if row["updates"] > 0)  # a replay fills first
-    counted = [row for row in rows if row["time_sec"] >= max(warm, learns)]
+    learnt = [row for row in rows if row["updates"] > 0]
+    if len(learnt) < 3:
+        waits = wiring.needs.replay
+        starts = f": it waits for algo.learning_starts={waits.learning_starts}" if waits is not None else ""
+        raise UserError(f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates in {job.wall_sec:.0f} s{starts}")
+    warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
+    counted = [row for row in learnt if row["time_sec"] >= warm]
     reached = (counted[-1]["env_steps"] - counted[0]["env_steps"]) / (counted[-1]["time_sec"] - counted[0]["time_sec"])
     lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
     names = {name for row in counted for name in row if name.startswith("time/") and name.endswith("_share") and name != "time/sampler_env_share"}

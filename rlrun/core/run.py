@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.callbacks import Callback
-from rlrun.core.checkpoint import ROWS, Checkpoints, load_part
+from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed
+from rlrun.core.learners import ON, OVER, SAVE, Header, check_equal, exchange, load_rows, save_rows
 from rlrun.core.metrics import EpisodeStatistics, Means, finite
-from rlrun.core.ranks import ALONE, Ranks
+from rlrun.core.ranks import ALONE
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.timing import Every, Timers
@@ -61,77 +61,6 @@ class Logger(Protocol):
     def log(self, row: dict[str, Any]) -> None: ...
 
 
-class Header(Protocol):
-    """What is read of a fragment's header (dataflow.slots.Header)."""
-
-    @property
-    def updates(self) -> int: ...
-    @property
-    def env_steps(self) -> int: ...
-    @property
-    def episodes(self) -> Sequence[Any]: ...
-    @property
-    def seconds(self) -> tuple[float, float]: ...
-
-
-class _Report(NamedTuple):
-    """What other learners are told of a fragment."""
-
-    lag: int  # updates between its weights and now
-    env_steps: int
-    seconds: tuple[float, float]
-    episodes: list[tuple[int, float, int, dict[str, float]]]  # column, return, length, info
-
-
-def exchange(headers: Sequence[Header], clock: Clock, ranks: Ranks) -> list[_Report]:
-    """Reports on new fragments of all learners, by rank."""
-    mine = [_Report(clock.updates - h.updates, h.env_steps, h.seconds, [(e.column, e.ret, e.length, dict(e.info)) for e in h.episodes]) for h in headers]
-    if ranks.world == 1:
-        return mine
-    return [_Report(*report) for text in ranks.everyones(json.dumps(mine)) for report in json.loads(text)]
-
-
-OVER, ON, SAVE = range(3)  # what rank 0 says between updates
-
-
-def save_rows(replay: Any, ranks: Ranks, folder: Path | None) -> None:
-    """Every learner's replay into the folder that rank 0 names. OSError, on rank 0, where one could not be written."""
-    folder, problem = Path(ranks.everyones(str(folder))[0]), None
-    try:
-        replay.save_rows(folder)
-        if ranks.rank > 0:
-            torch.save({"replay": replay.state()}, folder / f"{replay_part(ranks.rank)}.pt")
-    except (OSError, RuntimeError) as error:  # torch.save says RuntimeError on a full disk
-        problem = error
-    written = ranks.all(problem is None)
-    if ranks.rank == 0 and not written:
-        raise problem or OSError("another learner's replay could not be written")
-
-
-def load_rows(replay: Any, limiter: Any, folder: Path, rank: int) -> bool:
-    """Restores one learner's replay from a checkpoint; False where the checkpoint holds no rows."""
-    saved, there = load_part(folder, "replay"), any(folder.glob(ROWS))
-    own = load_part(folder, replay_part(rank)) if there else saved
-    replay.load(own["replay"], folder if there else None)
-    limiter.load(saved["limiter"], rows=there)
-    return there
-
-
-def replay_part(rank: int) -> str:
-    """Of a checkpoint: this learner's replay."""
-    return f"replay-{rank}" if rank else "replay"
-
-
-def check_equal(algorithm: Algorithm, ranks: Ranks) -> None:
-    """RunFailed unless all learners hold the same numbers."""
-    if ranks.world == 1:
-        return
-    tensors = [t.detach().double().flatten().cpu() for t in (*algorithm.parameters(), *algorithm.buffers())]
-    sums = ranks.gather(torch.stack([sum((t * (i + 1)).sum() for i, t in enumerate(tensors)), sum(t.square().sum() for t in tensors)]))  # type: ignore[list-item]
-    if any(not torch.equal(sums[0], other) for other in sums[1:]):
-        raise RunFailed("the learners begin with different weights: does another run still write what init= names?")
-
-
 class Job(Protocol):
     """What runners see of a run: Run, or Follower on learners other than the first."""
 
@@ -153,47 +82,6 @@ class Job(Protocol):
         ...
 
     def tick(self, clock: Clock, update: Update | None) -> bool: ...
-
-
-class Follower:
-    """The run as learners other than the first see it: they begin with the same state, and rank 0 says when it is over."""
-
-    def __init__(self, ranks: Ranks, restored: tuple[dict[str, dict], dict] | None, saved: Path | None = None):
-        """saved: the checkpoint that was restored."""
-        self.ranks, self.restored, self.saved = ranks, restored, saved
-        self.replay: Any = None
-        self.timers = Timers()
-        self.breaks: list[Callable[[int], None]] = []
-        self.generation = 0
-        self.settle: Callable[[], Clock] | None = None
-        self.clock = Clock()
-
-    def begin(self, algorithm: Algorithm) -> Clock:
-        if self.restored is not None:
-            tensors, run = self.restored
-            algorithm.load_state(tensors["algorithm"])
-            self.clock = Clock(run["env_steps"], run["updates"])
-            self.generation = run["generation"] + 1
-            self.restored = None
-        check_equal(algorithm, self.ranks)
-        return self.clock
-
-    def sampler_ready(self, sampler: Any) -> None:
-        """Nothing to restore: with several learners columns begin anew."""
-
-    def replay_ready(self, replay: Any, limiter: Any) -> None:
-        self.replay = replay
-        if self.saved is not None:
-            load_rows(replay, limiter, self.saved, self.ranks.rank)
-
-    def collected(self, headers: Sequence[Header]) -> int:
-        return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks))
-
-    def tick(self, clock: Clock, update: Update | None) -> bool:
-        self.clock = clock
-        while (said := self.ranks.first(OVER)) == SAVE:
-            save_rows(self.replay, self.ranks, None)
-        return said == ON
 
 
 class Run:
@@ -283,10 +171,8 @@ class Run:
         folder = self.restored_rows
         if folder is not None:
             if not load_rows(replay, limiter, folder, 0):
-                print(
-                    f"  the checkpoint holds no replayed rows: learning goes on after {limiter.starts:,} new env steps (replay.checkpoint=true saves them)",
-                    flush=True,
-                )
+                after = f"learning goes on after {limiter.starts:,} new env steps"
+                print(f"  the checkpoint holds no replayed rows: {after} (replay.checkpoint=true saves them)", flush=True)
 
     def collected(self, headers: Sequence[Header]) -> int:
         """Takes note of new fragments' episodes and of how old their weights were; returns the env steps that all learners took for them."""
@@ -445,11 +331,8 @@ class Run:
         self.last_save = now
 
     def _save_rows(self, folder: Path) -> None:
-        if self.ranks.world == 1:
-            self.replay.save_rows(folder)
-        else:
-            self.ranks.first(SAVE)
-            save_rows(self.replay, self.ranks, folder)
+        self.ranks.first(SAVE)
+        save_rows(self.replay, self.ranks, folder)
 
     def _log(self, now: float) -> None:
         seconds = max(now - self.last_log, 1e-9)

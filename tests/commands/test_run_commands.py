@@ -132,6 +132,14 @@ def test_throughput_counts_an_update_by_the_env_steps_it_stands_for(tmp_path, mo
     assert set(result["parts"]) == {"env", "inference", "learning", "replay"} and 0.2 < result["ratio"] < 1.3
 
 
+def test_throughput_of_a_replay_that_never_fills_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
+    monkeypatch.setattr("rlrun.bench.throughput.FILL_SEC", 1.0)
+    words = ["algo=dqn", "env=CartPole-v1", "resources.inference=serial", "algo.learning_starts=49000", "replay.capacity=50000"]
+    with pytest.raises(UserError, match=r"0 updates .* algo.learning_starts=49000"):
+        _dispatch(["benchmark", "throughput", *words, "seconds=5"])
+
+
 def test_the_replay_alone_is_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("rlrun.bench.replay.SECONDS", 0.05)
     file = tmp_path / "result.json"
