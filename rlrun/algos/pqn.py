@@ -2,7 +2,7 @@
 
 Rows: fragments [T, B] of the newest policy, all of them in every update: num_epochs passes over shuffled minibatches of single rows.
 Recorded: q_max, the value of the best action at every row when it was taken.
-Differs from the paper: Adam for RAdam. Layer normalisation is model.layer_norm.
+Differs from the paper: Adam, unless algo.optimizer.kind=radam. Layer normalisation is model.layer_norm.
 Metrics: learn/loss: half the mean squared error; td_error: mean |target - Q|; q: mean value of the actions taken; epsilon; explained_variance of q_max;
 grad_norm before clipping; lr.
 Checked: tests/algos/test_pqn.py (targets by their definition), tuned/pqn/.

@@ -27,7 +27,7 @@ def optimizer(parameter, kind="rmsprop"):
     return Optimizer([parameter], cfg, Schedule.parse(0.1), 1.0)
 
 
-@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+@pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop"])
 @pytest.mark.parametrize("steps_before", [0, 2])
 def test_a_shared_step_is_an_ordinary_step(kind, steps_before):
     """Two copies that take turns on shared weights do what one optimiser does alone, also after a restart."""
