@@ -7,11 +7,13 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from rlrun.core.errors import EnvError, RunFailed, UserError, closest
 
 COMMANDS = {
     "train": "learn: algo=impala env=Pong, or tuned=impala/pong",
+    "sweep": "algo=ppo,impala env=Pong seed=1,2,3: every combination, packed on this machine",
     "resume": "RUN_DIR [env_steps=...]: continue a run exactly",
     "evaluate": "RUN_DIR [episodes=10]: play full games with a trained policy",
     "watch": "RUN_DIR: an mp4 and a gif of a trained policy",
@@ -22,7 +24,7 @@ COMMANDS = {
 }
 
 
-# Hydra's own that make sense here; --multirun comes as `rlrun sweep`
+# Hydra's own that make sense here; --multirun is `rlrun sweep`
 FLAGS = ("--help", "--hydra-help", "--cfg", "--resolve", "--package", "--info", "--config-dir", "--version", "--shell-completion", "--json")
 
 
@@ -120,6 +122,35 @@ def replacing(word: str) -> list[str]:
     key, _, value = word.partition("=")
     schedule = value.startswith("[[") or (value.startswith("{") and {"start", "end", "steps"} == set(re.findall(r"(\w+)\s*:", value)))
     return [f"{key}=null", word] if schedule else [word]
+
+
+def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any], list[str]]:
+    """The values of these flags (`--jobs 4` or `--jobs=4`; a bool's stands alone; None where one is not given), and the other words."""
+    found: dict[str, Any] = {name: False if kind is bool else None for name, kind in kinds.items()}
+    rest, given = [], list(words)
+    while given:
+        word = given.pop(0)
+        name, equals, value = word.partition("=")
+        if name not in kinds:
+            if name.startswith("--"):
+                raise UserError(f"There is no flag {name} here.{closest(name, kinds)} There are {', '.join(kinds)}.")
+            rest.append(word)
+            continue
+        kind = kinds[name]
+        if kind is bool:
+            if equals:
+                raise UserError(f"{name} takes no value")
+            found[name] = True
+            continue
+        if not equals:
+            if not given:
+                raise UserError(f"{name} needs a value")
+            value = given.pop(0)
+        try:
+            found[name] = kind(value)
+        except ValueError:
+            raise UserError(f"{name} {value}: that is no {'whole number' if kind is int else 'number'}") from None
+    return found, rest
 
 
 def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:

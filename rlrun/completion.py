@@ -46,8 +46,8 @@ def suggestions(line: str) -> list[str]:
     if command == "explain":
         return [name for name in options("algo") if name.startswith(current)]
     if command == "benchmark" and len(words) == 2:
-        return [name for name in ("throughput",) if name.startswith(current)]
-    if command not in ("train", "benchmark"):
+        return [name for name in ("throughput", "replay") if name.startswith(current)]
+    if command not in ("train", "sweep", "benchmark"):
         return []
     group, equals, value = current.partition("=")
     if not equals:

@@ -37,7 +37,7 @@ def translate(error: Exception, words: list[str]) -> str:
     if unknown and "not in struct" in text + cause:
         return f"There is no option {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or nearest(unknown[1])}"
     if "Ambiguous value" in text:
-        return f"{text.split(chr(39))[1]}: one value each; a comma makes a sweep, and `rlrun sweep` is to come"
+        return f"{text.split(chr(39))[1]}: one value each; several values are for rlrun sweep, which runs every combination"
     if "Error parsing override" in text:
         return f"{text.split(chr(39))[1]!r} is not of the form key=value"
     if "no viable alternative" in text or "mismatched input" in text or "extraneous input" in text or "token recognition" in text:

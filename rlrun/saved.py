@@ -45,7 +45,8 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     install()
     with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
         made = plain(compose("train", overrides=[*words, "env=CartPole-v1"]))
-    without = {"env", "logger"} if ours else {"env", "logger", "algo"}  # logger=[] leaves nothing behind
+    made["logger"] = {name: node for name, node in made["logger"].items() if name in (values.get("logger") or {})}  # logger=[] leaves nothing behind
+    without = {"env"} if ours else {"env", "algo"}
     return {name: part for name, part in made.items() if name not in without}
 
 

@@ -97,7 +97,7 @@ def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, fac
         slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
     if "mlflow" in chosen:
         mlflow = chosen["mlflow"]
-        slow["mlflow"] = lambda: Mlflow(mlflow["uri"], Path(config.run.runs_root), mlflow["experiment"], path, values, facts)
+        slow["mlflow"] = lambda: Mlflow(mlflow["uri"], Path(config.run.runs_root), mlflow["experiment"], path, values, facts, mlflow["parent"])
     return Sinks(direct, slow)
 
 

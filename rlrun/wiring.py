@@ -50,6 +50,7 @@ class MlflowConfig:
     enabled: bool
     uri: str | None
     experiment: str
+    parent: str | None
 
 
 SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": SinkConfig, "mlflow": MlflowConfig}

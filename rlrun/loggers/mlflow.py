@@ -53,21 +53,26 @@ def _creation_lock(root: Path) -> Iterator[None]:
         yield
 
 
-class Mlflow:
-    """One MLflow run per run directory; a resumed run continues its own (mlflow.json remembers which)."""
+def open_experiment(uri: str | None, root: Path, experiment: str) -> tuple[Any, str]:
+    """A client and the experiment's id, made where it is new. uri None: the store under root."""
+    with _creation_lock(root):
+        client = _client(uri or store_uri(root))
+        found = client.get_experiment_by_name(experiment)
+        artifacts = None if uri else (root / "mlartifacts").resolve().as_uri()
+        return client, found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
 
-    def __init__(self, uri: str | None, root: Path, experiment: str, run_dir: Path, values: dict[str, Any], facts: dict[str, Any]):
+
+class Mlflow:
+    """One MLflow run per run directory; a resumed run continues its own (mlflow.json remembers which). parent: the id of the run that it stands under."""
+
+    def __init__(self, uri: str | None, root: Path, experiment: str, run_dir: Path, values: dict[str, Any], facts: dict[str, Any], parent: str | None = None):
         if not available():
             raise UserError("mlflow is not installed (pip install mlflow)")
         self.run_dir = run_dir
         self.rows: list[tuple[float, dict[str, Any]]] = []
         self.flushed = time.monotonic()
         self.uri = uri or store_uri(root)
-        with _creation_lock(root):
-            self.client = _client(self.uri)
-            found = self.client.get_experiment_by_name(experiment)
-            artifacts = None if uri else (root / "mlartifacts").resolve().as_uri()
-            experiment_id = found.experiment_id if found else self.client.create_experiment(experiment, artifact_location=artifacts)
+        self.client, experiment_id = open_experiment(uri, root, experiment)
         memory = run_dir / "mlflow.json"
         known = json.loads(memory.read_text()) if memory.exists() else {}
         if known.get("uri") == self.uri:
@@ -79,6 +84,8 @@ class Mlflow:
             self._parameters(values)
         owner = {"pid": os.getpid(), "host": platform.node(), "run_dir": str(run_dir.resolve())}
         tags = {**{f"rlrun.{k}": str(v) for k, v in owner.items()}, "rlrun.command": facts["command"], "rlrun.git_commit": str(facts["git_commit"])}
+        if parent is not None:
+            tags["mlflow.parentRunId"] = parent
         for name, value in tags.items():
             self.client.set_tag(self.run_id, name, value)
         self.client.log_artifact(self.run_id, str(run_dir / "config.yaml"))

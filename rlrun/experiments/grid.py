@@ -1,0 +1,108 @@
+"""Words with several values -> the words of each job. The grammar is Hydra's: a=1,2, range(1,5), choice(...), and glob(...) of names."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rlrun.core.errors import UserError, closest
+from rlrun.paths import options
+
+NAMED = ("algo", "env", "tuned", "model", "resources", "replay", "runner")  # groups, whose value says enough
+
+
+class Variation(NamedTuple):
+    """One word of a job that differs from job to job."""
+
+    key: str
+    value: str
+
+    @property
+    def word(self) -> str:
+        return f"{self.key}={self.value}"
+
+
+class Interval(NamedTuple):
+    """A range to search in: interval(1e-5, 1e-3), tag(log, interval(...)), int(interval(1, 8))."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+
+class Space(NamedTuple):
+    """What the words of a sweep leave open."""
+
+    fixed: tuple[str, ...]
+    choices: dict[str, list[str]]
+    intervals: dict[str, Interval]
+
+
+def parse(words: Sequence[str]) -> Space:
+    """UserError on a word that cannot be read, or that stands for no value at all."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob, IntervalSweep
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    fixed: list[str] = []
+    choices: dict[str, list[str]] = {}
+    intervals: dict[str, Interval] = {}
+    for word in words:
+        try:
+            override = parser.parse_override(word)
+        except HydraException as error:
+            raise UserError(f"{word!r} is not of the form key=value: {str(error).splitlines()[0]}") from None
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            fixed.append(word)
+        elif key in choices or key in intervals:
+            raise UserError(f"{key}= is given twice")
+        elif override.is_interval_sweep():
+            sweep = override.value()
+            assert isinstance(sweep, IntervalSweep)
+            assert sweep.start is not None and sweep.end is not None
+            low, high, whole = float(sweep.start), float(sweep.end), isinstance(sweep.start, int) and isinstance(sweep.end, int)
+            if not low < high or ("log" in sweep.tags and low <= 0):
+                raise UserError(f"{word}: an interval's first number is below its last{', and above 0 with log' if 'log' in sweep.tags else ''}")
+            intervals[key] = Interval(low, high, "log" in sweep.tags, whole)
+        else:
+            glob = override.value()
+            values = matches(key, glob) if isinstance(glob, Glob) else list(override.sweep_string_iterator())
+            if not values:
+                raise UserError(f"{word} stands for nothing: that would be a sweep without jobs")
+            choices[key] = values
+    return Space(tuple(fixed), choices, intervals)
+
+
+def matches(key: str, glob: Any) -> list[str]:
+    """Names of a group that fit patterns."""
+    if key == "env":
+        from rlrun.envs.names import names
+
+        known = list(names())
+    elif key in NAMED:
+        known = options(key)
+    else:
+        raise UserError(f"{key}=glob(...) needs a list of names to choose from; {key} has none.{closest(key, NAMED)}")
+    return [name for name in known if _fits(name, glob.include) and not _fits(name, glob.exclude)]
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def grid(choices: dict[str, list[str]]) -> list[tuple[Variation, ...]]:
+    """Every combination; the last key varies fastest."""
+    return list(itertools.product(*([Variation(key, value) for value in values] for key, values in choices.items())))
+
+
+def job_name(number: int, variations: Sequence[Variation]) -> str:
+    """A folder's name: 003-ppo-Pong-seed2."""
+    parts = [value if key.split("@")[0] in NAMED else f"{key.split('.')[-1]}{value}" for key, value in variations]
+    slug = re.sub(r"[^A-Za-z0-9._+-]+", "_", "-".join(parts)).strip("_-.")[:80]
+    return f"{number:03d}-{slug}" if slug else f"{number:03d}"

@@ -1,0 +1,288 @@
+"""Jobs: runs in processes of their own, packed on this machine's cores and GPUs. One that fails, hangs or is killed never stops the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rlrun.core.errors import UserError
+from rlrun.resources import cores
+
+POLL_SEC = 0.2
+LOOK_SEC = 2.0  # between two looks at a job's progress
+GRACE_SEC = 180.0  # from asking a job to end, which saves, to killing it
+DONE = ("COMPLETED", "STOPPED")  # what a run says that has nothing left to do
+
+
+class Place(NamedTuple):
+    """Where one job runs at a time."""
+
+    cores: tuple[int, ...]
+    gpu: str | None  # what CUDA_VISIBLE_DEVICES says to it; None: as it stands
+
+
+def gpus() -> list[str]:
+    """Names for CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]
+
+
+def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | None = None) -> list[Place]:
+    """So many places that share the cores and the GPUs evenly; None: one for each GPU, or for every two cores."""
+    own = sorted(os.sched_getaffinity(0))[: cores()] if own is None else own
+    devices = gpus() if devices is None else devices
+    count = jobs if jobs is not None else len(devices) or max(1, len(own) // 2)
+    if count < 1:
+        raise UserError("--jobs must be at least 1")
+    made = []
+    for index in range(count):
+        first, last = index * len(own) // count, (index + 1) * len(own) // count
+        mine = tuple(own[first:last]) or (own[index % len(own)],)  # more jobs than cores
+        made.append(Place(mine, devices[index % len(devices)] if devices else None))
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    name: str
+    words: tuple[str, ...]  # what `rlrun train` is told, without run_dir
+    run_dir: Path
+    log: Path
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """A job and what has become of it."""
+
+    job: Job
+    status: str = "WAITING"  # RUNNING, then as its summary says: COMPLETED, STOPPED, INTERRUPTED or FAILED; PRUNED where the supply ended it
+    reason: str = ""
+    row: dict[str, Any] = field(default_factory=dict)  # the last of progress.jsonl
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def return_mean(self) -> float | None:
+        return self.summary.get("return_mean", self.row.get("sample/return_mean"))
+
+    @property
+    def env_steps(self) -> int:
+        return self.summary.get("env_steps", self.row.get("env_steps", 0))
+
+    @property
+    def wall_sec(self) -> float:
+        return self.summary.get("wall_sec", self.row.get("time_sec", 0.0))
+
+
+class Supply(Protocol):
+    """Where jobs come from, one at a time, and who hears of them."""
+
+    def next(self) -> Job | None:
+        """None: none now; it is asked again as long as any runs."""
+        ...
+
+    def look(self, outcome: Outcome) -> bool:
+        """Between times, with a new row; True: the job shall end, as PRUNED."""
+        ...
+
+    def done(self, outcome: Outcome) -> None: ...
+
+
+class View(Protocol):
+    def show(self, outcomes: Sequence[Outcome]) -> None: ...
+    def close(self, outcomes: Sequence[Outcome]) -> None: ...
+
+
+class Fixed:
+    """A list of jobs, in order."""
+
+    def __init__(self, jobs: Sequence[Job]):
+        self.jobs = list(jobs)
+
+    def next(self) -> Job | None:
+        return self.jobs.pop(0) if self.jobs else None
+
+    def look(self, outcome: Outcome) -> bool:
+        return False
+
+    def done(self, outcome: Outcome) -> None: ...
+
+
+@dataclass
+class _Running:
+    outcome: Outcome
+    process: subprocess.Popen
+    place: Place
+    started: float
+    looked: float = 0.0
+    asked: float | None = None  # when it was told to end
+    pruned: bool = False
+    too_long: bool = False
+
+
+class Pool:
+    """Runs what a supply gives. `interrupted` afterwards: a signal ended it, jobs have saved and can be resumed."""
+
+    def __init__(self, where: Sequence[Place], view: View, timeout_sec: float | None = None, known: Sequence[Outcome] = (),
+                 launch: Callable[[Job], list[str]] | None = None):  # fmt: skip
+        """timeout_sec: of one job. known: outcomes of an earlier session, shown beside the new ones. launch: a job's command."""
+        self.free, self.view, self.timeout_sec, self.launch = list(where), view, timeout_sec, launch or started_by
+        self.outcomes: list[Outcome] = list(known)
+        self.running: list[_Running] = []
+        self.signal: int | None = None
+        self.again = False
+
+    @property
+    def interrupted(self) -> bool:
+        return self.signal is not None
+
+    def run(self, supply: Supply) -> list[Outcome]:
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while True:
+                for one in list(self.running):
+                    self._watch(one, supply)
+                while self.free and not self.interrupted and (job := supply.next()) is not None:
+                    self._start(job)
+                if not self.running:
+                    break
+                self.view.show(self.outcomes)
+                time.sleep(POLL_SEC)
+        finally:
+            for one in self.running:
+                one.process.kill()
+                one.process.wait()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.view.close(self.outcomes)
+        return self.outcomes
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self.again = self.interrupted
+        self.signal = self.signal or number
+
+    def _start(self, job: Job) -> None:
+        place = self.free.pop(0)
+        outcome = next((known for known in self.outcomes if known.job.run_dir == job.run_dir), None)
+        if outcome is None:
+            outcome = Outcome(job=job)
+            self.outcomes.append(outcome)
+        outcome.status, outcome.reason, outcome.summary = "RUNNING", "", {}
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        environment = dict(os.environ) if place.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.gpu}
+        mine = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, place.cores)  # inherited; resources=auto counts the cores that it may use
+        try:
+            with job.log.open("ab") as log:
+                # a session of its own: Ctrl-C on the terminal reaches this process, which asks the jobs one by one
+                process = subprocess.Popen(self.launch(job), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
+                                           start_new_session=True)  # fmt: skip
+        finally:
+            os.sched_setaffinity(0, mine)
+        self.running.append(_Running(outcome, process, place, time.monotonic()))
+
+    def _watch(self, one: _Running, supply: Supply) -> None:
+        now, outcome, code = time.monotonic(), one.outcome, one.process.poll()
+        if code is not None:
+            self.running.remove(one)
+            self.free.append(one.place)
+            outcome.row = last_row(outcome.job.run_dir) or outcome.row
+            settle(outcome, code)
+            if one.pruned and outcome.status == "INTERRUPTED":
+                outcome.status, outcome.reason = "PRUNED", "others did better at its age"
+            if one.too_long and outcome.status not in DONE:
+                outcome.status, outcome.reason = "FAILED", f"took longer than --timeout {self.timeout_sec:g} s"
+            supply.done(outcome)
+            return
+        if now - one.looked >= LOOK_SEC:
+            one.looked = now
+            row = last_row(outcome.job.run_dir)
+            if row is not None and row != outcome.row:
+                outcome.row = row
+                one.pruned = one.pruned or supply.look(outcome)
+        one.too_long = one.too_long or (self.timeout_sec is not None and now - one.started > self.timeout_sec)
+        if one.asked is None and (one.pruned or one.too_long or self.interrupted):
+            one.asked = now
+            one.process.send_signal(signal.SIGTERM)
+        if one.asked is not None and (self.again or now - one.asked > GRACE_SEC):
+            one.process.kill()
+
+
+def started_by(job: Job) -> list[str]:
+    """The command of a job: rlrun train, or rlrun resume where the run has a checkpoint."""
+    words = ["resume", str(job.run_dir)] if checkpoints(job.run_dir) else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
+    return [sys.executable, "-m", "rlrun.experiments.job", *words]
+
+
+def checkpoints(run_dir: Path) -> list[str]:
+    """Names of its checkpoints."""
+    return sorted(path.name for path in (run_dir / "checkpoints").glob("[0-9]*") if path.is_dir())
+
+
+def quoted(text: str) -> str:
+    """For the right side of a Hydra override, where a backslash means something before a quote alone."""
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", text)) + "'"
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    """summary.json, or nothing where there is none that can be read."""
+    try:
+        made = json.loads((run_dir / "summary.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return made if isinstance(made, dict) else {}
+
+
+def settle(outcome: Outcome, code: int | None) -> None:
+    """Writes down how a job ended, by its summary and its process's exit code (None: of an earlier session)."""
+    found = summary_of(outcome.job.run_dir)
+    outcome.status = found.get("status", "FAILED")
+    if outcome.status == "RUNNING":  # nobody was left to write more
+        outcome.status = "FAILED"
+    elif found:
+        outcome.summary = found
+    outcome.reason = str(found.get("reason") or "").strip().split("\n")[-1]
+    if code is not None and code < 0:
+        outcome.status, outcome.reason = "FAILED", f"killed by {signal.Signals(-code).name}"
+    elif code and outcome.status in (*DONE, "FAILED") and not outcome.reason:
+        outcome.status, outcome.reason = "FAILED", last_line(outcome.job.log)
+
+
+def last_row(run_dir: Path) -> dict[str, Any] | None:
+    """The last whole row of progress.jsonl, without reading the rest."""
+    try:
+        with (run_dir / "progress.jsonl").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 16384))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            return row
+    return None
+
+
+def last_line(path: Path) -> str:
+    """What a log ends with."""
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].removeprefix("rlrun: ") if lines else ""

@@ -1,0 +1,117 @@
+"""sweep.json: what a sweep was asked, so that it can go on; and its one MLflow run above those of its jobs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlrun.core.checkpoint import write_atomically
+from rlrun.core.errors import UserError
+from rlrun.experiments.jobs import DONE, Job, Outcome
+
+FORMAT = 1
+
+
+class Record(NamedTuple):
+    command: str
+    words: list[str]
+    jobs: list[Job]
+    mlflow: dict[str, Any] | None  # {uri, experiment, root}; None: the jobs do not log there
+
+
+def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence[str]]], config: dict[str, Any]) -> None:
+    """config: of the first job."""
+    from rlrun.rundir import command_line, git_commit, hardware, started_at, versions
+
+    mlflow = (config.get("logger") or {}).get("mlflow") or {"enabled": False}
+    store = {"uri": mlflow["uri"], "experiment": mlflow["experiment"], "root": str(Path(config["runs_root"]).resolve())} if mlflow["enabled"] else None
+    said = {
+        "format": FORMAT, "command": command_line(), "words": list(words), "jobs": [{"name": name, "words": list(job)} for name, job in jobs],
+        "mlflow": store, "started": started_at(), "versions": versions(), "git_commit": git_commit(), "hardware": hardware(),
+    }  # fmt: skip
+    write_atomically(folder / "sweep.json", json.dumps(said, indent=1) + "\n")
+
+
+def job_in(folder: Path, name: str, words: Sequence[str]) -> Job:
+    """Its run and its log have their places in the sweep's directory."""
+    return Job(name=name, words=tuple(words), run_dir=folder / name, log=folder / "logs" / f"{name}.log")
+
+
+def read(folder: Path) -> Record:
+    """UserError where it is damaged."""
+    try:
+        said = json.loads((folder / "sweep.json").read_text())
+        if said["format"] != FORMAT:
+            raise UserError(f"{folder / 'sweep.json'} has format {said['format']}; this rlrun reads {FORMAT}")
+        return Record(said["command"], said["words"], [job_in(folder, job["name"], job["words"]) for job in said["jobs"]], said["mlflow"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'sweep.json'} is damaged: {error}") from None
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """One process at a time. UserError where another one has it."""
+    with (folder / "sweep.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            raise UserError(f"{folder} is in use by process {lock.read().strip() or '?'}") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+class Parent:
+    """The sweep's MLflow run, under which its jobs' runs stand. A store that does not answer costs a warning."""
+
+    def __init__(self, record: Record, folder: Path):
+        self.client: Any = None
+        self.run_id: str | None = None
+        self.folder = folder
+        if record.mlflow is None:
+            return
+        from rlrun.loggers.mlflow import open_experiment
+
+        memory = folder / "mlflow.json"
+        try:
+            self.client, experiment = open_experiment(record.mlflow["uri"], Path(record.mlflow["root"]), record.mlflow["experiment"])
+            known = json.loads(memory.read_text()) if memory.exists() else {}
+            if "run_id" in known:
+                self.run_id = str(known["run_id"])
+                self.client.update_run(self.run_id, status="RUNNING")
+            else:
+                self.run_id = self.client.create_run(experiment, run_name=f"sweep {folder.name}").info.run_id
+                memory.write_text(json.dumps({"run_id": self.run_id}))
+                self.client.set_tag(self.run_id, "rlrun.command", record.command)
+            self.client.log_artifact(self.run_id, str(folder / "sweep.json"))
+        except Exception as error:  # a server's own kinds of it
+            why = (str(error).splitlines() or [""])[0]
+            print(f"  mlflow: {type(error).__name__}: {why}; the jobs log there without a run above them", flush=True)
+            self.client = None
+
+    def adopt(self, job: Job) -> Job:
+        """The job as it is told to stand under this run."""
+        if self.client is None:
+            return job
+        return Job(name=job.name, words=(*job.words, f"logger.mlflow.parent={self.run_id}"), run_dir=job.run_dir, log=job.log)
+
+    def close(self, outcomes: Sequence[Outcome], interrupted: bool) -> None:
+        if self.client is None:
+            return
+        failed = any(outcome.status == "FAILED" for outcome in outcomes)
+        try:
+            for status in {outcome.status for outcome in outcomes}:
+                self.client.log_metric(self.run_id, f"jobs/{status.lower()}", sum(outcome.status == status for outcome in outcomes))
+            best = [outcome.return_mean for outcome in outcomes if outcome.status in DONE and outcome.return_mean is not None]
+            if best:
+                self.client.log_metric(self.run_id, "jobs/best_return_mean", max(best))
+            self.client.set_terminated(self.run_id, "KILLED" if interrupted else "FAILED" if failed else "FINISHED")
+        except Exception as error:
+            print(f"  mlflow: {type(error).__name__}: the sweep's run there has no end", flush=True)

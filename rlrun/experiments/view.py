@@ -1,0 +1,105 @@
+"""What a person sees of many jobs: a table that stays in place on a terminal, a line for every change elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rlrun.experiments.jobs import Outcome, View
+from rlrun.loggers.console import duration
+
+COLOURS = {"RUNNING": "cyan", "COMPLETED": "green", "STOPPED": "green", "PRUNED": "yellow", "INTERRUPTED": "yellow", "FAILED": "red", "WAITING": "dim"}
+SHOWN_AT_ONCE = 30  # rows of a live table: what a terminal can hold
+
+
+def cells(outcome: Outcome) -> list[str]:
+    """name, status, env steps, return, time, reason."""
+    mean = outcome.return_mean
+    told = outcome.status in ("FAILED", "PRUNED")
+    return [outcome.job.name, outcome.status, f"{outcome.env_steps:,}" if outcome.env_steps else "", "" if mean is None else f"{mean:,.2f}",
+            duration(outcome.wall_sec) if outcome.wall_sec else "", outcome.reason[:100] if told else ""]  # fmt: skip
+
+
+HEADINGS = ("job", "status", "env steps", "return", "time", "")
+
+
+def text_table(rows: Sequence[Sequence[str]], headings: Sequence[str] = HEADINGS) -> str:
+    """Columns as wide as they must be; numbers to the right, but for the first column."""
+    table = [list(headings), *(list(row) for row in rows)]
+    widths = [max(len(row[index]) for row in table) for index in range(len(headings))]
+    right = [all(not row[index] or row[index][0] in "-0123456789" for row in table[1:]) and index > 0 for index in range(len(headings))]
+    aligned = ([cell.rjust(width) if far else cell.ljust(width) for cell, width, far in zip(row, widths, right)] for row in table)
+    return "\n".join("  ".join(row).rstrip() for row in aligned)
+
+
+def counts(outcomes: Sequence[Outcome], waiting: int) -> str:
+    """3 completed, 1 running, 2 waiting."""
+    seen: dict[str, int] = {}
+    for outcome in outcomes:
+        seen[outcome.status.lower()] = seen.get(outcome.status.lower(), 0) + 1
+    if waiting > 0:
+        seen["waiting"] = seen.get("waiting", 0) + waiting
+    return ", ".join(f"{number} {status}" for status, number in seen.items())
+
+
+class Lines:
+    """A line when a job begins or ends, and the counts from time to time."""
+
+    def __init__(self, total: int):
+        self.total = total
+        self.said: dict[str, str] = {}
+
+    def show(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if self.said.get(outcome.job.name) != outcome.status:
+                self.said[outcome.job.name] = outcome.status
+                _, status, steps, mean, time, reason = cells(outcome)
+                facts = [f"{steps} env steps" if steps else "", f"return {mean}" if mean else "", time, reason]
+                print("  ".join([f"{status:<11} {outcome.job.name}", *(fact for fact in facts if fact)]), flush=True)
+
+    def close(self, outcomes: Sequence[Outcome]) -> None:
+        self.show(outcomes)
+        print(f"\n{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}", flush=True)
+
+
+class Table:
+    """All jobs, or those that changed last, twice a second."""
+
+    def __init__(self, total: int):
+        from rich.console import Console
+        from rich.live import Live
+
+        self.total = total
+        self.live = Live(console=Console(), refresh_per_second=2, transient=True)
+        self.live.start()
+
+    def _made(self, outcomes: Sequence[Outcome]) -> Any:
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(title=counts(outcomes, self.total - len(outcomes)), title_justify="left")
+        for heading, justify in zip(HEADINGS, ("left", "left", "right", "right", "right", "left"), strict=True):
+            table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+        order = sorted(outcomes, key=lambda outcome: outcome.status == "RUNNING")  # those that run come last, near the cursor
+        for outcome in order[-SHOWN_AT_ONCE:]:
+            name, status, *rest = cells(outcome)
+            table.add_row(name, Text(status, style=COLOURS.get(status, "")), *rest)
+        return table
+
+    def show(self, outcomes: Sequence[Outcome]) -> None:
+        self.live.update(self._made(outcomes))
+
+    def close(self, outcomes: Sequence[Outcome]) -> None:
+        self.live.stop()
+        print(f"{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}", flush=True)
+
+
+def view(total: int) -> View:
+    """What fits where standard output goes; `total`: of jobs, 0 where nobody knows yet."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        if Console().is_terminal and not Console().is_dumb_terminal:
+            return Table(total)
+    return Lines(total)

@@ -1,0 +1,115 @@
+"""rlrun sweep, from its words to its runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rlrun.cli import _dispatch
+from rlrun.core.errors import UserError
+
+QUICK = ["env=CartPole-v1", "logger=[]", "resources=debug", "env_steps=600", "log_every_sec=0.2"]
+
+
+def outcomes(folder):
+    return {one["name"]: one for one in json.loads((folder / "outcomes.json").read_text())}
+
+
+def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert _dispatch(["sweep", "algo=pg,a2c", *QUICK, "seed=1,2", "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "4 jobs" and said[1] == "001-pg-seed2: rlrun train env=CartPole-v1 logger=[] resources=debug env_steps=600 log_every_sec=0.2 algo=pg seed=2"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "a sweep without jobs"),
+        (["algo=pg,ppoo", *QUICK], "job 001-ppoo: There is no algo 'ppoo'. Did you mean ppo"),
+        (["algo=pg,a2c", *QUICK, "algo.lr=-1"], "job 000-pg: algo: lr"),
+        (["algo=pg", *QUICK, "algo.lr=interval(0.1,0.2)"], "algo.lr is an interval"),
+        (["algo=pg", *QUICK, "run_dir=here"], "run_dir= cannot vary"),
+        (["algo=pg", *QUICK, "--job", "2"], "There is no flag --job here. Did you mean --jobs?"),
+        (["algo=pg", *QUICK, "--jobs", "two"], "--jobs two: that is no whole number"),
+        (["algo=pg", *QUICK, "--jobs"], "--jobs needs a value"),
+        (["algo=pg", *QUICK, "--jobs=0"], "--jobs must be at least 1"),
+        (["--resume", "nowhere"], "nowhere is not the directory of a sweep"),
+        (["--resume", "nowhere", "seed=1"], "--resume goes on with the sweep as it was"),
+    ],
+)
+def test_what_is_no_sweep_is_a_sentence(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="^" + said.replace("(", r"\(").replace("?", r"\?")):
+        _dispatch(["sweep", *words])
+
+
+def test_jobs_run_one_fails_and_resume_does_only_what_is_left(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    # dqn cannot act on Pendulum's torques, which shows when the environment is made
+    words = ["algo=pg,dqn", "env=Pendulum-v1", "logger=[]", "resources=debug", "env_steps=1000", "--dir", str(folder), "--jobs=2"]
+    assert _dispatch(["sweep", *words]) == 1
+    made = outcomes(folder)
+    assert made["000-pg"]["status"] == "COMPLETED" and made["000-pg"]["return_mean"] < 0 and made["000-pg"]["env_steps"] >= 1000
+    assert made["001-dqn"]["status"] == "FAILED" and "dqn needs discrete actions" in made["001-dqn"]["reason"]
+    said = capsys.readouterr().out
+    assert "FAILED" in said and f"rlrun sweep --resume {folder} goes on with 1 of 2 jobs" in said
+    with pytest.raises(UserError, match="holds a sweep"):
+        _dispatch(["sweep", *words])
+    before = (folder / "000-pg" / "summary.json").stat().st_mtime_ns
+    assert _dispatch(["sweep", "--resume", str(folder), "--dry-run"]) == 0
+    assert "1 of 2 jobs to do" in capsys.readouterr().out
+    assert _dispatch(["sweep", "--resume", str(folder)]) == 1
+    assert (folder / "000-pg" / "summary.json").stat().st_mtime_ns == before, "what is done stays as it is"
+
+
+def test_a_killed_sweep_leaves_saved_runs_and_goes_on(tmp_path):
+    folder = tmp_path / "sweep"
+    words = ["algo=pg", "env=CartPole-v1", "logger=[]", "resources=debug", "seed=1,2", "env_steps=40000", "log_every_sec=0.2", "--dir", str(folder), "--jobs=1"]
+    command = [sys.executable, "-m", "rlrun", "sweep"]
+    process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = folder / "000-seed1"
+    wait(lambda: (first / "progress.jsonl").exists() and (first / "progress.jsonl").stat().st_size > 0)
+    with pytest.raises(UserError, match="is in use by process"):
+        _dispatch(["sweep", "--resume", str(folder)])
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait(lambda: json.loads((first / "summary.json").read_text())["status"] == "INTERRUPTED")  # SIGTERM came to it when its parent went
+    wait(lambda: not (first / "run.lock").exists())
+    steps = json.loads((first / "summary.json").read_text())["env_steps"]
+    assert 0 < steps < 40000
+    assert _dispatch(["sweep", "--resume", str(folder)]) == 0
+    made = outcomes(folder)
+    assert [made[name]["status"] for name in sorted(made)] == ["COMPLETED", "COMPLETED"]
+    assert f"from the checkpoint at {steps:,} env steps" in (folder / "logs" / "000-seed1.log").read_text()
+
+
+def wait(condition, seconds=90.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if condition():
+                return
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.05)
+    raise AssertionError("it never came")
+
+
+def test_jobs_stand_under_one_mlflow_run(tmp_path):
+    from rlrun.loggers.mlflow import open_experiment
+
+    words = ["algo=pg", "env=CartPole-v1", "logger=[mlflow]", "resources=debug", "seed=1,2", "env_steps=400", f"runs_root={tmp_path}", "--jobs=2"]
+    assert _dispatch(["sweep", *words]) == 0
+    client, experiment = open_experiment(None, tmp_path, "rlrun")
+    runs = {run.info.run_name: run for run in client.search_runs([experiment])}
+    parent = next(run for name, run in runs.items() if name.startswith("sweep "))
+    children = [run for name, run in runs.items() if not name.startswith("sweep ")]
+    assert parent.info.status == "FINISHED" and parent.data.metrics["jobs/completed"] == 2 and len(children) == 2
+    assert all(child.data.tags["mlflow.parentRunId"] == parent.info.run_id for child in children)
+    assert os.listdir(tmp_path / "sweeps")

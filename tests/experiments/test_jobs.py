@@ -1,0 +1,201 @@
+"""The pool, with scripts of Python in place of runs."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from rlrun.core.errors import UserError
+from rlrun.experiments.jobs import Fixed, Job, Outcome, Place, Pool, checkpoints, last_row, places, quoted, settle, started_by
+from rlrun.experiments.view import Lines, counts, text_table
+
+# what a run leaves behind: a row, then a summary; {sleep} in between, and SIGTERM makes an INTERRUPTED one
+RUN = """
+import json, os, pathlib, signal, sys, time
+folder = pathlib.Path({folder!r}); folder.mkdir(parents=True, exist_ok=True)
+def end(status, code):
+    (folder / "summary.json").write_text(json.dumps(dict(status=status, reason=status.lower(), env_steps=7, return_mean=1.5, wall_sec=0.5)))
+    sys.exit(code)
+signal.signal(signal.SIGTERM, lambda *_: end("INTERRUPTED", 143))
+(folder / "progress.jsonl").write_text(json.dumps({{"env_steps": 3, "sample/return_mean": 0.5, "time_sec": 0.1}}) + "\\n")
+(folder / "cores").write_text(json.dumps([sorted(os.sched_getaffinity(0)), os.environ.get("CUDA_VISIBLE_DEVICES")]))
+time.sleep({sleep})
+if {code}: print("rlrun: it broke"); sys.exit({code})
+end("COMPLETED", 0)
+"""
+
+
+class Quiet:
+    def show(self, outcomes):
+        pass
+
+    def close(self, outcomes):
+        pass
+
+
+def job(folder, name, sleep=0.0, code=0):
+    return Job(name=name, words=(str(sleep), str(code)), run_dir=folder / name, log=folder / "logs" / f"{name}.log")
+
+
+def launch(one):
+    sleep, code = one.words
+    return [sys.executable, "-c", RUN.format(folder=str(one.run_dir), sleep=sleep, code=code)]
+
+
+def pool(count=1, **options):
+    core = sorted(os.sched_getaffinity(0))[:1]
+    return Pool([Place(tuple(core), None)] * count, options.pop("view", Quiet()), launch=launch, **options)
+
+
+def test_a_job_that_fails_does_not_stop_the_others(tmp_path):
+    jobs = [job(tmp_path, "a"), job(tmp_path, "b", code=1), job(tmp_path, "c", code=2), job(tmp_path, "d")]
+    made = pool(2).run(Fixed(jobs))
+    assert {outcome.job.name: outcome.status for outcome in made} == {"a": "COMPLETED", "b": "FAILED", "c": "FAILED", "d": "COMPLETED"}
+    failed = next(outcome for outcome in made if outcome.job.name == "b")
+    assert failed.reason == "it broke" and failed.env_steps == 3 and failed.return_mean == 0.5  # the last that it wrote
+    assert made[0].return_mean == 1.5 and made[0].env_steps == 7
+    assert "it broke" in (tmp_path / "logs" / "b.log").read_text()
+
+
+def test_no_more_run_at_a_time_than_there_are_places(tmp_path):
+    began = time.monotonic()
+    pool(2).run(Fixed([job(tmp_path, str(number), sleep=0.5) for number in range(4)]))
+    assert 1.0 <= time.monotonic() - began
+    starts = sorted((tmp_path / str(number) / "cores").stat().st_mtime for number in range(4))
+    ends = sorted((tmp_path / str(number) / "summary.json").stat().st_mtime for number in range(4))
+    assert starts[2] >= ends[0] and starts[3] >= ends[1]
+
+
+def test_a_job_has_its_cores_and_its_gpu(tmp_path):
+    own = sorted(os.sched_getaffinity(0))
+    one = Pool([Place((own[-1],), "3")], Quiet(), launch=launch)
+    one.run(Fixed([job(tmp_path, "a")]))
+    assert json.loads((tmp_path / "a" / "cores").read_text()) == [[own[-1]], "3"]
+    assert sorted(os.sched_getaffinity(0)) == own, "ours stay as they were"
+
+
+def test_a_killed_job_is_named_with_its_signal(tmp_path):
+    running = pool()
+
+    def kill():
+        while not running.running or not (tmp_path / "a" / "cores").exists():
+            time.sleep(0.02)
+        os.kill(running.running[0].process.pid, signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    made = running.run(Fixed([job(tmp_path, "a", sleep=60), job(tmp_path, "b")]))
+    assert [outcome.status for outcome in made] == ["FAILED", "COMPLETED"] and made[0].reason == "killed by SIGKILL"
+
+
+def test_a_job_that_takes_too_long_is_ended(tmp_path):
+    made = pool(timeout_sec=1.0).run(Fixed([job(tmp_path, "a", sleep=60), job(tmp_path, "b")]))
+    assert [outcome.status for outcome in made] == ["FAILED", "COMPLETED"] and "--timeout 1 s" in made[0].reason
+
+
+def test_a_signal_lets_running_jobs_save_and_starts_no_more(tmp_path):
+    running = pool()
+
+    def interrupt():
+        while not (tmp_path / "a" / "cores").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    threading.Thread(target=interrupt, daemon=True).start()
+    made = running.run(Fixed([job(tmp_path, "a", sleep=60), job(tmp_path, "b")]))
+    assert running.signal == signal.SIGINT and [outcome.status for outcome in made] == ["INTERRUPTED"] and not (tmp_path / "b").exists()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_the_second_signal_does_not_wait(tmp_path):
+    running = pool()
+    deaf = RUN.replace('signal.signal(signal.SIGTERM, lambda *_: end("INTERRUPTED", 143))', "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    running.launch = lambda one: [sys.executable, "-c", deaf.format(folder=str(one.run_dir), sleep=60, code=0)]
+
+    def interrupt():
+        while not (tmp_path / "a" / "cores").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    began = time.monotonic()
+    made = running.run(Fixed([job(tmp_path, "a", sleep=60)]))
+    assert time.monotonic() - began < 20 and made[0].reason == "killed by SIGKILL" and running.signal == signal.SIGTERM
+
+
+def test_the_supply_may_end_a_job_and_hears_of_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlrun.experiments.jobs.LOOK_SEC", 0.05)
+    heard = []
+
+    class Judge(Fixed):
+        def look(self, outcome):
+            return outcome.job.name == "a" and outcome.row["env_steps"] == 3
+
+        def done(self, outcome):
+            heard.append((outcome.job.name, outcome.status))
+
+    pool().run(Judge([job(tmp_path, "a", sleep=60), job(tmp_path, "b")]))
+    assert heard == [("a", "PRUNED"), ("b", "COMPLETED")]
+
+
+def test_places_share_cores_and_gpus():
+    assert [place.cores for place in places(2, [0, 1, 2, 3], [])] == [(0, 1), (2, 3)]
+    assert [place.cores for place in places(3, [0, 1], [])] == [(0,), (0,), (1,)]
+    assert [place.gpu for place in places(3, [0, 1, 2], ["0", "1"])] == ["0", "1", "0"]
+    assert len(places(None, list(range(16)), ["0"])) == 1 and len(places(None, list(range(16)), [])) == 8 and len(places(None, [0], [])) == 1
+    assert [core for place in places(5, list(range(16)), []) for core in place.cores] == list(range(16))
+    with pytest.raises(UserError, match="at least 1"):
+        places(0)
+
+
+def test_a_run_with_a_checkpoint_goes_on(tmp_path):
+    one = Job(name="a", words=("algo=pg", "seed=1"), run_dir=tmp_path / "it's", log=tmp_path / "log")
+    assert started_by(one)[3:] == ["train", "algo=pg", "seed=1", f"run_dir={quoted(str(one.run_dir))}"]
+    (one.run_dir / "checkpoints" / "000000000100").mkdir(parents=True)
+    assert checkpoints(one.run_dir) == ["000000000100"] and started_by(one)[3:] == ["resume", str(one.run_dir)]
+
+
+def test_what_is_quoted_reaches_hydra_whole():
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    for text in ("/tmp/a b", "it's", "a=b,c", "x[1]{2}", "back\\slash", "end\\"):
+        assert OverridesParser.create().parse_override(f"run_dir={quoted(text)}").value() == text
+
+
+def test_the_last_row_of_a_torn_file(tmp_path):
+    assert last_row(tmp_path) is None
+    rows = [json.dumps({"env_steps": number, "filler": "x" * 900}) for number in range(100)]
+    (tmp_path / "progress.jsonl").write_text("\n".join(rows) + '\n{"env_steps": 10')
+    assert last_row(tmp_path)["env_steps"] == 99
+
+
+def test_a_run_that_nobody_ended_has_failed(tmp_path):
+    outcome = Outcome(job=job(tmp_path, "a"))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "summary.json").write_text(json.dumps({"status": "RUNNING", "seed": 1}))
+    settle(outcome, None)
+    assert outcome.status == "FAILED" and outcome.return_mean is None
+    (tmp_path / "a" / "summary.json").write_text("torn {")
+    settle(outcome, None)
+    assert outcome.status == "FAILED"
+
+
+def test_lines_say_every_change_once(tmp_path, capsys):
+    view = Lines(3)
+    one, two = Outcome(job=job(tmp_path, "a"), status="RUNNING"), Outcome(job=job(tmp_path, "b"), status="RUNNING")
+    view.show([one])
+    view.show([one, two])
+    one.status, one.summary = "COMPLETED", {"env_steps": 1234, "return_mean": 5.0, "wall_sec": 61.0}
+    view.show([one, two])
+    two.status, two.reason = "FAILED", "it broke"
+    view.close([one, two])
+    said = capsys.readouterr().out
+    assert said.count("RUNNING") == 2 and "1,234 env steps  return 5.00  1m01s" in said and "it broke" in said and "1 completed, 1 failed, 1 waiting" in said
+    assert counts([], 2) == "2 waiting"
+    assert text_table([["1", "22"], ["b", "3"]], ["x", "n"]) == "x   n\n1  22\nb   3"
