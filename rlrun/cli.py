@@ -20,6 +20,7 @@ COMMANDS = {
     "list": "algos, envs or tuned",
     "explain": "ALGO: paper, what is recorded, every option",
     "benchmark": "throughput algo=... env=...: parts, bound, reached rate",
+    "import-rllib": "FILE.yaml: RLlib's tuned file as rlrun's",
     "doctor": "versions, cores, GPU, shared memory, optional parts",
 }
 
@@ -30,7 +31,7 @@ FLAGS = ("--help", "--hydra-help", "--cfg", "--resolve", "--package", "--info", 
 
 def usage() -> str:
     lines = ["rlrun: every RL algorithm in one readable file, from one command", ""]
-    lines += [f"  rlrun {name:<10} {text}" for name, text in COMMANDS.items()]
+    lines += [f"  rlrun {name:<12} {text}" for name, text in COMMANDS.items()]
     lines += ["", 'rlrun train --help shows the groups and every option. Completion: eval "$(rlrun -sc install=bash)"']
     return "\n".join(lines)
 
@@ -71,7 +72,7 @@ def _dispatch(words: list[str]) -> int:
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         raise UserError(f"There is no command {name!r}.{closest(name, COMMANDS)} rlrun --help lists them.")
-    module = importlib.import_module(f"rlrun.commands.{name}")
+    module = importlib.import_module(f"rlrun.commands.{name.replace('-', '_')}")
     return module.main(rest)
 
 

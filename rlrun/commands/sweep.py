@@ -1,4 +1,4 @@
-"""rlrun sweep algo=ppo,impala env=Pong,Breakout seed=1,2,3 [any option of rlrun train] [--jobs N] [--dry-run] [--timeout SEC] [--dir DIR]
+"""rlrun sweep algo=ppo,impala env=Pong,Breakout seed=1,2,3 [any option of rlrun train] [--jobs N] [--dry-run] [--timeout SEC] [--dir DIR] [--config-dir DIR]
 rlrun sweep --resume DIR [--jobs N]
 
 One run for every combination, each in a process of its own. Values: a=1,2,3, a=range(1,5), tuned='glob(impala/*)'. --jobs: how many at a time, each with its
@@ -16,7 +16,7 @@ from typing import Any
 from rlrun.cli import compose, take_flags
 from rlrun.core.errors import UserError
 
-FLAGS = {"--jobs": int, "--timeout": float, "--dir": str, "--resume": str, "--dry-run": bool}
+FLAGS = {"--jobs": int, "--timeout": float, "--dir": str, "--resume": str, "--dry-run": bool, "--config-dir": str}
 
 
 def main(words: list[str]) -> int:
@@ -46,7 +46,8 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
         if reserved in space.choices or (reserved == "run_dir" and any(word.startswith("run_dir=") for word in words)):
             raise UserError(f"{reserved}= cannot vary: every job has a directory of its own, in that of the sweep (--dir)")
     combinations = grid(space.choices)
-    jobs = [(job_name(number, varied), [*space.fixed, *(v.word for v in varied)]) for number, varied in enumerate(combinations)]
+    own = [f"--config-dir={Path(flags['--config-dir']).resolve()}"] if flags["--config-dir"] else []
+    jobs = [(job_name(number, varied), [*own, *space.fixed, *(v.word for v in varied)]) for number, varied in enumerate(combinations)]
     configs = [checked(job, name) for name, job in jobs]  # a mistake in the last one must not show after hours
     if flags["--dry-run"]:
         for name, job in jobs:

@@ -85,6 +85,7 @@ def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:
 
     from rlrun.paths import root
 
-    for line in yaml.safe_load((root() / "tuned" / f"{tuned}.yaml").read_text())["defaults"]:
+    file = root() / "tuned" / f"{tuned}.yaml"
+    for line in yaml.safe_load(file.read_text())["defaults"] if file.is_file() else []:  # else it is the user's own, of --config-dir
         if isinstance(line, dict) and line.get("override /env", choices.get("env")) != choices.get("env"):
             print(f"  note: tuned={tuned} was made for env={line['override /env']}, not env={choices.get('env')}", flush=True)

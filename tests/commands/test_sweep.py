@@ -23,7 +23,8 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert _dispatch(["sweep", "algo=pg,a2c", *QUICK, "seed=1,2", "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "4 jobs" and said[1] == "001-pg-seed2: rlrun train env=CartPole-v1 logger=[] resources=debug env_steps=600 log_every_sec=0.2 algo=pg seed=2"
+    assert said[-1] == "4 jobs"
+    assert said[1] == "001-pg-seed2: rlrun train env=CartPole-v1 logger=[] resources=debug env_steps=600 log_every_sec=0.2 algo=pg seed=2"
     assert not list(tmp_path.iterdir())
 
 

@@ -1,0 +1,93 @@
+"""rlrun import-rllib FILE.yaml [...] [--dir rllib_imported] [--env my_package:MyEnv-v0] [--quiet]
+
+Reads RLlib's tuned YAML files (0.5 to 2.x) and writes rlrun's into DIR/tuned/<algo>/, one for every environment of a file's grid. What RLlib takes where a
+file says nothing is written out, so that the runs mean the same. Every option is listed: mapped, dropped (with the reason) or not mapped. --env: the
+environment instead of the file's, which rlrun cannot import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlrun.cli import take_flags
+from rlrun.core.errors import UserError
+
+MARKS = {"mapped": " ", "default": " ", "dropped": "-", "not mapped": "!"}
+
+
+def main(words: list[str]) -> int:
+    if not words or any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0 if words else 2
+    flags, files = take_flags(words, {"--dir": str, "--env": str, "--quiet": bool})
+    if not files:
+        raise UserError("import-rllib needs a file of RLlib's, such as atari-ppo.yaml")
+    folder = Path(flags["--dir"] or "rllib_imported")
+    from rlrun.experiments.rllib_translate import translate
+    from rlrun.experiments.rllib_yaml import Imported, read
+
+    made: list[tuple[Imported, str]] = []
+    skipped: list[str] = []
+    for file in files:
+        try:
+            text = Path(file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        for name, experiment in read(text, file).items():
+            if flags["--env"]:
+                experiment = {**experiment, "env": flags["--env"]}
+            try:
+                made += [(one, Path(file).name) for one in translate(name, experiment, Path(file).name)]
+            except UserError as error:  # other experiments of the file may do
+                skipped.append(str(error))
+    if not made:
+        raise UserError("; ".join(skipped))
+    for one, source in made:
+        place = folder / "tuned" / one.algo / f"{one.name}.yaml"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(one.text(source))
+        starts(folder, one)
+        print(f"{place}")
+        if not flags["--quiet"]:
+            print("\n".join(told(one)))
+        print(f"  rlrun train --config-dir {folder} tuned={one.algo}/{one.name}" + sweep(folder, one))
+    for reason in skipped:
+        print(f"left out: {reason}")
+    return 0
+
+
+def told(one: Any) -> list[str]:
+    """A line for every option: what it was, what it is, why."""
+    from rlrun.experiments.rllib_yaml import flow
+
+    rows = []
+    for line in sorted(one.lines, key=lambda line: list(MARKS).index(line.how)):
+        was = f"{line.key}={flow(line.value)}" + (" (RLlib's default)" if line.how == "default" else "")
+        became = line.became or line.how
+        rows.append(f"  {MARKS[line.how]} {was:<58} {became}" + (f"  ({line.why})" if line.why else ""))
+    return rows
+
+
+def sweep(folder: Path, one: Any) -> str:
+    from rlrun.experiments.rllib_yaml import flow
+
+    if not one.grid:
+        return ""
+    grid = " ".join(f"{key}={','.join(map(flow, values))}" for key, values in one.grid.items())
+    return f"\n  rlrun sweep --config-dir {folder} tuned={one.algo}/{one.name} {grid}"
+
+
+def starts(folder: Path, one: Any) -> None:
+    """UserError where rlrun would not take the file."""
+    from rlrun.cli import compose
+    from rlrun.config import plain
+    from rlrun.wiring import type_config
+
+    def job(cfg: Any, choices: dict[str, Any]) -> int:
+        type_config(plain(cfg))
+        return 0
+
+    try:
+        compose(["--config-dir", str(folder.resolve()), f"tuned={one.algo}/{one.name}"], job)
+    except UserError as error:
+        raise UserError(f"{folder}/tuned/{one.algo}/{one.name}.yaml would not start: {error}") from None

@@ -1,0 +1,462 @@
+"""RLlib's tuned experiments (0.5 to 2.x) -> rlrun's options. Names come from data/rllib/ (the table of `rlrun explain`), RLlib's own defaults from
+data/rllib_defaults.yaml; what has to be worked out from several options at once (fragments, schedules, units) is here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rlrun.core.errors import UserError, closest
+from rlrun.envs.names import resolve
+from rlrun.experiments.rllib_yaml import NESTED, How, Imported, Line, defaults, flattened, flow, machinery, numbers, options_of, slug
+from rlrun.rllib import option_map
+
+RUNS = {"PG": "pg", "A2C": "a2c", "A3C": "a3c", "PPO": "ppo", "DDPPO": "ddppo", "APPO": "appo", "IMPALA": "impala", "DQN": "dqn", "SimpleQ": "dqn",
+        "SIMPLEQ": "dqn", "APEX": "apex", "APEX_DQN": "apex", "R2D2": "r2d2", "RAINBOW": "rainbow"}  # fmt: skip
+DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN"}
+LATER = ("SAC", "DDPG", "TD3", "APEX_DDPG", "ES", "ARS", "QMIX", "MADDPG", "BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO",
+         "SLATEQ")  # fmt: skip
+NEWER = {"Pendulum-v0": "Pendulum-v1", **{f"{name}-v{old}": f"{name}-v5" for name in ("HalfCheetah", "Hopper", "Walker2d", "Humanoid", "Ant", "Swimmer",
+         "InvertedPendulum", "InvertedDoublePendulum", "Reacher") for old in (1, 2, 3, 4)}}  # fmt: skip
+EXAMPLES = {"StatelessCartPole": "StatelessCartPole-v0", "RepeatAfterMeEnv": "rlrun/RepeatAfterMe-v0",
+            "ParametricActionsCartPole": "ParametricActionsCartPole-v0"}  # fmt: skip
+FILES_END = 1.0e7  # env steps where a file names no end: what RLlib's Atari tables were run to
+
+
+def translate(name: str, experiment: dict[str, Any], source: str) -> list[Imported]:
+    """One tuned file for each environment of an experiment. UserError where rlrun has not the algorithm or the environment."""
+    run = str(experiment["run"])
+    if run not in RUNS:
+        later = f"rlrun is to have {run} in a later release" if run.upper() in LATER else f"rlrun has no {run}.{closest(run, RUNS)}"
+        raise UserError(f"{source}, {name}: {later}")
+    config = numbers(experiment.get("config") or {})
+    stop = numbers(experiment.get("stop") or {})
+    passes = numbers(experiment.get("pass_criteria") or {})
+    env = experiment.get("env", config.get("env"))
+    if env is None:
+        raise UserError(f"{source}, {name}: it names no environment")
+    envs = options_of(env) or [env]
+    return [_Translation(name if len(envs) == 1 else f"{name}-{slug(one)}", run, str(one), config, stop, passes, source).made for one in envs]
+
+
+def rounded(value: float) -> int | float:
+    """Whole numbers as such."""
+    return int(value) if float(value).is_integer() else value
+
+
+class _Translation:
+    """One experiment on one environment. Every option is taken once; what is left over at the end had no reader."""
+
+    def __init__(self, name: str, run: str, env: str, config: dict, stop: dict, passes: dict, source: str):
+        self.run, self.stop, self.passes, self.source = DEFAULTS_OF.get(run, run), stop, passes, source
+        self.given = flattened(config)
+        self.defaults = flattened(defaults(self.run, "sample_batch_size" in config))
+        self.algo = self._algorithm(RUNS[run])
+        self.table = {row["rllib"]: row for row in option_map(self.algo)}
+        self.inner = "algo.inner" if self.algo == "apex" else "algo"
+        self.made = Imported(name, self.algo, "", comment=source)
+        self.taken: set[str] = set()
+        self._env(env, config.get("env_config") or {})
+        self._machinery()
+        self._batches()
+        self._q_learning()
+        self._model()
+        self._the_rest()
+        self._end()
+
+    # -- reading -------------------------------------------------------------------------------------------------------------------------
+
+    def get(self, *keys: str, default: Any = None) -> Any:
+        """The first of these that the file, else RLlib's defaults, say; without taking it."""
+        for source in (self.given, self.defaults):
+            for key in keys:
+                if key in source:
+                    several = options_of(source[key])
+                    return source[key] if several is None else several[0]
+        return default
+
+    def say(self, key: str, how: How, became: str = "", why: str = "") -> None:
+        if key in self.taken:
+            return
+        self.taken.add(key)
+        if key in self.given:
+            self.made.lines.append(Line(key, self.given[key], how, became, why))
+        elif how == "mapped" and key in self.defaults:
+            self.made.lines.append(Line(key, self.defaults[key], "default", became, why))
+
+    def set(self, target: str, value: Any, *keys: str, why: str = "") -> None:
+        """The option here, made from these there."""
+        self.made.values[target] = value
+        for key in keys:
+            self.say(key, "mapped", f"{target}={flow(value)}", why)
+
+    # -- which algorithm, which environment ----------------------------------------------------------------------------------------------
+
+    def _algorithm(self, algo: str) -> str:
+        if algo == "dqn" and float(self.get("num_atoms", default=1)) > 1:
+            return "rainbow" if self.get("noisy") and self.get("dueling") and self.get("double_q") else "c51"
+        return algo
+
+    def _env(self, env: str, kwargs: dict[str, Any]) -> None:
+        name = env.removeprefix("ale_py:")
+        self.atari = resolve(name) is not None
+        self.taken.add("env")
+        if self.atari:
+            self.made.env = str(resolve(name))
+            self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", ""))
+            for key, value in kwargs.items():
+                known = {"frameskip": "frame skipping is rlrun's own: env.frame_skip=4", "full_action_space": "", "repeat_action_probability": ""}
+                if key == "full_action_space":
+                    self.set("env.full_action_space", bool(value))
+                elif key == "repeat_action_probability":
+                    self.set("env.sticky_actions", float(value))
+                became = {"full_action_space": "env.full_action_space", "repeat_action_probability": "env.sticky_actions"}.get(key, "")
+                how: How = "mapped" if became else "dropped" if key in known else "not mapped"
+                self.made.lines.append(Line(f"env_config.{key}", value, how, f"{became}={flow(value)}" if became else "", known.get(key, "")))
+            self.taken |= {f"env_config.{key}" for key in kwargs}
+            return
+        short = name.rsplit(".", 1)[-1]
+        if short in EXAMPLES:
+            self.made.env = EXAMPLES[short]
+        elif "." in name and "-v" not in name:
+            theirs = f"{env} is an environment of RLlib's own examples, which rlrun has not got (--env names another one)"
+            raise UserError(f"{self.source}, {self.made.name}: {theirs}")
+        else:
+            self.made.env = NEWER.get(name, name)
+        why = "its newer version: returns are not quite those of the old one" if self.made.env != name and short not in EXAMPLES else ""
+        self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", why))
+        inside = kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
+        if inside:
+            self.made.values["env.kwargs"] = inside
+            self.made.lines.append(Line("env_config", kwargs, "mapped", f"env.kwargs={flow(inside)}", ""))
+        self.taken |= {"env_config", *(f"env_config.{key}" for key in kwargs)}
+
+    def _machinery(self) -> None:
+        unseen = machinery()
+        for key in [*self.given, *self.defaults]:
+            plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
+            if plain in unseen and not (plain in ("num_workers", "num_env_runners") and self.algo in ("a3c", "ddppo")):
+                self.say(key, "dropped", why=unseen[plain])
+
+    # -- how many rows -------------------------------------------------------------------------------------------------------------------
+
+    def _batches(self) -> None:
+        workers = int(self.get("num_workers", "num_env_runners", default=0))
+        per_worker = int(self.get("num_envs_per_worker", "num_envs_per_env_runner", default=1))
+        envs = max(workers, 1) * per_worker
+        lengths = ("rollout_fragment_length", "sample_batch_size")
+        length, batch = self.get(*lengths), self.get("train_batch_size", "train_batch_size_per_learner")
+        batches = ("train_batch_size", "train_batch_size_per_learner")
+        if self.algo in ("pg", "a2c", "ppo"):
+            rows, columns = self._whole(length, float(batch), envs)
+            total = rows * columns
+            why = f"of {columns} environments" + (f", where RLlib's {envs} take turns" if columns > envs else "")
+            self.set("algo.fragment_length", rows, *lengths, why=why)
+            self.set("algo.batch_size", total, *batches, why="" if total == batch else f"RLlib rounds {batch} up to whole fragments of all {envs} environments")
+            if self.algo == "ppo":
+                self._minibatch(total, 1)
+            self._microbatch(rows, total)
+        elif self.algo == "ddppo":
+            workers, rows = max(workers, 1), int(length)
+            one = rows * per_worker  # of one worker
+            rounds = max(1, math.ceil(float(batch) / one))
+            self.set("algo.fragment_length", rows * rounds, *lengths)
+            self.set("algo.batch_size", one * rounds * workers, *batches, why=f"of all {workers} workers together")
+            self._minibatch(one * rounds * workers, workers)
+            self.set("resources.num_learners", workers, "num_workers", "num_env_runners", why="every worker learns")
+        elif self.algo == "a3c":
+            self.set("algo.fragment_length", int(length), *lengths)
+            self.set("algo.batch_size", int(length) * per_worker, *batches, why="of one gradient")
+            self.set("resources.num_learners", max(workers, 1), "num_workers", "num_env_runners", why="processes that apply gradients")
+        elif self.algo in ("impala", "appo"):
+            rows = 50 if length == "auto" else int(length)
+            total = max(rows, round(float(batch) / rows) * rows)
+            self.set("algo.fragment_length", rows, *lengths)
+            self.set("algo.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows")
+        else:
+            self._replayed(int(4 if length == "auto" else length), int(batch), envs, lengths, batches)
+        mode = self.get("batch_mode")
+        if self.algo in ("pg", "a2c", "ppo", "ddppo"):
+            self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
+        elif mode == "complete_episodes" and self.algo in ("impala", "appo"):
+            self.say("batch_mode", "not mapped", why="fragments that cut an episode bootstrap from the value; only on-policy runners play whole episodes")
+        else:
+            self.say("batch_mode", "dropped", why="fragments are cut where they are full, or folded by a replay")
+
+    def _whole(self, length: Any, batch: float, envs: int) -> tuple[int, int]:
+        """Rows of a fragment and environments that make a batch. RLlib asks all its environments for fragments until it has enough; a fragment's length is the
+        horizon of its returns, so that more rounds are more environments here. Whole episodes have no such horizon: there more rounds are more rows."""
+        if length == "auto":
+            return math.ceil(batch / envs), envs
+        rounds = math.ceil(batch / (int(length) * envs))
+        if self.get("batch_mode") == "complete_episodes":
+            return int(length) * rounds, envs
+        return int(length), envs * rounds
+
+    def _minibatch(self, total: int, workers: int) -> None:
+        asked = int(self.get("minibatch_size", "sgd_minibatch_size")) * workers
+        size = min(asked, total)
+        while total % size or size % workers:
+            size -= 1
+        keys = ("sgd_minibatch_size", "minibatch_size")
+        several = next((options_of(self.given[key]) for key in keys if options_of(self.given.get(key)) is not None), None)
+        if several is not None:
+            self.made.grid["algo.minibatch_size"] = [int(one) for one in several]
+        why = "" if size == asked else f"{asked} does not divide the batch of {total}"
+        self.set("algo.minibatch_size", size, *keys, why="of all workers together" if workers > 1 and not why else why)
+
+    def _microbatch(self, rows: int, total: int) -> None:
+        asked = self.get("microbatch_size")
+        if asked:
+            size = next(size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0)
+            self.set("algo.microbatch_size", size, "microbatch_size", why="" if size == asked else "whole fragments that divide the batch")
+
+    def _replayed(self, length: int, batch: int, envs: int, lengths: tuple[str, ...], batches: tuple[str, ...]) -> None:
+        at, sequence = self.inner, 1
+        if self.algo == "r2d2":
+            sequence = int(self.get("model.max_seq_len", default=20))
+            self.set("algo.sequence_length", sequence, "model.max_seq_len")
+            self.set("algo.sequence_stride", sequence)
+            self.set("algo.burn_in", int(self.get("replay_buffer_config.replay_burn_in", "replay_burn_in", default=0)),
+                     "replay_buffer_config.replay_burn_in", "replay_burn_in")  # fmt: skip
+            zero = bool(self.get("replay_buffer_config.zero_init_states", "zero_init_states", default=True))
+            self.set("algo.zero_init_state", zero, "replay_buffer_config.zero_init_states", "zero_init_states")
+            scale = float(self.get("h_function_epsilon")) if self.get("use_h_function") else None
+            self.set("algo.value_rescaling", scale, "use_h_function", "h_function_epsilon")
+            length = math.ceil(length / sequence) * sequence
+        size = max(1, batch // sequence)
+        self.set(f"{at}.fragment_length", length, *lengths)
+        self.set(f"{at}.num_envs", envs)
+        self.set(f"{at}.batch_size", size, *batches, why=f"sequences of {sequence} rows" if sequence > 1 else "")
+        natural = batch / (length * envs)
+        ratio = self.get("training_intensity") or natural
+        if self.algo != "apex" or self.get("training_intensity"):
+            self.set(f"{at}.replay_ratio", rounded(float(ratio)), "training_intensity")
+        every = float(self.get("target_network_update_freq"))
+        if self.algo == "apex":
+            updates, why = every / batch, f"{every:g} rows learnt"
+        else:
+            updates, why = every * float(ratio) / batch, f"{every:g} env steps"
+        self.set(f"{at}.target_update_interval", max(1, round(updates)), "target_network_update_freq", why=why)
+        starts = self.get("num_steps_sampled_before_learning_starts", "replay_buffer_config.learning_starts", "learning_starts")
+        self.set(f"{at}.learning_starts", int(starts), "num_steps_sampled_before_learning_starts", "replay_buffer_config.learning_starts", "learning_starts")
+
+    # -- the Q-learning family -----------------------------------------------------------------------------------------------------------
+
+    def _q_learning(self) -> None:
+        if self.run not in ("DQN", "SimpleQ", "APEX", "R2D2"):
+            return
+        at, buffer = self.inner, "replay_buffer_config"
+        kind = str(self.get(f"{buffer}.type", default=""))
+        prioritized = bool(self.given["prioritized_replay"]) if "prioritized_replay" in self.given else "Prioritized" in kind or self.algo == "apex"
+        self.made.values["replay._choice"] = "prioritized" if prioritized else "uniform"
+        for key in ("prioritized_replay", f"{buffer}.type"):
+            self.say(key, "mapped", f"replay={'prioritized' if prioritized else 'uniform'}")
+        capacity = int(self.get("buffer_size", f"{buffer}.capacity"))
+        if self.algo == "r2d2":
+            capacity *= self.made.values["algo.sequence_length"]
+        self.set("replay.capacity", capacity, f"{buffer}.capacity", "buffer_size", why="rows, where RLlib counts sequences" if self.algo == "r2d2" else "")
+        self.say(f"{buffer}.storage_unit", "dropped", why="r2d2 draws sequences, the others transitions")
+        self.say(f"{buffer}.replay_batch_size", "dropped", why="one batch is algo.batch_size")
+        self.say(f"{buffer}.worker_side_prioritization", "mapped", f"{at}.input_priorities={flow(bool(self.get(f'{buffer}.worker_side_prioritization')))}")
+        if prioritized:
+            self._priorities()
+        else:
+            unused = ("alpha", "beta", "eps")
+            for key in (*(f"prioritized_replay_{name}" for name in unused), *(f"{buffer}.prioritized_replay_{name}" for name in unused),
+                        "beta_annealing_fraction", "final_prioritized_replay_beta"):  # fmt: skip
+                self.say(key, "dropped", why="the replay is not prioritized")
+        self._exploration()
+        self.set(f"{at}.head.gradient_scale", 1.0)  # RLlib does not scale what a dueling head sends back
+        if self.atari:
+            self.set(f"{at}.head.encoder_layer", True)  # its networks keep the encoder's last layer
+        self.set(f"{at}.head.hidden", [int(width) for width in self.get("hiddens")], "hiddens")
+        if self.algo in ("c51", "rainbow", "dqn", "apex"):
+            if self.algo in ("dqn", "apex"):
+                self.say("num_atoms", "mapped", f"algo={self.algo}")
+            else:
+                self.set("algo.num_atoms", int(self.get("num_atoms")), "num_atoms")
+        if self.algo == "rainbow":
+            self.say("double_q", "mapped", "algo=rainbow", "always double")
+        else:
+            self.set(f"{at}.double", bool(self.get("double_q", default=False)), "double_q")
+
+    def _priorities(self) -> None:
+        buffer = "replay_buffer_config"
+        self.set("replay.alpha", float(self.get("prioritized_replay_alpha", f"{buffer}.prioritized_replay_alpha", default=0.6)),
+                 "prioritized_replay_alpha", f"{buffer}.prioritized_replay_alpha")  # fmt: skip
+        self.set("replay.priority_epsilon", float(self.get("prioritized_replay_eps", f"{buffer}.prioritized_replay_eps", default=1e-6)),
+                 "prioritized_replay_eps", f"{buffer}.prioritized_replay_eps")  # fmt: skip
+        beta = float(self.get("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", default=0.4))
+        final = float(self.get("final_prioritized_replay_beta", default=beta))
+        steps = float(self.get("beta_annealing_fraction", default=0.2)) * float(self.get("schedule_max_timesteps", default=100000))
+        value = beta if final == beta else {"start": beta, "end": final, "steps": steps}
+        keys = ("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", "final_prioritized_replay_beta", "beta_annealing_fraction")
+        self.set("replay.beta", value, *keys)
+
+    def _exploration(self) -> None:
+        at, group = self.inner, "exploration_config"
+        kind = str(self.get(f"{group}.type", default="EpsilonGreedy"))
+        kinds = {"EpsilonGreedy": "epsilon_greedy", "PerWorkerEpsilonGreedy": "epsilon_greedy", "SoftQ": "soft_q", "ParameterNoise": "parameter_noise"}
+        old = {"soft_q": "SoftQ", "parameter_noise": "ParameterNoise"}
+        for key, name in old.items():
+            if self.given.get(key):
+                kind = name
+                self.say(key, "mapped", f"{at}.exploration.kind={key}")
+        if kind not in kinds:
+            self.say(f"{group}.type", "not mapped", why=f"rlrun explores by {', '.join(sorted(set(kinds.values())))}")
+            kind = "EpsilonGreedy"
+        if self.algo == "apex" and kind == "PerWorkerEpsilonGreedy":
+            self.say(f"{group}.type", "mapped", f"{at}.exploration.epsilon_min", "the ladder from 0.4 to 0.4^8 of Ape-X, constant in time")
+            for key in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps"):
+                self.say(f"{group}.{key}", "dropped", why="every environment's epsilon is constant: Ape-X's ladder")
+            for key in ("schedule_max_timesteps", "exploration_fraction", "exploration_final_eps", "per_worker_exploration"):
+                self.say(key, "dropped", why="every environment's epsilon is constant: Ape-X's ladder")
+            return
+        self.set(f"{at}.exploration.kind", kinds[kind], f"{group}.type")
+        horizon = float(self.get("schedule_max_timesteps", default=100000))
+        fraction = self.get("exploration_fraction")
+        steps = horizon * float(fraction) if fraction is not None else float(self.get(f"{group}.epsilon_timesteps", default=10000))
+        first = float(self.get(f"{group}.initial_epsilon", default=1.0))
+        last = float(self.get("exploration_final_eps", f"{group}.final_epsilon", default=0.02))
+        warm = float(self.get(f"{group}.warmup_timesteps", default=0.0))
+        keys = (*(f"{group}.{name}" for name in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps")),
+                "schedule_max_timesteps", "exploration_fraction", "exploration_final_eps")  # fmt: skip
+        random = float(self.get(f"{group}.random_timesteps", default=0.0))
+        if kind == "SoftQ":
+            self.set(f"{at}.exploration.epsilon", 0.0, *keys)
+            temperature = float(self.get(f"{group}.temperature", "softmax_temp", default=1.0))
+            self.set(f"{at}.exploration.temperature", temperature, f"{group}.temperature", "softmax_temp")
+        elif kind == "ParameterNoise":
+            self.set(f"{at}.exploration.epsilon", [[0, 1.0], [random, 1.0], [random + 1, 0.0]] if random else 0.0, f"{group}.random_timesteps", *keys)
+            self.set(f"{at}.exploration.noise_std", float(self.get(f"{group}.initial_stddev", default=1.0)), f"{group}.initial_stddev")
+        else:
+            points = [[0, first], [warm, first], [warm + steps, last]] if warm else {"start": first, "end": last, "steps": max(steps, 1.0)}
+            self.set(f"{at}.exploration.epsilon", points, *keys)
+
+    # -- networks and the rest -----------------------------------------------------------------------------------------------------------
+
+    def _model(self) -> None:
+        if self.atari:
+            self.set("env.size", int(self.get("model.dim", "dim")), "model.dim", "dim")
+            for key in ("model.fcnet_hiddens", "model.fcnet_activation"):
+                self.say(key, "dropped", why="screens go through the Nature CNN")
+        else:
+            self.say("model.dim", "dropped", why="there are no screens")
+            hidden, activation = self.get("model.fcnet_hiddens"), str(self.get("model.fcnet_activation"))
+            if activation == "linear":
+                why = "layers without a nonlinearity are one linear map, which the head is"
+                self.set("model.hidden", [], "model.fcnet_hiddens", "model.fcnet_activation", why=why)
+            else:
+                self.set("model.hidden", [int(width) for width in hidden], "model.fcnet_hiddens")
+                self.set("model.activation", {"swish": "silu"}.get(activation, activation), "model.fcnet_activation")
+        if self.run in ("A2C", "A3C", "PPO", "DDPPO", "IMPALA", "APPO"):
+            shared = bool(self.get("vf_share_layers", "model.vf_share_layers"))
+            self.set("model.share_value", shared, "vf_share_layers", "model.vf_share_layers")
+        else:
+            for key in ("vf_share_layers", "model.vf_share_layers"):
+                self.say(key, "dropped", why="there is no value head")
+        if self.get("model.use_lstm", "use_lstm") or self.algo == "r2d2":
+            self.made.values["model._choice"] = "lstm"
+            self.say("model.use_lstm", "mapped", "model=lstm")
+            self.set("model.memory.size", int(self.get("model.lstm_cell_size")), "model.lstm_cell_size")
+            if self.algo in ("ppo", "ddppo"):
+                rows, longest = self.made.values["algo.fragment_length"], int(self.get("model.max_seq_len"))
+                size = next(length for length in range(min(longest, rows), 0, -1) if rows % length == 0)
+                why = "" if size == longest else f"the longest up to {longest} that divides {rows} rows"
+                self.set("algo.sequence_length", size, "model.max_seq_len", why=why)
+            else:
+                self.say("model.max_seq_len", "dropped", why="memory is trained through the whole fragment")
+        else:
+            for key in ("use_lstm", "lstm_cell_size", "max_seq_len"):
+                self.say(f"model.{key}", "dropped", why="no memory is asked for")
+        for key in ("conv_filters", "conv_activation"):
+            self.say(f"model.{key}", "not mapped", why="the encoder is the Nature CNN, or one of your own: model.encoder=my_package.module:MyEncoder")
+        self.say("model.free_log_std", "mapped", "model.action_distribution=gaussian", "its deviation is always free of the observation")
+        if self.run == "PPO" or self.run == "DDPPO":
+            self.set("algo.normalize_advantage", "batch")
+        if self.run in ("PPO", "DDPPO", "A2C", "A3C", "PG"):
+            self.set("algo.optimizer.kind", "adam")
+            self.set("algo.optimizer.epsilon", 1.0e-8)
+        if self.run == "PG":
+            self.set("algo.normalize_advantage", False)
+
+    def _the_rest(self) -> None:
+        special: dict[str, Callable[[Any], Any]] = {
+            "observation_filter": lambda value: {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}[value],
+            "clip_rewards": lambda value: "sign" if value is True else "none" if value in (False, None) else float(value),
+            "opt_type": str,
+            "framestack": lambda value: 4 if value else 1,
+        }
+        if self.algo in ("ppo", "ddppo"):
+            special["vf_loss_coeff"] = lambda value: 2.0 * float(value)
+        pending = {**{key: value for key, value in self.defaults.items() if key not in self.given}, **self.given}
+        if not self.get("use_kl_loss", default=True):
+            self.set("algo.kl_coef", 0.0, "use_kl_loss", "kl_coeff")
+        if self.get("use_gae") is False:
+            self.set("algo.lambda_", 1.0, "use_gae", "lambda")
+        if "grad_clip" not in pending and self.run in ("PPO", "DDPPO", "PG"):
+            self.set("algo.max_grad_norm", 0.0)
+        if self.given.get("lr_schedule"):
+            self.set(f"{self.inner}.lr", self.given["lr_schedule"], "lr_schedule")
+            self.say("lr", "dropped", why="lr_schedule wins")
+            pending.pop("lr", None)
+        if self.given.get("entropy_coeff_schedule"):
+            self.set("algo.entropy_coef", self.given["entropy_coeff_schedule"], "entropy_coeff_schedule")
+            self.say("entropy_coeff", "dropped", why="entropy_coeff_schedule wins")
+        for key, value in pending.items():
+            if key in self.taken or value in ({}, None):
+                self.taken.add(key)
+                continue
+            plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
+            row = self.table.get(plain)
+            if plain in ("evaluation_interval", "checkpoint_freq"):
+                self.say(key, "dropped", why="counted in iterations of RLlib's loop; eval.every= and checkpoint.every= count env steps")
+            elif row is None:
+                self.say(key, "not mapped", why=f"rlrun knows no such option of {self.run}")
+            elif row["rlrun"] is None:
+                self.say(key, "dropped", why=row.get("why", ""))
+            elif options_of(value) is not None:
+                made = [special.get(plain, _plain)(one) for one in options_of(value) or []]
+                self.made.grid[row["rlrun"]] = made
+                self.set(row["rlrun"], made[0], key, why=f"the first of {len(made)}; the file's head has the sweep")
+            else:
+                try:
+                    self.set(row["rlrun"], special.get(plain, _plain)(value), key)
+                except (KeyError, ValueError, TypeError):
+                    self.say(key, "not mapped", why=f"{row['rlrun']} cannot be {value!r}")
+
+    def _end(self) -> None:
+        """What ends the run, and what it is to reach."""
+        reached: float | None = None
+        steps: float | None = None
+        for where, criteria in (("stop", self.stop), ("pass_criteria", self.passes)):
+            for key, value in criteria.items():
+                last = key.rsplit("/", 1)[-1]
+                if last in ("episode_reward_mean", "episode_return_mean"):
+                    reached = float(value)
+                    if key.startswith("evaluation/"):
+                        self.made.values["eval.every"] = 50000
+                    self.made.values["stop.return_mean"] = reached
+                    why = "of an evaluation every 50,000 env steps" if key.startswith("evaluation/") else ""
+                    self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"stop.return_mean={reached:g}", why))
+                elif last in ("timesteps_total", "agent_timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime"):
+                    steps = float(value)
+                    self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"env_steps={rounded(steps)}", ""))
+                elif last == "time_total_s":
+                    self.made.values["stop.wall_sec"] = float(value)
+                    self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"stop.wall_sec={value:g}", ""))
+                elif last == "training_iteration":
+                    self.made.lines.append(Line(f"{where}.{key}", value, "dropped", "", "iterations of RLlib's loop have no fixed number of env steps"))
+                else:
+                    self.made.lines.append(Line(f"{where}.{key}", value, "not mapped", "", "rlrun ends at a return, a number of env steps or a time"))
+        if steps is None:
+            self.made.lines.append(Line("stop", self.stop, "default", f"env_steps={rounded(FILES_END)}", "the file names no number of env steps"))
+        self.made.values["env_steps"] = rounded(steps if steps is not None else FILES_END)
+        if reached is not None and steps is not None:
+            self.made.values["expected"] = {"return": reached, "env_steps": rounded(steps), "metric": "last100", "seeds": 1, "source": f"RLlib {self.source}"}
+
+
+def _plain(value: Any) -> Any:
+    return rounded(value) if isinstance(value, float) and abs(value) < 1e15 else value
