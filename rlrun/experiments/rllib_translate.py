@@ -195,16 +195,18 @@ class _Translation:
         return int(length), envs * rounds
 
     def _minibatch(self, total: int, workers: int) -> None:
-        asked = int(self.get("minibatch_size", "sgd_minibatch_size")) * workers
-        size = min(asked, total)
-        while total % size or size % workers:
-            size -= 1
         keys = ("sgd_minibatch_size", "minibatch_size")
+
+        def fitting(rows: int) -> int:
+            """The largest size up to so many rows that divides the batch and is shared evenly."""
+            return next(size for size in range(min(rows, total), 0, -1) if total % size == 0 and size % workers == 0)
+
         several = next((options_of(self.given[key]) for key in keys if options_of(self.given.get(key)) is not None), None)
         if several is not None:
-            self.made.grid["algo.minibatch_size"] = [int(one) for one in several]
-        why = "" if size == asked else f"{asked} does not divide the batch of {total}"
-        self.set("algo.minibatch_size", size, *keys, why="of all workers together" if workers > 1 and not why else why)
+            self.made.grid["algo.minibatch_size"] = [fitting(int(one) * workers) for one in several]
+        asked = int(self.get(*reversed(keys))) * workers
+        why = "" if fitting(asked) == asked else f"{asked} does not divide the batch of {total}"
+        self.set("algo.minibatch_size", fitting(asked), *keys, why="of all workers together" if workers > 1 and not why else why)
 
     def _microbatch(self, rows: int, total: int) -> None:
         asked = self.get("microbatch_size")

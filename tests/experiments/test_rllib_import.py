@@ -186,11 +186,11 @@ def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     out = tmp_path / "out"
     assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 0
     said = capsys.readouterr().out
-    assert (out / "tuned" / "ppo" / "cartpole-ppo.yaml").is_file() and "algo.minibatch_size=128,256,512 algo.num_epochs=1,4" in said
+    assert (out / "tuned" / "ppo" / "cartpole-ppo.yaml").is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said  # divisors of 4000
     assert "left out: cartpole.yaml, later: rlrun is to have SAC" in said
     assert _dispatch(["train", "--config-dir", str(out), "tuned=ppo/cartpole-ppo", "--cfg", "job"]) == 0
     assert "num_epochs: 1" in capsys.readouterr().out
-    words = ["--config-dir", str(out), "tuned=ppo/cartpole-ppo", "algo.num_epochs=1,4", "algo.minibatch_size=128,256", "--dry-run"]
+    words = ["--config-dir", str(out), "tuned=ppo/cartpole-ppo", "algo.num_epochs=1,4", "algo.minibatch_size=125,250", "--dry-run"]
     assert _dispatch(["sweep", *words]) == 0
     assert "4 jobs" in capsys.readouterr().out
 
