@@ -19,7 +19,7 @@ COMMANDS = {
     "watch": "RUN_DIR: an mp4 and a gif of a trained policy",
     "list": "algos, envs or tuned",
     "explain": "ALGO: paper, what is recorded, every option",
-    "benchmark": "throughput algo=... env=...: parts, bound, reached rate",
+    "benchmark": "throughput, replay, reproduce-tables or tuned: speed, and results beside the published ones",
     "import-rllib": "FILE.yaml: RLlib's tuned file as rlrun's",
     "doctor": "versions, cores, GPU, shared memory, optional parts",
 }

@@ -1,26 +1,31 @@
 """rlrun benchmark throughput algo=... env=... [any option of rlrun train] [seconds=30] [--json FILE]
 rlrun benchmark replay [capacity=10000,100000,1000000] [replay.compress=true] [replay.directory=DIR] [--json FILE]
+rlrun benchmark reproduce-tables [table=...] [game=...] [algo=...] [seeds=1,2,3] [budget=1.0]      (--help says more)
+rlrun benchmark tuned [NAME ...] [--fast]                                                          (--help says more)
 
 throughput measures env, inference and learning alone, the bound that they imply for this machine, and what training reaches. replay measures how many rows
 are stored and drawn per second on one thread, uniformly and by priority, and the memory that they take (7.3 GB for a million rows of Atari)."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from rlrun.cli import compose
 from rlrun.core.errors import UserError, closest
 
+OTHERS = {"reproduce-tables": "rlrun.bench.reproduce", "tuned": "rlrun.bench.tuned"}
+
 
 def main(words: list[str]) -> int:
-    kinds = ("throughput", "replay")
+    kinds = ("throughput", "replay", *OTHERS)
     if not words or words[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if words else 2
     if words[0] not in kinds:
-        raise UserError(
-            f"There is no benchmark {words[0]!r}.{closest(words[0], kinds)} Today there are throughput and replay; the tables come with a later issue."
-        )
+        raise UserError(f"There is no benchmark {words[0]!r}.{closest(words[0], kinds)} There are {', '.join(kinds)}.")
+    if words[0] in OTHERS:
+        return importlib.import_module(OTHERS[words[0]]).main(words[1:])
     kind, words = words[0], words[1:]
     json_file = None
     if "--json" in words:

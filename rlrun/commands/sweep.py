@@ -8,7 +8,6 @@ share of the cores and one GPU (without it one for each GPU, or for every two co
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,34 +104,25 @@ def resume(folder: Path, flags: dict[str, Any]) -> int:
 
 def work(folder: Path, flags: dict[str, Any]) -> int:
     """Runs what is not done yet; exit code 0 when everything is, 1 when a job failed, 130 or 143 after a signal."""
-    from rlrun.experiments.jobs import DONE, Fixed, Outcome, Pool, checkpoints, last_row, places, settle
+    from rlrun.experiments.jobs import DONE, Fixed, Pool, checkpoints, clear, known, places
     from rlrun.experiments.record import Parent, held, read
     from rlrun.experiments.view import view
 
     with held(folder):
         record = read(folder)
-        known, todo = [], []
-        for job in record.jobs:
-            outcome = Outcome(job=job, row=last_row(job.run_dir) or {})
-            if job.run_dir.exists():
-                settle(outcome, None)
-            known.append(outcome)
-            if outcome.status not in DONE:
-                todo.append(job)
+        before = [known(job) for job in record.jobs]
+        todo = [outcome.job for outcome in before if outcome.status not in DONE]
         if flags["--dry-run"]:
             for job in todo:
                 print(f"{job.name}: {'goes on' if checkpoints(job.run_dir) else 'begins'}")
-            print(f"{len(todo)} of {len(known)} jobs to do")
+            print(f"{len(todo)} of {len(before)} jobs to do")
             return 0
         where = places(flags["--jobs"])
-        print(f"rlrun sweep: {len(todo)} of {len(known)} jobs, {min(len(where), max(len(todo), 1))} at a time, in {folder}", flush=True)
-        for outcome in known:
-            if outcome.job in todo:
-                outcome.status = "WAITING"
-                if outcome.job.run_dir.exists() and not checkpoints(outcome.job.run_dir):  # it ended before its first checkpoint
-                    shutil.rmtree(outcome.job.run_dir)
+        print(f"rlrun sweep: {len(todo)} of {len(before)} jobs, {min(len(where), max(len(todo), 1))} at a time, in {folder}", flush=True)
+        for job in todo:
+            clear(job)
         parent = Parent(record, folder)
-        pool = Pool(where, view(len(known)), flags["--timeout"], known)
+        pool = Pool(where, view(len(before)), flags["--timeout"], before)
         try:
             outcomes = pool.run(Fixed([parent.adopt(job) for job in todo]))
         finally:

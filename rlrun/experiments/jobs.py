@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -224,6 +225,21 @@ def started_by(job: Job) -> list[str]:
     """The command of a job: rlrun train, or rlrun resume where the run has a checkpoint."""
     words = ["resume", str(job.run_dir)] if checkpoints(job.run_dir) else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
     return [sys.executable, "-m", "rlrun.experiments.job", *words]
+
+
+def known(job: Job) -> Outcome:
+    """What an earlier session has left of a job; WAITING where that has to go on, or to begin."""
+    outcome = Outcome(job=job, row=last_row(job.run_dir) or {})
+    if job.run_dir.exists():
+        settle(outcome, None)
+        outcome.status = outcome.status if outcome.status in DONE else "WAITING"
+    return outcome
+
+
+def clear(job: Job) -> None:
+    """Removes the directory of a run that ended before its first checkpoint: there is nothing to go on from."""
+    if job.run_dir.exists() and not checkpoints(job.run_dir):
+        shutil.rmtree(job.run_dir)
 
 
 def checkpoints(run_dir: Path) -> list[str]:

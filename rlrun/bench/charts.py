@@ -1,0 +1,148 @@
+"""Pictures of curves and tables, by matplotlib. Colours are those of Okabe and Ito, which colour-blind people can tell apart."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+GREY = "#8a8f98"
+
+
+class Curve(NamedTuple):
+    """Points of one run."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+class Group(NamedTuple):
+    """Runs that differ in their seed alone."""
+
+    label: str
+    curves: list[Curve]
+
+
+def figure(width: float, height: float, **options: Any) -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#b9bec7",
+                         "axes.grid": True, "grid.color": "#e6e8ec", "grid.linewidth": 0.8, "axes.axisbelow": True, "svg.fonttype": "none",
+                         "svg.hashsalt": "rlrun"})  # fmt: skip
+    return plt.subplots(figsize=(width, height), **options)
+
+
+def band(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """x, mean, low and high of several runs over what all of them have reached: the interval of the mean, 1.96 standard errors (t for few runs would be
+    wider; the single runs are drawn too)."""
+    first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
+    x = np.linspace(first, max(last, first), points)
+    values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
+    mean = values.mean(axis=0)
+    error = 1.96 * values.std(axis=0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros_like(mean)
+    return x, mean, mean - error, mean + error
+
+
+def draw(axis: Any, groups: Sequence[Group], label: str, scale: float = 1.0) -> None:
+    """Mean and interval over seeds, single runs thin behind them."""
+    for index, group in enumerate(groups):
+        colour = COLOURS[index % len(COLOURS)]
+        curves = [curve for curve in group.curves if len(curve.x)]
+        if not curves:
+            continue
+        if len(curves) == 1:
+            axis.plot(np.asarray(curves[0].x) / scale, curves[0].y, color=colour, linewidth=1.8, label=group.label)
+            continue
+        for curve in curves:
+            axis.plot(np.asarray(curve.x) / scale, curve.y, color=colour, linewidth=0.7, alpha=0.35)
+        x, mean, low, high = band(curves)
+        axis.plot(x / scale, mean, color=colour, linewidth=2.0, label=f"{group.label} ({len(curves)} seeds)")
+        axis.fill_between(x / scale, low, high, color=colour, alpha=0.15, linewidth=0)
+    axis.set_xlabel(label)
+
+
+def unit(largest: float) -> tuple[float, str]:
+    """(1e6, "millions") and the like."""
+    return (1e6, "millions") if largest >= 2e6 else (1e3, "thousands") if largest >= 2e3 else (1.0, "")
+
+
+def time_unit(largest: float) -> tuple[float, str]:
+    return (3600.0, "hours") if largest >= 2 * 3600 else (60.0, "minutes") if largest >= 120 else (1.0, "seconds")
+
+
+def learning_curves(steps: Sequence[Group], times: Sequence[Group], metric: str, title: str) -> Any:
+    """The same runs against env steps and against wall time."""
+    made, axes = figure(10.0, 3.6, ncols=2, sharey=True)
+    scale, name = unit(max((curve.x[-1] for group in steps for curve in group.curves if len(curve.x)), default=1.0))
+    draw(axes[0], steps, f"env steps, {name}".rstrip(", "), scale)
+    scale, name = time_unit(max((curve.x[-1] for group in times for curve in group.curves if len(curve.x)), default=1.0))
+    draw(axes[1], times, f"wall time, {name}", scale)
+    axes[0].set_ylabel(metric)
+    axes[0].legend(frameon=False, fontsize=8)
+    made.suptitle(title, fontsize=10, x=0.01, ha="left")
+    made.tight_layout()
+    return made
+
+
+class Bars(NamedTuple):
+    """One game of a table."""
+
+    label: str
+    published: float
+    paper: float | None
+    scores: list[float]
+    partial: bool
+
+
+def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
+    """Published, paper and measured beside each other for every game, in shares of the published figure; points are seeds."""
+    made, axis = figure(max(5.0, 1.1 * len(bars) + 2.5), 3.2)
+    width = 0.26
+    for index, bar in enumerate(bars):
+        base = abs(bar.published) or 1.0
+        axis.bar(index - width, bar.published / base, width, color=GREY, label="RLlib, published" if index == 0 else None)
+        if bar.paper is not None:
+            axis.bar(index, bar.paper / base, width, color="#cfd3da", label=paper if index == 0 else None)
+        if bar.scores:
+            mean = sum(bar.scores) / len(bar.scores)
+            axis.bar(index + width, mean / base, width, color=COLOURS[0], alpha=0.45 if bar.partial else 1.0, hatch="//" if bar.partial else None,
+                     edgecolor="white")  # fmt: skip
+            axis.plot([index + width] * len(bar.scores), [score / base for score in bar.scores], "o", color="#222222", markersize=3)
+            if bar.partial:
+                axis.text(index + width, max(mean / base, 0), "partial", ha="center", va="bottom", fontsize=7, rotation=90)
+    axis.bar(0, 0, width, color=COLOURS[0], label="rlrun, measured (points: seeds)")
+    axis.set_xticks(range(len(bars)), [bar.label for bar in bars], fontsize=8)
+    axis.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--")
+    axis.set_ylabel("share of the published figure")
+    axis.grid(axis="x", visible=False)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, -0.12), ncols=3)
+    made.suptitle(title, fontsize=10, x=0.01, ha="left")
+    made.tight_layout()
+    return made
+
+
+def svg(made: Any) -> str:
+    """As text that can stand in an HTML page; the figure is closed."""
+    import matplotlib.pyplot as plt
+
+    buffer = io.StringIO()
+    made.savefig(buffer, format="svg", metadata={"Date": None})
+    plt.close(made)
+    text = buffer.getvalue()
+    return re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.S)
+
+
+def save(made: Any, path: Any, dpi: int = 130) -> None:
+    """PNG or SVG, by the name's ending; the figure is closed."""
+    import matplotlib.pyplot as plt
+
+    options = {"metadata": {"Date": None}} if str(path).endswith(".svg") else {"dpi": dpi}
+    made.savefig(path, **options)
+    plt.close(made)

@@ -1,0 +1,232 @@
+"""The tables drawn from results alone: Markdown, HTML, PNG, and into TensorBoard and MLflow where a runs directory is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlrun.bench import charts, page
+from rlrun.bench.results import Measured, measured
+from rlrun.bench.stats import RANDOM_AND_HUMAN, human_normalised, iqm, stratified_bootstrap
+from rlrun.bench.tables import Table, Wanted
+from rlrun.core.checkpoint import write_atomically
+from rlrun.core.errors import UserError
+from rlrun.loggers.console import duration
+
+CLASSES = {"beaten": "beaten", "within spread": "within", "short": "short", "partial": "partial", "not run": "notrun"}
+MARKS = {"beaten": "beaten", "within spread": "within", "short": "short", "partial": "partial", "not run": "not run"}
+PROTOCOL_SHOWN = {"frame_skip": "frame skip", "sticky_actions": "sticky", "full_action_space": "all 18 actions", "noop_max": "no-ops up to",
+                  "life_loss_terminal": "a lost life ends the return", "reward_clip": "reward in learning", "size": "pixels"}  # fmt: skip
+
+
+INTRODUCTION = (
+    "Made by `rlrun benchmark reproduce-tables --only-render` from the JSON files beside this one. `beaten`: every seed is above the published figure;",
+    "`within`: it lies between the lowest and the highest seed; `short`: every seed is below; `partial`: run on a part of the budget only, which is no",
+    "comparison.",
+)
+
+
+def number(value: float | None) -> str:
+    """2,071; 18.4; 0.94; 50."""
+    if value is None:
+        return ""
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def spread(one: Measured) -> str:
+    """The mean of the seeds, the lowest and the highest."""
+    if not one.scores:
+        return "" if not one.results else "never"
+    mean = sum(one.scores) / len(one.scores)
+    return number(mean) if len(one.scores) == 1 else f"{number(mean)} ({number(min(one.scores))} to {number(max(one.scores))})"
+
+
+def hardware(one: Measured) -> str:
+    """Of its results: 2 x AMD EPYC, NVIDIA H100."""
+    seen = []
+    for result in one.results:
+        machine = result["hardware"]
+        text = ", ".join([f"{machine['cores']} x {machine['cpu']}", *machine["gpus"]])
+        if text not in seen:
+            seen.append(text)
+    return "; ".join(seen)
+
+
+def mark(one: Measured) -> str:
+    return f"partial: {one.budget:g} of the budget" if one.mark == "partial" else MARKS[one.mark]
+
+
+def headings(table: Table) -> list[str]:
+    paper = [table.paper] if table.paper else []
+    return ["game", "algorithm", "RLlib, published", *paper, "rlrun, measured", "", "seeds", "env steps", "wall time", "machine"]
+
+
+def rows(table: Table, cells: Sequence[Measured]) -> list[list[str]]:
+    made = []
+    for one in cells:
+        paper = [f"~{number(one.cell.paper)}" if one.cell.paper is not None else ""] if table.paper else []
+        steps = [result["env_steps"] for result in one.results]
+        seconds = [result["wall_sec"] for result in one.results]
+        made.append([
+            one.cell.game, one.cell.label, number(one.cell.published), *paper, spread(one), mark(one),
+            ", ".join(str(result["seed"]) for result in one.results), number(sum(steps) / len(steps)) if steps else "",
+            duration(sum(seconds) / len(seconds)) if seconds else "", hardware(one),
+        ])  # fmt: skip
+    return made
+
+
+def protocol_line(cells: Sequence[Measured], table: Table) -> str:
+    """What every score of a table depends on."""
+    from rlrun.bench.results import expected_protocol
+
+    said = expected_protocol(cells[0].wanted)
+    end = f"after {said['ends_env_steps']:,.0f} env steps (decisions)" if said["ends_env_steps"] else f"after {said['ends_wall_sec']:,.0f} s of wall time"
+    parts = [said["score"], end, *(f"{text} {said[name]}" for name, text in PROTOCOL_SHOWN.items() if name in said)]
+    return "; ".join(parts) + f". Published on {table.hardware}, one run each, training games."
+
+
+def commands(cells: Sequence[Measured]) -> list[str]:
+    """Those that made the results, without repetition of seeds' machines."""
+    return list(dict.fromkeys(result["command"] for one in cells for result in one.results))
+
+
+def markdown(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
+    lines = ["# The seeds' tables", "", *INTRODUCTION, ""]
+    for table, cells in tables:
+        names = headings(table)
+        lines += [f"## {table.title}", "", f"| {' | '.join(names)} |", f"|{'|'.join(' --- ' for _ in names)}|"]
+        lines += [f"| {' | '.join(row)} |" for row in rows(table, cells)]
+        lines += ["", protocol_line(cells, table), ""]
+        summary = normalised(cells)
+        if summary:
+            lines += [summary, ""]
+        made = commands(cells)
+        if made:
+            lines += ["Commands:", "", *(f"    {command}" for command in made), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def normalised(cells: Sequence[Measured]) -> str:
+    """IQM of human-normalised scores of each algorithm, where all games of a table have full results with as many seeds."""
+    told = []
+    for label in dict.fromkeys(one.cell.label for one in cells):
+        own = [one for one in cells if one.cell.label == label]
+        counts = {len(one.scores) for one in own}
+        complete = len(own) > 1 and counts != {0} and len(counts) == 1 and all(one.budget == 1 and one.cell.game in RANDOM_AND_HUMAN for one in own)
+        if not complete or own[0].wanted.table.less_is_better:
+            continue
+        scores = np.array([[human_normalised(one.cell.game, score) for score in one.scores] for one in own]).T
+        interval = stratified_bootstrap(scores, iqm, np.random.default_rng(0))
+        rllib = iqm(np.array([[human_normalised(one.cell.game, one.cell.published) for one in own]]))
+        between = f"95%: {interval.low:.2f} to {interval.high:.2f}"
+        told.append(f"{label}: IQM of human-normalised scores {interval.value:.2f} ({between}), RLlib's figures {rllib:.2f}")
+    return "; ".join(told)
+
+
+def bars(table: Table, cells: Sequence[Measured]) -> list[charts.Bars]:
+    several = len(table.labels) > 1
+    return [
+        charts.Bars(f"{one.cell.game}\n{one.cell.label}" if several else one.cell.game, one.cell.published, one.cell.paper, one.scores, one.mark == "partial")
+        for one in cells
+    ]
+
+
+def curves(cells: Sequence[Measured], column: int) -> list[charts.Group]:
+    """Learning curves of a table's results, against column 0 (env steps) or 1 (seconds)."""
+    groups = []
+    for one in cells:
+        drawn = [result["curve"] for result in one.results if result["curve"]]
+        runs = [charts.Curve([point[column] for point in curve], [point[2] for point in curve]) for curve in drawn]
+        if runs:
+            groups.append(charts.Group(f"{one.cell.label}, {one.cell.game}", runs))
+    return groups
+
+
+def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
+    every = [one for _, cells in tables for one in cells]
+    count = {name: sum(one.mark == name for one in every) for name in MARKS}
+    body = [page.cards([("cells", len(every)), *((name, count[name]) for name in MARKS)])]
+    for table, cells in tables:
+        names, made = headings(table), rows(table, cells)
+        at = names.index("rlrun, measured")
+        classes = [[CLASSES[one.mark] if index in (at, at + 1) else "" for index in range(len(names))] for one in cells]
+        body += [f"<h2>{page.escape(table.title)}</h2>", page.table(names, made, classes, left=(0, 1, len(names) - 1))]
+        body.append(f'<p class="soft">{page.escape(protocol_line(cells, table))}</p>')
+        summary = normalised(cells)
+        if summary:
+            body.append(f"<p>{page.escape(summary)}</p>")
+        if any(one.results for one in cells):
+            body.append(page.picture(charts.svg(charts.table_bars(table.title, bars(table, cells), table.paper))))
+            steps = curves(cells, 0)
+            if steps:
+                drawn = charts.learning_curves(steps, curves(cells, 1), "return, mean of last 100 games", "Learning curves")
+                body.append(page.details("Learning curves", page.picture(charts.svg(drawn))))
+            body.append(page.details("Commands that made these results", page.code("\n".join(commands(cells)))))
+    lead = "RLlib's published results beside what rlrun measured with a tuned file for each cell. Scores are of full games, unclipped."
+    foot = "Made by rlrun benchmark reproduce-tables from JSON files that hold curve, seed, steps, wall time, hardware, versions and command of every run."
+    return page.page("The seeds' tables", lead, body, foot)
+
+
+def publish(tables: Sequence[Table], folder: Path, runs: Path | None) -> list[Path]:
+    """Writes TABLES.md, tables.html and a PNG for every table that has a result; returns their paths. UserError on a results file that is not what it
+    should be, or a folder that cannot be written."""
+    known = [(table, [measured(folder, Wanted(table, cell)) for cell in table.cells]) for table in tables]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = [folder / "TABLES.md", folder / "tables.html"]
+        text = markdown(known)
+        write_atomically(made[0], text)
+        write_atomically(made[1], html(known))
+        for table, cells in known:
+            if any(one.results for one in cells):
+                made.append(folder / f"{table.name}.png")
+                charts.save(charts.table_bars(table.title, bars(table, cells), table.paper), made[-1])
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror} (--results DIR is another place)") from None
+    if runs is not None and runs.is_dir():
+        log(known, text, made, runs)
+    return made
+
+
+def log(known: Sequence[tuple[Table, Sequence[Measured]]], text: str, made: Sequence[Path], runs: Path) -> None:
+    """The same tables in TensorBoard and MLflow; a store that does not answer costs a warning."""
+    scores = {f"{table.name}/{one.cell.label}/{one.cell.game}": sum(one.scores) / len(one.scores) for table, cells in known for one in cells if one.scores}
+    try:
+        to_tensorboard(scores, text, made, runs)
+        to_mlflow(scores, made, runs)
+    except Exception as error:  # a store's own kinds of it
+        print(f"  the tables are not in TensorBoard and MLflow: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}", flush=True)
+
+
+def to_tensorboard(scores: dict[str, float], text: str, made: Sequence[Path], runs: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(runs / "tables"))
+    writer.add_text("tables", text)
+    for name, score in scores.items():
+        writer.add_scalar(f"tables/{name}", score)
+    for path in made:
+        if path.suffix == ".png":
+            import matplotlib.image
+
+            writer.add_image(f"tables/{path.stem}", matplotlib.image.imread(path)[..., :3], dataformats="HWC")
+    writer.close()
+
+
+def to_mlflow(scores: dict[str, float], made: Sequence[Path], runs: Path) -> None:
+    from rlrun.loggers.mlflow import available, open_experiment
+
+    if not available():
+        return
+    client, experiment = open_experiment(None, runs.parent, "rlrun tables")
+    run = client.create_run(experiment, run_name="tables").info.run_id
+    for name, score in scores.items():
+        client.log_metric(run, name.replace(" ", "_"), score)
+    for path in made:
+        client.log_artifact(run, str(path))
+    client.set_terminated(run, "FINISHED")

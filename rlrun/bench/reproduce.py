@@ -1,0 +1,146 @@
+"""rlrun benchmark reproduce-tables [table=impala_10m,...] [game=Breakout,...] [algo=impala,...] [seeds=1,2,3] [budget=1.0]
+                                 [--only-render] [--dry-run] [--jobs N] [--timeout SEC] [--results DIR] [--runs DIR]
+
+Runs the cells of the seeds' tables that have no result yet, each with its tuned file in a process of its own, writes a small JSON file for every cell and
+seed into tuned/results/, and draws the tables: Markdown, HTML and PNG. budget: the share of a table's env steps or seconds; whatever it touched is marked as
+partial. --only-render draws what is there. Interrupted runs go on where they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlrun.bench.results import Key, default_folder, from_run, key_of, read, write
+from rlrun.bench.tables import Table, Wanted, load, select
+from rlrun.cli import take_flags
+from rlrun.core.errors import UserError, closest
+from rlrun.experiments.jobs import DONE, Job, Outcome, Pool, clear, known, places
+from rlrun.experiments.view import view
+from rlrun.paths import options
+
+FLAGS = {"--only-render": bool, "--dry-run": bool, "--jobs": int, "--timeout": float, "--results": str, "--runs": str}
+KEYS = ("table", "game", "algo", "seeds", "budget")
+ENDLESS = 10**12  # env steps of a run that ends by time
+
+
+def main(words: Sequence[str]) -> int:
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0
+    flags, rest = take_flags(list(words), FLAGS)
+    asked = lists(rest)
+    seeds, budget = [number(seed, int, "seeds") for seed in asked.get("seeds", ["1", "2", "3"])], number(asked.get("budget", ["1"])[0], float, "budget")
+    if not 0 < budget <= 1:
+        raise UserError("budget is a share of the whole, above 0 and at most 1")
+    if min(seeds) < 0:
+        raise UserError("seeds must not be negative")
+    folder = Path(flags["--results"]) if flags["--results"] else default_folder()
+    runs = Path(flags["--runs"] or "runs/benchmark")
+    chosen = select(asked.get("table", []), asked.get("game", []), asked.get("algo", []))
+    code = 0
+    if not flags["--only-render"]:
+        every = {key_of(one, seed, budget): one for seed in seeds for one in chosen}
+        todo = {key: one for key, one in every.items() if read(folder, key, one) is None and whole(folder, key, one) is None}
+        print(f"rlrun benchmark reproduce-tables: {len(todo)} of {len(chosen) * len(seeds)} runs to do", flush=True)
+        if flags["--dry-run"]:
+            for key, one in todo.items():
+                print(f"  rlrun train {' '.join(train_words(one, key))}")
+            return 0
+        if todo:
+            code = work(todo, folder, runs, flags)
+    from rlrun.bench.publish import publish
+
+    tables = [load(name) for name in options("benchmark")]
+    for path in publish(tables, folder, runs):
+        print(path)
+    return code
+
+
+def lists(words: Sequence[str]) -> dict[str, list[str]]:
+    """{key: values} of key=a,b words. UserError on others."""
+    found: dict[str, list[str]] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or key not in KEYS:
+            raise UserError(f"There is no option {key!r} here.{closest(key, KEYS)} There are {', '.join(f'{k}=' for k in KEYS)} and {', '.join(FLAGS)}.")
+        found[key] = [part for part in value.split(",") if part]
+        if not found[key]:
+            raise UserError(f"{key}= needs a value")
+    return found
+
+
+def number(text: str, kind: type, name: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise UserError(f"{name}={text}: that is no {'whole ' if kind is int else ''}number") from None
+
+
+def whole(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:
+    """A result of the whole budget, which a part of it would add nothing to."""
+    return None if key.budget == 1 else read(folder, key._replace(budget=1.0), wanted)
+
+
+def train_words(wanted: Wanted, key: Key) -> list[str]:
+    """What `rlrun train` is told for this cell."""
+    table: Table = wanted.table
+    steps = ENDLESS if table.env_steps is None else max(1, round(table.env_steps * key.budget))
+    seconds = "null" if table.wall_sec is None else f"{table.wall_sec * key.budget:g}"
+    target = "null" if table.target_return is None else f"{table.target_return:g}"
+    ends = [f"env_steps={steps}", f"stop.return_mean={target}", f"stop.wall_sec={seconds}", "stop.no_improvement_steps=null"]
+    return [f"tuned={wanted.cell.tuned}", *wanted.cell.words, f"seed={key.seed}", *ends]
+
+
+class Cells:
+    """The runs of cells, one after the other; a result is written as soon as its run is done."""
+
+    def __init__(self, jobs: dict[str, tuple[Key, Wanted]], waiting: Sequence[Job], folder: Path):
+        self.jobs, self.waiting, self.folder = jobs, list(waiting), folder
+        self.problems: list[str] = []
+
+    def next(self) -> Job | None:
+        if not self.waiting:
+            return None
+        job = self.waiting.pop(0)
+        clear(job)
+        return job
+
+    def look(self, outcome: Outcome) -> bool:
+        return False
+
+    def done(self, outcome: Outcome) -> None:
+        if outcome.status not in DONE:
+            return
+        key, wanted = self.jobs[outcome.job.name]
+        try:
+            write(self.folder, key, from_run(key, wanted, outcome.job.run_dir))
+        except UserError as error:
+            self.problems.append(str(error))
+
+
+def work(todo: dict[Key, Wanted], folder: Path, runs: Path, flags: dict[str, Any]) -> int:
+    """Runs what has no result; 0 when all have one afterwards, 1 when one failed, 128 + signal after one."""
+    from rlrun.commands.sweep import checked
+
+    jobs: dict[str, tuple[Key, Wanted]] = {}
+    outcomes: list[Outcome] = []
+    for key, wanted in todo.items():
+        name = key.file.removesuffix(".json").replace("/", "-")
+        words = train_words(wanted, key)
+        if not outcomes or outcomes[-1].job.words[0] != words[0]:
+            checked(words, name)  # a mistake in the last one must not show after hours
+        job = Job(name=name, words=tuple(words), run_dir=runs / name, log=runs / "logs" / f"{name}.log")
+        jobs[name] = (key, wanted)
+        outcomes.append(known(job))
+    supply = Cells(jobs, [outcome.job for outcome in outcomes if outcome.status not in DONE], folder)
+    for outcome in outcomes:
+        supply.done(outcome)  # of an earlier session that could not write it
+    pool = Pool(places(flags["--jobs"]), view(len(outcomes)), flags["--timeout"], outcomes)
+    pool.run(supply)
+    for problem in supply.problems:
+        print(f"rlrun: {problem}", flush=True)
+    if pool.signal is not None:
+        print("the same command goes on with what is left", flush=True)
+        return 128 + pool.signal
+    return 1 if supply.problems or any(outcome.status not in DONE for outcome in pool.outcomes) else 0

@@ -1,0 +1,190 @@
+"""Results: one small JSON file for every cell and seed, with all that is needed to make it again, under tuned/results/ or where --results says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlrun.bench.tables import Cell, Table, Wanted
+from rlrun.config import load_yaml
+from rlrun.core.checkpoint import write_atomically
+from rlrun.core.errors import UserError
+from rlrun.loggers.jsonl import read as read_rows
+from rlrun.paths import root
+
+FORMAT = 1
+CURVE_POINTS = 200
+SCORE = "last100: mean return of the last 100 training games, full games, unclipped"
+SECONDS = "seconds of wall time until the mean return of the last 100 training games reached {target:g}, start-up included"
+
+
+def default_folder() -> Path:
+    return root() / "tuned" / "results"
+
+
+class Key(NamedTuple):
+    """What a result is of."""
+
+    table: str
+    game: str
+    tuned: str
+    seed: int
+    budget: float
+
+    @property
+    def file(self) -> str:
+        part = "" if self.budget == 1 else f"-budget{self.budget:g}"
+        return f"{self.table}/{self.game}-{self.tuned.replace('/', '_')}-seed{self.seed}{part}.json"
+
+
+def key_of(wanted: Wanted, seed: int, budget: float) -> Key:
+    return Key(wanted.table.name, wanted.cell.game, wanted.cell.tuned, seed, budget)
+
+
+def protocol(table: Table, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a score depends on beside the algorithm, from a run's config; in every row of a table."""
+    env = config["env"]
+    score = SECONDS.format(target=table.target_return) if table.target_return is not None else SCORE
+    said = {"score": score, "ends_env_steps": table.env_steps, "ends_wall_sec": table.wall_sec, "env": env["name"]}
+    if env["family"] == "atari":
+        names = ("frame_skip", "sticky_actions", "full_action_space", "noop_max", "life_loss_terminal", "size", "stack", "max_frames", "reward_clip")
+        said |= {name: env[name] for name in names}
+    return said
+
+
+def expected_protocol(wanted: Wanted) -> dict[str, Any]:
+    """What the table asks for: env/ as it stands, with the table's screens."""
+    import yaml
+
+    from rlrun.envs.names import family_of
+
+    family, name = family_of(wanted.cell.game)
+    env = yaml.safe_load((root() / "conf" / "env" / f"{family}.yaml").read_text())
+    env |= {"name": name} | ({"size": wanted.table.size} if family == "atari" else {})
+    return protocol(wanted.table, {"env": env})
+
+
+def thinned(rows: Sequence[Any], count: int = CURVE_POINTS) -> list[Any]:
+    """So many of them at most, the first and the last among them."""
+    if len(rows) <= count:
+        return list(rows)
+    return [rows[round(index * (len(rows) - 1) / (count - 1))] for index in range(count)]
+
+
+def curve_of(run_dir: Path) -> list[list[float]]:
+    """[env steps, seconds, mean return of the last 100 games] from progress.jsonl, without rows before the first game's end."""
+    rows = read_rows(run_dir / "progress.jsonl")
+    return [[row["env_steps"], round(row["time_sec"], 1), round(row["sample/return_mean"], 3)] for row in rows if row.get("sample/return_mean") is not None]
+
+
+def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
+    """The result that a finished run is. UserError where it has none: it did not end by itself, or on another protocol."""
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir} has no summary: {error}") from None
+    if summary.get("status") not in ("COMPLETED", "STOPPED"):
+        raise UserError(f"{run_dir} is {summary.get('status', 'not a run')}: no result yet")
+    config = load_yaml(run_dir / "config.yaml")
+    made, asked = protocol(wanted.table, config), expected_protocol(wanted)
+    if made != asked:
+        other = next(name for name in asked if made.get(name) != asked[name])
+        raise UserError(f"{run_dir} is of another protocol than {wanted.table.name}: {other} is {made.get(other)!r}, not {asked[other]!r}")
+    curve = curve_of(run_dir)
+    score = summary["return_mean"]
+    target = wanted.table.target_return
+    if target is not None:
+        score = next((seconds for _, seconds, mean in curve if mean >= target), None)
+        if score is None and summary["return_mean"] is not None and summary["return_mean"] >= target:
+            score = summary["wall_sec"]  # the run ended between two rows
+    return {
+        "format": FORMAT, **key._asdict(), "label": wanted.cell.label, "score": score, "return_mean": summary["return_mean"], "env_steps": summary["env_steps"],
+        "wall_sec": summary["wall_sec"], "episodes": summary["episodes"], "protocol": made, "hardware": summary["hardware"],
+        "versions": summary["versions"], "git_commit": summary["git_commit"], "command": summary["command"], "started": summary["started"],
+        "resources": summary["resources"], "curve_columns": ["env_steps", "wall_sec", "return_mean"], "curve": thinned(curve),
+    }  # fmt: skip
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """sha256 of everything but itself."""
+    text = json.dumps({name: value for name, value in values.items() if name != "sha256"}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write(folder: Path, key: Key, values: Mapping[str, Any]) -> Path:
+    path = folder / key.file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sealed = {**values, "sha256": digest(values)}
+    body = json.dumps({name: value for name, value in sealed.items() if name != "curve"}, indent=1)
+    curve = ",\n  ".join(json.dumps(point) for point in sealed["curve"])
+    write_atomically(path, body[: -len("\n}")] + f',\n "curve": [\n  {curve}\n ]\n}}\n')  # a point a line
+    return path
+
+
+def read(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:
+    """A result, or None where there is none. UserError where the file was altered, or is of another protocol than the table's."""
+    path = folder / key.file
+    if not path.exists():
+        return None
+    try:
+        values = json.loads(path.read_text())
+        stated, counted = values["sha256"], digest(values)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no result: {type(error).__name__}: {error}") from None
+    if stated != counted:
+        raise UserError(f"{path} was altered after it was written: its sha256 is not that of its contents. Remove it, or bring the original back")
+    if values.get("format") != FORMAT or values["protocol"] != expected_protocol(wanted):
+        raise UserError(f"{path} is of another protocol than {wanted.table.name}'s today; remove it, or keep it elsewhere")
+    if tuple(values[name] for name in Key._fields) != tuple(key):
+        raise UserError(f"{path} is of another cell than its name says")
+    return values
+
+
+class Measured(NamedTuple):
+    """What is known of a cell: full results, else those of the largest budget that was run."""
+
+    wanted: Wanted
+    results: list[dict[str, Any]]  # by seed
+    budget: float  # 0 where nothing was run
+
+    @property
+    def cell(self) -> Cell:
+        return self.wanted.cell
+
+    @property
+    def scores(self) -> list[float]:
+        return [one["score"] for one in self.results if one["score"] is not None]
+
+    @property
+    def mark(self) -> str:
+        """not run, partial, beaten, within spread, short; judged against the published figure, by the seeds' lowest and highest."""
+        if not self.results:
+            return "not run"
+        if self.budget != 1:
+            return "partial"
+        if len(self.scores) < len(self.results):  # a target that was not reached
+            return "short"
+        sign = -1.0 if self.wanted.table.less_is_better else 1.0
+        low, high = sorted((sign * min(self.scores), sign * max(self.scores)))
+        aim = sign * self.cell.published
+        return "beaten" if low > aim else "within spread" if high >= aim else "short"
+
+
+def measured(folder: Path, wanted: Wanted) -> Measured:
+    """All results of a cell that are here. UserError on a file that is not what it should be."""
+    stem = f"{wanted.cell.game}-{wanted.cell.tuned.replace('/', '_')}-seed"
+    found: dict[float, dict[int, dict[str, Any]]] = {}
+    for path in sorted((folder / wanted.table.name).glob(f"{stem}*.json")):
+        seed, _, budget = path.stem.removeprefix(stem).partition("-budget")
+        try:
+            key = key_of(wanted, int(seed), float(budget or 1))
+        except ValueError:
+            continue
+        values = read(folder, key, wanted)
+        if values is not None:
+            found.setdefault(key.budget, {})[key.seed] = values
+    best = max(found, default=0.0)
+    return Measured(wanted, [found[best][seed] for seed in sorted(found[best])] if found else [], best)

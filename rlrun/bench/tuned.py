@@ -1,0 +1,163 @@
+"""rlrun benchmark tuned [NAME ... such as ppo/cartpole dqn/*] [--fast] [seeds=1] [--jobs N] [--timeout SEC] [--json FILE] [--runs DIR] [--dry-run]
+
+Runs tuned files to what they expect, and says for each whether its bar was met: `expected.return` reached (or, where the bar is greedy, shown by
+`expected.episodes` greedy games afterwards) within `expected.env_steps`. --fast: those that met it in so few seconds that all of them fit into 15 minutes on 2
+cores. Without names: all that have been measured."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from rlrun.bench.reproduce import number
+from rlrun.cli import take_flags
+from rlrun.core.errors import UserError, closest
+from rlrun.experiments.jobs import DONE, Fixed, Job, Outcome, Pool, places
+from rlrun.experiments.view import text_table, view
+from rlrun.loggers.console import duration
+from rlrun.loggers.jsonl import read as read_rows
+from rlrun.paths import options, root
+
+FLAGS = {"--fast": bool, "--jobs": int, "--timeout": float, "--json": str, "--runs": str, "--dry-run": bool}
+FAST_SEC = 15 * 60.0
+START_SEC = 12.0  # of a process until it learns, beside what a tuned file measured
+GREEDY_EPISODES = 100
+
+
+class Bar(NamedTuple):
+    """What a tuned file expects."""
+
+    tuned: str
+    aim: float
+    env_steps: float
+    greedy: bool
+    seconds: float | None  # the longest that a seed took when it was measured
+
+
+def bar_of(tuned: str) -> Bar | None:
+    """None where the file expects nothing."""
+    values = yaml.safe_load((root() / "tuned" / f"{tuned}.yaml").read_text())
+    expected, known = values.get("expected"), values.get("measured")
+    if not expected or expected.get("return") is None or expected.get("env_steps") is None:
+        return None
+    seconds = known.get("wall_sec") if known else None
+    several = seconds if isinstance(seconds, list) else [seconds]
+    longest = max((float(value) for value in several if value is not None), default=None)
+    return Bar(tuned, float(expected["return"]), float(expected["env_steps"]), expected.get("metric") == "greedy", longest)
+
+
+def choose(names: Sequence[str], fast: bool, seeds: int) -> list[Bar]:
+    """UserError on a name that fits no tuned file, or that expects nothing."""
+    known = options("tuned")
+    if names:
+        found: list[str] = []
+        for name in names:
+            fitting = [one for one in known if fnmatch.fnmatchcase(one, name)]
+            if not fitting:
+                raise UserError(f"There is no tuned file {name!r}.{closest(name, known)} (rlrun list tuned)")
+            found += fitting
+        bars = [bar for bar in map(bar_of, dict.fromkeys(found)) if bar is not None]
+        if not bars:
+            raise UserError(f"{', '.join(names)}: no bar is expected there")
+    else:
+        bars = [bar for bar in map(bar_of, known) if bar is not None and bar.seconds is not None]
+    if not fast:
+        return bars
+    chosen, total = [], 0.0
+    for bar in sorted((bar for bar in bars if bar.seconds is not None), key=lambda bar: bar.seconds or 0.0):
+        total += seeds * ((bar.seconds or 0.0) + START_SEC)
+        if total > FAST_SEC:
+            break
+        chosen.append(bar)
+    if not chosen:
+        raise UserError("none of these was measured to be quick enough for --fast")
+    return chosen
+
+
+def main(words: Sequence[str]) -> int:
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0
+    flags, rest = take_flags(list(words), FLAGS)
+    names = [word for word in rest if "=" not in word]
+    seeds = [1]
+    for word in rest:
+        key, equals, value = word.partition("=")
+        if equals and key != "seeds":
+            raise UserError(f"There is no option {key!r} here.{closest(key, ('seeds',))} There is seeds=, and {', '.join(FLAGS)}.")
+        if equals:
+            seeds = [number(part, int, "seeds") for part in value.split(",") if part] or seeds
+    bars = choose(names, flags["--fast"], len(seeds))
+    folder = Path(flags["--runs"]) if flags["--runs"] else new_folder()
+    jobs = {}
+    for bar in bars:
+        for seed in seeds:
+            name = f"{bar.tuned.replace('/', '-')}-seed{seed}"
+            words = [f"tuned={bar.tuned}", f"seed={seed}", f"env_steps={bar.env_steps:.0f}", "logger=[]"]
+            words += [] if bar.greedy else [f"stop.return_mean={bar.aim:g}"]
+            jobs[name] = (bar, seed, Job(name=name, words=tuple(words), run_dir=folder / name, log=folder / "logs" / f"{name}.log"))
+    if flags["--dry-run"]:
+        for _, _, job in jobs.values():
+            print(f"rlrun train {' '.join(job.words)}")
+        return 0
+    print(f"rlrun benchmark tuned: {len(jobs)} runs in {folder}", flush=True)
+    pool = Pool(places(flags["--jobs"]), view(len(jobs)), flags["--timeout"])
+    outcomes = pool.run(Fixed([job for _, _, job in jobs.values()]))
+    results = [judged(*jobs[outcome.job.name][:2], outcome) for outcome in outcomes]
+    print()
+    print(text_table([cells(result) for result in results], ("tuned file", "seed", "bar", "reached", "at env steps", "time", "")))
+    if flags["--json"]:
+        Path(flags["--json"]).write_text(json.dumps(results, indent=1) + "\n")
+    missed = sum(result["verdict"] != "pass" for result in results)
+    print(f"{len(results) - missed} of {len(results)} bars met")
+    if pool.signal is not None:
+        return 128 + pool.signal
+    return 1 if missed else 0
+
+
+def new_folder() -> Path:
+    from rlrun.commands.sweep import new_folder as dated
+
+    return dated(Path("runs") / "benchmark-tuned")
+
+
+def judged(bar: Bar, seed: int, outcome: Outcome) -> dict[str, Any]:
+    """pass, short or failed, with what it is judged by."""
+    result: dict[str, Any] = {"tuned": bar.tuned, "seed": seed, "aim": bar.aim, "env_steps_allowed": bar.env_steps, "greedy": bar.greedy,
+                              "env_steps": outcome.env_steps, "wall_sec": outcome.wall_sec, "return": outcome.return_mean}  # fmt: skip
+    if outcome.status not in DONE:
+        return {**result, "verdict": "failed", "reason": outcome.reason or outcome.status}
+    reached: float | None = outcome.return_mean
+    if bar.greedy:
+        reached = greedy(outcome.job.run_dir)
+    elif outcome.summary.get("status") != "STOPPED":  # it ended on its steps: was the bar met on the way?
+        rows = read_rows(outcome.job.run_dir / "progress.jsonl")
+        means = [row["sample/return_mean"] for row in rows if row.get("sample/episodes", 0) >= 100 and row["env_steps"] <= bar.env_steps]
+        reached = max([value for value in means if value is not None], default=reached)
+    late = outcome.summary.get("status") == "STOPPED" and outcome.env_steps > bar.env_steps  # in the batch that went beyond them
+    met = reached is not None and reached >= bar.aim and not late
+    return {**result, "return": reached, "verdict": "pass" if met else "short", "reason": ""}
+
+
+def greedy(run_dir: Path) -> float:
+    """Mean return of greedy games on evaluation seeds, of the last checkpoint."""
+    import contextlib
+    import io
+
+    from rlrun.commands.evaluate import main as evaluate
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        evaluate([str(run_dir), f"episodes={GREEDY_EPISODES}", "--json"])
+    return float(json.loads(said.getvalue())["return_mean"])
+
+
+def cells(result: dict[str, Any]) -> list[str]:
+    reached = "" if result["return"] is None else f"{result['return']:,.2f}"
+    aim = f">= {result['aim']:g} @{result['env_steps_allowed']:,.0f}" + (" greedy" if result["greedy"] else "")
+    return [result["tuned"], str(result["seed"]), aim, reached, f"{result['env_steps']:,}", duration(result["wall_sec"]),
+            " ".join(filter(None, (result["verdict"], result["reason"][:80])))]  # fmt: skip

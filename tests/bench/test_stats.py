@@ -1,0 +1,65 @@
+"""Against numbers worked by hand, and SciPy's where SciPy is at hand (it comes with MLflow)."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from rlrun.bench.stats import Interval, human_normalised, iqm, mean, median, optimality_gap, probability_of_improvement, stratified_bootstrap
+
+SCORES = np.array([[0.0, 1.0, 2.0], [4.0, 3.0, 8.0]])  # 2 runs of 3 games
+
+
+def test_aggregates_by_hand():
+    assert mean(SCORES) == pytest.approx(3.0) and median(SCORES) == pytest.approx(2.0)  # of the games' means 2, 2, 5
+    assert iqm(SCORES) == pytest.approx((1 + 2 + 3 + 4) / 4)  # six numbers: one at each end is cut
+    assert iqm(np.arange(8.0)) == pytest.approx(3.5) and iqm(np.array([[5.0]])) == 5.0
+    assert optimality_gap(SCORES) == pytest.approx(1 - (0 + 1 + 1 + 1 + 1 + 1) / 6)
+
+
+def test_iqm_is_scipys_trimmed_mean():
+    trim_mean = pytest.importorskip("scipy.stats").trim_mean
+    rng = np.random.default_rng(0)
+    for runs, games in itertools.product((1, 2, 3, 5, 10), (1, 2, 4, 7)):
+        scores = rng.normal(size=(runs, games))
+        assert iqm(scores) == pytest.approx(trim_mean(scores, 0.25, axis=None))
+
+
+def test_probability_of_improvement_counts_pairs():
+    x, y = np.array([[1.0], [3.0]]), np.array([[2.0], [3.0], [0.0]])
+    assert probability_of_improvement(x, y) == pytest.approx((1 + 2 + 0.5) / 6)  # 1 beats 0; 3 beats 2 and 0 and ties with 3
+    assert probability_of_improvement(x, x) == 0.5 and probability_of_improvement(SCORES + 10, SCORES) == 1.0
+    with pytest.raises(ValueError, match="same games"):
+        probability_of_improvement(x, SCORES)
+
+
+def test_probability_of_improvement_is_mann_whitney():
+    mannwhitneyu = pytest.importorskip("scipy.stats").mannwhitneyu
+    rng = np.random.default_rng(1)
+    x, y = rng.integers(0, 5, (4, 3)).astype(float), rng.integers(0, 5, (6, 3)).astype(float)
+    by_game = [mannwhitneyu(x[:, game], y[:, game]).statistic / 24 for game in range(3)]
+    assert probability_of_improvement(x, y) == pytest.approx(np.mean(by_game))
+
+
+def test_bootstrap_draws_within_games_and_covers():
+    rng = np.random.default_rng(0)
+    same = np.tile(np.array([[1.0, 100.0]]), (5, 1))  # no spread within a game: drawing across games would make one
+    assert stratified_bootstrap(same, mean, rng, 200) == Interval(50.5, 50.5, 50.5)
+    scores = rng.normal(3.0, 1.0, (20, 5))
+    interval = stratified_bootstrap(scores, mean, rng, 2000)
+    error = 1.96 * scores.std(axis=0, ddof=0).mean() / np.sqrt(20 * 5)
+    assert interval.low < interval.value < interval.high and interval.value == pytest.approx(scores.mean())
+    assert interval.high - interval.low == pytest.approx(2 * error, rel=0.15)
+    hits = 0
+    for seed in range(60):
+        drawn = np.random.default_rng(seed).normal(0.0, 1.0, (10, 4))
+        interval = stratified_bootstrap(drawn, mean, np.random.default_rng(seed + 1), 300)
+        hits += interval.low <= 0 <= interval.high
+    assert hits >= 50  # of 57 expected
+
+
+def test_human_normalised_scores():
+    assert human_normalised("Breakout", 1.7) == 0 and human_normalised("Breakout", 30.5) == pytest.approx(1.0)
+    assert human_normalised("Pong", 20.0) == pytest.approx(40.7 / 35.3)
+    with pytest.raises(KeyError):
+        human_normalised("CartPole-v1", 1.0)

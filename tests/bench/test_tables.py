@@ -1,0 +1,237 @@
+"""The seeds' tables: their data, the results that fill them, and what is drawn."""
+
+import json
+import re
+
+import pytest
+
+from rlrun.bench import results
+from rlrun.bench.publish import markdown, publish, rows, spread
+from rlrun.bench.results import Key, curve_of, expected_protocol, from_run, key_of, measured, read, thinned, write
+from rlrun.bench.tables import Wanted, load, select
+from rlrun.cli import _dispatch
+from rlrun.core.errors import UserError
+from rlrun.paths import options
+
+# RLlib's page: game -> figures in the order of the tables below
+PUBLISHED = {
+    "apex_10m": (6134, 123, 15302, 686), "apex_1h": (4873, 77, 4083, 646), "impala_10m": (2071, 385, 4068, 719), "impala_1h": (3181, 538, 10850, 843),
+    "a2c_10m": (1401, 374, 3620, 692), "ppo_10m": (2807, 104, 11085, 671), "ppo_25m": (4480, 201, 14247, 944), "ppo_halfcheetah_1h": (9664,),
+    "dqn_10m": (2869, 287, 3921, 650, 1910, 312, 7968, 1001, 4447, 410, 15780, 1025),
+}  # fmt: skip
+
+
+def test_the_tables_are_the_seeds():
+    for name, figures in PUBLISHED.items():
+        assert tuple(cell.published for cell in load(name).cells) == figures
+    assert set(PUBLISHED) | {"a2c_1h", "impala_pong"} == set(options("benchmark"))
+    assert load("impala_10m").env_steps == 1e7 and load("impala_1h").wall_sec == 3600 and load("impala_pong").target_return == 18
+
+
+@pytest.mark.parametrize("name", options("benchmark"))
+def test_every_cell_is_a_tuned_file_of_its_algorithm_and_its_protocol(name):
+    from conftest import compose
+
+    table = load(name)
+    for cell in table.cells:
+        assert cell.tuned in options("tuned")
+        config = compose(f"tuned={cell.tuned}", *cell.words)
+        assert config["env"]["name"] == expected_protocol(Wanted(table, cell))["env"]
+        assert results.protocol(table, config) == expected_protocol(Wanted(table, cell)), "the run would be of another protocol"
+
+
+def wanted(name="impala_10m", game="Breakout"):
+    return next(one for one in select([name], [game], []))
+
+
+def summary(**other):
+    return {"status": "COMPLETED", "return_mean": 400.0, "env_steps": 10_000_100, "wall_sec": 600.0, "episodes": 500,
+            "versions": {"torch": "2"}, "hardware": {"cpu": "a CPU", "cores": 2, "gpus": []}, "git_commit": "abc", "command": "rlrun train ...", "started": "today", "resources": [],
+            **other}  # fmt: skip
+
+
+def run_dir(folder, config, rows_, **other):
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps(summary(**other)))
+    (folder / "config.yaml").write_text(json.dumps(config))
+    (folder / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_))
+    return folder
+
+
+ROWS = [{"env_steps": n * 1000, "time_sec": n * 2.0, "sample/return_mean": None if n == 0 else float(n)} for n in range(501)]
+
+
+def config_of(one, **env):
+    from conftest import compose
+
+    made = compose(f"tuned={one.cell.tuned}", *one.cell.words)
+    made["env"] |= env
+    return made
+
+
+def result(one, seed=1, budget=1.0, score=400.0):
+    key = key_of(one, seed, budget)
+    return key, {"format": 1, **key._asdict(), "label": one.cell.label, "score": score, "env_steps": 10, "wall_sec": 61.0,
+                 "protocol": expected_protocol(one), "hardware": {"cpu": "a CPU", "cores": 2, "gpus": []}, "command": f"rlrun train seed={seed}", "curve": [[1, 1.0, 2.0], [2, 2.0, 3.0]]}  # fmt: skip
+
+
+def test_a_run_becomes_a_small_file_that_comes_back(tmp_path):
+    one = wanted()
+    key = key_of(one, 3, 1.0)
+    values = from_run(key, one, run_dir(tmp_path / "run", config_of(one), ROWS))
+    assert values["score"] == 400.0 and values["seed"] == 3 and values["label"] == "IMPALA" and len(values["curve"]) == 200
+    assert values["curve"][0] == [1000, 2.0, 1.0] and values["curve"][-1] == [500_000, 1000.0, 500.0]
+    path = write(tmp_path, key, values)
+    assert path == tmp_path / "impala_10m" / "Breakout-impala_breakout-seed3.json" and path.stat().st_size < 12_000
+    assert {name: value for name, value in read(tmp_path, key, one).items() if name != "sha256"} == json.loads(json.dumps(values))
+    assert read(tmp_path, key._replace(seed=4), one) is None
+
+
+def test_an_altered_file_is_named(tmp_path):
+    one = wanted()
+    key, values = result(one)
+    path = write(tmp_path, key, values)
+    path.write_text(path.read_text().replace('"score": 400.0', '"score": 900.0'))
+    with pytest.raises(UserError, match=re.escape(f"{path} was altered")):
+        read(tmp_path, key, one)
+    with pytest.raises(UserError, match="was altered"):
+        _dispatch(["benchmark", "reproduce-tables", "--only-render", "--results", str(tmp_path)])
+    path.write_text("{")
+    with pytest.raises(UserError, match="is no result"):
+        read(tmp_path, key, one)
+
+
+def test_a_file_of_another_protocol_or_cell_is_refused(tmp_path):
+    one = wanted()
+    key, values = result(one)
+    path = write(tmp_path, key, values | {"protocol": {**values["protocol"], "sticky_actions": 0.25}})
+    with pytest.raises(UserError, match="of another protocol"):
+        read(tmp_path, key, one)
+    write(tmp_path, key, values)
+    path.rename(tmp_path / key._replace(seed=2).file)
+    with pytest.raises(UserError, match="of another cell"):
+        read(tmp_path, key._replace(seed=2), one)
+
+
+def test_a_run_of_another_protocol_or_that_has_not_ended_is_no_result(tmp_path):
+    one = wanted()
+    key = key_of(one, 1, 1.0)
+    with pytest.raises(UserError, match=r"sticky_actions is 0\.25, not 0\.0"):
+        from_run(key, one, run_dir(tmp_path / "sticky", config_of(one, sticky_actions=0.25), ROWS))
+    with pytest.raises(UserError, match="is INTERRUPTED: no result yet"):
+        from_run(key, one, run_dir(tmp_path / "half", config_of(one), ROWS, status="INTERRUPTED"))
+    with pytest.raises(UserError, match="has no summary"):
+        from_run(key, one, tmp_path / "nothing")
+
+
+def test_seconds_until_a_target(tmp_path):
+    one = wanted("impala_pong", "Pong")
+    key = key_of(one, 1, 1.0)
+    values = from_run(key, one, run_dir(tmp_path / "run", config_of(one), ROWS, status="STOPPED"))
+    assert values["score"] == 36.0  # the row where the mean is 18
+    short = from_run(key, one, run_dir(tmp_path / "short", config_of(one), ROWS[:10], return_mean=9.0))
+    assert short["score"] is None
+    write(tmp_path, key, short)
+    assert measured(tmp_path, one).mark == "short" and spread(measured(tmp_path, one)) == "never"
+    write(tmp_path, key, values)
+    assert measured(tmp_path, one).mark == "beaten", "less is better"
+
+
+@pytest.mark.parametrize(
+    ("scores", "mark"),
+    [([], "not run"), ([386.0], "beaten"), ([385.0], "within spread"), ([384.0], "short"), ([300.0, 500.0], "within spread"), ([390.0, 500.0], "beaten"),
+     ([100.0, 384.9], "short")],
+)  # fmt: skip
+def test_marks(tmp_path, scores, mark):
+    one = wanted()
+    for seed, score in enumerate(scores):
+        write(tmp_path, *result(one, seed, score=score))
+    assert measured(tmp_path, one).mark == mark
+
+
+def test_a_part_of_the_budget_is_partial_until_the_whole_is_there(tmp_path):
+    one = wanted()
+    write(tmp_path, *result(one, 1, 0.002, 500.0))
+    write(tmp_path, *result(one, 1, 0.1, 600.0))
+    found = measured(tmp_path, one)
+    assert found.mark == "partial" and found.budget == 0.1 and found.scores == [600.0]
+    assert "partial: 0.1 of the budget" in rows(load("impala_10m"), [found])[0]
+    write(tmp_path, *result(one, 2, 1.0, 300.0))
+    found = measured(tmp_path, one)
+    assert found.mark == "short" and [value["seed"] for value in found.results] == [2]
+
+
+def test_what_is_drawn_says_what_is_known(tmp_path):
+    for game, score in (("BeamRider", 2100.0), ("Breakout", 400.0), ("Qbert", 5000.0), ("SpaceInvaders", 700.0)):
+        for seed in (1, 2):
+            write(tmp_path, *result(wanted("impala_10m", game), seed, score=score + seed))
+    tables = [load(name) for name in options("benchmark")]
+    made = publish(tables, tmp_path, None)
+    assert [path.name for path in made] == ["TABLES.md", "tables.html", "impala_10m.png"] and all(path.stat().st_size > 1000 for path in made)
+    text = made[0].read_text()
+    assert "| Breakout | IMPALA | 385 | ~150 | 402 (401 to 402) | beaten | 1, 2 |" in text
+    assert "| SpaceInvaders | IMPALA | 719 | ~600 | 702 (701 to 702) | short |" in text and "rlrun train seed=1" in text
+    assert "IQM of human-normalised scores" in text and "sticky 0.0" in text and "last100" in text
+    html = made[1].read_text()
+    assert html.count("<h2>") == len(tables) and "<svg" in html and "http://" not in re.sub(r'xmlns(:\w+)?="[^"]*"|"http://[^"]*\.dtd"', "", html)
+    assert "<script" not in html and "beaten" in html
+    again = publish(tables, tmp_path, None)
+    assert again[0].read_text() == text and again[1].read_text() == html, "drawing anew changes nothing"
+    assert markdown([(tables[0], [measured(tmp_path, Wanted(tables[0], cell)) for cell in tables[0].cells])])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["table=impala_11m"], "There is no table 'impala_11m'. Did you mean impala_10m"),
+        (["game=Brekout"], "No table here has game 'Brekout'. Did you mean Breakout"),
+        (["algo=sac"], "No table here has algo 'sac'"),
+        (["table=impala_10m", "algo=ppo"], "No table here has algo 'ppo'"),
+        (["budget=0"], "budget is a share"),
+        (["budget=2"], "budget is a share"),
+        (["seeds=a"], "seeds=a: that is no whole number"),
+        (["tables=impala_10m"], "There is no option 'tables' here. Did you mean table"),
+        (["--render"], "There is no flag --render"),
+    ],
+)
+def test_bad_words(words, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        _dispatch(["benchmark", "reproduce-tables", *words, "--dry-run"])
+
+
+def test_finished_cells_are_not_run_again(tmp_path, capsys):
+    one = wanted()
+    words = ["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1,2", "--dry-run", "--results", str(tmp_path)]
+    assert _dispatch([*words, "budget=0.1"]) == 0
+    said = capsys.readouterr().out
+    assert "2 of 2 runs to do" in said and "tuned=impala/breakout seed=1 env_steps=1000000 stop.return_mean=null" in said
+    write(tmp_path, *result(one, 1))
+    assert _dispatch([*words, "budget=0.1"]) == 0
+    assert "1 of 2 runs to do" in capsys.readouterr().out, "the whole budget is more than a tenth of it"
+    write(tmp_path, *result(one, 2, 0.1))
+    assert _dispatch([*words, "budget=0.1"]) == 0
+    assert "0 of 2 runs to do" in capsys.readouterr().out
+    assert _dispatch(words) == 0
+    assert "1 of 2 runs to do" in capsys.readouterr().out, "a tenth is no result of the whole"
+
+
+def test_a_cell_is_run_written_and_drawn(tmp_path, capsys):
+    pytest.importorskip("ale_py")
+    places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    assert _dispatch(["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "budget=0.0003", *places]) == 0
+    key = Key("impala_10m", "Breakout", "impala/breakout", 1, 0.0003)
+    values = read(tmp_path / "results", key, wanted())
+    assert values["env_steps"] >= 3000 and values["command"].startswith("rlrun train tuned=impala/breakout seed=1 env_steps=3000")
+    assert "partial: 0.0003 of the budget" in (tmp_path / "results" / "TABLES.md").read_text()
+    capsys.readouterr()
+    assert _dispatch(["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "budget=0.0003", *places]) == 0
+    assert "0 of 1 runs to do" in capsys.readouterr().out
+
+
+def test_thinning_keeps_both_ends():
+    assert thinned(list(range(1000)), 5) == [0, 250, 500, 749, 999] and thinned([1, 2], 5) == [1, 2]
+
+
+def test_curves_leave_out_what_no_game_has_ended_for(tmp_path):
+    (tmp_path / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:3]) + '{"env_steps": 5')
+    assert curve_of(tmp_path) == [[1000, 2.0, 1.0], [2000, 4.0, 2.0]]
