@@ -20,6 +20,9 @@ COMMANDS = {
     "list": "algos, envs or tuned",
     "explain": "ALGO: paper, what is recorded, every option",
     "benchmark": "throughput, replay, reproduce-tables or tuned: speed, and results beside the published ones",
+    "plot": "RUN_DIR ...: learning curves with their spread over seeds",
+    "compare": "RUN_DIR RUN_DIR: what differs, and what came of it",
+    "report": "RUN_DIR or SWEEP_DIR: one HTML file about it",
     "import-rllib": "FILE.yaml: RLlib's tuned file as rlrun's",
     "doctor": "versions, cores, GPU, shared memory, optional parts",
 }

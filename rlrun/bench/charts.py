@@ -91,6 +91,22 @@ def learning_curves(steps: Sequence[Group], times: Sequence[Group], metric: str,
     return made
 
 
+def small_multiples(series: Sequence[tuple[str, Sequence[float], Sequence[float]]], columns: int = 3) -> Any:
+    """One small picture for each (name, env steps, values)."""
+    count = -(-len(series) // columns)
+    made, axes = figure(10.0, 2.1 * count, nrows=count, ncols=columns, squeeze=False)
+    scale, name = unit(max((x[-1] for _, x, _ in series if len(x)), default=1.0))
+    for axis, (label, x, y) in zip(axes.flat, series):
+        axis.plot(np.asarray(x) / scale, y, color=COLOURS[0], linewidth=1.2)
+        axis.set_title(label, fontsize=9, loc="left")
+    for axis in axes.flat[len(series) :]:
+        axis.set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel(f"env steps, {name}".rstrip(", "))
+    made.tight_layout()
+    return made
+
+
 class Bars(NamedTuple):
     """One game of a table."""
 

@@ -46,8 +46,8 @@ def wanted(name="impala_10m", game="Breakout"):
 
 def summary(**other):
     return {"status": "COMPLETED", "return_mean": 400.0, "env_steps": 10_000_100, "wall_sec": 600.0, "episodes": 500,
-            "versions": {"torch": "2"}, "hardware": {"cpu": "a CPU", "cores": 2, "gpus": []}, "git_commit": "abc", "command": "rlrun train ...", "started": "today", "resources": [],
-            **other}  # fmt: skip
+            "versions": {"torch": "2"}, "hardware": {"cpu": "a CPU", "cores": 2, "gpus": []}, "git_commit": "abc", "command": "rlrun train ...",
+            "started": "today", "resources": [], **other}  # fmt: skip
 
 
 def run_dir(folder, config, rows_, **other):
@@ -72,7 +72,8 @@ def config_of(one, **env):
 def result(one, seed=1, budget=1.0, score=400.0):
     key = key_of(one, seed, budget)
     return key, {"format": 1, **key._asdict(), "label": one.cell.label, "score": score, "env_steps": 10, "wall_sec": 61.0,
-                 "protocol": expected_protocol(one), "hardware": {"cpu": "a CPU", "cores": 2, "gpus": []}, "command": f"rlrun train seed={seed}", "curve": [[1, 1.0, 2.0], [2, 2.0, 3.0]]}  # fmt: skip
+                 "protocol": expected_protocol(one), "hardware": {"cpu": "a CPU", "cores": 2, "gpus": []}, "command": f"rlrun train seed={seed}",
+                 "curve": [[1, 1.0, 2.0], [2, 2.0, 3.0]]}  # fmt: skip
 
 
 def test_a_run_becomes_a_small_file_that_comes_back(tmp_path):

@@ -1,0 +1,81 @@
+"""rlrun compare RUN_DIR RUN_DIR
+
+How two runs differ: options, versions and machine, and what came of it, at the end and after as many env steps as both have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.cli import take_flags
+from rlrun.core.errors import UserError
+
+
+def main(words: list[str]) -> int:
+    if not words or any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0 if words else 2
+    _, places = take_flags(words, {})
+    if len(places) != 2:
+        raise UserError("compare takes two run directories")
+    from pathlib import Path
+
+    from rlrun.experiments.runs import SavedRun
+    from rlrun.experiments.view import text_table
+
+    for place in places:
+        if not (Path(place) / "config.yaml").is_file():
+            raise UserError(f"{place} is not a run directory: it has no config.yaml")
+    one, other = (SavedRun(Path(place)) for place in places)
+    rows = options(one, other)
+    print(text_table(rows, ("option", "first", "second")) if rows else "the same options")
+    rows = facts(one, other)
+    if rows:
+        print("\n" + text_table(rows, ("made with", "first", "second")))
+    print("\n" + text_table(outcomes(one, other), ("what came of it", "first", "second")))
+    return 0
+
+
+def short(value: Any) -> str:
+    text = "-" if value is None else f"{value:,.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 48 else text[:45] + "..."
+
+
+def options(one, other) -> list[list[str]]:
+    """All that differ, seed included; run_dir of course does."""
+    keys = [key for key in dict.fromkeys([*one.options, *other.options]) if key not in ("run_dir", "runs_root")]
+    missing = object()
+    return [[key, *(short(run.options.get(key, "(no such option)")) for run in (one, other))] for key in keys
+            if one.options.get(key, missing) != other.options.get(key, missing)]  # fmt: skip
+
+
+def facts(one, other) -> list[list[str]]:
+    rows = []
+    for group in ("versions", "hardware"):
+        both = [run.summary.get(group) or {} for run in (one, other)]
+        rows += [[key, *(short(values.get(key)) for values in both)] for key in dict.fromkeys([*both[0], *both[1]]) if both[0].get(key) != both[1].get(key)]
+    if one.summary.get("git_commit") != other.summary.get("git_commit"):
+        rows.append(["git commit", *(short(str(run.summary.get("git_commit"))[:10]) for run in (one, other))])
+    return rows
+
+
+def outcomes(one, other) -> list[list[str]]:
+    from rlrun.experiments.runs import RETURN, metrics
+    from rlrun.loggers.console import duration
+
+    both = (one, other)
+    rows = [["status", *(str(run.summary.get("status", "?")) for run in both)]]
+    last = [run.rows[-1] if run.rows else {} for run in both]
+    rows.append(["env steps", *(f"{row.get('env_steps', 0):,}" for row in last)])
+    rows.append(["wall time", *(duration(row.get("time_sec", 0.0)) for row in last)])
+    speeds = [row["env_steps"] / row["time_sec"] if row.get("time_sec") else None for row in last]
+    rows.append(["env steps/s", *(short(speed) for speed in speeds)])
+    best = [max(run.series(RETURN)[1], default=None) for run in both]
+    rows.append(["best return, last 100", *(short(value) for value in best)])
+    shared = min(row.get("env_steps", 0) for row in last)
+    at = [next((y for x, y in reversed(list(zip(*run.series(RETURN)))) if x <= shared), None) for run in both]
+    rows.append([f"return at {shared:,} env steps", *(short(value) for value in at)])
+    for name in metrics(both):
+        values = [next((row[name] for row in reversed(run.rows) if row.get(name) is not None), None) for run in both]
+        if any(value is not None for value in values) and name.split("/")[0] in ("sample", "learn", "eval"):
+            rows.append([f"last {name}", *(short(float(value)) if isinstance(value, int | float) else short(value) for value in values)])
+    return rows

@@ -1,0 +1,65 @@
+"""rlrun plot RUN_DIR [...] [--metric return_mean,entropy] [--out curves.png]
+
+Learning curves against env steps and against wall time, of runs, of a sweep's directory, or of all runs below a directory. Runs that differ in their seed
+alone are one curve: the mean with its 95% interval, single runs thin behind it. --metric: names of progress.jsonl, several with commas. --out: .png, .svg or
+.html."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlrun.cli import take_flags
+from rlrun.core.errors import UserError
+
+if TYPE_CHECKING:  # matplotlib is slow to import, and other commands do without
+    from rlrun.bench.charts import Group
+    from rlrun.experiments.runs import SavedRun
+
+
+def main(words: list[str]) -> int:
+    if not words or any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0 if words else 2
+    flags, places = take_flags(words, {"--metric": str, "--out": str})
+    if not places:
+        raise UserError("plot needs run directories, such as runs/impala/Pong/20261121-040000-seed0")
+    out = Path(flags["--out"] or "curves.png")
+    if out.suffix not in (".png", ".svg", ".html"):
+        raise UserError(f"--out {out}: a name that ends with .png, .svg or .html")
+    from rlrun.bench import charts, page
+    from rlrun.experiments.runs import check_metric, find
+
+    runs = find(places)
+    names = [check_metric(name, runs) for name in (flags["--metric"] or "return_mean").split(",") if name]
+    figures = [charts.learning_curves(*curves(runs, name), name, "") for name in names]
+    try:
+        if out.suffix == ".html":
+            body = [part for name, made in zip(names, figures) for part in (f"<h2>{page.escape(name)}</h2>", page.picture(charts.svg(made)))]
+            lead = f"{len(runs)} run{'s' if len(runs) > 1 else ''}; mean and 95% interval over seeds where there are several."
+            out.write_text(page.page("Learning curves", lead, body, "Made by rlrun plot."))
+            written = [out]
+        else:
+            written = [out if len(figures) == 1 else out.with_stem(f"{out.stem}-{name.replace('/', '_')}") for name in names]
+            for path, made in zip(written, figures):
+                charts.save(made, path)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}") from None
+    for path in written:
+        print(path)
+    return 0
+
+
+def curves(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]:
+    """The groups of these runs against env steps and against wall time. UserError where no run has logged a number for the metric."""
+    from rlrun.bench.charts import Curve, Group
+    from rlrun.experiments.runs import groups
+
+    def against(x: str) -> list[Group]:
+        every = [Group(label, [Curve(*run.series(metric, x)) for run in members]) for label, members in groups(runs)]
+        return [group for group in every if any(len(curve.x) for curve in group.curves)]
+
+    steps, times = against("env_steps"), against("time_sec")
+    if not steps:
+        raise UserError(f"{metric} has no value yet: no game has ended, or nothing was logged")
+    return steps, times

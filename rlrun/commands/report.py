@@ -1,0 +1,143 @@
+"""rlrun report RUN_DIR|SWEEP_DIR [...] [--out report.html]
+
+One HTML file about a run or about many: what was run, how it went, curves, options, machine and commands. It needs nothing beside itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlrun.cli import take_flags
+from rlrun.core.errors import UserError
+
+DRAWN = 6  # of a run's learning metrics
+FIRST = ("learn/policy_loss", "learn/value_loss", "learn/loss", "learn/entropy", "learn/td_error", "learn/kl", "learn/q", "learn/grad_norm",
+         "learn/explained_variance", "learn/lr", "sample/policy_lag")  # fmt: skip
+
+
+def main(words: list[str]) -> int:
+    if not words or any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0 if words else 2
+    flags, places = take_flags(words, {"--out": str})
+    if not places:
+        raise UserError("report needs a run directory, or that of a sweep")
+    from rlrun.experiments.runs import find
+
+    runs = find(places)
+    out = Path(flags["--out"]) if flags["--out"] else Path(places[0]) / "report.html"
+    if out.suffix != ".html":
+        raise UserError(f"--out {out}: a name that ends with .html")
+    text = of_run(runs[0]) if len(runs) == 1 else of_many(runs, [Path(place) for place in places])
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror}") from None
+    print(out)
+    return 0
+
+
+def shown(value: Any) -> str:
+    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def returns(run) -> tuple[float | None, float | None]:
+    """The last mean return and the best."""
+    from rlrun.experiments.runs import RETURN
+
+    values = run.series(RETURN)[1]
+    return (run.summary.get("return_mean", values[-1] if values else None), max(values, default=None))
+
+
+def of_run(run) -> str:
+    from rlrun.bench import charts, page
+    from rlrun.commands.plot import curves
+    from rlrun.experiments.runs import RETURN, metrics
+    from rlrun.loggers.console import duration
+
+    last, best = returns(run)
+    row = run.rows[-1] if run.rows else {}
+    steps, seconds = row.get("env_steps", 0), row.get("time_sec", 0.0)
+    body = [page.cards([
+        ("return, mean of last 100 games", shown(None if last is None else float(last)) or "no game has ended"), ("best of it", shown(best)),
+        ("env steps", f"{steps:,}"), ("wall time", duration(seconds)), ("env steps per second", shown(round(steps / seconds)) if seconds else ""),
+        ("status", run.summary.get("status", "unknown").lower()),
+    ])]  # fmt: skip
+    if run.summary.get("reason"):
+        body.append(f"<p class=\"soft\">Ended: {page.escape(str(run.summary['reason']).splitlines()[-1])}</p>")
+    if run.series(RETURN)[0]:
+        body += ["<h2>Return</h2>", page.picture(charts.svg(charts.learning_curves(*curves([run], RETURN), "mean of last 100 games", "")))]
+    if run.series("eval/return_mean")[0]:
+        body += ["<h2>Evaluation</h2>", page.picture(charts.svg(charts.learning_curves(*curves([run], "eval/return_mean"), "mean of evaluation games", "")))]
+    known = [name for name in FIRST if name in metrics([run]) and len(run.series(name)[0]) > 1][:DRAWN]
+    if known:
+        body += ["<h2>Learning</h2>", page.picture(charts.svg(charts.small_multiples([(name, *run.series(name)) for name in known])))]
+    body += facts([run])
+    body += ["<h2>Options</h2>", page.details("All options of this run", page.table(("option", "value"), [(key, shown(value) if value is not None else "null")
+             for key, value in run.options.items()], left=(0, 1)))]  # fmt: skip
+    return page.page(f"{run.title}, seed {run.seed}", run.summary.get("command", str(run.path)), body, f"Made by rlrun report from {run.path}.")
+
+
+def of_many(runs, places: list[Path]) -> str:
+    import numpy as np
+
+    from rlrun.bench import charts, page
+    from rlrun.bench.publish import number
+    from rlrun.bench.stats import iqm
+    from rlrun.commands.plot import curves
+    from rlrun.experiments.runs import RETURN, differing, groups
+    from rlrun.loggers.console import duration
+
+    together = groups(runs)
+    best = max(together, key=lambda group: _mean([returns(run)[0] for run in group[1]]) or float("-inf"))
+    ends = [run.summary.get("status", "unknown") for run in runs]
+    body = [page.cards([("runs", len(runs)), ("settings", len(together)), ("best setting", best[0]),
+                        ("its mean return", shown(_mean([returns(run)[0] for run in best[1]]))), ("failed", ends.count("FAILED"))])]  # fmt: skip
+    if any(run.series(RETURN)[0] for run in runs):
+        body += ["<h2>Return</h2>", page.picture(charts.svg(charts.learning_curves(*curves(runs, RETURN), "mean of last 100 games", "")))]
+    rows = []
+    for label, members in sorted(together, key=lambda group: -(_mean([returns(run)[0] for run in group[1]]) or float("-inf"))):
+        scores = [float(score) for score in (returns(run)[0] for run in members) if score is not None]
+        steps = [run.rows[-1]["env_steps"] for run in members if run.rows]
+        seconds = [run.rows[-1]["time_sec"] for run in members if run.rows]
+        rows.append([label, len(members), number(_mean(scores)), number(iqm(np.array(scores))) if scores else "", number(min(scores, default=None)),
+                     number(max(scores, default=None)), number(_mean(steps)), duration(_mean(seconds) or 0)])  # fmt: skip
+    body += ["<h2>Settings</h2>", page.table(("setting", "seeds", "mean return", "IQM", "lowest", "highest", "env steps", "wall time"), rows, left=(0,))]
+    keys = differing(runs)[:6]
+    each = []
+    for run in runs:
+        status = run.summary.get("status", "unknown").lower()
+        reason = str(run.summary.get("reason", "")).strip().splitlines()
+        ended = reason[-1][:120] if reason else ""
+        each.append([run.path.name, *(shown(run.options.get(key)) for key in keys), run.seed, status, shown(returns(run)[0]), ended])
+    body += ["<h2>Runs</h2>", page.table(("run", *keys, "seed", "status", "return", "how it ended"), each, left=(0, *range(1, len(keys) + 1), len(keys) + 5))]
+    body += facts(runs)
+    sweeps = [json.loads((place / "sweep.json").read_text())["command"] for place in places if (place / "sweep.json").is_file()]
+    lead = sweeps[0] if sweeps else f"{len(runs)} runs below {', '.join(map(str, places))}"
+    return page.page("A sweep" if sweeps else "Several runs", lead, body, "Made by rlrun report.")
+
+
+def _mean(values) -> float | None:
+    known = [float(value) for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def facts(runs) -> list[str]:
+    """Machines, versions and commands, each said once."""
+    from rlrun.bench import page
+
+    rows: dict[tuple[str, str], None] = {}
+    for run in runs:
+        machine = run.summary.get("hardware")
+        if machine:
+            rows["machine", ", ".join([f"{machine['cores']} x {machine['cpu']}", *machine["gpus"]])] = None
+        if run.summary.get("versions"):
+            rows["versions", ", ".join(f"{name} {version}" for name, version in run.summary["versions"].items())] = None
+        if run.summary.get("git_commit"):
+            rows["git commit", run.summary["git_commit"]] = None
+        for line in run.summary.get("resources", []) if len(runs) == 1 else []:
+            rows["resources", line] = None
+    commands = list(dict.fromkeys(run.summary["command"] for run in runs if run.summary.get("command")))
+    made = ["<h2>Made with</h2>", page.table(("", ""), list(rows), left=(0, 1))] if rows else []
+    return [*made, page.code("\n".join(commands))] if commands else made

@@ -1,0 +1,124 @@
+"""Runs as they lie on disk, for whoever compares or draws them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rlrun.config import load_yaml
+from rlrun.core.errors import UserError, closest
+from rlrun.experiments.jobs import summary_of
+from rlrun.loggers.jsonl import read as read_rows
+from rlrun.loggers.mlflow import flatten
+
+# options that make no difference in science
+SAME = ("seed", "run_dir", "runs_root", "logger.", "expected", "measured", "checkpoint.", "log_every_sec", "callbacks", "init", "stop.")
+RETURN = "sample/return_mean"
+
+
+class SavedRun:
+    """A run directory. UserError where its files cannot be read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = load_yaml(path / "config.yaml")
+        self.summary = summary_of(path)
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        try:
+            return read_rows(self.path / "progress.jsonl")
+        except OSError:
+            return []
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Dotted keys and values."""
+        return dict(flatten(self.config))
+
+    @property
+    def seed(self) -> int:
+        return self.config["seed"]
+
+    @property
+    def title(self) -> str:
+        return f"{self.config['algo']['name']} on {self.config['env']['name']}"
+
+    def series(self, metric: str, against: str = "env_steps") -> tuple[list[float], list[float]]:
+        """x and y of the rows that have it."""
+        points = [(row[against], row[metric]) for row in self.rows if row.get(metric) is not None and row.get(against) is not None]
+        return [x for x, _ in points], [y for _, y in points]
+
+
+def find(places: Sequence[str]) -> list[SavedRun]:
+    """The runs behind run directories, directories of sweeps, and directories that hold runs. UserError where there are none."""
+    found: dict[Path, SavedRun] = {}
+    for place in places:
+        path = Path(place)
+        if (path / "config.yaml").is_file():
+            below = [path]
+        elif (path / "sweep.json").is_file():
+            below = [path / job["name"] for job in json.loads((path / "sweep.json").read_text())["jobs"]]
+        else:
+            below = sorted(file.parent for file in path.rglob("config.yaml")) if path.is_dir() else []
+        runs = [one for one in below if (one / "config.yaml").is_file() and (one / "progress.jsonl").is_file()]
+        if not runs:
+            raise UserError(f"{place} holds no run: a run directory has config.yaml and progress.jsonl")
+        for one in runs:
+            found.setdefault(one.resolve(), SavedRun(one))
+    return list(found.values())
+
+
+def science(run: SavedRun) -> dict[str, Any]:
+    """Its options without those that change nothing but a run's place, seed or end."""
+    return {key: value for key, value in run.options.items() if not key.startswith(SAME)}
+
+
+def differing(runs: Sequence[SavedRun]) -> list[str]:
+    """Keys whose values are not the same in all runs."""
+    every = [science(run) for run in runs]
+    keys = dict.fromkeys(key for options in every for key in options)
+    return [key for key in keys if any(options.get(key, KeyError) != every[0].get(key, KeyError) for options in every)]
+
+
+def groups(runs: Sequence[SavedRun]) -> list[tuple[str, list[SavedRun]]]:
+    """Runs that differ in their seed alone, and what tells each group from the others."""
+    together: dict[str, list[SavedRun]] = {}
+    for run in runs:
+        together.setdefault(json.dumps(science(run), sort_keys=True, default=str), []).append(run)
+    first = [members[0] for members in together.values()]
+    return list(zip(_labels(first), together.values(), strict=True))
+
+
+def _labels(runs: Sequence[SavedRun]) -> list[str]:
+    """Short names: algorithm and environment where they differ, then the options that still tell apart those that share them."""
+    if len(runs) == 1:
+        return [runs[0].title]
+    heads = []
+    for run in runs:
+        parts = [run.config[group]["name"] for group in ("algo", "env") if len({one.config[group]["name"] for one in runs}) > 1]
+        heads.append(" ".join(parts))
+    made = []
+    for run, head in zip(runs, heads, strict=True):
+        same = [one for one, other in zip(runs, heads, strict=True) if other == head]
+        keys = differing(same) if len(same) > 1 else []
+        parts = [f"{key.split('.', 1)[-1] if key.startswith('algo.') else key}={run.options.get(key)}" for key in keys[:4]]
+        made.append(" ".join([*([head] if head else []), *parts]) or run.title)
+    return made
+
+
+def metrics(runs: Sequence[SavedRun]) -> list[str]:
+    """Names that any of the runs logged."""
+    return list(dict.fromkeys(name for run in runs for row in run.rows[-50:] for name in row if name not in ("env_steps", "time_sec", "updates")))
+
+
+def check_metric(name: str, runs: Sequence[SavedRun]) -> str:
+    """The full name of a metric: return_mean is sample/return_mean. UserError where no run has it."""
+    known = metrics(runs)
+    fitting = [one for one in known if one == name or one.split("/", 1)[-1] == name]
+    if not fitting:
+        raise UserError(f"There is no metric {name!r} in these runs.{closest(name, known)} There are: {', '.join(sorted(known))}")
+    return fitting[0]
