@@ -58,7 +58,8 @@ def draw(axis: Any, groups: Sequence[Group], label: str, scale: float = 1.0) -> 
         if not curves:
             continue
         if len(curves) == 1:
-            axis.plot(np.asarray(curves[0].x) / scale, curves[0].y, color=colour, linewidth=1.8, label=group.label)
+            point = "o" if len(curves[0].x) == 1 else None
+            axis.plot(np.asarray(curves[0].x) / scale, curves[0].y, color=colour, linewidth=1.8, marker=point, label=group.label)
             continue
         for curve in curves:
             axis.plot(np.asarray(curve.x) / scale, curve.y, color=colour, linewidth=0.7, alpha=0.35)

@@ -18,7 +18,7 @@ from rlrun.loggers.console import duration
 
 CLASSES = {"beaten": "beaten", "within spread": "within", "short": "short", "partial": "partial", "not run": "notrun"}
 MARKS = {"beaten": "beaten", "within spread": "within", "short": "short", "partial": "partial", "not run": "not run"}
-PROTOCOL_SHOWN = {"frame_skip": "frame skip", "sticky_actions": "sticky", "full_action_space": "all 18 actions", "noop_max": "no-ops up to",
+PROTOCOL_SHOWN = {"frame_skip": "frame skip", "sticky_actions": "sticky actions", "full_action_space": "all 18 actions", "noop_max": "no-ops up to",
                   "life_loss_terminal": "a lost life ends the return", "reward_clip": "reward in learning", "size": "pixels"}  # fmt: skip
 
 
@@ -86,7 +86,10 @@ def protocol_line(cells: Sequence[Measured], table: Table) -> str:
 
     said = expected_protocol(cells[0].wanted)
     end = f"after {said['ends_env_steps']:,.0f} env steps (decisions)" if said["ends_env_steps"] else f"after {said['ends_wall_sec']:,.0f} s of wall time"
-    parts = [said["score"], end, *(f"{text} {said[name]}" for name, text in PROTOCOL_SHOWN.items() if name in said)]
+    words = {True: "yes", False: "no"}
+    shown = (f"{text}: {words[said[name]] if isinstance(said[name], bool) else f'{said[name]:g}' if isinstance(said[name], float) else said[name]}"
+             for name, text in PROTOCOL_SHOWN.items() if name in said)  # fmt: skip
+    parts = [said["score"], end, *shown]
     return "; ".join(parts) + f". Published on {table.hardware}, one run each, training games."
 
 

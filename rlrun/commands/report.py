@@ -86,7 +86,7 @@ def of_many(runs, places: list[Path]) -> str:
     from rlrun.bench.publish import number
     from rlrun.bench.stats import iqm
     from rlrun.commands.plot import curves
-    from rlrun.experiments.runs import RETURN, differing, groups
+    from rlrun.experiments.runs import RETURN, groups, telling
     from rlrun.loggers.console import duration
 
     together = groups(runs)
@@ -104,7 +104,7 @@ def of_many(runs, places: list[Path]) -> str:
         rows.append([label, len(members), number(_mean(scores)), number(iqm(np.array(scores))) if scores else "", number(min(scores, default=None)),
                      number(max(scores, default=None)), number(_mean(steps)), duration(_mean(seconds) or 0)])  # fmt: skip
     body += ["<h2>Settings</h2>", page.table(("setting", "seeds", "mean return", "IQM", "lowest", "highest", "env steps", "wall time"), rows, left=(0,))]
-    keys = differing(runs)[:6]
+    keys = telling(runs)[:6]
     each = []
     for run in runs:
         status = run.summary.get("status", "unknown").lower()

@@ -15,7 +15,7 @@ from rlrun.loggers.jsonl import read as read_rows
 from rlrun.loggers.mlflow import flatten
 
 # options that make no difference in science
-SAME = ("seed", "run_dir", "runs_root", "logger.", "expected", "measured", "checkpoint.", "log_every_sec", "callbacks", "init", "stop.")
+SAME = ("seed", "run_dir", "runs_root", "logger.", "expected", "measured", "checkpoint.", "log_every_sec", "callbacks", "init", "stop.", "resources.")
 RETURN = "sample/return_mean"
 
 
@@ -82,6 +82,16 @@ def differing(runs: Sequence[SavedRun]) -> list[str]:
     every = [science(run) for run in runs]
     keys = dict.fromkeys(key for options in every for key in options)
     return [key for key in keys if any(options.get(key, KeyError) != every[0].get(key, KeyError) for options in every)]
+
+
+def telling(runs: Sequence[SavedRun]) -> list[str]:
+    """The few keys that tell runs apart: algorithm and environment, then what differs among runs that share both (what follows from another algorithm does
+    not count)."""
+    names = [key for key in ("algo.name", "env.name") if len({run.options[key] for run in runs}) > 1]
+    kinds: dict[tuple[Any, Any], list[SavedRun]] = {}
+    for run in runs:
+        kinds.setdefault((run.options["algo.name"], run.options["env.name"]), []).append(run)
+    return [*names, *dict.fromkeys(key for members in kinds.values() for key in differing(members))]
 
 
 def groups(runs: Sequence[SavedRun]) -> list[tuple[str, list[SavedRun]]]:

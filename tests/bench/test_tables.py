@@ -172,7 +172,7 @@ def test_what_is_drawn_says_what_is_known(tmp_path):
     text = made[0].read_text()
     assert "| Breakout | IMPALA | 385 | ~150 | 402 (401 to 402) | beaten | 1, 2 |" in text
     assert "| SpaceInvaders | IMPALA | 719 | ~600 | 702 (701 to 702) | short |" in text and "rlrun train seed=1" in text
-    assert "IQM of human-normalised scores" in text and "sticky 0.0" in text and "last100" in text
+    assert "IQM of human-normalised scores" in text and "sticky actions: 0;" in text and "last100" in text
     html = made[1].read_text()
     assert html.count("<h2>") == len(tables) and "<svg" in html and "http://" not in re.sub(r'xmlns(:\w+)?="[^"]*"|"http://[^"]*\.dtd"', "", html)
     assert "<script" not in html and "beaten" in html

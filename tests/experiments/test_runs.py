@@ -1,0 +1,124 @@
+"""Runs on disk, and what plot, compare and report make of them."""
+
+import copy
+import json
+import re
+
+import pytest
+from conftest import compose
+
+from rlrun.cli import _dispatch
+from rlrun.core.errors import UserError
+from rlrun.experiments.runs import differing, find, groups, telling
+
+BASE = ("algo=pg", "env=CartPole-v1", "logger=[]")
+
+
+def saved(folder, *words, returns=(10.0, 20.0, 30.0), status="COMPLETED", **other):
+    """A run directory that was never run."""
+    folder.mkdir(parents=True)
+    config = copy.deepcopy(compose(*words))
+    (folder / "config.yaml").write_text(json.dumps(config))
+    rows = [{"env_steps": 1000 * (n + 1), "time_sec": 2.0 * (n + 1), "updates": n, "sample/return_mean": value, "learn/entropy": 1.0 / (n + 1),
+             "learn/loss": None} for n, value in enumerate(returns)]  # fmt: skip
+    (folder / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    facts = {"status": status, "reason": "2000 env steps", "return_mean": returns[-1], "command": f"rlrun train {' '.join(words)}", "git_commit": "a" * 40,
+             "versions": {"torch": "2.13"}, "hardware": {"cpu": "a <CPU>", "cores": 2, "gpus": []}, "resources": ["device=cpu"], **other}  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(facts))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for seed in (1, 2):
+        saved(tmp_path / "all" / f"pg-{seed}", *BASE, f"seed={seed}", returns=(10.0 * seed, 20.0 * seed))
+        saved(tmp_path / "all" / f"fast-{seed}", *BASE, f"seed={seed}", "algo.lr=0.1", returns=(5.0, 6.0, 7.0))
+    saved(tmp_path / "all" / "a2c", "algo=a2c", *BASE[1:], returns=(1.0,))
+    return tmp_path / "all"
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_group(runs):
+    every = find([str(runs)])
+    assert len(every) == 5 and {label: len(members) for label, members in groups(every)} == {"a2c": 1, "pg lr=0.1": 2, "pg lr=0.004": 2}
+    assert telling(every) == ["algo.name", "algo.lr"]
+    same = [run for run in every if run.path.name.startswith("pg-")]
+    assert groups(same) == [("pg on CartPole-v1", same)] and differing(same) == []
+
+
+def test_places_are_runs_sweeps_or_folders(runs, tmp_path):
+    (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"name": "all/pg-1"}, {"name": "not-begun"}]}))
+    assert [run.path.name for run in find([str(tmp_path)])] == ["pg-1"]
+    assert len(find([str(runs), str(runs / "pg-1")])) == 5, "none twice"
+    for nothing in (tmp_path / "nothing", runs / "pg-1" / "progress.jsonl"):
+        with pytest.raises(UserError, match="holds no run"):
+            find([str(nothing)])
+
+
+def test_plot_writes_what_its_name_says(runs, tmp_path, capsys):
+    assert _dispatch(["plot", str(runs), "--out", str(tmp_path / "a.png")]) == 0
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    assert _dispatch(["plot", str(runs), "--metric", "return_mean,learn/entropy", "--out", str(tmp_path / "b.svg")]) == 0
+    assert capsys.readouterr().out.split()[-2:] == [str(tmp_path / "b-sample_return_mean.svg"), str(tmp_path / "b-learn_entropy.svg")]
+    text = (tmp_path / "b-learn_entropy.svg").read_text()
+    assert "pg lr=0.1 (2 seeds)" in text and "env steps, thousands" in text
+    assert _dispatch(["plot", str(runs), "--out", str(tmp_path / "c.html")]) == 0
+    assert "<svg" in (tmp_path / "c.html").read_text()
+
+
+def test_the_interval_covers_what_all_runs_have_reached():
+    from rlrun.bench.charts import Curve, band
+
+    x, mean, low, high = band([Curve([0, 10], [0.0, 10.0]), Curve([0, 20], [2.0, 42.0])], points=3)
+    assert list(x) == [0, 5, 10] and list(mean) == [1.0, 8.5, 16.0]
+    assert high[0] - mean[0] == pytest.approx(1.96 * 2**0.5 / 2**0.5) and low[0] == pytest.approx(2 * mean[0] - high[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plot", "RUNS", "--metric", "retrun_mean"], "There is no metric 'retrun_mean' in these runs. Did you mean"),
+        (["plot", "RUNS", "--out", "a.pdf"], "a name that ends with .png, .svg or .html"),
+        (["plot", "RUNS", "--metric", "learn/loss"], "learn/loss has no value yet"),
+        (["plot", "--out", "a.png"], "plot needs run directories"),
+        (["plot", "RUNS", "--metrics", "x"], "There is no flag --metrics here. Did you mean --metric"),
+        (["plot", "RUNS", "--out", "/nowhere/a.png"], "cannot be written"),
+        (["compare", "RUNS"], "compare takes two run directories"),
+        (["compare", "RUNS", "RUNS"], "is not a run directory"),
+        (["report", "RUNS", "--out", "a.pdf"], "a name that ends with .html"),
+        (["report"], None),
+    ],
+)
+def test_bad_words(words, said, runs):
+    words = [str(runs) if word == "RUNS" else word for word in words]
+    if said is None:
+        assert _dispatch(words) == 2
+        return
+    with pytest.raises(UserError, match=re.escape(said)):
+        _dispatch(words)
+
+
+def test_compare_says_options_machine_and_outcome(runs, tmp_path, capsys):
+    other = saved(tmp_path / "other", *BASE, "seed=7", "algo.lr=0.1", returns=(1.0, 2.0, 3.0, 4.0), versions={"torch": "2.14"})
+    assert _dispatch(["compare", str(runs / "pg-1"), str(other)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"algo\.lr\s+0\.004\s+0\.1", said) and re.search(r"seed\s+1\s+7", said) and re.search(r"torch\s+2\.13\s+2\.14", said)
+    assert re.search(r"return at 2,000 env steps\s+20\s+2\n", said) and re.search(r"best return, last 100\s+20\s+4\n", said) and "run_dir" not in said
+    assert _dispatch(["compare", str(other), str(other)]) == 0
+    assert "the same options" in capsys.readouterr().out
+
+
+def test_reports_say_it_all_and_need_nothing_else(runs, tmp_path):
+    assert _dispatch(["report", str(runs / "pg-1")]) == 0
+    text = (runs / "pg-1" / "report.html").read_text()
+    assert "pg on CartPole-v1, seed 1" in text and "a &lt;CPU&gt;" in text and "learn/entropy" in text and "algo.discount" in text and "2,000" in text
+    assert not re.search(r'(src|href)="(?!#)', text) and "<script" not in text
+    assert _dispatch(["report", str(runs), "--out", str(tmp_path / "many.html")]) == 0
+    text = (tmp_path / "many.html").read_text()
+    assert "pg lr=0.1" in text and "<td>30</td>" in text, "the mean of the two seeds' last returns"
+    assert text.index("<td class=\"left\">pg lr=0.004</td>") < text.index("<td class=\"left\">pg lr=0.1</td>"), "the best first"
+
+
+def test_a_run_without_a_finished_game_has_a_report(tmp_path):
+    folder = saved(tmp_path / "young", *BASE, returns=(None,), status="RUNNING")
+    assert _dispatch(["report", str(folder)]) == 0
+    assert "no game has ended" in (folder / "report.html").read_text()
