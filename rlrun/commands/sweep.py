@@ -1,9 +1,15 @@
 """rlrun sweep algo=ppo,impala env=Pong,Breakout seed=1,2,3 [any option of rlrun train] [--jobs N] [--dry-run] [--timeout SEC] [--dir DIR] [--config-dir DIR]
+rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search tpe|random --trials 30 [--prune]
+rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search pbt --trials 8 --every 100000
 rlrun sweep --resume DIR [--jobs N]
 
 One run for every combination, each in a process of its own. Values: a=1,2,3, a=range(1,5), tuned='glob(impala/*)'. --jobs: how many at a time, each with its
 share of the cores and one GPU (without it one for each GPU, or for every two cores). --dry-run prints the runs. A run that fails does not stop the others;
---resume goes on with those that failed or were interrupted, from their last checkpoint. Ctrl-C lets the running ones save."""
+--resume goes on with those that failed or were interrupted, from their last checkpoint. Ctrl-C lets the running ones save.
+
+--search draws values instead, from lists and from intervals (int(interval(1,8)) for whole numbers): random, tpe (Optuna), or pbt, a population of --trials runs
+of which, every so many env steps, the worst take over the weights of the best and go on with disturbed values. --prune ends runs that do worse than half of the
+others did at their age."""
 
 from __future__ import annotations
 
@@ -13,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.cli import compose, take_flags
-from rlrun.core.errors import UserError
+from rlrun.core.errors import UserError, closest
 
-FLAGS = {"--jobs": int, "--timeout": float, "--dir": str, "--resume": str, "--dry-run": bool, "--config-dir": str}
+FLAGS = {"--jobs": int, "--timeout": float, "--dir": str, "--resume": str, "--dry-run": bool, "--config-dir": str, "--search": str, "--trials": int,
+         "--prune": bool, "--every": float}  # fmt: skip
+SEARCHES = ("random", "tpe", "pbt")
 
 
 def main(words: list[str]) -> int:
@@ -26,8 +34,8 @@ def main(words: list[str]) -> int:
     if flags["--timeout"] is not None and flags["--timeout"] <= 0:
         raise UserError("--timeout must be positive")
     if flags["--resume"] is not None:
-        if words:
-            raise UserError(f"--resume goes on with the sweep as it was; {words[0]} would change it")
+        if words or flags["--search"]:
+            raise UserError(f"--resume goes on with the sweep as it was; {words[0] if words else '--search'} would change it")
         return resume(Path(flags["--resume"]), flags)
     return begin(words, flags)
 
@@ -35,32 +43,81 @@ def main(words: list[str]) -> int:
 def begin(words: list[str], flags: dict[str, Any]) -> int:
     from rlrun.experiments.grid import grid, job_name, parse
 
-    space = parse(words)
-    if space.intervals:
-        key = next(iter(space.intervals))
-        raise UserError(f"{key} is an interval: a grid needs single values, such as {key}=1,2,3")
     if not words:
         raise UserError("a sweep without jobs: say what to run, such as rlrun sweep algo=ppo,impala env=CartPole-v1 seed=1,2")
+    space = parse(words)
     for reserved in ("run_dir", "runs_root"):
         if reserved in space.choices or (reserved == "run_dir" and any(word.startswith("run_dir=") for word in words)):
             raise UserError(f"{reserved}= cannot vary: every job has a directory of its own, in that of the sweep (--dir)")
-    combinations = grid(space.choices)
     own = [f"--config-dir={Path(flags['--config-dir']).resolve()}"] if flags["--config-dir"] else []
-    jobs = [(job_name(number, varied), [*own, *space.fixed, *(v.word for v in varied)]) for number, varied in enumerate(combinations)]
+    if flags["--search"] is not None:
+        return search(words, space, own, flags)
+    for flag in ("--trials", "--prune", "--every"):
+        if flags[flag]:
+            raise UserError(f"{flag} is for --search {'pbt' if flag == '--every' else 'random|tpe|pbt' if flag == '--trials' else 'random|tpe'}")
+    if space.intervals:
+        key = next(iter(space.intervals))
+        raise UserError(f"{key} is an interval: a grid needs single values, such as {key}=1,2,3; --search draws from intervals")
+    jobs = [(job_name(number, varied), [*own, *space.fixed, *(v.word for v in varied)]) for number, varied in enumerate(grid(space.choices))]
     configs = [checked(job, name) for name, job in jobs]  # a mistake in the last one must not show after hours
     if flags["--dry-run"]:
         for name, job in jobs:
             print(f"{name}: rlrun train {' '.join(job)}")
         print(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''}")
         return 0
-    folder = Path(flags["--dir"]) if flags["--dir"] else new_folder(Path(configs[0]["runs_root"]) / "sweeps")
-    if (folder / "sweep.json").exists():
-        raise UserError(f"{folder} holds a sweep: rlrun sweep --resume {folder} goes on with it")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = made(flags, configs[0])
     from rlrun.experiments.record import write
 
     write(folder, words, jobs, configs[0])
     return work(folder, flags)
+
+
+def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) -> int:
+    """A sweep whose jobs are drawn."""
+    kind, trials = flags["--search"], flags["--trials"]
+    if kind not in SEARCHES:
+        raise UserError(f"There is no --search {kind}.{closest(kind, SEARCHES)} There are {', '.join(SEARCHES)}.")
+    if trials is None or trials < 1:
+        raise UserError("--search needs --trials N: how many runs")
+    if kind == "pbt" and flags["--prune"]:
+        raise UserError("--prune is for --search random|tpe: a population takes over instead")
+    if (kind == "pbt") != (flags["--every"] is not None):
+        raise UserError("--search pbt needs --every N: env steps between two takeovers" if kind == "pbt" else "--every is for --search pbt")
+    if "seed" in space.choices:
+        raise UserError("seed= varies: a search takes one seed, and would otherwise look for the luckiest")
+    if not space.choices and not space.intervals:
+        raise UserError("--search needs something to search in, such as 'algo.lr=tag(log, interval(1e-5, 1e-3))'")
+    if kind != "pbt":
+        from rlrun.experiments.search import optuna
+
+        optuna()
+    first = [f"{key}={values[0]}" for key, values in space.choices.items()]
+    first += [f"{key}={int(interval.low) if interval.whole else interval.low:g}" for key, interval in space.intervals.items()]
+    config = checked([*own, *space.fixed, *first], "at the lowest values")
+    said = {"kind": kind, "trials": trials, "prune": flags["--prune"], "every": flags["--every"], "own": own, "env_steps": config["env_steps"],
+            "seed": config["seed"]}  # fmt: skip
+    if flags["--dry-run"]:
+        drawn = [f"{key} of {', '.join(values)}" for key, values in space.choices.items()]
+        drawn += [f"{key} from {one.low:g} to {one.high:g}" for key, one in space.intervals.items()]
+        print(f"{trials} {'members' if kind == 'pbt' else 'runs'} by {kind}: {'; '.join(drawn)}")
+        return 0
+    folder = made(flags, config)
+    from rlrun.experiments.record import write
+
+    write(folder, words, [], config, said)
+    return work(folder, flags)
+
+
+def made(flags: dict[str, Any], config: dict[str, Any]) -> Path:
+    """The sweep's directory."""
+    folder = Path(flags["--dir"]) if flags["--dir"] else new_folder(Path(config["runs_root"]) / "sweeps")
+    if (folder / "sweep.json").exists():
+        raise UserError(f"{folder} holds a sweep: rlrun sweep --resume {folder} goes on with it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+    return folder
 
 
 def checked(words: Sequence[str], name: str) -> dict[str, Any]:
@@ -69,20 +126,20 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
     from rlrun.config import plain
     from rlrun.wiring import type_config
 
-    made: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         values = plain(cfg)
         check_tuned(choices, values)
         type_config(values)
-        made.append(values)
+        found.append(values)
         return 0
 
     try:
         compose(list(words), job)
     except UserError as error:
         raise UserError(f"job {name}: {error}") from None
-    return made[0]
+    return found[0]
 
 
 def new_folder(root: Path) -> Path:
@@ -102,9 +159,47 @@ def resume(folder: Path, flags: dict[str, Any]) -> int:
     return work(folder, flags)
 
 
+class Recorded:
+    """A supply whose jobs are written down, stand under the sweep's MLflow run, and begin in a clean directory."""
+
+    def __init__(self, supply: Any, parent: Any, folder: Path):
+        self.supply, self.parent, self.folder = supply, parent, folder
+        self.look, self.done = supply.look, supply.done
+
+    def next(self) -> Any:
+        from rlrun.experiments.jobs import clear
+        from rlrun.experiments.record import add
+
+        job = self.supply.next()
+        if job is None:
+            return None
+        add(self.folder, job)
+        clear(job)
+        return self.parent.adopt(job)
+
+
+def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
+    """Where the jobs come from: a list, a study or a population."""
+    said = record.search
+    if said is None:
+        from rlrun.experiments.jobs import Fixed
+
+        return Fixed(todo)
+    from rlrun.experiments.grid import parse
+
+    space = parse(record.words)
+    if said["kind"] == "pbt":
+        from rlrun.experiments.population import Population
+
+        return Population(space, said["trials"], int(said["every"]), int(said["env_steps"]), said["seed"], folder, checked, said["own"])
+    from rlrun.experiments.search import Trials
+
+    return Trials(space, said["kind"], said["trials"], said["prune"], said["env_steps"], said["seed"], folder, checked, said["own"])
+
+
 def work(folder: Path, flags: dict[str, Any]) -> int:
     """Runs what is not done yet; exit code 0 when everything is, 1 when a job failed, 130 or 143 after a signal."""
-    from rlrun.experiments.jobs import DONE, Fixed, Pool, checkpoints, clear, known, places
+    from rlrun.experiments.jobs import DONE, Pool, checkpoints, known, places
     from rlrun.experiments.record import Parent, held, read
     from rlrun.experiments.view import view
 
@@ -118,22 +213,26 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
             print(f"{len(todo)} of {len(before)} jobs to do")
             return 0
         where = places(flags["--jobs"])
-        print(f"rlrun sweep: {len(todo)} of {len(before)} jobs, {min(len(where), max(len(todo), 1))} at a time, in {folder}", flush=True)
-        for job in todo:
-            clear(job)
+        count = len(before) if record.search is None else record.search["trials"]
+        jobs = f"{len(todo)} of {count} jobs" if record.search is None else f"{count} by {record.search['kind']}"
+        print(f"rlrun sweep: {jobs}, {min(len(where), max(count, 1))} at a time, in {folder}", flush=True)
         parent = Parent(record, folder)
-        pool = Pool(where, view(len(before)), flags["--timeout"], before)
+        pool = Pool(where, view(count), flags["--timeout"], before)
+        supply = supply_of(record, folder, todo)
         try:
-            outcomes = pool.run(Fixed([parent.adopt(job) for job in todo]))
+            outcomes = pool.run(Recorded(supply, parent, folder))
         finally:
             parent.close(pool.outcomes, pool.interrupted)
         (folder / "outcomes.json").write_text(json.dumps([told(outcome) for outcome in outcomes], indent=1) + "\n")
+    if record.search is not None and supply.best() is not None:
+        print(supply.best(), flush=True)
     unfinished = [outcome for outcome in outcomes if outcome.status not in (*DONE, "PRUNED")]
     print(folder, flush=True)
-    if unfinished:
-        print(f"rlrun sweep --resume {folder} goes on with {len(unfinished)} of {len(outcomes)} jobs", flush=True)
     if pool.signal is not None:
+        print(f"rlrun sweep --resume {folder} goes on", flush=True)
         return 128 + pool.signal
+    if unfinished and record.search is None:
+        print(f"rlrun sweep --resume {folder} goes on with {len(unfinished)} of {len(outcomes)} jobs", flush=True)
     return 1 if unfinished else 0
 
 

@@ -62,6 +62,7 @@ class Job:
     words: tuple[str, ...]  # what `rlrun train` is told, without run_dir
     run_dir: Path
     log: Path
+    resume: tuple[str, ...] = ()  # what `rlrun resume` is told, where it goes on
 
 
 @dataclass(kw_only=True)
@@ -223,7 +224,7 @@ class Pool:
 
 def started_by(job: Job) -> list[str]:
     """The command of a job: rlrun train, or rlrun resume where the run has a checkpoint."""
-    words = ["resume", str(job.run_dir)] if checkpoints(job.run_dir) else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
+    words = ["resume", str(job.run_dir), *job.resume] if checkpoints(job.run_dir) else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
     return [sys.executable, "-m", "rlrun.experiments.job", *words]
 
 

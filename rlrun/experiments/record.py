@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +23,11 @@ class Record(NamedTuple):
     words: list[str]
     jobs: list[Job]
     mlflow: dict[str, Any] | None  # {uri, experiment, root}; None: the jobs do not log there
+    search: dict[str, Any] | None  # how jobs are drawn; None: they are all named
 
 
-def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence[str]]], config: dict[str, Any]) -> None:
+def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence[str]]], config: dict[str, Any],
+          search: dict[str, Any] | None = None) -> None:  # fmt: skip
     """config: of the first job."""
     from rlrun.rundir import command_line, git_commit, hardware, started_at, versions
 
@@ -32,7 +35,7 @@ def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence
     store = {"uri": mlflow["uri"], "experiment": mlflow["experiment"], "root": str(Path(config["runs_root"]).resolve())} if mlflow["enabled"] else None
     said = {
         "format": FORMAT, "command": command_line(), "words": list(words), "jobs": [{"name": name, "words": list(job)} for name, job in jobs],
-        "mlflow": store, "started": started_at(), "versions": versions(), "git_commit": git_commit(), "hardware": hardware(),
+        "search": search, "mlflow": store, "started": started_at(), "versions": versions(), "git_commit": git_commit(), "hardware": hardware(),
     }  # fmt: skip
     write_atomically(folder / "sweep.json", json.dumps(said, indent=1) + "\n")
 
@@ -48,9 +51,17 @@ def read(folder: Path) -> Record:
         said = json.loads((folder / "sweep.json").read_text())
         if said["format"] != FORMAT:
             raise UserError(f"{folder / 'sweep.json'} has format {said['format']}; this rlrun reads {FORMAT}")
-        return Record(said["command"], said["words"], [job_in(folder, job["name"], job["words"]) for job in said["jobs"]], said["mlflow"])
+        return Record(said["command"], said["words"], [job_in(folder, job["name"], job["words"]) for job in said["jobs"]], said["mlflow"], said["search"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / 'sweep.json'} is damaged: {error}") from None
+
+
+def add(folder: Path, job: Job) -> None:
+    """Writes down a job that a search has drawn, once."""
+    said = json.loads((folder / "sweep.json").read_text())
+    if all(known["name"] != job.name for known in said["jobs"]):
+        said["jobs"].append({"name": job.name, "words": list(job.words)})
+        write_atomically(folder / "sweep.json", json.dumps(said, indent=1) + "\n")
 
 
 @contextmanager
@@ -100,7 +111,7 @@ class Parent:
         """The job as it is told to stand under this run."""
         if self.client is None:
             return job
-        return Job(name=job.name, words=(*job.words, f"logger.mlflow.parent={self.run_id}"), run_dir=job.run_dir, log=job.log)
+        return replace(job, words=(*job.words, f"logger.mlflow.parent={self.run_id}"))
 
     def close(self, outcomes: Sequence[Outcome], interrupted: bool) -> None:
         if self.client is None:

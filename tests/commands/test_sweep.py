@@ -40,6 +40,14 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
         (["algo=pg", *QUICK, "--jobs", "two"], "--jobs two: that is no whole number"),
         (["algo=pg", *QUICK, "--jobs"], "--jobs needs a value"),
         (["algo=pg", *QUICK, "--jobs=0"], "--jobs must be at least 1"),
+        (["algo=pg", *QUICK, "--search", "tpo", "--trials", "2"], "There is no --search tpo. Did you mean tpe"),
+        (["algo=pg", *QUICK, "--search", "tpe"], "--search needs --trials N"),
+        (["algo=pg", *QUICK, "--search", "tpe", "--trials", "2"], "--search needs something to search in"),
+        (["algo=pg,a2c", *QUICK, "seed=1,2", "--search", "tpe", "--trials", "2"], "seed= varies"),
+        (["algo=pg,a2c", *QUICK, "--search", "pbt", "--trials", "2"], "--search pbt needs --every N"),
+        (["algo=pg,a2c", *QUICK, "--search", "random", "--trials", "2", "--every", "9"], "--every is for --search pbt"),
+        (["algo=pg,a2c", *QUICK, "--trials", "2"], "--trials is for --search"),
+        (["algo=pg", *QUICK, "algo.lrr=interval(0.1,0.2)", "--search", "tpe", "--trials", "2"], "job at the lowest values: There is no option algo.lrr"),
         (["--resume", "nowhere"], "nowhere is not the directory of a sweep"),
         (["--resume", "nowhere", "seed=1"], "--resume goes on with the sweep as it was"),
     ],
@@ -114,3 +122,28 @@ def test_jobs_stand_under_one_mlflow_run(tmp_path):
     assert parent.info.status == "FINISHED" and parent.data.metrics["jobs/completed"] == 2 and len(children) == 2
     assert all(child.data.tags["mlflow.parentRunId"] == parent.info.run_id for child in children)
     assert os.listdir(tmp_path / "sweeps")
+
+
+def test_a_search_finds_its_values_and_says_the_best(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    folder = tmp_path / "search"
+    words = ["algo=pg", *QUICK, "algo.lr=tag(log,interval(1e-4,1e-2))", "--search", "tpe", "--trials", "2", "--prune", "--jobs", "2", "--dir", str(folder)]
+    assert _dispatch(["sweep", *words]) == 0
+    made = outcomes(folder)
+    assert len(made) == 2 and all(one["status"] == "COMPLETED" for one in made.values()) and "best of 2: return" in capsys.readouterr().out
+    lrs = {word for one in made.values() for word in one["words"] if word.startswith("algo.lr=")}
+    assert len(lrs) == 2 and len(json.loads((folder / "sweep.json").read_text())["jobs"]) == 2
+    assert _dispatch(["sweep", "--resume", str(folder)]) == 0, "nothing is left to do"
+
+
+def test_a_population_trains_in_parts_and_takes_over(tmp_path, capsys):
+    folder = tmp_path / "pbt"
+    words = ["algo=pg", "env=CartPole-v1", "logger=[]", "resources=debug", "env_steps=3200", "algo.lr=tag(log,interval(1e-5,1e-2))"]
+    assert _dispatch(["sweep", *words, "--search", "pbt", "--trials", "2", "--every", "1600", "--jobs", "2", "--dir", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "takes over from" in said and "best of 2: member-0" in said
+    assert {one["status"] for one in outcomes(folder).values()} == {"COMPLETED"} and all(one["env_steps"] >= 3200 for one in outcomes(folder).values())
+    state = json.loads((folder / "population.json").read_text())["members"]
+    assert all(member["generation"] == 2 for member in state) and sum("took_over" in entry for member in state for entry in member["history"]) >= 1
+    log = (folder / "logs" / "member-00.log").read_text()
+    assert "rlrun resume: pg on CartPole-v1" in log and "from the checkpoint at" in log

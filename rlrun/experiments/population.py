@@ -1,0 +1,203 @@
+"""Population-based training (Jaderberg et al. 2017, arXiv:1711.09846): runs that learn side by side; after every part of the way the worst take over the
+weights of the best and go on with disturbed hyperparameters.
+
+Members are ordinary runs. One that takes over gets the other's last checkpoint and a config.yaml with the new values, and is resumed: schedules, optimiser and
+counters go on as they were. Generations wait for each other, so that the same seed gives the same decisions on one place at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlrun.config import load_yaml, save_yaml
+from rlrun.core.checkpoint import write_atomically
+from rlrun.core.errors import UserError
+from rlrun.experiments.grid import Interval, Space
+from rlrun.experiments.jobs import DONE, Job, Outcome, checkpoints
+from rlrun.experiments.record import job_in
+
+TRUNCATED = 0.25  # of the population that takes over, and that is taken over from (section 3: truncation selection)
+FACTORS = (0.8, 1.2)  # that a number is multiplied by
+RESAMPLED = 0.25  # probability of a value drawn anew instead
+
+
+@dataclass
+class Member:
+    """One run, and where it stands."""
+
+    name: str
+    values: dict[str, Any]
+    generation: int = 0  # parts of the way that it has done
+    score: float | None = None
+    dead: bool = False
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Population:
+    """A supply of the parts of all members' ways."""
+
+    def __init__(self, space: Space, count: int, every: int, env_steps: int, seed: int, folder: Path, check: Callable[[Sequence[str], str], Any],
+                 own: Sequence[str] = ()):  # fmt: skip
+        """every: env steps between two generations."""
+        if count < 2:
+            raise UserError("--search pbt needs --trials of 2 or more: its population")
+        if not 0 < every <= env_steps:
+            raise UserError(f"--every {every} must lie between 1 and env_steps {env_steps}")
+        if not space.intervals and not space.choices:
+            raise UserError("--search pbt needs something to search in, such as 'algo.lr=tag(log, interval(1e-5, 1e-3))'")
+        self.space, self.every, self.env_steps, self.folder, self.own = space, every, env_steps, folder, list(own)
+        self.state = folder / "population.json"
+        self.generations = math.ceil(env_steps / every)
+        self.rng = np.random.default_rng([seed, 0])
+        if self.state.exists():
+            self._load()
+        else:
+            self.members = [Member(f"member-{index:02d}", self._drawn()) for index in range(count)]
+            for member in self.members:
+                check(self._words(member), member.name)
+        self.queue = [member for member in self.members if not member.dead and member.generation == self.generation]
+
+    @property
+    def generation(self) -> int:
+        """That of the members that are behind."""
+        return min((member.generation for member in self.members if not member.dead), default=self.generations)
+
+    # -- values --------------------------------------------------------------------------------------------------------------------------
+
+    def _one(self, key: str) -> Any:
+        if key in self.space.choices:
+            return str(self.rng.choice(self.space.choices[key]))
+        interval = self.space.intervals[key]
+        low, high = (math.log(interval.low), math.log(interval.high)) if interval.log else (interval.low, interval.high)
+        value = self.rng.uniform(low, high)
+        return bounded(math.exp(value) if interval.log else value, interval)
+
+    def _drawn(self) -> dict[str, Any]:
+        return {key: self._one(key) for key in (*self.space.choices, *self.space.intervals)}
+
+    def explored(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Disturbed (section 4.1.2): numbers times 0.8 or 1.2 within their interval, or drawn anew; choices drawn anew or kept."""
+        made = {}
+        for key, value in values.items():
+            if self.rng.random() < RESAMPLED:
+                made[key] = self._one(key)
+            elif key in self.space.intervals:
+                made[key] = bounded(value * float(self.rng.choice(FACTORS)), self.space.intervals[key])
+            else:
+                made[key] = value
+        return made
+
+    def _words(self, member: Member) -> list[str]:
+        fixed = [word for word in self.space.fixed if not word.startswith("env_steps=")]
+        return [*self.own, *fixed, *(f"{key}={value}" for key, value in member.values.items()), f"env_steps={self._target(member)}"]
+
+    def _target(self, member: Member) -> int:
+        return min((member.generation + 1) * self.every, self.env_steps)
+
+    # -- the supply ----------------------------------------------------------------------------------------------------------------------
+
+    def next(self) -> Job | None:
+        if not self.queue:
+            return None
+        member = self.queue.pop(0)
+        job = job_in(self.folder, member.name, self._words(member))
+        return replace(job, resume=(f"env_steps={self._target(member)}",))
+
+    def look(self, outcome: Outcome) -> bool:
+        return False
+
+    def done(self, outcome: Outcome) -> None:
+        member = next(one for one in self.members if one.name == outcome.job.name)
+        if outcome.status == "INTERRUPTED":
+            return
+        if outcome.status not in DONE:
+            member.dead = True
+        else:
+            member.generation += 1
+            member.score = outcome.return_mean
+            member.history.append({"env_steps": outcome.env_steps, "score": member.score, **member.values})
+        self._save()
+        waiting = [one for one in self.members if not one.dead and one.generation == self.generation]
+        if len(waiting) == sum(not one.dead for one in self.members) and self.generation < self.generations:
+            self._exploit()
+            self.queue = waiting
+
+    def _exploit(self) -> None:
+        """The worst quarter takes over from the best."""
+        alive = sorted((one for one in self.members if not one.dead), key=lambda one: -math.inf if one.score is None else one.score, reverse=True)
+        count = max(1, int(TRUNCATED * len(alive))) if len(alive) > 1 else 0
+        for loser in alive[len(alive) - count :]:
+            winner = alive[int(self.rng.integers(0, count))]
+            if winner is loser or winner.score is None or winner.score == loser.score:
+                continue
+            values = self.explored(winner.values)
+            take_over(self.folder / winner.name, self.folder / loser.name, values)
+            loser.history.append({"took_over": winner.name, "generation": self.generation, **values})
+            loser.values = values
+            print(f"  {loser.name} (return {shown(loser.score)}) takes over from {winner.name} ({shown(winner.score)})", flush=True)
+        self._save()
+
+    def best(self) -> str | None:
+        """The best member and its values."""
+        scored = [one for one in self.members if one.score is not None]
+        if not scored:
+            return None
+        top = max(scored, key=lambda one: one.score if one.score is not None else -math.inf)
+        return f"best of {len(scored)}: {top.name}, return {shown(top.score)}, now with {' '.join(f'{key}={value}' for key, value in top.values.items())}"
+
+    # -- going on later ------------------------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        members = [{"name": one.name, "values": one.values, "generation": one.generation, "score": one.score, "dead": one.dead, "history": one.history}
+                   for one in self.members]  # fmt: skip
+        write_atomically(self.state, json.dumps({"members": members, "rng": self.rng.bit_generator.state}, indent=1) + "\n")
+
+    def _load(self) -> None:
+        try:
+            said = json.loads(self.state.read_text())
+            self.members = [Member(**one) for one in said["members"]]
+            self.rng.bit_generator.state = said["rng"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.state} is damaged: {error}") from None
+
+
+def shown(score: float | None) -> str:
+    return "none" if score is None else f"{score:.2f}"
+
+
+def bounded(value: float, interval: Interval) -> float | int:
+    value = min(max(value, interval.low), interval.high)
+    return round(value) if interval.whole else float(f"{value:.6g}")
+
+
+def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
+    """The loser's run gets the winner's last checkpoint, and its own options with these values."""
+    name = checkpoints(winner)[-1]
+    fresh = loser / "checkpoints.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    shutil.copytree(winner / "checkpoints" / name, fresh / name)
+    config = load_yaml(loser / "config.yaml")
+    for key, value in values.items():
+        *groups, last = key.split(".")
+        node = config
+        for group in groups:
+            node = node[group]
+        node[last] = yaml_value(value)
+    shutil.rmtree(loser / "checkpoints")
+    fresh.rename(loser / "checkpoints")
+    save_yaml(config, loser / "config.yaml")
+
+
+def yaml_value(value: Any) -> Any:
+    """What a word of the command line stands for."""
+    from rlrun.config import parse_assignments
+
+    return parse_assignments([f"x={value}"])["x"] if isinstance(value, str) else value

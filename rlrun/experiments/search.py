@@ -1,0 +1,120 @@
+"""Search beyond grids, by Optuna: random or TPE (Bergstra et al. 2011), with pruning of runs that do worse than others did at their age.
+
+The study is a journal of JSON lines in the sweep's directory, so that a search can go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlrun.core.errors import UserError
+from rlrun.experiments.grid import Space, Variation, job_name
+from rlrun.experiments.jobs import DONE, Job, Outcome
+from rlrun.experiments.record import job_in
+
+METHODS = ("random", "tpe")
+STARTUP_TRIALS = 5  # before a run can be pruned, and before TPE stops drawing at random
+RUNGS = 20  # ages, in equal parts of env_steps, at which runs are compared
+
+
+def optuna() -> Any:
+    """UserError where it is not installed."""
+    try:
+        import optuna as found
+    except ImportError:
+        raise UserError("--search needs Optuna: pip install 'rlrun[search]'") from None
+    logging.getLogger("optuna").setLevel(logging.WARNING)
+    return found
+
+
+class Trials:
+    """A supply of jobs whose words a study draws. What it maximises is the mean return of the last 100 games at a run's end."""
+
+    def __init__(self, space: Space, method: str, count: int, prune: bool, env_steps: float, seed: int, folder: Path,
+                 check: Callable[[Sequence[str], str], Any], own: Sequence[str] = ()):  # fmt: skip
+        """own: words of every job beside space.fixed. check(words, name) raises UserError on words that would not start."""
+        found = optuna()
+        self.space, self.count, self.prune, self.folder, self.own, self.check = space, count, prune, folder, list(own), check
+        self.rung = max(1.0, env_steps / RUNGS)
+        self.reported: dict[int, int] = {}  # trial -> the last rung that the study was told of
+        storage = found.storages.JournalStorage(found.storages.journal.JournalFileBackend(str(folder / "study.jsonl")))
+        samplers = {"random": found.samplers.RandomSampler, "tpe": found.samplers.TPESampler}
+        options = {"n_startup_trials": STARTUP_TRIALS, "constant_liar": True} if method == "tpe" else {}
+        pruner = found.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=2) if prune else found.pruners.NopPruner()
+        # a search that goes on must not draw again what it has drawn
+        begun = len(storage.get_all_trials(0)) if storage.get_all_studies() else 0
+        self.study = found.create_study(study_name="sweep", storage=storage, sampler=samplers[method](seed=seed + begun, **options), pruner=pruner,
+                                        direction="maximize", load_if_exists=True)  # fmt: skip
+        self.trials: dict[str, Any] = {}
+        self.again: list[tuple[Any, Job]] = []  # of an earlier session, not told yet
+        for frozen in self.study.trials:
+            if frozen.state == found.trial.TrialState.RUNNING:
+                trial = found.trial.Trial(self.study, frozen._trial_id)
+                self.again.append((trial, self._job(frozen.number, [Variation(key, self._text(key, value)) for key, value in frozen.params.items()])))
+
+    def _text(self, key: str, value: Any) -> str:
+        return str(value) if key in self.space.choices else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    def _job(self, number: int, varied: Sequence[Variation]) -> Job:
+        return job_in(self.folder, job_name(number, varied), [*self.own, *self.space.fixed, *(one.word for one in varied)])
+
+    def _draw(self, trial: Any) -> list[Variation]:
+        varied = []
+        for key, values in self.space.choices.items():
+            varied.append(Variation(key, trial.suggest_categorical(key, values)))
+        for key, interval in self.space.intervals.items():
+            if interval.whole:
+                value = trial.suggest_int(key, int(interval.low), int(interval.high), log=interval.log)
+            else:
+                value = trial.suggest_float(key, interval.low, interval.high, log=interval.log)
+            varied.append(Variation(key, self._text(key, value)))
+        return varied
+
+    def next(self) -> Job | None:
+        found = optuna()
+        if self.again:
+            trial, job = self.again.pop(0)
+            self.trials[job.name] = trial
+            return job
+        while len(self.study.trials) < self.count:
+            trial = self.study.ask()
+            job = self._job(trial.number, self._draw(trial))
+            try:
+                self.check(job.words, job.name)
+            except UserError as error:  # values that do not go together; the study learns to leave them
+                print(f"left out: {error}", flush=True)
+                self.study.tell(trial, state=found.trial.TrialState.FAIL)
+                continue
+            self.trials[job.name] = trial
+            return job
+        return None
+
+    def look(self, outcome: Outcome) -> bool:
+        mean, rung = outcome.row.get("sample/return_mean"), int(outcome.row.get("env_steps", 0) / self.rung)
+        trial = self.trials[outcome.job.name]
+        if not self.prune or mean is None or rung <= self.reported.get(trial.number, 0):
+            return False
+        self.reported[trial.number] = rung
+        trial.report(mean, rung)
+        return bool(trial.should_prune())
+
+    def done(self, outcome: Outcome) -> None:
+        state = optuna().trial.TrialState
+        trial = self.trials[outcome.job.name]
+        if outcome.status in DONE and outcome.return_mean is not None:
+            self.study.tell(trial, outcome.return_mean)
+        elif outcome.status == "PRUNED":
+            self.study.tell(trial, state=state.PRUNED)
+        elif outcome.status != "INTERRUPTED":  # those go on with the next session
+            self.study.tell(trial, state=state.FAIL)
+
+    def best(self) -> str | None:
+        """The words of the best run, and its return."""
+        complete = [trial for trial in self.study.trials if trial.value is not None and trial.state.name == "COMPLETE"]
+        if not complete:
+            return None
+        top = max(complete, key=lambda trial: trial.value)
+        words = " ".join(f"{key}={self._text(key, value)}" for key, value in top.params.items())
+        return f"best of {len(complete)}: return {top.value:.2f} with {words}"

@@ -1,0 +1,209 @@
+"""Searches, with jobs that answer at once in place of runs."""
+
+import json
+import math
+
+import pytest
+
+pytest.importorskip("optuna")
+
+from rlrun.core.errors import UserError
+from rlrun.experiments.grid import parse
+from rlrun.experiments.jobs import Outcome
+from rlrun.experiments.population import FACTORS, Population, bounded, take_over, yaml_value
+from rlrun.experiments.search import Trials
+
+WORDS = ["algo=pg,a2c", "env=CartPole-v1", "algo.lr=tag(log, interval(1e-5, 1e-1))", "algo.batch_size=int(interval(2, 9))"]
+
+
+def allowed(words, name):
+    return {}
+
+
+def values_of(job):
+    return dict(word.split("=", 1) for word in job.words)
+
+
+def trials(folder, method="random", count=10, prune=False, check=allowed, seed=0):
+    return Trials(parse(WORDS), method, count, prune, 1000, seed, folder, check)
+
+
+def finish(supply, job, mean, status="COMPLETED"):
+    supply.done(Outcome(job=job, status=status, summary={"return_mean": mean} if mean is not None else {}))
+
+
+def test_values_are_drawn_from_lists_and_intervals(tmp_path):
+    supply = trials(tmp_path, count=30)
+    seen = []
+    while (job := supply.next()) is not None:
+        values = values_of(job)
+        assert values["algo"] in ("pg", "a2c") and 1e-5 <= float(values["algo.lr"]) <= 1e-1 and int(values["algo.batch_size"]) in range(2, 10)
+        assert values["env"] == "CartPole-v1" and job.run_dir.parent == tmp_path
+        seen.append(values)
+        finish(supply, job, 1.0)
+    assert len(seen) == 30 and {one["algo"] for one in seen} == {"pg", "a2c"} and len({one["algo.batch_size"] for one in seen}) > 5
+    assert sum(float(one["algo.lr"]) < 1e-3 for one in seen) > 8, "half of a logarithmic interval lies below its middle"
+
+
+def test_the_same_seed_draws_the_same(tmp_path):
+    def words(folder, seed):
+        folder.mkdir()
+        return [trials(folder, seed=seed).next().words for _ in range(1)]
+
+    assert words(tmp_path / "a", 3) == words(tmp_path / "b", 3) != words(tmp_path / "c", 4)
+
+
+def test_tpe_learns_where_returns_are_high(tmp_path):
+    """A peak at lr 1e-3 in 60 trials: the later half must look there more often than chance (a fifth of the interval lies within a factor of 2.5)."""
+    supply = trials(tmp_path, "tpe", 60)
+    near = []
+    while (job := supply.next()) is not None:
+        distance = abs(math.log10(float(values_of(job)["algo.lr"])) + 3)
+        near.append(distance < 0.4)
+        finish(supply, job, -distance)
+    assert sum(near[30:]) > 12
+    assert "best of 60" in supply.best()
+
+
+def test_a_run_that_does_worse_than_half_at_its_age_is_pruned(tmp_path):
+    supply = trials(tmp_path, prune=True, count=20)
+    for mean in (10.0, 20.0, 30.0, 40.0, 50.0):  # the first five are left alone, whatever they do
+        job = supply.next()
+        for step in range(50, 1001, 50):
+            assert not supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": mean}))
+        finish(supply, job, mean)
+    job = supply.next()
+    asked = [supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": 25.0})) for step in range(50, 501, 50)]
+    assert asked[-1] and not asked[0], "25 is below the median of 30, but a young run is left alone"
+    finish(supply, job, None, "PRUNED")
+    job = supply.next()
+    assert not any(supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": 45.0})) for step in range(50, 1001, 50))
+    assert not supply.look(Outcome(job=job, row={"env_steps": 60, "sample/return_mean": None}))
+
+
+def test_a_search_goes_on_where_it_was(tmp_path):
+    supply = trials(tmp_path, count=4)
+    first, second = supply.next(), supply.next()
+    finish(supply, first, 5.0)
+    finish(supply, second, None, "INTERRUPTED")
+    later = trials(tmp_path, count=4)
+    again = later.next()
+    assert again.name == second.name and again.words == second.words, "the interrupted run goes on with the values it had"
+    finish(later, again, 7.0)
+    names = {first.name, again.name}
+    while (job := later.next()) is not None:
+        assert job.words not in (first.words, second.words)
+        names.add(job.name)
+        finish(later, job, 1.0)
+    assert len(names) == 4 and "return 7.00" in later.best() and "best of 4" in later.best()
+
+
+def test_failed_runs_and_values_that_do_not_fit_are_told(tmp_path, capsys):
+    def check(words, name):
+        if "algo=pg" in words:
+            raise UserError(f"job {name}: no pg today")
+
+    supply = trials(tmp_path, count=12, check=check)
+    ran = []
+    while (job := supply.next()) is not None:
+        ran.append(values_of(job)["algo"])
+        finish(supply, job, None, "FAILED")
+    assert set(ran) == {"a2c"} and 0 < len(ran) < 12 and "no pg today" in capsys.readouterr().out and supply.best() is None
+
+
+# -- population ----------------------------------------------------------------------------------------------------------------------------
+
+SPACE = ["algo=pg", "env=CartPole-v1", "env_steps=400", "algo.lr=tag(log, interval(1e-5, 1e-1))", "algo.optimizer.kind=adam,rmsprop"]
+
+
+def population(folder, count=4, every=100, steps=400, **options):
+    return Population(parse(SPACE), count, every, steps, 0, folder, options.pop("check", allowed))
+
+
+def play(supply, folder, score):
+    """All jobs that are there now, as runs that leave a checkpoint and a config."""
+    done = []
+    while (job := supply.next()) is not None:
+        step = int(dict(word.split("=") for word in job.resume)["env_steps"])
+        place = job.run_dir / "checkpoints" / f"{step:012d}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "policy.pt").write_text(job.name)
+        if not (job.run_dir / "config.yaml").exists():
+            (job.run_dir / "config.yaml").write_text(json.dumps({"algo": {"lr": values_of(job)["algo.lr"], "optimizer": {"kind": "adam"}}}))
+        done.append((job, step))
+    for job, step in done:
+        supply.done(Outcome(job=job, status="COMPLETED", summary={"return_mean": score(job.name), "env_steps": step}))
+    return done
+
+
+def test_members_go_on_by_parts_and_the_worst_takes_over(tmp_path, capsys):
+    supply = population(tmp_path)
+    before = {member.name: dict(member.values) for member in supply.members}
+    scores = {"member-00": 1.0, "member-01": 9.0, "member-02": 5.0, "member-03": 4.0}
+    steps = [step for _, step in play(supply, tmp_path, scores.get)]
+    assert steps == [100] * 4 and "member-00 (return 1.00) takes over from member-01 (9.00)" in capsys.readouterr().out
+    loser, winner = supply.members[0], supply.members[1]
+    assert (tmp_path / "member-00" / "checkpoints" / f"{100:012d}" / "policy.pt").read_text() == "member-01"
+    ratio = loser.values["algo.lr"] / winner.values["algo.lr"]
+    assert loser.values != before["member-00"] and (any(math.isclose(ratio, factor, rel_tol=1e-4) for factor in FACTORS) or loser.values["algo.lr"] > 0)
+    import yaml
+
+    assert float(yaml.safe_load((tmp_path / "member-00" / "config.yaml").read_text())["algo"]["lr"]) == pytest.approx(loser.values["algo.lr"])
+    assert all(member.values == before[member.name] for member in supply.members[1:])
+    for expected in (200, 300, 400):
+        assert [step for _, step in play(supply, tmp_path, scores.get)] == [expected] * 4
+    assert supply.next() is None and "member-01" in supply.best()
+
+
+def test_a_population_goes_on_where_it_was(tmp_path):
+    supply = population(tmp_path)
+    job = supply.next()
+    (job.run_dir / "checkpoints" / f"{100:012d}").mkdir(parents=True)
+    supply.done(Outcome(job=job, status="COMPLETED", summary={"return_mean": 2.0, "env_steps": 100}))
+    supply.done(Outcome(job=supply.next(), status="INTERRUPTED"))
+    later = population(tmp_path)
+    names = []
+    while (job := later.next()) is not None:
+        names.append(job.name)
+    assert names == ["member-01", "member-02", "member-03"] and later.members[0].score == 2.0
+    (tmp_path / "population.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        population(tmp_path)
+
+
+def test_members_that_fail_do_not_hold_up_the_others(tmp_path):
+    supply = population(tmp_path)
+    jobs = [supply.next() for _ in range(4)]
+    supply.done(Outcome(job=jobs[0], status="FAILED"))
+    for number, job in enumerate(jobs[1:]):
+        (job.run_dir / "checkpoints" / f"{100:012d}").mkdir(parents=True)
+        (job.run_dir / "config.yaml").write_text(json.dumps({"algo": {"lr": 0.1, "optimizer": {"kind": "adam"}}}))
+        supply.done(Outcome(job=job, status="COMPLETED", summary={"return_mean": float(number), "env_steps": 100}))
+    assert {job.name for job in iter(supply.next, None)} == {"member-01", "member-02", "member-03"}
+
+
+@pytest.mark.parametrize(("count", "every", "said"), [(1, 100, "2 or more"), (4, 0, "between 1 and env_steps"), (4, 500, "between 1 and env_steps")])
+def test_populations_that_make_no_sense(tmp_path, count, every, said):
+    with pytest.raises(UserError, match=said):
+        population(tmp_path, count, every)
+
+
+def test_values_stay_within_their_interval():
+    space = parse(["algo.n=int(interval(2, 5))", "algo.lr=interval(0.1, 0.2)"]).intervals
+    assert bounded(7.9, space["algo.n"]) == 5 and bounded(3.4, space["algo.n"]) == 3 and bounded(0.05, space["algo.lr"]) == 0.1
+    assert yaml_value("1e-3") == 1e-3 and yaml_value("adam") == "adam" and yaml_value(0.5) == 0.5
+
+
+def test_a_takeover_leaves_one_checkpoint_the_winners(tmp_path):
+    for name, steps in (("winner", (100, 200)), ("loser", (100, 190))):
+        for step in steps:
+            place = tmp_path / name / "checkpoints" / f"{step:012d}"
+            place.mkdir(parents=True)
+            (place / "run.json").write_text(name)
+        (tmp_path / name / "config.yaml").write_text(json.dumps({"algo": {"lr": 0.1}, "seed": name == "winner"}))
+    take_over(tmp_path / "winner", tmp_path / "loser", {"algo.lr": 0.3})
+    assert [path.name for path in (tmp_path / "loser" / "checkpoints").iterdir()] == [f"{200:012d}"]
+    assert (tmp_path / "loser" / "checkpoints" / f"{200:012d}" / "run.json").read_text() == "winner"
+    import yaml
+
+    assert yaml.safe_load((tmp_path / "loser" / "config.yaml").read_text()) == {"algo": {"lr": 0.3}, "seed": False}
