@@ -17,6 +17,7 @@ COMMANDS = {
     "resume": "RUN_DIR [env_steps=...]: continue a run exactly",
     "evaluate": "RUN_DIR [episodes=10]: play full games with a trained policy",
     "watch": "RUN_DIR: an mp4 and a gif of a trained policy",
+    "export": "RUN_DIR: the trained policy as .pt2, .safetensors or .onnx, for programs without rlrun",
     "list": "algos, envs or tuned",
     "explain": "ALGO: paper, what is recorded, every option",
     "benchmark": "throughput, replay, reproduce-tables or tuned: speed, and results beside the published ones",

@@ -117,6 +117,10 @@ class DistributionPolicy(Policy):
                 recorded[name] = dist.record()
         return Act(action, after, Batch(recorded))
 
+    def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
+        outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
+        return outputs.dist[0].mode(), after
+
     @torch.no_grad()
     def last_value(self, batch: Batch) -> Tensor:
         """V(obs[T]) [B]: what rows before the fragment's end bootstrap from."""
@@ -246,6 +250,11 @@ class QPolicy(Policy):
         action = torch.where(explores, draws.argmax(-1), best)
         known = {"q_taken": lambda: q.gather(1, action.unsqueeze(1)).squeeze(1), "q_max": lambda: q.max(-1).values}
         return Act(action, Batch(carried), Batch({name: known[name]() for name in record}))
+
+    def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
+        """Of noisy layers the means, if draw_noise(policy, None) came before."""
+        q, after = self(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
+        return q[0].argmax(-1), after
 
     def epsilon(self, state: Batch, clock: Clock) -> Tensor:
         """Of every column: the schedule's, or spaced in logarithm from it to epsilon_min (rlpyt; Ape-X's ladder, Horgan et al. 2018, section 4.1, is 0.4 to

@@ -35,6 +35,11 @@ class Policy(nn.Module):
         """obs leaves [B, ...], is_first [B] -> Act with the outputs named in `record`. State is reset where is_first."""
         raise NotImplementedError
 
+    def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
+        """What act(mode="greedy") does where nothing is drawn at random: action and the state after this row. A pure function of its inputs and of the
+        weights, so that it can be exported."""
+        raise NotImplementedError
+
     def unroll(self, batch: Batch):
         """The learner's pass over T+1 rows of a batch; returns the algorithm's own NamedTuple."""
         raise NotImplementedError

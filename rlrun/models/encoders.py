@@ -126,11 +126,11 @@ class ImageEncoder(nn.Module):
         stored = self.first.weight.dtype
         cast = self.precision == "bf16" and stored != torch.bfloat16
         compute = torch.bfloat16 if self.precision == "bf16" else stored
-        chunk = CHUNK_ROWS if x.device.type == "cpu" else max(x.shape[0], 1)
+        whole = x.device.type != "cpu" or torch.compiler.is_exporting()  # an exported policy takes any number of rows
         with torch.autocast(x.device.type, torch.bfloat16, enabled=cast):
             weight = self.first.weight * self.scale if x.dtype == torch.uint8 else self.first.weight
             hidden = []
-            for part in x.split(chunk):
+            for part in (x,) if whole else x.split(CHUNK_ROWS):
                 # transposing bytes and then widening them is a third of the cost of the other order
                 pixels = part.contiguous(memory_format=torch.channels_last).to(compute)
                 first = F.conv2d(pixels, weight, self.first.bias, self.first.stride, self.first.padding)

@@ -40,7 +40,7 @@ class NoisyLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
         bias = self.bias + self.bias_sigma * self.noise_out
-        if x.numel() <= FEW_ROWS * x.shape[-1]:  # making the weights would cost more than using them
+        if not torch.compiler.is_exporting() and x.numel() <= FEW_ROWS * x.shape[-1]:  # making the weights would cost more than using them
             return F.linear(x, self.weight, bias) + F.linear(x * self.noise_in, self.weight_sigma) * self.noise_out
         return F.linear(x, torch.addcmul(self.weight, self.weight_sigma, torch.outer(self.noise_out, self.noise_in)), bias)
 

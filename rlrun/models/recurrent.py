@@ -26,7 +26,8 @@ class Memory(nn.Module):
         """x [T, B, F], is_first [T, B], state leaves [B, H] (before row 0) -> features [T, B, H], state after row T-1."""
         keep = (~is_first).to(x.dtype).unsqueeze(-1)  # [T, B, 1]
         # one call for every stretch of rows in which no column begins anew
-        starts = [0, *(int(t) for t in is_first[1:].any(1).nonzero().flatten() + 1), x.shape[0]]
+        inside = is_first[1:].any(1).nonzero().flatten() + 1 if x.shape[0] > 1 else ()
+        starts = [0, *(int(t) for t in inside), x.shape[0]]
         outputs = []
         hidden = {name: state[name] for name in state}
         for begin, end in itertools.pairwise(starts):

@@ -1,0 +1,45 @@
+"""rlrun export RUN_DIR [checkpoint=last|best|<env steps>] [--formats pt2,safetensors,onnx] [--dir DIR]
+
+The trained policy with its filters, for programs without rlrun: policy.pt2 (torch.export; any batch size, recurrent state explicit), policy.safetensors (the
+weights) and policy.onnx, with policy.json that says what goes in and comes out. A game played by the run's own policy is compared with each. Without --formats:
+pt2 and safetensors; without --dir: RUN_DIR/export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlrun.cli import run_dir_argument, take_flags
+from rlrun.core.errors import UserError, closest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    checkpoint: str | int
+
+
+def main(words: list[str]) -> int:
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0
+    flags, rest = take_flags(words, {"--formats": str, "--dir": str})
+    path, rest = run_dir_argument(rest, "export")
+    from rlrun.config import parse_assignments, typed
+
+    options = typed(ExportOptions, {"checkpoint": "last", **parse_assignments(rest)})
+    from rlrun.export import FORMATS, write
+
+    formats = tuple(dict.fromkeys(name for name in (flags["--formats"] or "pt2,safetensors").split(",") if name))
+    for name in formats:
+        if name not in FORMATS:
+            raise UserError(f"There is no format {name!r}.{closest(name, FORMATS)} There are {', '.join(FORMATS)}.")
+    if not formats:
+        raise UserError(f"--formats names none of {', '.join(FORMATS)}")
+    import torch
+
+    from rlrun.trained import load
+
+    torch.set_num_threads(1)
+    for file, checked in write(load(path, str(options.checkpoint)), Path(flags["--dir"]) if flags["--dir"] else path / "export", formats):
+        print(f"{file}{'  ' if checked else ''}{checked}")
+    return 0
