@@ -1,6 +1,7 @@
 """rlrun sweep algo=ppo,impala env=Pong,Breakout seed=1,2,3 [any option of rlrun train] [--jobs N] [--dry-run] [--timeout SEC] [--dir DIR] [--config-dir DIR]
 rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search tpe|random --trials 30 [--prune]
 rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search pbt --trials 8 --every 100000
+rlrun sweep ... --cluster slurm --queue partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600
 rlrun sweep --resume DIR [--jobs N]
 
 One run for every combination, each in a process of its own. Values: a=1,2,3, a=range(1,5), tuned='glob(impala/*)'. --jobs: how many at a time, each with its
@@ -9,7 +10,9 @@ share of the cores and one GPU (without it one for each GPU, or for every two co
 
 --search draws values instead, from lists and from intervals (int(interval(1,8)) for whole numbers): random, tpe (Optuna), or pbt, a population of --trials runs
 of which, every so many env steps, the worst take over the weights of the best and go on with disturbed values. --prune ends runs that do worse than half of the
-others did at their age."""
+others did at their age.
+
+--cluster slurm gives the jobs to SLURM's queue (submitit; a file system that all machines see), --jobs at a time; --cluster local tries that here."""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from rlrun.cli import compose, take_flags
 from rlrun.core.errors import UserError, closest
 
 FLAGS = {"--jobs": int, "--timeout": float, "--dir": str, "--resume": str, "--dry-run": bool, "--config-dir": str, "--search": str, "--trials": int,
-         "--prune": bool, "--every": float}  # fmt: skip
+         "--prune": bool, "--every": float, "--cluster": str, "--queue": str}  # fmt: skip
 SEARCHES = ("random", "tpe", "pbt")
 
 
@@ -33,6 +36,8 @@ def main(words: list[str]) -> int:
     flags, words = take_flags(words, FLAGS)
     if flags["--timeout"] is not None and flags["--timeout"] <= 0:
         raise UserError("--timeout must be positive")
+    if flags["--queue"] and not flags["--cluster"]:
+        raise UserError("--queue is for --cluster slurm")
     if flags["--resume"] is not None:
         if words or flags["--search"]:
             raise UserError(f"--resume goes on with the sweep as it was; {words[0] if words else '--search'} would change it")
@@ -212,12 +217,19 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
                 print(f"{job.name}: {'goes on' if checkpoints(job.run_dir) else 'begins'}")
             print(f"{len(todo)} of {len(before)} jobs to do")
             return 0
-        where = places(flags["--jobs"])
+        starter = None
+        if flags["--cluster"]:
+            from rlrun.experiments.cluster import Queue, parse, slots
+
+            starter = Queue(flags["--cluster"], parse(flags["--queue"]) if flags["--queue"] else {}, folder)
+            where = slots(flags["--jobs"])
+        else:
+            where = places(flags["--jobs"])
         count = len(before) if record.search is None else record.search["trials"]
         jobs = f"{len(todo)} of {count} jobs" if record.search is None else f"{count} by {record.search['kind']}"
         print(f"rlrun sweep: {jobs}, {min(len(where), max(count, 1))} at a time, in {folder}", flush=True)
         parent = Parent(record, folder)
-        pool = Pool(where, view(count), flags["--timeout"], before)
+        pool = Pool(where, view(count), flags["--timeout"], before, starter)
         supply = supply_of(record, folder, todo)
         try:
             outcomes = pool.run(Recorded(supply, parent, folder))

@@ -122,10 +122,42 @@ class Fixed:
     def done(self, outcome: Outcome) -> None: ...
 
 
+class Process(Protocol):
+    """A running job: subprocess.Popen, or what a cluster's queue has of it."""
+
+    def poll(self) -> int | None: ...
+    def send_signal(self, number: int) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self) -> int: ...
+
+
+class Starter(Protocol):
+    def __call__(self, job: Job, place: Place) -> Process: ...
+
+
+class Here:
+    """Starts jobs as processes of this machine, on their cores, with their output in their log."""
+
+    def __init__(self, command: Callable[[Job], list[str]] | None = None):
+        self.command = command or command_of
+
+    def __call__(self, job: Job, place: Place) -> subprocess.Popen:
+        environment = dict(os.environ) if place.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.gpu}
+        mine = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, place.cores)  # inherited; resources=auto counts the cores that it may use
+        try:
+            with job.log.open("ab") as log:
+                # a session of its own: Ctrl-C on the terminal reaches this process, which asks the jobs one by one
+                return subprocess.Popen(self.command(job), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
+                                        start_new_session=True)  # fmt: skip
+        finally:
+            os.sched_setaffinity(0, mine)
+
+
 @dataclass
 class _Running:
     outcome: Outcome
-    process: subprocess.Popen
+    process: Process
     place: Place
     started: float
     looked: float = 0.0
@@ -138,9 +170,9 @@ class Pool:
     """Runs what a supply gives. `interrupted` afterwards: a signal ended it, jobs have saved and can be resumed."""
 
     def __init__(self, where: Sequence[Place], view: View, timeout_sec: float | None = None, known: Sequence[Outcome] = (),
-                 launch: Callable[[Job], list[str]] | None = None):  # fmt: skip
-        """timeout_sec: of one job. known: outcomes of an earlier session, shown beside the new ones. launch: a job's command."""
-        self.free, self.view, self.timeout_sec, self.launch = list(where), view, timeout_sec, launch or started_by
+                 starter: Starter | None = None):  # fmt: skip
+        """timeout_sec: of one job. known: outcomes of an earlier session, shown beside the new ones. starter: how a job begins; None: on this machine."""
+        self.free, self.view, self.timeout_sec, self.starter = list(where), view, timeout_sec, starter or Here()
         self.outcomes: list[Outcome] = list(known)
         self.running: list[_Running] = []
         self.signal: int | None = None
@@ -183,17 +215,7 @@ class Pool:
             self.outcomes.append(outcome)
         outcome.status, outcome.reason, outcome.summary = "RUNNING", "", {}
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        environment = dict(os.environ) if place.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.gpu}
-        mine = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, place.cores)  # inherited; resources=auto counts the cores that it may use
-        try:
-            with job.log.open("ab") as log:
-                # a session of its own: Ctrl-C on the terminal reaches this process, which asks the jobs one by one
-                process = subprocess.Popen(self.launch(job), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                                           start_new_session=True)  # fmt: skip
-        finally:
-            os.sched_setaffinity(0, mine)
-        self.running.append(_Running(outcome, process, place, time.monotonic()))
+        self.running.append(_Running(outcome, self.starter(job, place), place, time.monotonic()))
 
     def _watch(self, one: _Running, supply: Supply) -> None:
         now, outcome, code = time.monotonic(), one.outcome, one.process.poll()
@@ -222,7 +244,7 @@ class Pool:
             one.process.kill()
 
 
-def started_by(job: Job) -> list[str]:
+def command_of(job: Job) -> list[str]:
     """The command of a job: rlrun train, or rlrun resume where the run has a checkpoint."""
     words = ["resume", str(job.run_dir), *job.resume] if checkpoints(job.run_dir) else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
     return [sys.executable, "-m", "rlrun.experiments.job", *words]

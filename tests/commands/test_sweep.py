@@ -48,6 +48,7 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
         (["algo=pg,a2c", *QUICK, "--search", "random", "--trials", "2", "--every", "9"], "--every is for --search pbt"),
         (["algo=pg,a2c", *QUICK, "--trials", "2"], "--trials is for --search"),
         (["algo=pg", *QUICK, "algo.lrr=interval(0.1,0.2)", "--search", "tpe", "--trials", "2"], "job at the lowest values: There is no option algo.lrr"),
+        (["algo=pg", *QUICK, "--queue", "partition=gpu"], "--queue is for --cluster slurm"),
         (["--resume", "nowhere"], "nowhere is not the directory of a sweep"),
         (["--resume", "nowhere", "seed=1"], "--resume goes on with the sweep as it was"),
     ],
@@ -147,3 +148,16 @@ def test_a_population_trains_in_parts_and_takes_over(tmp_path, capsys):
     assert all(member["generation"] == 2 for member in state) and sum("took_over" in entry for member in state for entry in member["history"]) >= 1
     log = (folder / "logs" / "member-00.log").read_text()
     assert "rlrun resume: pg on CartPole-v1" in log and "from the checkpoint at" in log
+
+
+def test_jobs_go_through_a_queue(tmp_path, capsys):
+    pytest.importorskip("submitit")
+    folder = tmp_path / "queued"
+    words = ["algo=pg", *QUICK, "seed=1,2", "--cluster", "local", "--queue", "timeout_min=5", "--jobs", "2", "--dir", str(folder)]
+    assert _dispatch(["sweep", *words]) == 0
+    assert [one["status"] for one in outcomes(folder).values()] == ["COMPLETED", "COMPLETED"]
+    assert "rlrun train: pg on CartPole-v1" in (folder / "logs" / "000-seed1.log").read_text() and list((folder / "queue").iterdir())
+    for flag, value, said in (("--cluster", "slrum", "There is no --cluster slrum. Did you mean slurm"), ("--queue", "partition", "say key=value")):
+        other = ["--cluster", "local", "--jobs", "1", "--dir", str(tmp_path / flag.strip("-")), flag, value]
+        with pytest.raises(UserError, match=said):
+            _dispatch(["sweep", "algo=pg", *QUICK, *other])

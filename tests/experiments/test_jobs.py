@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rlrun.core.errors import UserError
-from rlrun.experiments.jobs import Fixed, Job, Outcome, Place, Pool, checkpoints, last_row, places, quoted, settle, started_by
+from rlrun.experiments.jobs import Fixed, Here, Job, Outcome, Place, Pool, checkpoints, command_of, last_row, places, quoted, settle
 from rlrun.experiments.view import Lines, counts, text_table
 
 # what a run leaves behind: a row, then a summary; {sleep} in between, and SIGTERM makes an INTERRUPTED one
@@ -48,7 +48,7 @@ def launch(one):
 
 def pool(count=1, **options):
     core = sorted(os.sched_getaffinity(0))[:1]
-    return Pool([Place(tuple(core), None)] * count, options.pop("view", Quiet()), launch=launch, **options)
+    return Pool([Place(tuple(core), None)] * count, options.pop("view", Quiet()), starter=Here(launch), **options)
 
 
 def test_a_job_that_fails_does_not_stop_the_others(tmp_path):
@@ -72,7 +72,7 @@ def test_no_more_run_at_a_time_than_there_are_places(tmp_path):
 
 def test_a_job_has_its_cores_and_its_gpu(tmp_path):
     own = sorted(os.sched_getaffinity(0))
-    one = Pool([Place((own[-1],), "3")], Quiet(), launch=launch)
+    one = Pool([Place((own[-1],), "3")], Quiet(), starter=Here(launch))
     one.run(Fixed([job(tmp_path, "a")]))
     assert json.loads((tmp_path / "a" / "cores").read_text()) == [[own[-1]], "3"]
     assert sorted(os.sched_getaffinity(0)) == own, "ours stay as they were"
@@ -114,7 +114,7 @@ def test_a_signal_lets_running_jobs_save_and_starts_no_more(tmp_path):
 def test_the_second_signal_does_not_wait(tmp_path):
     running = pool()
     deaf = RUN.replace('signal.signal(signal.SIGTERM, lambda *_: end("INTERRUPTED", 143))', "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    running.launch = lambda one: [sys.executable, "-c", deaf.format(folder=str(one.run_dir), sleep=60, code=0)]
+    running.starter = Here(lambda one: [sys.executable, "-c", deaf.format(folder=str(one.run_dir), sleep=60, code=0)])
 
     def interrupt():
         while not (tmp_path / "a" / "cores").exists():
@@ -156,9 +156,9 @@ def test_places_share_cores_and_gpus():
 
 def test_a_run_with_a_checkpoint_goes_on(tmp_path):
     one = Job(name="a", words=("algo=pg", "seed=1"), run_dir=tmp_path / "it's", log=tmp_path / "log")
-    assert started_by(one)[3:] == ["train", "algo=pg", "seed=1", f"run_dir={quoted(str(one.run_dir))}"]
+    assert command_of(one)[3:] == ["train", "algo=pg", "seed=1", f"run_dir={quoted(str(one.run_dir))}"]
     (one.run_dir / "checkpoints" / "000000000100").mkdir(parents=True)
-    assert checkpoints(one.run_dir) == ["000000000100"] and started_by(one)[3:] == ["resume", str(one.run_dir)]
+    assert checkpoints(one.run_dir) == ["000000000100"] and command_of(one)[3:] == ["resume", str(one.run_dir)]
 
 
 def test_what_is_quoted_reaches_hydra_whole():

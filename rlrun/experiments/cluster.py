@@ -1,0 +1,83 @@
+"""Jobs through a cluster's queue, by submitit: SLURM, or processes of this machine to try it.
+
+A job is the same command as on one machine, on a file system that all machines see. (submitit hands its own function over as a pickle that it has just
+written; nothing of rlrun's is loaded from one.)"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from rlrun.core.errors import UserError, closest
+from rlrun.experiments.jobs import Job, Place, command_of
+
+CLUSTERS = ("slurm", "local")
+PLAIN = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node", "name")  # submitit's own; others are SLURM's
+
+
+def parse(text: str) -> dict[str, Any]:
+    """partition=gpu,cpus_per_task=8 -> submitit's parameters. UserError on what is no key=value."""
+    made: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or not key or not value:
+            raise UserError(f"--queue {part!r}: say key=value,... such as partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600")
+        made[key if key in PLAIN else f"slurm_{key.removeprefix('slurm_')}"] = int(value) if value.isdigit() else value
+    return made
+
+
+def run_logged(command: list[str], log: str) -> int:
+    """In the queue's process: the exit code of a command whose output goes into its log."""
+    with Path(log).open("ab") as file:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT).returncode
+
+
+class Queued:
+    """A job in the queue, as a process is asked."""
+
+    def __init__(self, handle: Any):
+        self.handle = handle
+
+    def poll(self) -> int | None:
+        return self.wait() if self.handle.done() else None
+
+    def send_signal(self, number: int) -> None:
+        self.handle.cancel(check=False)  # SIGTERM, which a run answers with a checkpoint
+
+    def kill(self) -> None:
+        self.handle.cancel(check=False)
+
+    def wait(self) -> int:
+        """1 where the queue lost it or ended it."""
+        try:
+            return int(self.handle.result())
+        except Exception:  # submitit's own kinds of it: cancelled, preempted, out of memory
+            return 1
+
+
+class Queue:
+    """Starts jobs through submitit."""
+
+    def __init__(self, cluster: str, options: dict[str, Any], folder: Path):
+        if cluster not in CLUSTERS:
+            raise UserError(f"There is no --cluster {cluster}.{closest(cluster, CLUSTERS)} There are {' and '.join(CLUSTERS)}.")
+        try:
+            import submitit
+        except ImportError:
+            raise UserError("--cluster needs submitit: pip install 'rlrun[slurm]'") from None
+        try:
+            self.executor = submitit.AutoExecutor(folder=folder / "queue", cluster=cluster)
+            self.executor.update_parameters(**options)
+        except Exception as error:  # RuntimeError without srun, NameError for an option that it does not know
+            raise UserError(f"--cluster {cluster}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+
+    def __call__(self, job: Job, place: Place) -> Queued:
+        return Queued(self.executor.submit(run_logged, command_of(job), str(job.log.resolve())))
+
+
+def slots(count: int | None) -> list[Place]:
+    """How many jobs are in the queue at a time; the queue decides where each runs."""
+    if count is not None and count < 1:
+        raise UserError("--jobs must be at least 1")
+    return [Place((), None)] * (count or 100)
