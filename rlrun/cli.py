@@ -160,7 +160,7 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
 
 def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:
     """The RUN_DIR of a command and the words after it."""
-    places = [word for word in words if "=" not in word and not word.startswith("-")]
+    places = [word for word in words if ("=" not in word or Path(word).is_dir()) and not word.startswith("-")]
     if len(places) != 1:
         raise UserError(f"rlrun {command} takes one run directory, then key=value options")
     path = Path(places[0])

@@ -39,14 +39,21 @@ def figure(width: float, height: float, **options: Any) -> Any:
     return plt.subplots(figsize=(width, height), **options)
 
 
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+
+
+def t95(count: int) -> float:
+    """The 97.5% quantile of Student's t for the mean of so many values."""
+    return T95[count - 2] if count - 2 < len(T95) else 1.96 + 2.5 / (count - 1)
+
+
 def band(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """x, mean, low and high of several runs over what all of them have reached: the interval of the mean, 1.96 standard errors (t for few runs would be
-    wider; the single runs are drawn too)."""
+    """x, mean, low and high of several runs over what all of them have reached: the 95% interval of the mean, by Student's t, as there are few."""
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     x = np.linspace(first, max(last, first), points)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
     mean = values.mean(axis=0)
-    error = 1.96 * values.std(axis=0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros_like(mean)
+    error = t95(len(curves)) * values.std(axis=0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros_like(mean)
     return x, mean, mean - error, mean + error
 
 

@@ -126,8 +126,8 @@ def normalised(cells: Sequence[Measured]) -> str:
         scores = np.array([[human_normalised(one.cell.game, score) for score in one.scores] for one in own]).T
         interval = stratified_bootstrap(scores, iqm, np.random.default_rng(0))
         rllib = iqm(np.array([[human_normalised(one.cell.game, one.cell.published) for one in own]]))
-        between = f"95%: {interval.low:.2f} to {interval.high:.2f}"
-        told.append(f"{label}: IQM of human-normalised scores {interval.value:.2f} ({between}), RLlib's figures {rllib:.2f}")
+        between = f" (95%: {interval.low:.2f} to {interval.high:.2f})" if len(scores) > 1 else " (one seed)"
+        told.append(f"{label}: IQM of human-normalised scores {interval.value:.2f}{between}, RLlib's figures {rllib:.2f}")
     return "; ".join(told)
 
 

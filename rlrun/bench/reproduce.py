@@ -16,7 +16,9 @@ from rlrun.bench.tables import Table, Wanted, load, select
 from rlrun.cli import take_flags
 from rlrun.core.errors import UserError, closest
 from rlrun.experiments.jobs import DONE, Job, Outcome, Pool, clear, known, places
+from rlrun.experiments.runs import SavedRun, science_of
 from rlrun.experiments.view import view
+from rlrun.loggers.mlflow import flatten
 from rlrun.paths import options
 
 FLAGS = {"--only-render": bool, "--dry-run": bool, "--jobs": int, "--timeout": float, "--results": str, "--runs": str}
@@ -30,7 +32,10 @@ def main(words: Sequence[str]) -> int:
         return 0
     flags, rest = take_flags(list(words), FLAGS)
     asked = lists(rest)
-    seeds, budget = [number(seed, int, "seeds") for seed in asked.get("seeds", ["1", "2", "3"])], number(asked.get("budget", ["1"])[0], float, "budget")
+    seeds = [number(seed, int, "seeds") for seed in asked.get("seeds", ["1", "2", "3"])]
+    if len(asked.get("budget", [])) > 1:
+        raise UserError("budget takes one share")
+    budget = float(f"{number(asked.get('budget', ['1'])[0], float, 'budget'):.6g}")  # as the files' names have it
     if not 0 < budget <= 1:
         raise UserError("budget is a share of the whole, above 0 and at most 1")
     if min(seeds) < 0:
@@ -114,9 +119,19 @@ class Cells:
             return
         key, wanted = self.jobs[outcome.job.name]
         try:
-            write(self.folder, key, from_run(key, wanted, outcome.job.run_dir))
+            write(self.folder, key, from_run(key, wanted, outcome.job.run_dir) | {"command": f"rlrun train {' '.join(outcome.job.words)}"})
         except UserError as error:
             self.problems.append(str(error))
+
+
+def same_options(job: Job, config: dict[str, Any]) -> None:
+    """UserError where an earlier run of this cell had other options than its tuned file has today: it would be published under the wrong name."""
+    if not (job.run_dir / "config.yaml").is_file():
+        return
+    before, now = SavedRun(job.run_dir).options, dict(flatten(config))
+    for key in science_of(now):
+        if before.get(key) != now[key]:
+            raise UserError(f"{job.run_dir} was run with {key}={before.get(key)}, and {job.words[0]} has {now[key]} now: remove it, or choose other --runs")
 
 
 def work(todo: dict[Key, Wanted], folder: Path, runs: Path, flags: dict[str, Any]) -> int:
@@ -128,9 +143,9 @@ def work(todo: dict[Key, Wanted], folder: Path, runs: Path, flags: dict[str, Any
     for key, wanted in todo.items():
         name = key.file.removesuffix(".json").replace("/", "-")
         words = train_words(wanted, key)
-        if not outcomes or outcomes[-1].job.words[0] != words[0]:
-            checked(words, name)  # a mistake in the last one must not show after hours
+        config = checked(words, name)  # a mistake in the last one must not show after hours
         job = Job(name=name, words=tuple(words), run_dir=runs / name, log=runs / "logs" / f"{name}.log")
+        same_options(job, config)
         jobs[name] = (key, wanted)
         outcomes.append(known(job))
     supply = Cells(jobs, [outcome.job for outcome in outcomes if outcome.status not in DONE], folder)

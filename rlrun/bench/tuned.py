@@ -138,7 +138,7 @@ def judged(bar: Bar, seed: int, outcome: Outcome) -> dict[str, Any]:
     elif outcome.summary.get("status") != "STOPPED":  # it ended on its steps: was the bar met on the way?
         rows = read_rows(outcome.job.run_dir / "progress.jsonl")
         means = [row["sample/return_mean"] for row in rows if row.get("sample/episodes", 0) >= 100 and row["env_steps"] <= bar.env_steps]
-        reached = max([value for value in means if value is not None], default=reached)
+        reached = max([value for value in means if value is not None], default=None)
     late = outcome.summary.get("status") == "STOPPED" and outcome.env_steps > bar.env_steps  # in the batch that went beyond them
     met = reached is not None and reached >= bar.aim and not late
     return {**result, "return": reached, "verdict": "pass" if met else "short", "reason": ""}

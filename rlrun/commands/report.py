@@ -90,14 +90,14 @@ def of_many(runs, places: list[Path]) -> str:
     from rlrun.loggers.console import duration
 
     together = groups(runs)
-    best = max(together, key=lambda group: _mean([returns(run)[0] for run in group[1]]) or float("-inf"))
+    best = max(together, key=standing)
     ends = [run.summary.get("status", "unknown") for run in runs]
     body = [page.cards([("runs", len(runs)), ("settings", len(together)), ("best setting", best[0]),
                         ("its mean return", shown(_mean([returns(run)[0] for run in best[1]]))), ("failed", ends.count("FAILED"))])]  # fmt: skip
     if any(run.series(RETURN)[0] for run in runs):
         body += ["<h2>Return</h2>", page.picture(charts.svg(charts.learning_curves(*curves(runs, RETURN), "mean of last 100 games", "")))]
     rows = []
-    for label, members in sorted(together, key=lambda group: -(_mean([returns(run)[0] for run in group[1]]) or float("-inf"))):
+    for label, members in sorted(together, key=standing, reverse=True):
         scores = [float(score) for score in (returns(run)[0] for run in members) if score is not None]
         steps = [run.rows[-1]["env_steps"] for run in members if run.rows]
         seconds = [run.rows[-1]["time_sec"] for run in members if run.rows]
@@ -116,6 +116,12 @@ def of_many(runs, places: list[Path]) -> str:
     sweeps = [json.loads((place / "sweep.json").read_text())["command"] for place in places if (place / "sweep.json").is_file()]
     lead = sweeps[0] if sweeps else f"{len(runs)} runs below {', '.join(map(str, places))}"
     return page.page("A sweep" if sweeps else "Several runs", lead, body, "Made by rlrun report.")
+
+
+def standing(group) -> float:
+    """The mean of a setting's last returns; below all others where no game has ended."""
+    mean = _mean([returns(run)[0] for run in group[1]])
+    return float("-inf") if mean is None else mean
 
 
 def _mean(values) -> float | None:

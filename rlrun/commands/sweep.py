@@ -39,8 +39,9 @@ def main(words: list[str]) -> int:
     if flags["--queue"] and not flags["--cluster"]:
         raise UserError("--queue is for --cluster slurm")
     if flags["--resume"] is not None:
-        if words or flags["--search"]:
-            raise UserError(f"--resume goes on with the sweep as it was; {words[0] if words else '--search'} would change it")
+        changed = [*words, *(flag for flag in ("--search", "--trials", "--every", "--prune", "--dir", "--config-dir") if flags[flag])]
+        if changed:
+            raise UserError(f"--resume goes on with the sweep as it was; {changed[0]} would change it")
         return resume(Path(flags["--resume"]), flags)
     return begin(words, flags)
 
@@ -86,6 +87,8 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
         raise UserError("--search needs --trials N: how many runs")
     if kind == "pbt" and flags["--prune"]:
         raise UserError("--prune is for --search random|tpe: a population takes over instead")
+    if flags["--every"] is not None and not flags["--every"] >= 1:
+        raise UserError("--every must be at least 1")
     if (kind == "pbt") != (flags["--every"] is not None):
         raise UserError("--search pbt needs --every N: env steps between two takeovers" if kind == "pbt" else "--every is for --search pbt")
     if "seed" in space.choices:
@@ -99,6 +102,10 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
     first = [f"{key}={values[0]}" for key, values in space.choices.items()]
     first += [f"{key}={int(interval.low) if interval.whole else interval.low:g}" for key, interval in space.intervals.items()]
     config = checked([*own, *space.fixed, *first], "at the lowest values")
+    if kind == "pbt":
+        from rlrun.experiments.population import fits
+
+        fits(space, config, trials, flags["--every"])
     said = {"kind": kind, "trials": trials, "prune": flags["--prune"], "every": flags["--every"], "own": own, "env_steps": config["env_steps"],
             "seed": config["seed"]}  # fmt: skip
     if flags["--dry-run"]:
@@ -115,14 +122,17 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
 
 def made(flags: dict[str, Any], config: dict[str, Any]) -> Path:
     """The sweep's directory."""
-    folder = Path(flags["--dir"]) if flags["--dir"] else new_folder(Path(config["runs_root"]) / "sweeps")
-    if (folder / "sweep.json").exists():
-        raise UserError(f"{folder} holds a sweep: rlrun sweep --resume {folder} goes on with it")
     try:
+        if not flags["--dir"]:
+            return new_folder(Path(config["runs_root"]) / "sweeps")
+        folder = Path(flags["--dir"])
+        if (folder / "sweep.json").exists():
+            raise UserError(f"{folder} holds a sweep: rlrun sweep --resume {folder} goes on with it")
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "logs").mkdir(exist_ok=True)
+        return folder
     except OSError as error:
-        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
-    return folder
+        raise UserError(f"{error.filename} cannot be made: {error.strerror}") from None
 
 
 def checked(words: Sequence[str], name: str) -> dict[str, Any]:
@@ -148,14 +158,18 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
 
 
 def new_folder(root: Path) -> Path:
+    """A new directory with a date for its name; two that begin in the same second get two."""
     from datetime import datetime
 
-    base = root / f"{datetime.now():%Y%m%d-%H%M%S}"
-    path, number = base, 1
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
+    name, number = f"{datetime.now():%Y%m%d-%H%M%S}", 1
+    root.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1
 
 
 def resume(folder: Path, flags: dict[str, Any]) -> int:
@@ -204,7 +218,7 @@ def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
 
 def work(folder: Path, flags: dict[str, Any]) -> int:
     """Runs what is not done yet; exit code 0 when everything is, 1 when a job failed, 130 or 143 after a signal."""
-    from rlrun.experiments.jobs import DONE, Pool, checkpoints, known, places
+    from rlrun.experiments.jobs import DONE, Here, Pool, Starter, checkpoints, known, places
     from rlrun.experiments.record import Parent, held, read
     from rlrun.experiments.view import view
 
@@ -217,20 +231,22 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
                 print(f"{job.name}: {'goes on' if checkpoints(job.run_dir) else 'begins'}")
             print(f"{len(todo)} of {len(before)} jobs to do")
             return 0
-        starter = None
         if flags["--cluster"]:
             from rlrun.experiments.cluster import Queue, parse, slots
 
-            starter = Queue(flags["--cluster"], parse(flags["--queue"]) if flags["--queue"] else {}, folder)
+            starter: Starter = Queue(flags["--cluster"], parse(flags["--queue"]) if flags["--queue"] else {}, folder)
             where = slots(flags["--jobs"])
         else:
-            where = places(flags["--jobs"])
+            starter, where = Here(cwd=record.cwd if Path(record.cwd).is_dir() else None), places(flags["--jobs"])
         count = len(before) if record.search is None else record.search["trials"]
         jobs = f"{len(todo)} of {count} jobs" if record.search is None else f"{count} by {record.search['kind']}"
         print(f"rlrun sweep: {jobs}, {min(len(where), max(count, 1))} at a time, in {folder}", flush=True)
         parent = Parent(record, folder)
-        pool = Pool(where, view(count), flags["--timeout"], before, starter)
         supply = supply_of(record, folder, todo)
+        if record.search is not None:
+            for outcome in before:
+                outcome.status = supply.status(outcome.job.name) or outcome.status
+        pool = Pool(where, view(count), flags["--timeout"], before, starter)
         try:
             outcomes = pool.run(Recorded(supply, parent, folder))
         finally:
@@ -238,6 +254,8 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
         (folder / "outcomes.json").write_text(json.dumps([told(outcome) for outcome in outcomes], indent=1) + "\n")
     if record.search is not None and supply.best() is not None:
         print(supply.best(), flush=True)
+    if not outcomes:
+        raise UserError(f"none of the {count} runs could start; the reasons are above")
     unfinished = [outcome for outcome in outcomes if outcome.status not in (*DONE, "PRUNED")]
     print(folder, flush=True)
     if pool.signal is not None:

@@ -124,6 +124,9 @@ class Optimizer:
         return {"inner": self.inner.state_dict(), "skipped": self.skipped, "lr_scale": self.lr_scale}
 
     def load_state_dict(self, state: dict) -> None:
+        own = [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in self.inner.param_groups]
         self.inner.load_state_dict(state["inner"])
+        for group, values in zip(self.inner.param_groups, own, strict=True):
+            group.update(values)  # the config's, which population-based training may have changed
         self.skipped = state["skipped"]
         self.lr_scale = state.get("lr_scale", 1.0)  # not in checkpoints of before it existed

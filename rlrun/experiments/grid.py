@@ -66,6 +66,8 @@ def parse(words: Sequence[str]) -> Space:
             sweep = override.value()
             assert isinstance(sweep, IntervalSweep)
             assert sweep.start is not None and sweep.end is not None
+            if sweep.tags - {"log"}:
+                raise UserError(f"{word}: there is no tag {', '.join(sorted(sweep.tags - {'log'}))}; tag(log, interval(...)) is the one")
             low, high, whole = float(sweep.start), float(sweep.end), isinstance(sweep.start, int) and isinstance(sweep.end, int)
             if not low < high or ("log" in sweep.tags and low <= 0):
                 raise UserError(f"{word}: an interval's first number is below its last{', and above 0 with log' if 'log' in sweep.tags else ''}")

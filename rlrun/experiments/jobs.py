@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -138,8 +139,8 @@ class Starter(Protocol):
 class Here:
     """Starts jobs as processes of this machine, on their cores, with their output in their log."""
 
-    def __init__(self, command: Callable[[Job], list[str]] | None = None):
-        self.command = command or command_of
+    def __init__(self, command: Callable[[Job], list[str]] | None = None, cwd: str | None = None):
+        self.command, self.cwd = command or command_of, cwd
 
     def __call__(self, job: Job, place: Place) -> subprocess.Popen:
         environment = dict(os.environ) if place.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.gpu}
@@ -149,7 +150,7 @@ class Here:
             with job.log.open("ab") as log:
                 # a session of its own: Ctrl-C on the terminal reaches this process, which asks the jobs one by one
                 return subprocess.Popen(self.command(job), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                                        start_new_session=True)  # fmt: skip
+                                        start_new_session=True, cwd=self.cwd)  # fmt: skip
         finally:
             os.sched_setaffinity(0, mine)
 
@@ -160,6 +161,7 @@ class _Running:
     process: Process
     place: Place
     started: float
+    before: tuple[int, int] | None = None  # which summary an earlier session had left
     looked: float = 0.0
     asked: float | None = None  # when it was told to end
     pruned: bool = False
@@ -215,7 +217,8 @@ class Pool:
             self.outcomes.append(outcome)
         outcome.status, outcome.reason, outcome.summary = "RUNNING", "", {}
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        self.running.append(_Running(outcome, self.starter(job, place), place, time.monotonic()))
+        before = version(job.run_dir)
+        self.running.append(_Running(outcome, self.starter(job, place), place, time.monotonic(), before))
 
     def _watch(self, one: _Running, supply: Supply) -> None:
         now, outcome, code = time.monotonic(), one.outcome, one.process.poll()
@@ -223,7 +226,9 @@ class Pool:
             self.running.remove(one)
             self.free.append(one.place)
             outcome.row = last_row(outcome.job.run_dir) or outcome.row
-            settle(outcome, code)
+            settle(outcome, code, one.before)
+            if one.asked is not None and code < 0:  # it had not begun to listen, or took too long to save
+                outcome.status = "INTERRUPTED"
             if one.pruned and outcome.status == "INTERRUPTED":
                 outcome.status, outcome.reason = "PRUNED", "others did better at its age"
             if one.too_long and outcome.status not in DONE:
@@ -260,9 +265,32 @@ def known(job: Job) -> Outcome:
 
 
 def clear(job: Job) -> None:
-    """Removes the directory of a run that ended before its first checkpoint: there is nothing to go on from."""
-    if job.run_dir.exists() and not checkpoints(job.run_dir):
+    """Removes the directory of a run that ended before its first checkpoint: there is nothing to go on from. Waits for a process of an earlier session that
+    still saves; UserError where it does not end."""
+    if not job.run_dir.exists():
+        return
+    end, told = time.monotonic() + GRACE_SEC, False
+    while in_use(job.run_dir):
+        if time.monotonic() > end:
+            raise UserError(f"{job.run_dir} is still in use by {(job.run_dir / 'run.lock').read_text().strip()}")
+        if not told:
+            print(f"  waits for {job.name}, which still saves", flush=True)
+            told = True
+        time.sleep(POLL_SEC)
+    if not checkpoints(job.run_dir):
         shutil.rmtree(job.run_dir)
+
+
+def in_use(run_dir: Path) -> bool:
+    """Whether a process holds the run's lock."""
+    try:
+        with (run_dir / "run.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def checkpoints(run_dir: Path) -> list[str]:
@@ -284,19 +312,32 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
     return made if isinstance(made, dict) else {}
 
 
-def settle(outcome: Outcome, code: int | None) -> None:
-    """Writes down how a job ended, by its summary and its process's exit code (None: of an earlier session)."""
-    found = summary_of(outcome.job.run_dir)
-    outcome.status = found.get("status", "FAILED")
+def version(run_dir: Path) -> tuple[int, int] | None:
+    """Of summary.json: every session writes it anew."""
+    try:
+        found = (run_dir / "summary.json").stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def settle(outcome: Outcome, code: int | None, before: tuple[int, int] | None = None) -> None:
+    """Writes down how a job ended, by its summary and its process's exit code (None: of an earlier session). before: the version of a summary that it began
+    with, which says nothing of this session."""
+    found = summary_of(outcome.job.run_dir) if before is None or version(outcome.job.run_dir) != before else {}
+    outcome.status, outcome.reason = found.get("status", "FAILED"), str(found.get("reason") or "").strip().split("\n")[-1]
     if outcome.status == "RUNNING":  # nobody was left to write more
         outcome.status = "FAILED"
     elif found:
         outcome.summary = found
-    outcome.reason = str(found.get("reason") or "").strip().split("\n")[-1]
-    if code is not None and code < 0:
+    if code is None:
+        return
+    if code < 0:
         outcome.status, outcome.reason = "FAILED", f"killed by {signal.Signals(-code).name}"
-    elif code and outcome.status in (*DONE, "FAILED") and not outcome.reason:
-        outcome.status, outcome.reason = "FAILED", last_line(outcome.job.log)
+    elif code not in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+        outcome.status, outcome.reason = "FAILED", outcome.reason or last_line(outcome.job.log)
+    elif outcome.status == "FAILED" and not outcome.reason:
+        outcome.reason = last_line(outcome.job.log)
 
 
 def last_row(run_dir: Path) -> dict[str, Any] | None:

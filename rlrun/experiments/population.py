@@ -46,13 +46,8 @@ class Population:
     def __init__(self, space: Space, count: int, every: int, env_steps: int, seed: int, folder: Path, check: Callable[[Sequence[str], str], Any],
                  own: Sequence[str] = ()):  # fmt: skip
         """every: env steps between two generations."""
-        if count < 2:
-            raise UserError("--search pbt needs --trials of 2 or more: its population")
-        if not 0 < every <= env_steps:
-            raise UserError(f"--every {every} must lie between 1 and env_steps {env_steps}")
-        if not space.intervals and not space.choices:
-            raise UserError("--search pbt needs something to search in, such as 'algo.lr=tag(log, interval(1e-5, 1e-3))'")
-        self.space, self.every, self.env_steps, self.folder, self.own = space, every, env_steps, folder, list(own)
+        self.space, self.every, self.env_steps, self.folder, self.own, self.seed, self.check = space, every, env_steps, folder, list(own), seed, check
+        self.pending: list[list[Any]] = []  # takeovers that are decided: loser, winner, values
         self.state = folder / "population.json"
         self.generations = math.ceil(env_steps / every)
         self.rng = np.random.default_rng([seed, 0])
@@ -89,14 +84,19 @@ class Population:
             if self.rng.random() < RESAMPLED:
                 made[key] = self._one(key)
             elif key in self.space.intervals:
-                made[key] = bounded(value * float(self.rng.choice(FACTORS)), self.space.intervals[key])
+                factor, interval = float(self.rng.choice(FACTORS)), self.space.intervals[key]
+                moved = value * factor
+                if interval.whole and round(moved) == value:  # a small whole number moves by one at least
+                    moved = value + (1 if factor > 1 else -1)
+                made[key] = bounded(moved, interval)
             else:
                 made[key] = value
         return made
 
     def _words(self, member: Member) -> list[str]:
         fixed = [word for word in self.space.fixed if not word.startswith("env_steps=")]
-        return [*self.own, *fixed, *(f"{key}={value}" for key, value in member.values.items()), f"env_steps={self._target(member)}"]
+        seed = self.seed + int(member.name.rsplit("-", 1)[1])  # members are independent (the paper's workers); a word said twice counts as it was said last
+        return [*self.own, *fixed, *(f"{key}={value}" for key, value in member.values.items()), f"seed={seed}", f"env_steps={self._target(member)}"]
 
     def _target(self, member: Member) -> int:
         return min((member.generation + 1) * self.every, self.env_steps)
@@ -130,7 +130,7 @@ class Population:
             self.queue = waiting
 
     def _exploit(self) -> None:
-        """The worst quarter takes over from the best."""
+        """The worst quarter takes over from the best. What is decided is written down first, so that a sweep that is killed meanwhile does it again."""
         alive = sorted((one for one in self.members if not one.dead), key=lambda one: -math.inf if one.score is None else one.score, reverse=True)
         count = max(1, int(TRUNCATED * len(alive))) if len(alive) > 1 else 0
         for loser in alive[len(alive) - count :]:
@@ -138,11 +138,33 @@ class Population:
             if winner is loser or winner.score is None or winner.score == loser.score:
                 continue
             values = self.explored(winner.values)
-            take_over(self.folder / winner.name, self.folder / loser.name, values)
-            loser.history.append({"took_over": winner.name, "generation": self.generation, **values})
-            loser.values = values
+            try:
+                self.check(self._words(replace(loser, values=values)), loser.name)
+            except UserError as error:
+                print(f"  {loser.name} stays as it is: {error}", flush=True)
+                continue
             print(f"  {loser.name} (return {shown(loser.score)}) takes over from {winner.name} ({shown(winner.score)})", flush=True)
+            self.pending.append([loser.name, winner.name, values])
         self._save()
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Does what is decided."""
+        members = {one.name: one for one in self.members}
+        for name, winner, values in self.pending:
+            try:
+                take_over(self.folder / winner, self.folder / name, values)
+            except (OSError, UserError, IndexError, KeyError, TypeError) as error:
+                print(f"  {name} could not take over: {type(error).__name__}: {error}", flush=True)
+                continue
+            members[name].history.append({"took_over": winner, "generation": self.generation, **values})
+            members[name].values = values
+        self.pending = []
+        self._save()
+
+    def status(self, name: str) -> str | None:
+        """DEAD members have failed; of others their runs know."""
+        return "FAILED" if any(one.name == name and one.dead for one in self.members) else None
 
     def best(self) -> str | None:
         """The best member and its values."""
@@ -157,15 +179,32 @@ class Population:
     def _save(self) -> None:
         members = [{"name": one.name, "values": one.values, "generation": one.generation, "score": one.score, "dead": one.dead, "history": one.history}
                    for one in self.members]  # fmt: skip
-        write_atomically(self.state, json.dumps({"members": members, "rng": self.rng.bit_generator.state}, indent=1) + "\n")
+        write_atomically(self.state, json.dumps({"members": members, "pending": self.pending, "rng": self.rng.bit_generator.state}, indent=1) + "\n")
 
     def _load(self) -> None:
         try:
             said = json.loads(self.state.read_text())
             self.members = [Member(**one) for one in said["members"]]
-            self.rng.bit_generator.state = said["rng"]
+            self.pending, self.rng.bit_generator.state = said["pending"], said["rng"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.state} is damaged: {error}") from None
+        for one in self.members:
+            one.dead = one.dead and not checkpoints(self.folder / one.name)  # what failed is tried again, where it can go on
+        self._take_over()
+
+
+def fits(space: Space, config: dict[str, Any], count: int, every: float) -> None:
+    """UserError where a population cannot search so: what changes on the way must be a number that a run reads anew when it goes on."""
+    if count < 2:
+        raise UserError("--search pbt needs --trials of 2 or more: its population")
+    if every > config["env_steps"]:
+        raise UserError(f"--every {every:g} is more than env_steps {config['env_steps']:g}: the population would never take over")
+    for key in (*space.choices, *space.intervals):
+        node: Any = config
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, bool) or not isinstance(node, int | float) or not key.startswith("algo."):
+            raise UserError(f"{key}: a population can change numbers of algo.* on the way, such as algo.lr; choose the rest with --search tpe or a grid")
 
 
 def shown(score: float | None) -> str:
@@ -191,9 +230,12 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
         for group in groups:
             node = node[group]
         node[last] = yaml_value(value)
-    shutil.rmtree(loser / "checkpoints")
-    fresh.rename(loser / "checkpoints")
     save_yaml(config, loser / "config.yaml")
+    old = loser / "checkpoints.old"
+    shutil.rmtree(old, ignore_errors=True)
+    (loser / "checkpoints").rename(old)
+    fresh.rename(loser / "checkpoints")
+    shutil.rmtree(old)
 
 
 def yaml_value(value: Any) -> Any:

@@ -24,6 +24,7 @@ class Record(NamedTuple):
     jobs: list[Job]
     mlflow: dict[str, Any] | None  # {uri, experiment, root}; None: the jobs do not log there
     search: dict[str, Any] | None  # how jobs are drawn; None: they are all named
+    cwd: str  # where relative paths of the jobs' words begin
 
 
 def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence[str]]], config: dict[str, Any],
@@ -35,14 +36,16 @@ def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence
     store = {"uri": mlflow["uri"], "experiment": mlflow["experiment"], "root": str(Path(config["runs_root"]).resolve())} if mlflow["enabled"] else None
     said = {
         "format": FORMAT, "command": command_line(), "words": list(words), "jobs": [{"name": name, "words": list(job)} for name, job in jobs],
-        "search": search, "mlflow": store, "started": started_at(), "versions": versions(), "git_commit": git_commit(), "hardware": hardware(),
+        "search": search, "cwd": os.getcwd(), "mlflow": store, "started": started_at(), "versions": versions(), "git_commit": git_commit(),
+        "hardware": hardware(),
     }  # fmt: skip
     write_atomically(folder / "sweep.json", json.dumps(said, indent=1) + "\n")
 
 
 def job_in(folder: Path, name: str, words: Sequence[str]) -> Job:
     """Its run and its log have their places in the sweep's directory."""
-    return Job(name=name, words=tuple(words), run_dir=folder / name, log=folder / "logs" / f"{name}.log")
+    place = folder.resolve()
+    return Job(name=name, words=tuple(words), run_dir=place / name, log=place / "logs" / f"{name}.log")
 
 
 def read(folder: Path) -> Record:
@@ -51,7 +54,8 @@ def read(folder: Path) -> Record:
         said = json.loads((folder / "sweep.json").read_text())
         if said["format"] != FORMAT:
             raise UserError(f"{folder / 'sweep.json'} has format {said['format']}; this rlrun reads {FORMAT}")
-        return Record(said["command"], said["words"], [job_in(folder, job["name"], job["words"]) for job in said["jobs"]], said["mlflow"], said["search"])
+        jobs = [job_in(folder, job["name"], job["words"]) for job in said["jobs"]]
+        return Record(said["command"], said["words"], jobs, said["mlflow"], said["search"], said["cwd"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / 'sweep.json'} is damaged: {error}") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from rlrun.core.errors import UserError, closest
@@ -45,6 +46,11 @@ def rounded(value: float) -> int | float:
     return int(value) if float(value).is_integer() else value
 
 
+@cache
+def _table(algo: str) -> dict[str, dict[str, Any]]:
+    return {row["rllib"]: row for row in option_map(algo)}
+
+
 class _Translation:
     """One experiment on one environment. Every option is taken once; what is left over at the end had no reader."""
 
@@ -53,8 +59,9 @@ class _Translation:
         self.given = flattened(config)
         self.defaults = flattened(defaults(self.run, "sample_batch_size" in config))
         self.algo = self._algorithm(RUNS[run])
-        self.table = {row["rllib"]: row for row in option_map(self.algo)}
+        self.table = _table(self.algo)
         self.inner = "algo.inner" if self.algo == "apex" else "algo"
+        self.old = "sample_batch_size" in config  # 0.5 to 0.8.2
         self.made = Imported(name, self.algo, "", comment=source)
         self.taken: set[str] = set()
         self._env(env, config.get("env_config") or {})
@@ -80,6 +87,9 @@ class _Translation:
         if key in self.taken:
             return
         self.taken.add(key)
+        several = options_of(self.given.get(key))
+        if several is not None and how == "mapped" and not any(flow(one) in became for one in self.made.grid):  # no sweep carries the others
+            why = f"the first of {len(several)}: a sweep over the others is yours to make" + (f"; {why}" if why else "")
         if key in self.given:
             self.made.lines.append(Line(key, self.given[key], how, became, why))
         elif how == "mapped" and key in self.defaults:
@@ -105,6 +115,9 @@ class _Translation:
         if self.atari:
             self.made.env = str(resolve(name))
             self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", ""))
+            if name.startswith("ALE/") and name.endswith("-v5") and "repeat_action_probability" not in kwargs:
+                self.made.values["env.sticky_actions"] = 0.25
+                self.made.lines.append(Line("env", env, "default", "env.sticky_actions=0.25", "what Gymnasium's id stands for"))
             for key, value in kwargs.items():
                 known = {"frameskip": "frame skipping is rlrun's own: env.frame_skip=4", "full_action_space": "", "repeat_action_probability": ""}
                 if key == "full_action_space":
@@ -318,7 +331,7 @@ class _Translation:
             return
         self.set(f"{at}.exploration.kind", kinds[kind], f"{group}.type")
         horizon = float(self.get("schedule_max_timesteps", default=100000))
-        fraction = self.get("exploration_fraction")
+        fraction = self.get("exploration_fraction", default=0.1 if "schedule_max_timesteps" in self.given else None)  # 0.1: RLlib's of that time
         steps = horizon * float(fraction) if fraction is not None else float(self.get(f"{group}.epsilon_timesteps", default=10000))
         first = float(self.get(f"{group}.initial_epsilon", default=1.0))
         last = float(self.get("exploration_final_eps", f"{group}.final_epsilon", default=0.02))
@@ -400,6 +413,19 @@ class _Translation:
             self.set("algo.lambda_", 1.0, "use_gae", "lambda")
         if "grad_clip" not in pending and self.run in ("PPO", "DDPPO", "PG"):
             self.set("algo.max_grad_norm", 0.0)
+        if self.algo in ("a2c", "a3c"):  # RLlib sums the loss over the rows of a batch, rlrun takes the mean; Adam does not care, the bound on the norm does
+            bound = float(self.get("grad_clip") or 0.0) / self.made.values["algo.batch_size"]
+            self.set("algo.max_grad_norm", float(f"{bound:.4g}"), "grad_clip", why="of a mean over the batch, where RLlib's loss is a sum")
+        if self.algo in ("impala", "appo"):
+            rmsprop = self.get("opt_type", default="adam") == "rmsprop"
+            for key, default in (("epsilon", 0.1), ("decay", 0.99), ("momentum", 0.0)):
+                if rmsprop:
+                    self.set(f"algo.optimizer.{key}", float(self.get(key, default=default)), key)
+                else:
+                    self.say(key, "dropped", why="RLlib's applies to RMSProp alone; the optimiser is Adam")
+        if self.old and self.algo in ("ppo", "ddppo"):
+            why = "RLlib's of that time bounds how far a value moves, the later one the squared error"
+            self.set("algo.value_clip", float(self.get("vf_clip_param")), "vf_clip_param", why=why)
         if self.given.get("lr_schedule"):
             self.set(f"{self.inner}.lr", self.given["lr_schedule"], "lr_schedule")
             self.say("lr", "dropped", why="lr_schedule wins")
@@ -437,12 +463,14 @@ class _Translation:
             for key, value in criteria.items():
                 last = key.rsplit("/", 1)[-1]
                 if last in ("episode_reward_mean", "episode_return_mean"):
-                    reached = float(value)
                     if key.startswith("evaluation/"):
                         self.made.values["eval.every"] = 50000
+                        why = "eval.every=50000 shows it; stop.return_mean judges training games, so that the run goes to its env_steps"
+                        self.made.lines.append(Line(f"{where}.{key}", value, "not mapped", "", why))
+                        continue
+                    reached = float(value)
                     self.made.values["stop.return_mean"] = reached
-                    why = "of an evaluation every 50,000 env steps" if key.startswith("evaluation/") else ""
-                    self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"stop.return_mean={reached:g}", why))
+                    self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"stop.return_mean={reached:g}", ""))
                 elif last in ("timesteps_total", "agent_timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime"):
                     steps = float(value)
                     self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"env_steps={rounded(steps)}", ""))

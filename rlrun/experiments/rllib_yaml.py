@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import yaml
@@ -100,9 +101,15 @@ def slug(env: Any) -> str:
     return "".join(c if c.isalnum() else "_" for c in text).strip("_").lower()
 
 
+@cache
+def _data(name: str) -> Any:
+    """A file of rlrun/data; nobody changes what it returns."""
+    return yaml.safe_load((package() / "data" / name).read_text())
+
+
 def defaults(run: str, old: bool) -> dict[str, Any]:
     """RLlib's, where a file says nothing."""
-    table = yaml.safe_load((package() / "data" / "rllib_defaults.yaml").read_text())
+    table = _data("rllib_defaults.yaml")
     made = dict(table["common"])
     own = dict(table[run])
     before = own.pop("old", {})
@@ -127,5 +134,5 @@ def flattened(config: dict[str, Any]) -> dict[str, Any]:
 
 def machinery() -> dict[str, str]:
     """Options that no algorithm sees -> why they are left out."""
-    groups = yaml.safe_load((package() / "data" / "rllib_machinery.yaml").read_text())
+    groups = _data("rllib_machinery.yaml")
     return {name: group["why"] for group in groups for name in group["names"]}

@@ -72,9 +72,13 @@ def find(places: Sequence[str]) -> list[SavedRun]:
     return list(found.values())
 
 
+def science_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Dotted options without those that change nothing but a run's place, seed or end."""
+    return {key: value for key, value in options.items() if not key.startswith(SAME)}
+
+
 def science(run: SavedRun) -> dict[str, Any]:
-    """Its options without those that change nothing but a run's place, seed or end."""
-    return {key: value for key, value in run.options.items() if not key.startswith(SAME)}
+    return science_of(run.options)
 
 
 def differing(runs: Sequence[SavedRun]) -> list[str]:

@@ -110,6 +110,12 @@ class Trials:
         elif outcome.status != "INTERRUPTED":  # those go on with the next session
             self.study.tell(trial, state=state.FAIL)
 
+    def status(self, name: str) -> str | None:
+        """What the study knows of a job that nobody shall run again; None of others."""
+        number = int(name.split("-", 1)[0])
+        states = {trial.number: trial.state.name for trial in self.study.trials}
+        return {"PRUNED": "PRUNED", "FAIL": "FAILED"}.get(states.get(number, ""))
+
     def best(self) -> str | None:
         """The words of the best run, and its return."""
         complete = [trial for trial in self.study.trials if trial.value is not None and trial.state.name == "COMPLETE"]

@@ -44,7 +44,7 @@ def counts(outcomes: Sequence[Outcome], waiting: int) -> str:
 
 
 class Lines:
-    """A line when a job begins or ends, and the counts from time to time."""
+    """A line when a job begins or ends, and a table at the end."""
 
     def __init__(self, total: int):
         self.total = total

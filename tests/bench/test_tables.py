@@ -190,6 +190,7 @@ def test_what_is_drawn_says_what_is_known(tmp_path):
         (["table=impala_10m", "algo=ppo"], "No table here has algo 'ppo'"),
         (["budget=0"], "budget is a share"),
         (["budget=2"], "budget is a share"),
+        (["budget=0.1,0.2"], "budget takes one share"),
         (["seeds=a"], "seeds=a: that is no whole number"),
         (["tables=impala_10m"], "There is no option 'tables' here. Did you mean table"),
         (["--render"], "There is no flag --render"),
@@ -219,13 +220,13 @@ def test_finished_cells_are_not_run_again(tmp_path, capsys):
 def test_a_cell_is_run_written_and_drawn(tmp_path, capsys):
     pytest.importorskip("ale_py")
     places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
-    assert _dispatch(["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "budget=0.0003", *places]) == 0
-    key = Key("impala_10m", "Breakout", "impala/breakout", 1, 0.0003)
+    assert _dispatch(["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "budget=0.0001", *places]) == 0
+    key = Key("impala_10m", "Breakout", "impala/breakout", 1, 0.0001)
     values = read(tmp_path / "results", key, wanted())
-    assert values["env_steps"] >= 3000 and values["command"].startswith("rlrun train tuned=impala/breakout seed=1 env_steps=3000")
-    assert "partial: 0.0003 of the budget" in (tmp_path / "results" / "TABLES.md").read_text()
+    assert values["env_steps"] >= 1000 and values["command"].startswith("rlrun train tuned=impala/breakout seed=1 env_steps=1000")
+    assert "partial: 0.0001 of the budget" in (tmp_path / "results" / "TABLES.md").read_text()
     capsys.readouterr()
-    assert _dispatch(["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "budget=0.0003", *places]) == 0
+    assert _dispatch(["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "budget=0.0001", *places]) == 0
     assert "0 of 1 runs to do" in capsys.readouterr().out
 
 

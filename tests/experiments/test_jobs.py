@@ -199,3 +199,43 @@ def test_lines_say_every_change_once(tmp_path, capsys):
     assert said.count("RUNNING") == 2 and "1,234 env steps  return 5.00  1m01s" in said and "it broke" in said and "1 completed, 1 failed, 1 waiting" in said
     assert counts([], 2) == "2 waiting"
     assert text_table([["1", "22"], ["b", "3"]], ["x", "n"]) == "x   n\n1  22\nb   3"
+
+
+def test_the_summary_of_an_earlier_session_is_no_outcome_of_this_one(tmp_path):
+    """A job that fails before it writes one of its own has failed, whatever stands there."""
+    one = job(tmp_path, "a")
+    one.run_dir.mkdir()
+    for status in ("COMPLETED", "INTERRUPTED"):
+        (one.run_dir / "summary.json").write_text(json.dumps({"status": status, "reason": "20480 env steps", "return_mean": 33.0}))
+        starter = Here(lambda one: [sys.executable, "-c", "import sys; print('rlrun: it will not start'); sys.exit(2)"])
+        made = Pool([Place((sorted(os.sched_getaffinity(0))[0],), None)], Quiet(), starter=starter).run(Fixed([one]))
+        assert (made[0].status, made[0].reason, made[0].return_mean) == ("FAILED", "it will not start", None)
+
+
+def test_a_signal_before_a_job_listens_is_an_interruption(tmp_path):
+    running = pool()
+    running.starter = Here(lambda one: [sys.executable, "-c", "import time; open('/dev/null'); time.sleep(60)"])  # SIGTERM ends it
+
+    def interrupt():
+        while not running.running:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    made = running.run(Fixed([job(tmp_path, "a")]))
+    assert [outcome.status for outcome in made] == ["INTERRUPTED"] and made[0].reason == "killed by SIGTERM"
+
+
+def test_a_run_that_still_saves_is_waited_for(tmp_path, capsys):
+    from rlrun.experiments.jobs import clear, in_use
+    from rlrun.rundir import RunDir
+
+    one = job(tmp_path, "a")
+    held = RunDir.create(one.run_dir)
+    assert in_use(one.run_dir)
+    threading.Timer(0.6, held.release).start()
+    began = time.monotonic()
+    clear(one)
+    assert time.monotonic() - began > 0.5 and not one.run_dir.exists() and "waits for a, which still saves" in capsys.readouterr().out
+    assert not in_use(tmp_path)

@@ -93,7 +93,7 @@ def test_ppo_of_atari_means_the_same():
     ]  # fmt: skip
     expected = {
         "algo.fragment_length": 100, "algo.batch_size": 5000, "algo.minibatch_size": 500, "algo.num_epochs": 10, "algo.lambda_": 0.95, "algo.kl_coef": 0.5,
-        "algo.clip": 0.1, "algo.value_loss_clip": 10, "algo.entropy_coef": 0.01, "algo.reward_clip": "sign", "model.share_value": True,
+        "algo.clip": 0.1, "algo.value_clip": 10, "algo.entropy_coef": 0.01, "algo.reward_clip": "sign", "model.share_value": True,
         "algo.lr": 5e-5, "algo.max_grad_norm": 0.0, "algo.normalize_advantage": "batch", "algo.value_coef": 2.0, "env_steps": 10_000_000, "env.size": 84,
     }  # fmt: skip
     assert {key: games[0].values[key] for key in expected} == expected
@@ -145,12 +145,39 @@ def test_the_older_defaults_are_those_of_their_time():
 def test_stops():
     (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "stop": {"evaluation/env_runners/episode_return_mean": 400, "training_iteration": 5,
                        "time_total_s": 60, "mystery": 1}, "pass_criteria": {"num_env_steps_sampled_lifetime": "1e5"}}, "a")  # fmt: skip
-    assert one.values["eval.every"] and one.values["stop.return_mean"] == 400 and one.values["stop.wall_sec"] == 60 and one.values["env_steps"] == 100_000
+    assert one.values["eval.every"] and "stop.return_mean" not in one.values and one.values["stop.wall_sec"] == 60 and one.values["env_steps"] == 100_000
     assert {line.key: line.how for line in one.lines if line.key.startswith(("stop", "pass"))} == {
-        "stop.evaluation/env_runners/episode_return_mean": "mapped", "stop.training_iteration": "dropped", "stop.time_total_s": "mapped",
+        "stop.evaluation/env_runners/episode_return_mean": "not mapped", "stop.training_iteration": "dropped", "stop.time_total_s": "mapped",
         "stop.mystery": "not mapped", "pass_criteria.num_env_steps_sampled_lifetime": "mapped",
     }  # fmt: skip
-    assert one.values["expected"]["return"] == 400
+    (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "stop": {"episode_reward_mean": 150, "timesteps_total": 1e5}}, "a")
+    assert one.values["stop.return_mean"] == 150 and one.values["expected"]["return"] == 150 and one.values["expected"]["env_steps"] == 100_000
+
+
+def test_bounds_and_epsilons_mean_what_they_meant():
+    (a2c, *_) = translate("a", RELEASES["0.7.0"]["atari-a2c.yaml"], "a")
+    assert a2c.values["algo.batch_size"] == 500 and a2c.values["algo.max_grad_norm"] == 0.08  # 40, of a sum over 500 rows
+    block = {"opt_type": "adam", "decay": 0.99, "momentum": 0.0, "epsilon": 0.1}
+    (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": block}, "a")
+    assert "algo.optimizer.epsilon" not in impala.values and {line.key: line.how for line in impala.lines}["epsilon"] == "dropped"
+    (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": {"opt_type": "rmsprop"}}, "a")
+    assert impala.values["algo.optimizer.epsilon"] == 0.1 and impala.values["algo.optimizer.kind"] == "rmsprop"
+    (new,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": {"rollout_fragment_length": 50, "vf_clip_param": 7.0}}, "a")
+    assert new.values["algo.value_loss_clip"] == 7 and "algo.value_clip" not in new.values
+
+
+def test_what_a_grid_loses_is_said():
+    config = {"train_batch_size": {"grid_search": [4000, 8000]}, "num_sgd_iter": {"grid_search": [3, 5]}}
+    (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": config}, "a")
+    said = {line.key: line.why for line in one.lines}
+    assert "the first of 2: a sweep over the others is yours" in said["train_batch_size"] and "yours" not in said["num_sgd_iter"]
+    assert one.grid == {"algo.num_epochs": [3, 5]}
+
+
+def test_sticky_actions_are_those_of_the_id():
+    (one,) = translate("a", {"run": "PPO", "env": "ale_py:ALE/Breakout-v5", "config": {"env_config": {"frameskip": 1}}}, "a")
+    assert one.values["env.sticky_actions"] == 0.25
+    assert "env.sticky_actions" not in translate("a", {"run": "PPO", "env": "BreakoutNoFrameskip-v4"}, "a")[0].values
 
 
 def test_numbers_that_yaml_reads_as_text():

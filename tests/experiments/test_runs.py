@@ -70,7 +70,7 @@ def test_the_interval_covers_what_all_runs_have_reached():
 
     x, mean, low, high = band([Curve([0, 10], [0.0, 10.0]), Curve([0, 20], [2.0, 42.0])], points=3)
     assert list(x) == [0, 5, 10] and list(mean) == [1.0, 8.5, 16.0]
-    assert high[0] - mean[0] == pytest.approx(1.96 * 2**0.5 / 2**0.5) and low[0] == pytest.approx(2 * mean[0] - high[0])
+    assert high[0] - mean[0] == pytest.approx(12.706 * 2**0.5 / 2**0.5) and low[0] == pytest.approx(2 * mean[0] - high[0])
 
 
 @pytest.mark.parametrize(

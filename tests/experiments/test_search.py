@@ -10,7 +10,7 @@ pytest.importorskip("optuna")
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import parse
 from rlrun.experiments.jobs import Outcome
-from rlrun.experiments.population import FACTORS, Population, bounded, take_over, yaml_value
+from rlrun.experiments.population import FACTORS, Population, bounded, fits, take_over, yaml_value
 from rlrun.experiments.search import Trials
 
 WORDS = ["algo=pg,a2c", "env=CartPole-v1", "algo.lr=tag(log, interval(1e-5, 1e-1))", "algo.batch_size=int(interval(2, 9))"]
@@ -145,7 +145,8 @@ def test_members_go_on_by_parts_and_the_worst_takes_over(tmp_path, capsys):
     loser, winner = supply.members[0], supply.members[1]
     assert (tmp_path / "member-00" / "checkpoints" / f"{100:012d}" / "policy.pt").read_text() == "member-01"
     ratio = loser.values["algo.lr"] / winner.values["algo.lr"]
-    assert loser.values != before["member-00"] and (any(math.isclose(ratio, factor, rel_tol=1e-4) for factor in FACTORS) or loser.values["algo.lr"] > 0)
+    drawn_anew = {key: value for key, value in loser.values.items() if value not in (winner.values[key], before["member-00"][key])}
+    assert loser.values != before["member-00"] and (any(math.isclose(ratio, factor, rel_tol=1e-4) for factor in FACTORS) or "algo.lr" in drawn_anew)
     import yaml
 
     assert float(yaml.safe_load((tmp_path / "member-00" / "config.yaml").read_text())["algo"]["lr"]) == pytest.approx(loser.values["algo.lr"])
@@ -182,10 +183,51 @@ def test_members_that_fail_do_not_hold_up_the_others(tmp_path):
     assert {job.name for job in iter(supply.next, None)} == {"member-01", "member-02", "member-03"}
 
 
-@pytest.mark.parametrize(("count", "every", "said"), [(1, 100, "2 or more"), (4, 0, "between 1 and env_steps"), (4, 500, "between 1 and env_steps")])
-def test_populations_that_make_no_sense(tmp_path, count, every, said):
+@pytest.mark.parametrize(
+    ("words", "count", "every", "said"),
+    [
+        (["algo.lr=interval(0.1,0.2)"], 1, 100, "2 or more"),
+        (["algo.lr=interval(0.1,0.2)"], 4, 500, "would never take over"),
+        (["algo.optimizer.kind=adam,rmsprop"], 4, 100, r"algo\.optimizer\.kind: a population can change numbers"),
+        (["algo=pg,a2c"], 4, 100, "algo: a population can change numbers"),
+        (["env.kwargs.x=1,2"], 4, 100, "can change numbers"),
+        (["resources.num_samplers=1,2"], 4, 100, "can change numbers"),
+    ],
+)
+def test_populations_that_make_no_sense(words, count, every, said):
+    config = {"env_steps": 400, "algo": {"name": "pg", "lr": 0.1, "optimizer": {"kind": "adam"}}, "resources": {"num_samplers": 1}}
     with pytest.raises(UserError, match=said):
-        population(tmp_path, count, every)
+        fits(parse(words), config, count, every)
+    fits(parse(["algo.lr=interval(0.1,0.2)"]), config, 2, 400)
+
+
+def test_members_have_seeds_of_their_own(tmp_path):
+    supply = population(tmp_path)
+    words = [supply.next().words for _ in range(4)]
+    assert [one[-2] for one in words] == ["seed=0", "seed=1", "seed=2", "seed=3"]
+
+
+def test_a_takeover_that_was_decided_is_done_after_a_kill(tmp_path, monkeypatch):
+    supply = population(tmp_path)
+    monkeypatch.setattr("rlrun.experiments.population.take_over", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        play(supply, tmp_path, {"member-00": 1.0, "member-01": 9.0, "member-02": 5.0, "member-03": 4.0}.get)
+    monkeypatch.undo()
+    later = population(tmp_path)
+    assert (tmp_path / "member-00" / "checkpoints" / f"{100:012d}" / "policy.pt").read_text() == "member-01"
+    assert later.members[0].history[-1]["took_over"] == "member-01" and later.next().resume == ("env_steps=200",)
+
+
+def test_small_whole_numbers_move():
+    interval = parse(["algo.n=int(interval(1, 9))"]).intervals["algo.n"]
+    assert bounded(1 + 1, interval) == 2
+    space = parse(["algo.n=int(interval(1, 9))"])
+    made = Population.__new__(Population)
+    import numpy as np
+
+    made.space, made.rng = space, np.random.default_rng(0)
+    seen = {made.explored({"algo.n": 2})["algo.n"] for _ in range(200)}
+    assert {1, 3} <= seen
 
 
 def test_values_stay_within_their_interval():
