@@ -2,7 +2,8 @@
 weights of the best and go on with disturbed hyperparameters.
 
 Members are ordinary runs. One that takes over gets the other's last checkpoint and a config.yaml with the new values, and is resumed: schedules, optimiser and
-counters go on as they were. Generations wait for each other, so that the same seed gives the same decisions on one place at a time."""
+counters go on as they were, so do the last 100 games that a score is the mean of: where a part of the way has fewer, the games of whom it took over from
+still count. Generations wait for each other, so that the same seed gives the same decisions on one place at a time."""
 
 from __future__ import annotations
 
