@@ -45,8 +45,10 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     install()
     with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
         made = plain(compose("train", overrides=[*words, "env=CartPole-v1"]))
-    made["logger"] = {name: node for name, node in made["logger"].items() if name in (values.get("logger") or {})}  # logger=[] leaves nothing behind
+    made["logger"] = {name: node for name, node in made["logger"].items() if name in (values.get("logger") or {})}
     without = {"env"} if ours else {"env", "algo"}
+    if not made["logger"]:  # logger=[] leaves nothing behind
+        without.add("logger")
     return {name: part for name, part in made.items() if name not in without}
 
 
