@@ -2,12 +2,14 @@
 
 The module's forward(obs, is_first, state) -> (action, state) takes and gives dictionaries of tensors: obs {"observation": [B, ...]} (nested parts by their
 path, "observation.camera"; an "action_mask" where the policy has one), is_first [B] bool, and state as the first call's zeros and then what the last call
-gave; empty without memory. Filters and the division of pixels by 255 are inside. What lies before is not: an Atari observation is the stack of frames."""
+gave; empty without memory. Nothing is drawn at random: noisy layers take their means, and eval_epsilon counts as 0. Filters and the division of pixels by
+255 are inside. What lies before is not: an Atari observation is the stack of frames."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.policy import Policy
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space
 from rlrun.models.noisy import draw_noise
+from rlrun.policies import QPolicy
 from rlrun.trained import Trained
 
 Tensors = dict[str, Tensor]
@@ -81,6 +85,8 @@ class Exported(nn.Module):
         super().__init__()
         self.policy, self.action = trained.policy, trained.spec.action
         draw_noise(self.policy, None)
+        if isinstance(self.policy, QPolicy):
+            self.policy.explore = replace(self.policy.explore, eval_epsilon=0.0)
 
     def forward(self, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
         """See the module's docstring."""
@@ -195,6 +201,8 @@ def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tupl
     written."""
     for name in formats:
         require(name)
+    if type(trained.policy).greedy is Policy.greedy:
+        raise UserError(f"{type(trained.policy).__name__} has no greedy(obs, is_first, state), which is what is exported (see rlrun.core.policy.Policy)")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "policy.json").write_text(json.dumps(describe(trained), indent=1) + "\n")

@@ -8,6 +8,7 @@ import torch
 
 from rlrun.cli import _dispatch
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.export import Exported, example, flat, nested, parity, program, write
 from rlrun.models.noisy import NoisyLinear
@@ -99,6 +100,20 @@ def test_the_check_can_fail(typed):
 
     with pytest.raises(RunFailed, match="does not act as the run's own does"):
         parity(trained, other)
+
+
+def test_nothing_is_drawn_at_random(typed):
+    """A policy that would act at random in evaluation is exported, and compared, without that."""
+    trained = made(typed, *CASES["values"], "algo.exploration.eval_epsilon=1.0")
+    assert parity(trained, Exported(trained), 30) <= 1e-5
+
+
+def test_a_policy_of_ones_own_without_a_greedy_function_is_refused(tmp_path, typed, monkeypatch):
+    trained = made(typed, *CASES["values"])
+    monkeypatch.setattr(type(trained.policy), "greedy", Policy.greedy)
+    with pytest.raises(UserError, match="has no greedy"):
+        write(trained, tmp_path / "out", ("pt2",))
+    assert not (tmp_path / "out").exists()
 
 
 def test_files_of_a_run(tmp_path, capsys):
