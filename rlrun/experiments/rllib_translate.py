@@ -10,7 +10,8 @@ from typing import Any
 
 from rlrun.core.errors import UserError, closest
 from rlrun.envs.names import resolve
-from rlrun.experiments.rllib_yaml import NESTED, How, Imported, Line, defaults, flattened, flow, machinery, numbers, options_of, slug
+from rlrun.experiments.rllib_q_learning import q_learning, replayed
+from rlrun.experiments.rllib_yaml import NESTED, How, Imported, Line, defaults, flattened, flow, machinery, numbers, options_of, rounded, slug
 from rlrun.rllib import option_map
 
 RUNS = {"PG": "pg", "A2C": "a2c", "A3C": "a3c", "PPO": "ppo", "DDPPO": "ddppo", "APPO": "appo", "IMPALA": "impala", "DQN": "dqn", "SimpleQ": "dqn",
@@ -38,12 +39,7 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
     if env is None:
         raise UserError(f"{source}, {name}: it names no environment")
     envs = options_of(env) or [env]
-    return [_Translation(name if len(envs) == 1 else f"{name}-{slug(one)}", run, str(one), config, stop, passes, source).made for one in envs]
-
-
-def rounded(value: float) -> int | float:
-    """Whole numbers as such."""
-    return int(value) if float(value).is_integer() else value
+    return [Translation(name if len(envs) == 1 else f"{name}-{slug(one)}", run, str(one), config, stop, passes, source).made for one in envs]
 
 
 @cache
@@ -51,7 +47,7 @@ def _table(algo: str) -> dict[str, dict[str, Any]]:
     return {row["rllib"]: row for row in option_map(algo)}
 
 
-class _Translation:
+class Translation:
     """One experiment on one environment. Every option is taken once; what is left over at the end had no reader."""
 
     def __init__(self, name: str, run: str, env: str, config: dict, stop: dict, passes: dict, source: str):
@@ -67,7 +63,7 @@ class _Translation:
         self._env(env, config.get("env_config") or {})
         self._machinery()
         self._batches()
-        self._q_learning()
+        q_learning(self)
         self._model()
         self._the_rest()
         self._end()
@@ -188,7 +184,7 @@ class _Translation:
             self.set("algo.fragment_length", rows, *lengths)
             self.set("algo.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows")
         else:
-            self._replayed(int(4 if length == "auto" else length), int(batch), envs, lengths, batches)
+            replayed(self, int(4 if length == "auto" else length), int(batch), envs, lengths, batches)
         mode = self.get("batch_mode")
         if self.algo in ("pg", "a2c", "ppo", "ddppo"):
             self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
@@ -226,129 +222,6 @@ class _Translation:
         if asked:
             size = next(size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0)
             self.set("algo.microbatch_size", size, "microbatch_size", why="" if size == asked else "whole fragments that divide the batch")
-
-    def _replayed(self, length: int, batch: int, envs: int, lengths: tuple[str, ...], batches: tuple[str, ...]) -> None:
-        at, sequence = self.inner, 1
-        if self.algo == "r2d2":
-            sequence = int(self.get("model.max_seq_len", default=20))
-            self.set("algo.sequence_length", sequence, "model.max_seq_len")
-            self.set("algo.sequence_stride", sequence)
-            self.set("algo.burn_in", int(self.get("replay_buffer_config.replay_burn_in", "replay_burn_in", default=0)),
-                     "replay_buffer_config.replay_burn_in", "replay_burn_in")  # fmt: skip
-            zero = bool(self.get("replay_buffer_config.zero_init_states", "zero_init_states", default=True))
-            self.set("algo.zero_init_state", zero, "replay_buffer_config.zero_init_states", "zero_init_states")
-            scale = float(self.get("h_function_epsilon")) if self.get("use_h_function") else None
-            self.set("algo.value_rescaling", scale, "use_h_function", "h_function_epsilon")
-            length = math.ceil(length / sequence) * sequence
-        size = max(1, batch // sequence)
-        self.set(f"{at}.fragment_length", length, *lengths)
-        self.set(f"{at}.num_envs", envs)
-        self.set(f"{at}.batch_size", size, *batches, why=f"sequences of {sequence} rows" if sequence > 1 else "")
-        natural = batch / (length * envs)
-        ratio = self.get("training_intensity") or natural
-        if self.algo != "apex" or self.get("training_intensity"):
-            self.set(f"{at}.replay_ratio", rounded(float(ratio)), "training_intensity")
-        every = float(self.get("target_network_update_freq"))
-        if self.algo == "apex":
-            updates, why = every / batch, f"{every:g} rows learnt"
-        else:
-            updates, why = every * float(ratio) / batch, f"{every:g} env steps"
-        self.set(f"{at}.target_update_interval", max(1, round(updates)), "target_network_update_freq", why=why)
-        starts = self.get("num_steps_sampled_before_learning_starts", "replay_buffer_config.learning_starts", "learning_starts")
-        self.set(f"{at}.learning_starts", int(starts), "num_steps_sampled_before_learning_starts", "replay_buffer_config.learning_starts", "learning_starts")
-
-    # -- the Q-learning family -----------------------------------------------------------------------------------------------------------
-
-    def _q_learning(self) -> None:
-        if self.run not in ("DQN", "SimpleQ", "APEX", "R2D2"):
-            return
-        at, buffer = self.inner, "replay_buffer_config"
-        kind = str(self.get(f"{buffer}.type", default=""))
-        prioritized = bool(self.given["prioritized_replay"]) if "prioritized_replay" in self.given else "Prioritized" in kind or self.algo == "apex"
-        self.made.values["replay._choice"] = "prioritized" if prioritized else "uniform"
-        for key in ("prioritized_replay", f"{buffer}.type"):
-            self.say(key, "mapped", f"replay={'prioritized' if prioritized else 'uniform'}")
-        capacity = int(self.get("buffer_size", f"{buffer}.capacity"))
-        if self.algo == "r2d2":
-            capacity *= self.made.values["algo.sequence_length"]
-        self.set("replay.capacity", capacity, f"{buffer}.capacity", "buffer_size", why="rows, where RLlib counts sequences" if self.algo == "r2d2" else "")
-        self.say(f"{buffer}.storage_unit", "dropped", why="r2d2 draws sequences, the others transitions")
-        self.say(f"{buffer}.replay_batch_size", "dropped", why="one batch is algo.batch_size")
-        self.say(f"{buffer}.worker_side_prioritization", "mapped", f"{at}.input_priorities={flow(bool(self.get(f'{buffer}.worker_side_prioritization')))}")
-        if prioritized:
-            self._priorities()
-        else:
-            unused = ("alpha", "beta", "eps")
-            for key in (*(f"prioritized_replay_{name}" for name in unused), *(f"{buffer}.prioritized_replay_{name}" for name in unused),
-                        "beta_annealing_fraction", "final_prioritized_replay_beta"):  # fmt: skip
-                self.say(key, "dropped", why="the replay is not prioritized")
-        self._exploration()
-        self.set(f"{at}.head.gradient_scale", 1.0)  # RLlib does not scale what a dueling head sends back
-        if self.atari:
-            self.set(f"{at}.head.encoder_layer", True)  # its networks keep the encoder's last layer
-        self.set(f"{at}.head.hidden", [int(width) for width in self.get("hiddens")], "hiddens")
-        if self.algo in ("c51", "rainbow", "dqn", "apex"):
-            if self.algo in ("dqn", "apex"):
-                self.say("num_atoms", "mapped", f"algo={self.algo}")
-            else:
-                self.set("algo.num_atoms", int(self.get("num_atoms")), "num_atoms")
-        if self.algo == "rainbow":
-            self.say("double_q", "mapped", "algo=rainbow", "always double")
-        else:
-            self.set(f"{at}.double", bool(self.get("double_q", default=False)), "double_q")
-
-    def _priorities(self) -> None:
-        buffer = "replay_buffer_config"
-        self.set("replay.alpha", float(self.get("prioritized_replay_alpha", f"{buffer}.prioritized_replay_alpha", default=0.6)),
-                 "prioritized_replay_alpha", f"{buffer}.prioritized_replay_alpha")  # fmt: skip
-        self.set("replay.priority_epsilon", float(self.get("prioritized_replay_eps", f"{buffer}.prioritized_replay_eps", default=1e-6)),
-                 "prioritized_replay_eps", f"{buffer}.prioritized_replay_eps")  # fmt: skip
-        beta = float(self.get("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", default=0.4))
-        final = float(self.get("final_prioritized_replay_beta", default=beta))
-        steps = float(self.get("beta_annealing_fraction", default=0.2)) * float(self.get("schedule_max_timesteps", default=100000))
-        value = beta if final == beta else {"start": beta, "end": final, "steps": steps}
-        keys = ("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", "final_prioritized_replay_beta", "beta_annealing_fraction")
-        self.set("replay.beta", value, *keys)
-
-    def _exploration(self) -> None:
-        at, group = self.inner, "exploration_config"
-        kind = str(self.get(f"{group}.type", default="EpsilonGreedy"))
-        kinds = {"EpsilonGreedy": "epsilon_greedy", "PerWorkerEpsilonGreedy": "epsilon_greedy", "SoftQ": "soft_q", "ParameterNoise": "parameter_noise"}
-        old = {"soft_q": "SoftQ", "parameter_noise": "ParameterNoise"}
-        for key, name in old.items():
-            if self.given.get(key):
-                kind = name
-                self.say(key, "mapped", f"{at}.exploration.kind={key}")
-        if kind not in kinds:
-            self.say(f"{group}.type", "not mapped", why=f"rlrun explores by {', '.join(sorted(set(kinds.values())))}")
-            kind = "EpsilonGreedy"
-        if self.algo == "apex" and kind == "PerWorkerEpsilonGreedy":
-            self.say(f"{group}.type", "mapped", f"{at}.exploration.epsilon_min", "the ladder from 0.4 to 0.4^8 of Ape-X, constant in time")
-            for key in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps"):
-                self.say(f"{group}.{key}", "dropped", why="every environment's epsilon is constant: Ape-X's ladder")
-            for key in ("schedule_max_timesteps", "exploration_fraction", "exploration_final_eps", "per_worker_exploration"):
-                self.say(key, "dropped", why="every environment's epsilon is constant: Ape-X's ladder")
-            return
-        self.set(f"{at}.exploration.kind", kinds[kind], f"{group}.type")
-        horizon = float(self.get("schedule_max_timesteps", default=100000))
-        fraction = self.get("exploration_fraction", default=0.1 if "schedule_max_timesteps" in self.given else None)  # 0.1: RLlib's of that time
-        steps = horizon * float(fraction) if fraction is not None else float(self.get(f"{group}.epsilon_timesteps", default=10000))
-        first = float(self.get(f"{group}.initial_epsilon", default=1.0))
-        last = float(self.get("exploration_final_eps", f"{group}.final_epsilon", default=0.02))
-        warm = float(self.get(f"{group}.warmup_timesteps", default=0.0))
-        keys = (*(f"{group}.{name}" for name in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps")),
-                "schedule_max_timesteps", "exploration_fraction", "exploration_final_eps")  # fmt: skip
-        random = float(self.get(f"{group}.random_timesteps", default=0.0))
-        if kind == "SoftQ":
-            self.set(f"{at}.exploration.epsilon", 0.0, *keys)
-            temperature = float(self.get(f"{group}.temperature", "softmax_temp", default=1.0))
-            self.set(f"{at}.exploration.temperature", temperature, f"{group}.temperature", "softmax_temp")
-        elif kind == "ParameterNoise":
-            self.set(f"{at}.exploration.epsilon", [[0, 1.0], [random, 1.0], [random + 1, 0.0]] if random else 0.0, f"{group}.random_timesteps", *keys)
-            self.set(f"{at}.exploration.noise_std", float(self.get(f"{group}.initial_stddev", default=1.0)), f"{group}.initial_stddev")
-        else:
-            points = [[0, first], [warm, first], [warm + steps, last]] if warm else {"start": first, "end": last, "steps": max(steps, 1.0)}
-            self.set(f"{at}.exploration.epsilon", points, *keys)
 
     # -- networks and the rest -----------------------------------------------------------------------------------------------------------
 

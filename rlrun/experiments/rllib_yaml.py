@@ -101,6 +101,11 @@ def slug(env: Any) -> str:
     return "".join(c if c.isalnum() else "_" for c in text).strip("_").lower()
 
 
+def rounded(value: float) -> int | float:
+    """Whole numbers as such."""
+    return int(value) if float(value).is_integer() else value
+
+
 @cache
 def _data(name: str) -> Any:
     """A file of rlrun/data; nobody changes what it returns."""
