@@ -119,19 +119,21 @@ class Bars(NamedTuple):
     """One game of a table."""
 
     label: str
-    published: float
+    published: float | None
     paper: float | None
     scores: list[float]
     partial: bool
 
 
 def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
-    """Published, paper and measured beside each other for every game, in shares of the published figure; points are seeds."""
+    """Published, paper and measured beside each other for every game; points are seeds. In shares of the published figures, where all cells have one."""
     made, axis = figure(max(5.0, 1.1 * len(bars) + 2.5), 3.2)
     width = 0.26
+    shares = all(bar.published for bar in bars)
     for index, bar in enumerate(bars):
-        base = abs(bar.published) or 1.0
-        axis.bar(index - width, bar.published / base, width, color=GREY, label="RLlib, published" if index == 0 else None)
+        base = abs(bar.published) if shares and bar.published else 1.0
+        if bar.published is not None:
+            axis.bar(index - width, bar.published / base, width, color=GREY)
         if bar.paper is not None:
             axis.bar(index, bar.paper / base, width, color="#cfd3da", label=paper if index == 0 else None)
         if bar.scores:
@@ -141,10 +143,12 @@ def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
             axis.plot([index + width] * len(bar.scores), [score / base for score in bar.scores], "o", color="#222222", markersize=3)
             if bar.partial:
                 axis.text(index + width, max(mean / base, 0), "partial", ha="center", va="bottom", fontsize=7, rotation=90)
+    axis.bar(0, 0, width, color=GREY, label="RLlib, published")
     axis.bar(0, 0, width, color=COLOURS[0], label="rlrun, measured (points: seeds)")
     axis.set_xticks(range(len(bars)), [bar.label for bar in bars], fontsize=8)
-    axis.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--")
-    axis.set_ylabel("share of the published figure")
+    if shares:
+        axis.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--")
+    axis.set_ylabel("share of the published figure" if shares else "return")
     axis.grid(axis="x", visible=False)
     axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, -0.12), ncols=3)
     made.suptitle(title, fontsize=10, x=0.01, ha="left")

@@ -16,8 +16,8 @@ from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.loggers.console import duration
 
-CLASSES = {"beaten": "beaten", "within spread": "within", "short": "short", "partial": "partial", "not run": "notrun"}
-MARKS = {"beaten": "beaten", "within spread": "within", "short": "short", "partial": "partial", "not run": "not run"}
+CLASSES = {"beaten": "beaten", "within spread": "within", "short": "short", "measured": "partial", "partial": "partial", "not run": "notrun"}
+MARKS = {"beaten": "beaten", "within spread": "within", "short": "short", "measured": "measured", "partial": "partial", "not run": "not run"}
 PROTOCOL_SHOWN = {"frame_skip": "frame skip", "sticky_actions": "sticky actions", "full_action_space": "all 18 actions", "noop_max": "no-ops up to",
                   "life_loss_terminal": "a lost life ends the return", "reward_clip": "reward in learning", "size": "pixels"}  # fmt: skip
 
@@ -25,7 +25,7 @@ PROTOCOL_SHOWN = {"frame_skip": "frame skip", "sticky_actions": "sticky actions"
 INTRODUCTION = (
     "Made by `rlrun benchmark reproduce-tables --only-render` from the JSON files beside this one. `beaten`: every seed is above the published figure;",
     "`within`: it lies between the lowest and the highest seed; `short`: every seed is below; `partial`: run on a part of the budget only, which is no",
-    "comparison.",
+    "comparison; `measured`: no figure was published.",
 )
 
 
@@ -120,12 +120,13 @@ def normalised(cells: Sequence[Measured]) -> str:
     for label in dict.fromkeys(one.cell.label for one in cells):
         own = [one for one in cells if one.cell.label == label]
         counts = {len(one.scores) for one in own}
-        complete = len(own) > 1 and counts != {0} and len(counts) == 1 and all(one.budget == 1 and one.cell.game in RANDOM_AND_HUMAN for one in own)
+        complete = len(own) > 1 and counts != {0} and len(counts) == 1 and all(one.budget == 1 and one.cell.game in RANDOM_AND_HUMAN and one.cell.published is not None for one in own)
         if not complete or own[0].wanted.table.less_is_better:
             continue
         scores = np.array([[human_normalised(one.cell.game, score) for score in one.scores] for one in own]).T
         interval = stratified_bootstrap(scores, iqm, np.random.default_rng(0))
-        rllib = iqm(np.array([[human_normalised(one.cell.game, one.cell.published) for one in own]]))
+        figures = [(one.cell.game, one.cell.published) for one in own if one.cell.published is not None]
+        rllib = iqm(np.array([[human_normalised(game, figure) for game, figure in figures]]))
         between = f" (95%: {interval.low:.2f} to {interval.high:.2f})" if len(scores) > 1 else " (one seed)"
         told.append(f"{label}: IQM of human-normalised scores {interval.value:.2f}{between}, RLlib's figures {rllib:.2f}")
     return "; ".join(told)
@@ -153,7 +154,7 @@ def curves(cells: Sequence[Measured], column: int) -> list[charts.Group]:
 def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
     every = [one for _, cells in tables for one in cells]
     count = {name: sum(one.mark == name for one in every) for name in MARKS}
-    body = [page.cards([("cells", len(every)), *((name, count[name]) for name in MARKS)])]
+    body = [page.cards([("cells", len(every)), *((name, count[name]) for name in MARKS if count[name] or name != "measured")])]
     for table, cells in tables:
         names, made = headings(table), rows(table, cells)
         at = names.index("rlrun, measured")

@@ -160,11 +160,13 @@ class Measured(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """not run, partial, beaten, within spread, short; judged against the published figure, by the seeds' lowest and highest."""
+        """not run, partial, beaten, within spread, short; judged against the published figure, by the seeds' lowest and highest. "measured": none was."""
         if not self.results:
             return "not run"
         if self.budget != 1:
             return "partial"
+        if self.cell.published is None:
+            return "measured"
         if len(self.scores) < len(self.results):  # a target that was not reached
             return "short"
         sign = -1.0 if self.wanted.table.less_is_better else 1.0

@@ -18,7 +18,7 @@ class Cell:
     game: str
     label: str
     tuned: str
-    published: float
+    published: float | None  # None: RLlib names none
     paper: float | None
     words: tuple[str, ...] = ()  # options on top of the tuned file's
 

@@ -24,7 +24,7 @@ PUBLISHED = {
 def test_the_tables_are_the_seeds():
     for name, figures in PUBLISHED.items():
         assert tuple(cell.published for cell in load(name).cells) == figures
-    assert set(PUBLISHED) | {"a2c_1h", "impala_pong"} == set(options("benchmark"))
+    assert set(PUBLISHED) | {"a2c_1h", "impala_pong", "pong"} == set(options("benchmark"))
     assert load("impala_10m").env_steps == 1e7 and load("impala_1h").wall_sec == 3600 and load("impala_pong").target_return == 18
 
 
@@ -148,6 +148,16 @@ def test_marks(tmp_path, scores, mark):
     for seed, score in enumerate(scores):
         write(tmp_path, *result(one, seed, score=score))
     assert measured(tmp_path, one).mark == mark
+
+
+def test_what_nobody_published_is_measured(tmp_path):
+    cells = [one for one in select(["pong"], [], [])]
+    one = next(one for one in cells if one.cell.published is None)
+    write(tmp_path, *result(one, score=-5.0))
+    assert measured(tmp_path, one).mark == "measured"
+    assert "| Pong | PPO |  | -5 | measured | 1 |" in markdown([(load("pong"), [measured(tmp_path, other) for other in cells])])
+    made = publish([load("pong")], tmp_path, None)
+    assert made[-1].name == "pong.png" and made[-1].stat().st_size > 1000
 
 
 def test_a_part_of_the_budget_is_partial_until_the_whole_is_there(tmp_path):
