@@ -120,8 +120,8 @@ def normalised(cells: Sequence[Measured]) -> str:
     for label in dict.fromkeys(one.cell.label for one in cells):
         own = [one for one in cells if one.cell.label == label]
         counts = {len(one.scores) for one in own}
-        complete = len(own) > 1 and counts != {0} and len(counts) == 1 and all(one.budget == 1 and one.cell.game in RANDOM_AND_HUMAN and one.cell.published is not None for one in own)
-        if not complete or own[0].wanted.table.less_is_better:
+        complete = len(own) > 1 and counts != {0} and len(counts) == 1 and all(one.budget == 1 and one.cell.game in RANDOM_AND_HUMAN for one in own)
+        if not complete or own[0].wanted.table.less_is_better or any(one.cell.published is None for one in own):
             continue
         scores = np.array([[human_normalised(one.cell.game, score) for score in one.scores] for one in own]).T
         interval = stratified_bootstrap(scores, iqm, np.random.default_rng(0))

@@ -65,7 +65,7 @@ def of_run(run) -> str:
         ("status", run.summary.get("status", "unknown").lower()),
     ])]  # fmt: skip
     if run.summary.get("reason"):
-        body.append(f"<p class=\"soft\">Ended: {page.escape(str(run.summary['reason']).splitlines()[-1])}</p>")
+        body.append(f'<p class="soft">Ended: {page.escape(str(run.summary["reason"]).splitlines()[-1])}</p>')
     if run.series(RETURN)[0]:
         body += ["<h2>Return</h2>", page.picture(charts.svg(charts.learning_curves(*curves([run], RETURN), "mean of last 100 games", "")))]
     if run.series("eval/return_mean")[0]:

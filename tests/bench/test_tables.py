@@ -151,7 +151,7 @@ def test_marks(tmp_path, scores, mark):
 
 
 def test_what_nobody_published_is_measured(tmp_path):
-    cells = [one for one in select(["pong"], [], [])]
+    cells = select(["pong"], [], [])
     one = next(one for one in cells if one.cell.published is None)
     write(tmp_path, *result(one, score=-5.0))
     assert measured(tmp_path, one).mark == "measured"

@@ -52,8 +52,10 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
         (["algo=pg", *QUICK, "--queue", "partition=gpu"], "--queue is for --cluster slurm"),
         (["--resume", "nowhere"], "nowhere is not the directory of a sweep"),
         (["--resume", "nowhere", "--trials", "9"], "--resume goes on with the sweep as it was; --trials would change it"),
-        (["algo=pg", *QUICK, "algo.lr=interval(0.1,0.2)", "--search", "pbt", "--trials", "2", "--every", "1e9", "--dry-run"],
-         "--every 1e+09 is more than env_steps"),
+        (
+            ["algo=pg", *QUICK, "algo.lr=interval(0.1,0.2)", "--search", "pbt", "--trials", "2", "--every", "1e9", "--dry-run"],
+            "--every 1e+09 is more than env_steps",
+        ),
         (["algo=pg,a2c", *QUICK, "--search", "pbt", "--trials", "2", "--every", "300"], "algo: a population can change numbers"),
         (["--resume", "nowhere", "seed=1"], "--resume goes on with the sweep as it was"),
     ],

@@ -115,7 +115,7 @@ def test_reports_say_it_all_and_need_nothing_else(runs, tmp_path):
     assert _dispatch(["report", str(runs), "--out", str(tmp_path / "many.html")]) == 0
     text = (tmp_path / "many.html").read_text()
     assert "pg lr=0.1" in text and "<td>30</td>" in text, "the mean of the two seeds' last returns"
-    assert text.index("<td class=\"left\">pg lr=0.004</td>") < text.index("<td class=\"left\">pg lr=0.1</td>"), "the best first"
+    assert text.index('<td class="left">pg lr=0.004</td>') < text.index('<td class="left">pg lr=0.1</td>'), "the best first"
 
 
 def test_a_run_without_a_finished_game_has_a_report(tmp_path):
