@@ -18,15 +18,21 @@ def options(group: str) -> list[str]:
 
 
 def base_options(algo: str) -> list[str]:
-    """Files of conf/ whose options conf/algo/<algo>.yaml begins with: algo/ppo, or q_learning/base."""
+    """Files of conf/ whose options conf/algo/<algo>.yaml begins with, and theirs: algo/ppo, or q_learning/base, or off_policy/deterministic and
+    off_policy/actor_critic. The nearest first."""
+    return _bases("algo", algo)
+
+
+def _bases(group: str, name: str) -> list[str]:
     import yaml
 
-    lines = yaml.safe_load((root() / "conf" / "algo" / f"{algo}.yaml").read_text()).get("defaults", [])
-    found = [f"algo/{line}" for line in lines if isinstance(line, str) and line != "_self_"]
-    for line in lines:
-        if isinstance(line, dict):
-            found += [f"{group[1:].removesuffix('@_here_')}/{name}" for group, name in line.items() if group.endswith("@_here_")]
-    return found
+    found: list[tuple[str, str]] = []
+    for line in yaml.safe_load((root() / "conf" / group / f"{name}.yaml").read_text()).get("defaults", []):
+        if isinstance(line, str) and line != "_self_":
+            found.append((group, line))
+        elif isinstance(line, dict):
+            found += [(key[1:].removesuffix("@_here_"), value) for key, value in line.items() if key.endswith("@_here_")]
+    return [path for base in found for path in ("/".join(base), *_bases(*base))]
 
 
 def inner_algorithm(algo: str) -> str | None:

@@ -277,7 +277,8 @@ class Wiring:
         try:
             with torch.random.fork_rng(devices=[]):  # critics and other nets that never travel
                 torch.manual_seed(self.seeds.integer("init-learner"))
-                ctx = LearnerContext(self.device, rng, ranks=self.ranks, sparse=self.whole_after is not None)
+                model = Model(self.config.run.model, self.resources.precision)
+                ctx = LearnerContext(self.device, rng, ranks=self.ranks, model=model, sparse=self.whole_after is not None)
                 made = self.config.algorithm(policy, self.spec, self.config.algo, ctx)
         except ValueError as error:
             raise UserError(f"algo={self.config.algo.name}: {error}") from None
@@ -381,9 +382,8 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
             algorithm.load_state_dict({key: value for key, value in saved.items() if key not in own} | {key: anew[key] for key in own & anew.keys()})
         else:
             algorithm.policy.load_state_dict(tensors["policy"])
-            for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:  # a target net is a copy of the policy
-                if isinstance(getattr(part, "target", None), Policy):
-                    part.target.load_state_dict(tensors["policy"])  # type: ignore[union-attr, operator]
+            for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:
+                part.renew_targets()
     except RuntimeError as error:
         said = str(error).splitlines()
         raise UserError(f"init={path}: its weights do not fit this run's env and model: {said[1].strip() if len(said) > 1 else said[0]}") from None

@@ -14,10 +14,21 @@ def _needs(algo: str):
 NEEDS = {algo: _needs(algo) for algo in options("algo")}
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None]
 FRESH = [algo for algo, needs in NEEDS.items() if needs.replay is None]  # learn from rows as they come
-ANY_ACTION = [algo for algo, needs in NEEDS.items() if "box" in needs.actions]
+DISCRETE = [algo for algo, needs in NEEDS.items() if "discrete" in needs.actions]
+BOX = [algo for algo, needs in NEEDS.items() if "box" in needs.actions]
+ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions]
+ACTORS = [algo for algo, needs in NEEDS.items() if needs.replay is not None and "box" in needs.actions]  # actor and critics, learnt from a replay
+SAMPLING = ["sac", "tqc"]  # of them those whose policy is a distribution
 MEMORY = [*ANY_ACTION, "r2d2"]  # take model=lstm
 
 
 def fits(algo: str, case: str) -> bool:
     """Whether an algorithm can do one of test_all's cases."""
-    return algo in ANY_ACTION or case in ("discrete", "masked") or (case == "lstm" and algo in MEMORY)
+    if case in ("discrete", "masked"):
+        return algo in DISCRETE
+    return algo in ANY_ACTION or (case == "lstm" and algo in MEMORY) or (case == "box" and algo in BOX) or (case in ("beta", "squashed") and algo in SAMPLING)
+
+
+def simple(algo: str) -> str:
+    """A small environment whose actions the algorithm can take."""
+    return "CartPole-v1" if algo in DISCRETE else "Pendulum-v1"

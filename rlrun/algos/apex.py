@@ -48,7 +48,7 @@ class Apex(Algorithm):
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
         known = inner.knows_first_priority
-        return None if known else "Ape-X is around algorithms with a replay whose priorities samplers can work out: dqn, qr_dqn, iqn, r2d2"
+        return None if known else "Ape-X is around algorithms with a replay whose priorities samplers can work out: dqn, qr_dqn, iqn, r2d2, ddpg, td3"
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,12 +61,6 @@ class Update(NamedTuple):
     writes: dict[str, Tensor] | None = None
 
 
-class ModelFactory(Protocol):
-    """What conf/model builds for an algorithm: encoder(spec), memory(size), and the options heads need."""
-
-    def policy_parts(self, spec: EnvSpec) -> Any: ...
-
-
 class LearnerContext(NamedTuple):
     """Where and how a learner runs."""
 
@@ -74,6 +68,7 @@ class LearnerContext(NamedTuple):
     rng: torch.Generator
     compile: Callable[[Callable], Callable] = lambda function: function
     ranks: Ranks = ALONE
+    model: Any = None  # models.model.Model, of which an algorithm makes nets that never travel
     sparse: bool = False  # many rows of a batch are dead (complete episodes): what draws minibatches draws from the live ones
 
     def optimizer(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float) -> Optimizer:
@@ -134,6 +129,12 @@ class Algorithm(nn.Module):
     def absorb_rows(self, moments: Sequence[Any]) -> None:
         """Lets the policy's filters learn from what Policy.moments() made of new fragments, after the update that used them."""
         self.policy.absorb([m for m in moments if m is not None], self.ctx.ranks)
+
+    def renew_targets(self) -> None:
+        """The policy was given other weights: what began as a copy of it becomes one again."""
+        target = getattr(self, "target", None)
+        if isinstance(target, Policy):
+            target.load_state_dict(self.policy.state_dict())
 
     def live(self, valid: Tensor) -> Tensor:
         """How many rows of valid [T, B] count, over all learners [], at least 1: what a sum over this learner's rows is divided by."""

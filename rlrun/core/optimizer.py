@@ -63,7 +63,7 @@ class Optimizer:
         for parameter in self.parameters:
             parameter.grad = None
         for part in (loss,) if isinstance(loss, Tensor) else loss:
-            part.backward()
+            part.backward(inputs=self.parameters)  # a critic that an actor learns through gets no gradient
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.ranks.sum_into_(gradients)
         norm = nn.utils.get_total_norm(gradients)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rlrun.core.algorithm import FromReplay
-from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.off_policy import OffPolicyConfig
 from rlrun.core.schedule import Schedule
 
 
@@ -55,54 +54,17 @@ class ExplorationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QConfig:
+class QConfig(OffPolicyConfig):
     """conf/algo/<name>.yaml says what each is; an algorithm's own Config adds the rest."""
 
-    name: str
-    fragment_length: int
-    num_envs: int
-    batch_size: int
-    replay_ratio: float
-    learning_starts: int
-    discount: float
-    n_step: int | tuple[int, int]
     lr: Schedule
-    optimizer: OptimizerConfig
-    max_grad_norm: float
-    target_update_interval: int
-    target_tau: float
-    input_priorities: bool
-    reward_clip: Literal["none", "sign"] | float
     head: QHeadConfig
     exploration: ExplorationConfig
 
-    @property
-    def n_steps(self) -> tuple[int, int]:
-        """The fewest and the most."""
-        return (self.n_step, self.n_step) if isinstance(self.n_step, int) else self.n_step
-
-    @property
-    def from_replay(self) -> FromReplay:
-        return FromReplay(fragment_length=self.fragment_length, num_envs=self.num_envs, rows_from=self.n_steps[0], learning_starts=self.learning_starts,
-                          ratio=self.replay_ratio, first_priority=self.input_priorities)  # fmt: skip
-
     def __post_init__(self):
-        if min(self.fragment_length, self.num_envs, self.batch_size, self.target_update_interval) < 1:
-            raise ValueError("fragment_length, num_envs, batch_size and target_update_interval must be at least 1")
-        if self.replay_ratio <= 0:
-            raise ValueError("replay_ratio must be positive")
-        if not 1 <= self.n_steps[0] <= self.n_steps[1]:
-            raise ValueError("n_step is a number from 1, or a range [fewest, most]")
-        if self.learning_starts < self.n_steps[1]:
-            raise ValueError(f"learning_starts {self.learning_starts} is below n_step {self.n_steps[1]}: there would be nothing to learn from")
-        if not 0 <= self.discount <= 1:
-            raise ValueError("discount must lie in [0, 1]")
-        if min(self.lr.values) < 0 or self.max_grad_norm < 0:
-            raise ValueError("lr and max_grad_norm must not be negative")
-        if not 0 < self.target_tau <= 1:
-            raise ValueError("target_tau must lie in (0, 1]")
-        if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
-            raise ValueError("reward_clip must be none, sign or a positive bound")
+        super().__post_init__()
+        if min(self.lr.values) < 0:
+            raise ValueError("lr must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)

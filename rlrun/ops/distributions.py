@@ -227,6 +227,11 @@ class SquashedGaussian(Gaussian):
     def sample(self, rng: torch.Generator) -> Tensor:
         return self._shaped(torch.tanh(self._noisy(rng)))
 
+    def rsample(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """An action and its log density [...], both differentiable (Haarnoja et al. 2018, appendix C)."""
+        x = self._noisy(rng)
+        return self._shaped(torch.tanh(x)), self._density(x) - squash_log_slope(x).sum(-1)
+
     def mode(self) -> Tensor:
         return self._shaped(torch.tanh(self.mean))
 
@@ -264,9 +269,17 @@ class Beta(Whole):
     def _shaped(self, unit: Tensor) -> Tensor:
         return (2.0 * unit - 1.0).reshape(*unit.shape[:-1], *self.shape)
 
+    def _draw(self, rng: torch.Generator) -> Tensor:
+        a, b = (torch._standard_gamma(x.contiguous(), generator=rng) for x in (self.alpha, self.beta))
+        return (a / (a + b)).clamp(EDGE, 1 - EDGE)
+
     def sample(self, rng: torch.Generator) -> Tensor:
-        a, b = (torch._standard_gamma(x.detach().contiguous(), generator=rng) for x in (self.alpha, self.beta))
-        return self._shaped((a / (a + b)).clamp(EDGE, 1 - EDGE))
+        return self._shaped(self._draw(rng).detach())
+
+    def rsample(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """An action and its log density [...], both differentiable: gamma variables have implicit gradients (Figurnov et al. 2018, arXiv:1805.08498)."""
+        unit = self._draw(rng)
+        return self._shaped(unit), self._log_density(unit)
 
     def mode(self) -> Tensor:
         return self._shaped((self.alpha - 1) / (self.alpha + self.beta - 2))
@@ -275,7 +288,9 @@ class Beta(Whole):
         return torch.lgamma(self.alpha) + torch.lgamma(self.beta) - torch.lgamma(self.alpha + self.beta)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        x = ((_flat(action, self.shape) + 1.0) * 0.5).clamp(EDGE, 1 - EDGE)
+        return self._log_density(((_flat(action, self.shape) + 1.0) * 0.5).clamp(EDGE, 1 - EDGE))
+
+    def _log_density(self, x: Tensor) -> Tensor:
         return ((self.alpha - 1) * x.log() + (self.beta - 1) * torch.log1p(-x) - self._log_norm() - math.log(2.0)).sum(-1)
 
     def entropy(self) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL
-from families import ANY_ACTION, FRESH, MEMORY, REPLAYING, fits
+from families import ACTORS, ANY_ACTION, BOX, DISCRETE, FRESH, MEMORY, REPLAYING, fits, simple
 from test_actor_learner import run_wired
 
 from rlrun.core.optimizer import Optimizer
@@ -51,9 +51,17 @@ QUICK["ddppo"] = QUICK["ppo"]
 QUICK["pqn"] = ["algo.minibatch_size=40", "algo.exploration.epsilon=0.02"]
 QUICK |= {algo: ["algo.exploration.epsilon={start: 1.0, end: 0.01, steps: 500}", "algo.learning_starts=200", "algo.replay_ratio=8", "algo.batch_size=40",
                  "algo.fragment_length=4", "algo.target_update_interval=50"] for algo in REPLAYING}  # fmt: skip
+FIT |= {algo: [*FIT[algo], "algo.actor.hidden=[8]", "algo.critic.hidden=[8]", "algo.random_steps=0"] for algo in ACTORS}
+FIT["apex_ddpg"] = [*FIT["ddpg"], "runner=replay", "algo.num_envs=2"]
 FIT["r2d2"] = ["algo.learning_starts=30", "replay.capacity=400", "algo.burn_in=5", "algo.sequence_length=10", "algo.sequence_stride=5", "algo.num_envs=2",
                "model.memory.size=4", "algo.input_priorities=true"]  # fmt: skip
 FIT["apex"] = [*FIT["dqn"], "runner=replay", "algo.num_envs=2"]
+QUICK |= {algo: ["algo.actor_lr=3e-3", "algo.critic_lr=3e-3", "algo.learning_starts=200", "algo.random_steps=200", "algo.replay_ratio=8", "algo.batch_size=40",
+                 "algo.fragment_length=4", "algo.critic.hidden=[64]", "algo.actor.hidden=[64]", "model.hidden=[]"] for algo in ACTORS}  # fmt: skip
+QUICK |= {algo: [*QUICK[algo], "algo.alpha_lr=3e-3", "algo.initial_alpha=0.1"] for algo in ("sac", "tqc")}
+QUICK["sac"] += ["algo.target_entropy=-2"]
+QUICK |= {algo: [*QUICK[algo], "algo.exploration.scale=0.2 to 0 over 2000"] for algo in ("ddpg", "td3")}
+QUICK["apex_ddpg"] = [*QUICK["ddpg"], "runner=replay", "algo.n_step=1", "algo.num_envs=3"]
 QUICK["apex"] = [*QUICK["dqn"], "runner=replay", "algo.n_step=1", "algo.num_envs=3"]
 QUICK["r2d2"] = [*QUICK["r2d2"], "algo.fragment_length=20", "algo.replay_ratio=20", "model.memory.size=64", "algo.batch_size=16"]
 QUICK["c51"] = QUICK["rainbow"] = [*QUICK["c51"], "algo.v_min=0", "algo.v_max=1"]
@@ -144,12 +152,12 @@ def test_what_stands_in_dead_rows_changes_nothing(typed, algo, case):
     assert not same(results[0], other), "rows before a dead one bootstrap from its observation"
 
 
-@pytest.mark.parametrize("algo, env, bar", [*((algo, "rlrun/Identity-v0", 18.0) for algo in options("algo")),
-                                            *((algo, "rlrun/IdentityBox-v0", -3.0) for algo in ANY_ACTION)])  # fmt: skip
+@pytest.mark.parametrize("algo, env, bar", [*((algo, "rlrun/Identity-v0", 18.0) for algo in DISCRETE),
+                                            *((algo, "rlrun/IdentityBox-v0", -3.0) for algo in BOX)])  # fmt: skip
 def test_naming_what_is_seen_is_learnt(typed, tmp_path, algo, env, bar):
     """Of 20 a random policy gets 5, and about -17 with continuous actions."""
     words = [*SMALL, f"env={env}", "model.hidden=[64]", "env_steps=150000", f"stop.return_mean={bar}", "log_every_sec=0.01"]
-    words += ["algo.lr=3e-3", "algo.discount=0", *FAMILY.get(algo, []), *QUICK.get(algo, [])]
+    words += ["algo.discount=0", *([] if algo in ACTORS else ["algo.lr=3e-3"]), *FAMILY.get(algo, []), *QUICK.get(algo, [])]
     _, job, rows = run_wired(Wiring(typed(*words_of(algo, *words))), tmp_path)
     assert next(row["sample/return_mean"] for row in rows if row["sample/return_mean"] is not None) < bar
     assert job.status == "STOPPED" and job.episodes.mean >= bar
@@ -187,19 +195,20 @@ def changed_by_an_update(made, batch) -> list[str]:
 @pytest.mark.parametrize("algo", options("algo"))
 def test_everything_that_changes_is_saved(typed, algo):
     """Parameters, buffers, Optimizers and Generators only: anything else would be lost in a checkpoint."""
-    wiring, made, sampler = start(typed, algo, "env=CartPole-v1", *(["model=lstm", "model.memory.size=4"] if algo in MEMORY else []))
+    wiring, made, sampler = start(typed, algo, f"env={simple(algo)}", *(["model=lstm", "model.memory.size=4"] if algo in MEMORY else []))
     batch = batches(wiring, sampler, 1)[0]
     made.update(batch, Clock())  # what is made at the first update may stay
     assert changed_by_an_update(made, batch) == []
     update = made.update
+    name, net = next(made.policy.named_children())
 
     def forgetful(batch, clock):
         made.policy.history["seen"].append(np.ones(2))
-        made.policy.trunk.count = getattr(made.policy.trunk, "count", 0) + 1
+        net.count = getattr(net, "count", 0) + 1
         return update(batch, clock)
 
     made.policy.history, made.update = {"seen": deque()}, forgetful
-    assert sorted(changed_by_an_update(made, batch)) == ["._modules.policy._modules.trunk.count", "._modules.policy.history.seen.0"]
+    assert sorted(changed_by_an_update(made, batch)) == [f"._modules.policy._modules.{name}.count", "._modules.policy.history.seen.0"]
 
 
 @pytest.mark.parametrize("algo", ANY_ACTION)

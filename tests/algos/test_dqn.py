@@ -310,7 +310,7 @@ def test_parameter_noise_lasts_an_episode_and_adapts(typed):
     torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(copied.parameters()) + first["noise"][1] * 0.5, copied.parameters())
     with torch.no_grad():
         q = copied.values(Batch(obs=obs, is_first=torch.ones(3, dtype=torch.bool)).map(lambda x: x[None]))[0, 1]
-        disturbed = made._with_noise(obs[1:2], torch.ones(1, dtype=torch.bool), first["noise"][1] * 0.5)
+        disturbed = made.episodes._one(obs[1:2], torch.ones(1, dtype=torch.bool), first["noise"][1] * 0.5)
     torch.testing.assert_close(q, disturbed)
 
 

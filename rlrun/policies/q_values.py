@@ -1,15 +1,14 @@
-"""How to act: the policies that algorithms share."""
+"""Policies that act on action values, and what their algorithms share."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
 from rlrun.core.batch import Batch, Field, RowSpec
@@ -22,130 +21,10 @@ from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
-from rlrun.ops.distributions import Distribution
 from rlrun.ops.returns import recorded_td_error
 from rlrun.ops.transforms import clip_reward
-
-
-class Outputs(NamedTuple):
-    dist: Distribution  # over T+1 rows
-    value: Tensor  # [T+1, B]
-
-
-def without_meaning(obs: Batch, name: str | None) -> tuple[Batch, Tensor | None]:
-    """obs without the part of the observation that says what actions mean, and that part [..., A, E]; None where there is none."""
-    if name is None:
-        return obs, None
-    parts = obs["observation"]
-    return obs.replace(observation=Batch({key: parts[key] for key in parts if key != name})), parts[name]  # type: ignore[index, return-value, union-attr]
-
-
-class DistributionPolicy(Policy):
-    """Samples from a distribution over actions; its value head serves the learner.
-
-    One trunk feeds both heads, or each has its own (model.share_value: false); then the value's memory is a second state."""
-
-    def __init__(self, spec: EnvSpec, model: Model):
-        super().__init__()
-        self.spec = spec
-        self.filter = model.filter(spec)
-        self.trunk = model.trunk(spec)
-        self.value_trunk = None if model.cfg.share_value else model.trunk(spec)
-        self.action_head = model.action_head(spec, self.trunk.features)
-        self.value_head = model.linear(self.trunk.features, 1, 1.0)
-        self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
-
-    def value_parameters(self) -> list[nn.Parameter]:
-        """Those that only the value uses; empty trunks are not shared. Raises ValueError when the trunk is shared."""
-        if self.value_trunk is None:
-            raise ValueError("the value shares its trunk with the policy")
-        return [*self.value_trunk.parameters(), *self.value_head.parameters()]
-
-    def moments(self, batch: Batch) -> list[Moments] | None:
-        return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
-
-    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
-        if self.filter is not None:
-            self.filter.merge(moments, ranks)
-
-    def core_spec(self) -> RowSpec:
-        spec = dict(self.trunk.core_spec())
-        if self.value_trunk is not None:
-            spec |= {f"value_{name}": field for name, field in self.value_trunk.core_spec().items()}
-        return spec
-
-    def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
-        device = self.value_head.weight.device
-        return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in self.core_spec().items()})  # type: ignore[union-attr]
-
-    def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        """log_prob and value [B], and dist: all that makes the distribution of one row."""
-        known: RowSpec = {"log_prob": Field((), torch.float32), "value": Field((), torch.float32), "dist": self.action_head.dist_spec}
-        return {name: known[name] for name in names}
-
-    def _split(self, state: Batch) -> tuple[Batch, Batch]:
-        own = Batch({name: state[name] for name in state if not name.startswith("value_")})
-        return own, Batch({name[6:]: state[name] for name in state if name.startswith("value_")})
-
-    def _forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Outputs, Batch]:
-        if self.filter is not None:
-            obs = obs.replace(observation=self.filter(obs["observation"]))
-        own, value_state = self._split(state)
-        obs, meaning = without_meaning(obs, self.embedding)
-        features, own = self.trunk(obs, is_first, own)
-        value_features = features
-        if self.value_trunk is not None:
-            value_features, value_state = self.value_trunk(obs, is_first, value_state)
-        value = self.value_head(value_features).squeeze(-1)
-        after = Batch({**own, **{f"value_{name}": value_state[name] for name in value_state}})
-        mask = obs["action_mask"] if "action_mask" in obs else None
-        dist = self.action_head(features, mask) if meaning is None else self.action_head(features, mask, meaning)
-        return Outputs(dist, value), after
-
-    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
-        outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
-        dist = outputs.dist[0]
-        action = dist.mode() if mode == "greedy" else dist.sample(rng)
-        dist = dist.given(action) if record else dist
-        recorded: dict[str, Tensor | Batch] = {}
-        for name in record:
-            if name == "log_prob":
-                recorded[name] = dist.log_prob(action)
-            elif name == "value":
-                recorded[name] = outputs.value[0]
-            else:
-                recorded[name] = dist.record()
-        return Act(action, after, Batch(recorded))
-
-    def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
-        outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
-        return outputs.dist[0].mode(), after
-
-    @torch.no_grad()
-    def last_value(self, batch: Batch) -> Tensor:
-        """V(obs[T]) [B]: what rows before the fragment's end bootstrap from."""
-        state = batch["core"].map(lambda x: x[-1]) if "core" in batch else Batch()
-        outputs, _ = self._forward(batch["obs"].map(lambda x: x[-1:]), batch["is_first"][-1:], state)
-        return outputs.value[0]
-
-    def unroll(self, batch: Batch) -> Outputs:
-        """obs [T+1, B, ...] (or any number of rows) from the state stored at row 0 -> distribution and value of all rows."""
-        state = batch["core"].map(lambda x: x[0]) if "core" in batch else Batch()
-        outputs, _ = self._forward(batch["obs"], batch["is_first"], state)
-        return outputs
-
-
-class ActorCritic(Algorithm):
-    """An algorithm whose policy is a DistributionPolicy with a value head."""
-
-    policy: DistributionPolicy
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)
-
-
-ADAPTATION = 1.01  # of the deviation of parameter noise, per episode (Plappert et al. 2018, appendix C)
+from rlrun.policies.distribution import without_meaning
+from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
 class QPolicy(Policy):
@@ -165,6 +44,7 @@ class QPolicy(Policy):
         self.trunk = model.trunk(spec, flat=not head.encoder_layer)
         self.head = model.q_head(spec, self.trunk, head, atoms)
         self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
+        self.episodes = NoisyEpisodes(self, explore.noise_std) if explore.kind == "parameter_noise" else None
 
     def moments(self, batch: Batch) -> list[Moments] | None:
         return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
@@ -186,10 +66,8 @@ class QPolicy(Policy):
         state = {name: torch.zeros(columns, *field.shape, device=device) for name, field in self.core_spec().items()}  # type: ignore[union-attr]
         if place is not None and self.explore.epsilon_min is not None:
             state["place"] = place.to(device)
-        if place is not None and self.explore.kind == "parameter_noise":
-            numbers = sum(p.numel() for p in self.parameters())
-            state |= {"noise": torch.zeros(columns, numbers, device=device), "deviation": torch.full((columns,), self.explore.noise_std, device=device),
-                      "moved": torch.zeros(columns, device=device), "rows": torch.zeros(columns, device=device)}  # fmt: skip
+        if place is not None and self.episodes is not None:
+            state |= self.episodes.state(columns, device)
         return Batch(state)
 
     def outputs(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
@@ -257,39 +135,19 @@ class QPolicy(Policy):
         return q[0].argmax(-1), after
 
     def epsilon(self, state: Batch, clock: Clock) -> Tensor:
-        """Of every column: the schedule's, or spaced in logarithm from it to epsilon_min (rlpyt; Ape-X's ladder, Horgan et al. 2018, section 4.1, is 0.4 to
-        0.4^8)."""
-        highest, lowest = self.explore.epsilon(clock), self.explore.epsilon_min
-        if lowest is None or "place" not in state or highest == 0:
-            return torch.tensor(highest)
-        return highest * (min(lowest, highest) / highest) ** state["place"]
+        """Of every column."""
+        return ladder(self.explore.epsilon(clock), self.explore.epsilon_min, state["place"] if "place" in state else None)
 
     def _disturbed(self, obs: Batch, is_first: Tensor, state: Batch, q: Tensor, rng: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Values [B, A] of networks disturbed for an episode each, and what their columns carry on. An episode's deviation is the last one's, larger where
-        the disturbed policy was nearer than an epsilon-greedy one is to the greedy, smaller where it was farther (section 3, appendix C)."""
+        """Values [B, A] of networks disturbed for an episode each, and what their columns carry on. They are kept as far from the greedy policy as an
+        epsilon-greedy one is (section 3, appendix C)."""
+        assert self.episodes is not None
         explore, actions = self.explore, q.shape[-1]
         near = -math.log(1 - explore.noise_epsilon + explore.noise_epsilon / actions)
-        distance = state["moved"] / state["rows"].clamp(min=1)
-        adapted = state["deviation"] * torch.where(distance < near, ADAPTATION, 1 / ADAPTATION)
-        deviation = torch.where(is_first & (state["rows"] > 0), adapted, state["deviation"])
-        noise, begins = state["noise"], is_first.nonzero().squeeze(1)
-        if begins.numel():
-            fresh = torch.randn(begins.numel(), noise.shape[1], generator=rng, device=q.device)
-            noise = noise.index_copy(0, begins, fresh)
-        disturbed = torch.stack([self._with_noise(obs[b : b + 1], is_first[b : b + 1], noise[b] * deviation[b]) for b in range(len(q))])
+        noise, deviation = self.episodes.begin(state, is_first, near, lambda mean: mean, rng)
+        disturbed = self.episodes.outputs(obs, is_first, noise * deviation.unsqueeze(1))
         log_p, log_q = q.log_softmax(-1), disturbed.log_softmax(-1)
-        kept = ~is_first
-        moved = state["moved"] * kept + (log_p.exp() * (log_p - log_q)).sum(-1)
-        return disturbed, {"noise": noise, "deviation": deviation, "moved": moved, "rows": state["rows"] * kept + 1}
-
-    def _with_noise(self, obs: Batch, is_first: Tensor, noise: Tensor) -> Tensor:
-        """Values [A] of one column's observation [1, ...] with `noise` [P] added to the parameters."""
-        parameters, start = {}, 0
-        for name, parameter in self.named_parameters():
-            parameters[name] = parameter + noise[start : start + parameter.numel()].view_as(parameter)
-            start += parameter.numel()
-        q, _ = functional_call(self, parameters, (obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), Batch()))
-        return q[0, 0]
+        return disturbed, self.episodes.note(state, is_first, noise, deviation, (log_p.exp() * (log_p - log_q)).sum(-1))
 
 
 class CategoricalPolicy(QPolicy):

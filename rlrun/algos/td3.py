@@ -1,0 +1,97 @@
+"""TD3: twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
+
+Rows: fragments of n_step rows from replay, folded into single transitions.
+Recorded: with input_priorities q_taken and q_max, for the first priorities; the critics then travel with the policy.
+Options: twin_q: two critics of which the smaller counts (section 4.2); policy_delay (section 5.2): updates of the critics per step of the policy and, by
+target_update_interval, of the targets; target_noise, target_noise_clip (section 5.3); DDPG's others.
+Differs from the paper: losses are halves of squared errors.
+Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: -Q1 of the policy's own actions, when it is stepped; td_error: mean
+|target - Q| over critics; q: mean value of the actions taken; target; noise_scale; critic_grad_norm and actor_grad_norm before clipping; critic_lr, actor_lr.
+Checked: tests/algos/test_td3.py (losses by hand, the delays), tuned/td3/.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rlrun.core.algorithm import LearnerContext, Update, polyak_
+from rlrun.core.batch import Batch
+from rlrun.core.off_policy import ActionNoiseConfig, OffPolicyActorCriticConfig
+from rlrun.core.schedule import Clock
+from rlrun.core.specs import EnvSpec
+from rlrun.models.critic import Critics
+from rlrun.models.model import Model
+from rlrun.ops.returns import fold_n_step
+from rlrun.ops.td import huber
+from rlrun.ops.transforms import clip_reward
+from rlrun.policies import DeterministicPolicy, OffPolicyActorCritic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(OffPolicyActorCriticConfig):
+    twin_q: bool
+    policy_delay: int
+    target_noise: float
+    target_noise_clip: float
+    exploration: ActionNoiseConfig
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.policy_delay < 1:
+            raise ValueError("policy_delay must be at least 1")
+        if min(self.target_noise, self.target_noise_clip) < 0:
+            raise ValueError("target_noise and target_noise_clip must not be negative")
+
+
+class TD3(OffPolicyActorCritic):
+    knows_first_priority: ClassVar[bool] = True
+    cfg: Config
+    policy: DeterministicPolicy
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DeterministicPolicy:
+        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None
+        return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
+
+    @classmethod
+    def make_critic(cls, spec: EnvSpec, model: Model, cfg: Config) -> Critics:
+        return Critics(spec, model, cfg.critic, 2 if cfg.twin_q else 1)
+
+    def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target_actor = copy.deepcopy(policy.net).requires_grad_(False)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg, ends = self.cfg, batch.ends()
+        obs, first = self.policy.seen(ends.obs), ends.is_first
+        now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
+        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        with torch.no_grad():
+            next_action = self.target_actor(*then, Batch())[0][0]
+            noise = torch.randn(next_action.shape, generator=self.ctx.rng, device=next_action.device) * cfg.target_noise
+            next_action = (next_action + noise.clamp(-cfg.target_noise_clip, cfg.target_noise_clip)).clamp(-1.0, 1.0)  # eq. 14
+            target = reward + discount * self.target_critic(*then, next_action)[:, :, 0].min(0).values  # [B], eq. 10
+
+        q = self.critic(*now, self.policy.flat(batch.action[0]))[:, :, 0]  # [E, B]
+        td_error = target - q
+        critic_loss = self.mean(batch.weight * huber(td_error, cfg.huber_delta).sum(0))
+        critic_steps = self.critic_optimizer.step(critic_loss + self.l2(self.critic), clock)
+        size = td_error.detach().abs().mean(0)  # [B]
+        shares = {"critic_loss": critic_loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
+
+        actor_steps: dict = {}
+        if (clock.updates + 1) % cfg.policy_delay == 0:
+            actor_loss = -self.mean(self.critic.of(self.fixed_features(*now), self.policy.output(*now)[0])[0])
+            actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)
+            shares["actor_loss"] = actor_loss
+        if (clock.updates + 1) % cfg.target_update_interval == 0:
+            polyak_(self.target_actor, self.policy.net, cfg.target_tau)
+            polyak_(self.target_critic, self.critic, cfg.target_tau)
+        return Update(self.report(shares, critic=critic_steps, actor=actor_steps) | self.policy.explored(clock), {"priority": size})
+
+    def renew_targets(self) -> None:
+        self.target_actor.load_state_dict(self.policy.net.state_dict())

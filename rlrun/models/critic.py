@@ -1,0 +1,78 @@
+"""Critics: several estimates of the value of states and actions, worked out side by side."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.batch import Batch
+from rlrun.core.off_policy import NetConfig
+from rlrun.core.specs import Box, EnvSpec
+from rlrun.models.encoders import ACTIVATIONS
+from rlrun.models.model import Model
+
+
+class EnsembleLinear(nn.Module):
+    """E linear layers in one product: [E, B, in] -> [E, B, out]."""
+
+    def __init__(self, count: int, inputs: int, outputs: int, orthogonal_gain: float | None):
+        """orthogonal_gain: of orthogonal weights; None: PyTorch's first weights of a linear layer."""
+        super().__init__()
+        bound = 1.0 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound))
+        if orthogonal_gain is not None:
+            for weight in self.weight.data:
+                nn.init.orthogonal_(weight, orthogonal_gain)
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class EnsembleLayerNorm(nn.Module):
+    """Layer normalisation with weights of its own for each of E nets: [E, B, F] -> [E, B, F]."""
+
+    def __init__(self, count: int, size: int):
+        super().__init__()
+        self.size = size
+        self.weight, self.bias = nn.Parameter(torch.ones(count, 1, size)), nn.Parameter(torch.zeros(count, 1, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, (self.size,)) * self.weight + self.bias
+
+
+class Critics(nn.Module):
+    """E nets over one encoder. Box actions: each says `outputs` numbers of an observation and an action; discrete ones: `outputs` of every action."""
+
+    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, count: int, outputs: int = 1):
+        super().__init__()
+        self.count, self.outputs = count, outputs
+        self.trunk = model.trunk(spec)
+        space = spec.action
+        self.told = space.size if isinstance(space, Box) else 0  # numbers of an action
+        self.actions = 1 if isinstance(space, Box) else space.n  # type: ignore[union-attr]
+        gain = math.sqrt(2.0) if model.cfg.init == "orthogonal" else None
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise((self.trunk.features + self.told, *cfg.hidden)):
+            layers += [EnsembleLinear(count, before, after, gain), *([EnsembleLayerNorm(count, after)] if cfg.layer_norm else [])]
+            layers += [ACTIVATIONS[cfg.activation]()]
+        last = cfg.hidden[-1] if cfg.hidden else self.trunk.features + self.told
+        layers += [EnsembleLinear(count, last, self.actions * outputs, None if gain is None else 1.0)]
+        self.net = nn.Sequential(*layers)
+
+    def features(self, obs: Batch, is_first: Tensor) -> Tensor:
+        """What all nets see of observations [1, B, ...] -> [B, F]."""
+        return self.trunk(obs, is_first, Batch())[0][0]
+
+    def of(self, features: Tensor, action: Tensor | None) -> Tensor:
+        """features [B, F], action [B, D] (None: discrete ones) -> [E, B, K], or [E, B, A, K] of discrete actions."""
+        seen = features if action is None else torch.cat([features, action], -1)
+        out = self.net(seen.expand(self.count, *seen.shape))
+        return out if action is not None else out.unflatten(-1, (self.actions, self.outputs))
+
+    def forward(self, obs: Batch, is_first: Tensor, action: Tensor | None) -> Tensor:
+        return self.of(self.features(obs, is_first), action)

@@ -1,0 +1,261 @@
+"""Actors of algorithms that learn them through a critic of state and action, and what these algorithms share."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
+from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.errors import UserError
+from rlrun.core.moments import Moments
+from rlrun.core.off_policy import ActionNoiseConfig, NetConfig, OffPolicyActorCriticConfig
+from rlrun.core.policy import Act, Mode, Policy
+from rlrun.core.ranks import Ranks
+from rlrun.core.schedule import Clock
+from rlrun.core.specs import Box, Discrete, EnvSpec
+from rlrun.models.critic import Critics, EnsembleLinear
+from rlrun.models.encoders import mlp
+from rlrun.models.heads import SMALL_GAIN, action_head
+from rlrun.models.model import Model, Trunk
+from rlrun.ops.returns import recorded_td_error
+from rlrun.ops.transforms import clip_reward
+from rlrun.policies.noise import NoisyEpisodes, ladder
+
+
+class ActorNet(nn.Module):
+    """Encoder, hidden layers and head."""
+
+    def __init__(self, trunk: Trunk, cfg: NetConfig, head: Callable[[int], nn.Module]):
+        """head(number of features) -> a module of features [..., F] and a mask of legal actions, or None."""
+        super().__init__()
+        self.trunk = trunk
+        self.hidden = mlp((trunk.features, *cfg.hidden), cfg.activation, cfg.layer_norm)
+        self.head = head(cfg.hidden[-1] if cfg.hidden else trunk.features)
+
+    def forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Any, Batch]:
+        """Observations [T, B, ...] as the policy's filter leaves them -> what the head makes of them, and the state, which is empty."""
+        features = self.hidden(self.trunk(obs, is_first, state)[0])
+        return self.head(features, obs["action_mask"] if "action_mask" in obs else None), state
+
+
+class TanhHead(nn.Module):
+    """One action, inside (-1, 1)."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        return torch.tanh(self.linear(features))
+
+
+class Actor(Policy):
+    """A filter before a net. It may carry critics, so that samplers can say what rows are worth."""
+
+    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, head: Callable[[int], nn.Module]):
+        super().__init__()
+        space = spec.action
+        if model.cfg.memory.kind != "none":
+            raise UserError("this algorithm learns from single rows, without memory (model=lstm, gru, gtrxl)")
+        if isinstance(space, Box):
+            if not space.bounded:
+                raise UserError(f"{spec.name} has unbounded actions, {space}: this algorithm squashes its actions into bounds, which the env must name")
+            if any(low == high for low, high in zip(space.low, space.high, strict=True)):
+                raise UserError(f"{spec.name} has action limits of zero width: low {list(space.low)}, high {list(space.high)}; there is nothing to choose")
+        self.spec, self.random_steps = spec, random_steps
+        self.filter = model.filter(spec)
+        self.net = ActorNet(model.trunk(spec), cfg, head)
+        self.critic: Critics | None = None
+
+    def moments(self, batch: Batch) -> list[Moments] | None:
+        return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
+
+    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
+        if self.filter is not None:
+            self.filter.merge(moments, ranks)
+
+    def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
+        return Batch()
+
+    def seen(self, obs: Batch) -> Batch:
+        """Observations as the nets get them."""
+        return obs if self.filter is None else obs.replace(observation=self.filter(obs["observation"]))
+
+    def output(self, obs: Batch, is_first: Tensor) -> Any:
+        """Seen observations [T, B, ...] -> what the net says."""
+        return self.net(obs, is_first, Batch())[0]
+
+    def uniform(self, count: int, rng: torch.Generator, device: torch.device) -> Tensor:
+        """Random actions [B] or [B, D]."""
+        space = self.spec.action
+        if isinstance(space, Discrete):
+            return torch.randint(space.n, (count,), generator=rng, device=device)
+        return torch.rand(count, space.size, generator=rng, device=device) * 2.0 - 1.0  # type: ignore[union-attr]
+
+    def shaped(self, action: Tensor) -> Tensor:
+        """[..., D] -> [..., *shape], as rows have it."""
+        return action.reshape(*action.shape[:-1], *self.spec.action.shape) if isinstance(self.spec.action, Box) else action
+
+    def flat(self, action: Tensor) -> Tensor | None:
+        """A row's actions [B, *shape] -> [B, D]; None of discrete ones."""
+        return action.flatten(1) if isinstance(self.spec.action, Box) else None
+
+
+class DeterministicPolicy(Actor):
+    """One action for every observation, inside (-1, 1) (Silver et al. 2014; Lillicrap et al. 2016, arXiv:1509.02971), and noise to explore with."""
+
+    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, explore: ActionNoiseConfig, critic: Critics | None):
+        size = spec.action.size  # type: ignore[union-attr]
+        super().__init__(spec, model, cfg, random_steps, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN)))
+        self.explore, self.size, self.critic = explore, size, critic
+        self.episodes = NoisyEpisodes(self.net, explore.std) if explore.kind == "parameter_noise" else None
+
+    def record_spec(self, names: tuple[str, ...]) -> RowSpec:
+        """q_taken and q_max [B]: values of the action taken and of the policy's own, by the critic that travels with it."""
+        known: RowSpec = {"q_taken": Field((), torch.float32), "q_max": Field((), torch.float32)}
+        return {name: known[name] for name in names}
+
+    def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
+        state: dict[str, Tensor] = {}
+        device = next(self.parameters()).device
+        if place is None:
+            return Batch()
+        if self.explore.scale_min is not None:
+            state["place"] = place.to(device)
+        if self.explore.kind == "ou":
+            state["ou"] = torch.zeros(columns, self.size, device=device)
+        if self.episodes is not None:
+            state |= self.episodes.state(columns, device)
+        return Batch(state)
+
+    def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
+        rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
+        return self.shaped(self.output(rows, is_first.unsqueeze(0))[0]), state
+
+    def explored(self, clock: Clock) -> dict[str, float]:
+        """The schedule's scale, as a metric."""
+        return {"noise_scale": self.explore.scale(clock)}
+
+    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
+        rows, first = self.seen(obs).map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0)
+        best = self.output(rows, first)[0]
+        action, carried = best, dict(state.items())
+        if mode == "explore":
+            action, changed = self._explored(self.seen(obs), is_first, state, best, clock, rng)
+            carried |= changed
+        recorded = {}
+        if record:
+            assert self.critic is not None, "values are recorded by a critic that travels with the policy"
+            features = self.critic.features(rows, first)
+            known = {"q_taken": action, "q_max": best}
+            recorded = {name: self.critic.of(features, known[name])[:, :, 0].min(0).values for name in record}
+        return Act(self.shaped(action), Batch(carried), Batch(recorded))
+
+    def _explored(self, obs: Batch, is_first: Tensor, state: Batch, best: Tensor, clock: Clock, rng: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Seen observations [B, ...] -> actions [B, D] to try, and what their columns carry on."""
+        explore, changed, action = self.explore, {}, best
+        if self.episodes is not None:  # Plappert et al. 2018, appendix C: as far apart as noise of this deviation would move the actions
+            noise, deviation = self.episodes.begin(state, is_first, explore.std, torch.sqrt, rng)
+            action = self.episodes.outputs(obs, is_first, noise * deviation.unsqueeze(1))
+            changed = self.episodes.note(state, is_first, noise, deviation, (action - best).square().mean(-1))
+        else:
+            drawn = torch.randn(best.shape, generator=rng, device=best.device) * explore.std
+            if explore.kind == "ou":  # Uhlenbeck & Ornstein 1930; Lillicrap et al. 2016, section 3: steps of one env step, anew in every episode
+                before = state["ou"] * ~is_first.unsqueeze(1)
+                drawn = before * (1.0 - explore.theta) + drawn
+                changed["ou"] = drawn
+            scale = ladder(explore.scale(clock), explore.scale_min, state["place"] if "place" in state else None).to(best.device)
+            action = (best + scale.unsqueeze(-1) * drawn).clamp(-1.0, 1.0)
+        if clock.env_steps < self.random_steps:
+            action = self.uniform(len(best), rng, best.device)
+        return action, changed
+
+
+class StochasticActor(Actor):
+    """A distribution over actions: squashed Gaussian or Beta over a Box, categorical over choices."""
+
+    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int):
+        kind, log_std = model.cfg.action_distribution, model.cfg.log_std
+        if isinstance(spec.action, Box) and kind == "gaussian":
+            raise UserError("model.action_distribution=gaussian has no bounds: this algorithm needs squashed_gaussian or beta")
+        super().__init__(spec, model, cfg, random_steps, lambda inputs: action_head(spec.action, inputs, model.linear, kind, log_std))
+
+    def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
+        rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
+        return self.output(rows, is_first.unsqueeze(0))[0].mode(), state
+
+    def record_spec(self, names: tuple[str, ...]) -> RowSpec:
+        if names:
+            raise KeyError(names[0])
+        return {}
+
+    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
+        if mode == "greedy":
+            return Act(*self.greedy(obs, is_first, state), Batch())  # type: ignore[arg-type]
+        if clock.env_steps < self.random_steps and "action_mask" not in obs:
+            return Act(self.shaped(self.uniform(len(is_first), rng, is_first.device)), state, Batch())
+        rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
+        return Act(self.output(rows, is_first.unsqueeze(0))[0].sample(rng), state, Batch())
+
+
+class OffPolicyActorCritic(Algorithm):
+    """An algorithm that learns an Actor and critics from a replay, beside target critics that follow."""
+
+    action_kinds: ClassVar[tuple[str, ...]] = ("box",)
+    cfg: OffPolicyActorCriticConfig
+
+    @classmethod
+    def needs(cls, cfg) -> Needs:
+        record = ("q_taken", "q_max") if cfg.input_priorities else ()
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=cls.action_kinds, record=record, replay=cfg.from_replay)
+
+    @classmethod
+    def make_critic(cls, spec: EnvSpec, model: Model, cfg) -> Critics:
+        raise NotImplementedError
+
+    @classmethod
+    def first_priority(cls, cfg, rows: Batch) -> Tensor:
+        """rows [n + 1, N] as they were recorded -> priorities [N]: |TD error| of the policy and critic that acted (Horgan et al. 2018, section 3)."""
+        before = rows.map(lambda x: x[:-1])
+        reward = clip_reward(before.reward, cfg.reward_clip)
+        return recorded_td_error(reward, before.terminated, before.valid, rows.q_taken, rows.q_max, cfg.discount).abs()
+
+    def __init__(self, policy: Actor, spec: EnvSpec, cfg, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.critic = policy.critic or self.make_critic(spec, ctx.model, cfg).to(ctx.device)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
+        self.actor_optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.actor_lr, cfg.max_grad_norm)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """This learner's share of the mean of x over the whole batch."""
+        return x.mean() / self.ctx.ranks.world  # all have as many rows
+
+    def l2(self, net: nn.Module) -> Tensor:
+        """This learner's share of l2 times half the squared weights, biases left out."""
+        weights = [part.weight for part in net.modules() if isinstance(part, nn.Linear | nn.Conv2d | EnsembleLinear)] if self.cfg.l2 else []
+        return self.cfg.l2 / self.ctx.ranks.world * 0.5 * sum((weight.square().sum() for weight in weights), torch.zeros((), device=self.ctx.device))
+
+    def fixed_features(self, obs: Batch, is_first: Tensor) -> Tensor:
+        """What the critics see of observations, for a loss that is the actor's alone [B, F]."""
+        with torch.no_grad():
+            return self.critic.features(obs, is_first)
+
+    def report(self, shares: dict[str, Tensor], **steps: dict[str, Tensor | float]) -> dict[str, Any]:
+        """Metrics of the whole batch from this learner's shares, beside what the steps of each net said."""
+        told = {f"{net}_{name}": value for net, step in steps.items() for name, value in step.items() if name != "skipped_updates"}
+        told["skipped_updates"] = max(float(step.get("skipped_updates", 0.0)) for step in steps.values())
+        return self.ctx.ranks.sum_each({name: value.detach() for name, value in shares.items()}) | told
+
+
+def target_entropy_of(space: Box | Discrete, asked: float | str) -> float:
+    """auto: -D of D numbers (Haarnoja et al. 2018, arXiv:1812.05905, table 1); 0.98 log A of A choices (Christodoulou 2019, arXiv:1910.07207, section 5)."""
+    if asked != "auto":
+        return float(asked)
+    return -float(space.size) if isinstance(space, Box) else 0.98 * math.log(space.n)

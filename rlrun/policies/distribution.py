@@ -1,0 +1,137 @@
+"""Policies that draw actions from a distribution, with a value head for the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.algorithm import Algorithm
+from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.moments import Moments
+from rlrun.core.policy import Act, Mode, Policy
+from rlrun.core.ranks import Ranks
+from rlrun.core.schedule import Clock
+from rlrun.core.specs import EnvSpec
+from rlrun.models.model import Model
+from rlrun.ops.distributions import Distribution
+
+
+class Outputs(NamedTuple):
+    dist: Distribution  # over T+1 rows
+    value: Tensor  # [T+1, B]
+
+
+def without_meaning(obs: Batch, name: str | None) -> tuple[Batch, Tensor | None]:
+    """obs without the part of the observation that says what actions mean, and that part [..., A, E]; None where there is none."""
+    if name is None:
+        return obs, None
+    parts = obs["observation"]
+    return obs.replace(observation=Batch({key: parts[key] for key in parts if key != name})), parts[name]  # type: ignore[index, return-value, union-attr]
+
+
+class DistributionPolicy(Policy):
+    """Samples from a distribution over actions; its value head serves the learner.
+
+    One trunk feeds both heads, or each has its own (model.share_value: false); then the value's memory is a second state."""
+
+    def __init__(self, spec: EnvSpec, model: Model):
+        super().__init__()
+        self.spec = spec
+        self.filter = model.filter(spec)
+        self.trunk = model.trunk(spec)
+        self.value_trunk = None if model.cfg.share_value else model.trunk(spec)
+        self.action_head = model.action_head(spec, self.trunk.features)
+        self.value_head = model.linear(self.trunk.features, 1, 1.0)
+        self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """Those that only the value uses; empty trunks are not shared. Raises ValueError when the trunk is shared."""
+        if self.value_trunk is None:
+            raise ValueError("the value shares its trunk with the policy")
+        return [*self.value_trunk.parameters(), *self.value_head.parameters()]
+
+    def moments(self, batch: Batch) -> list[Moments] | None:
+        return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
+
+    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
+        if self.filter is not None:
+            self.filter.merge(moments, ranks)
+
+    def core_spec(self) -> RowSpec:
+        spec = dict(self.trunk.core_spec())
+        if self.value_trunk is not None:
+            spec |= {f"value_{name}": field for name, field in self.value_trunk.core_spec().items()}
+        return spec
+
+    def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
+        device = self.value_head.weight.device
+        return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in self.core_spec().items()})  # type: ignore[union-attr]
+
+    def record_spec(self, names: tuple[str, ...]) -> RowSpec:
+        """log_prob and value [B], and dist: all that makes the distribution of one row."""
+        known: RowSpec = {"log_prob": Field((), torch.float32), "value": Field((), torch.float32), "dist": self.action_head.dist_spec}
+        return {name: known[name] for name in names}
+
+    def _split(self, state: Batch) -> tuple[Batch, Batch]:
+        own = Batch({name: state[name] for name in state if not name.startswith("value_")})
+        return own, Batch({name[6:]: state[name] for name in state if name.startswith("value_")})
+
+    def _forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Outputs, Batch]:
+        if self.filter is not None:
+            obs = obs.replace(observation=self.filter(obs["observation"]))
+        own, value_state = self._split(state)
+        obs, meaning = without_meaning(obs, self.embedding)
+        features, own = self.trunk(obs, is_first, own)
+        value_features = features
+        if self.value_trunk is not None:
+            value_features, value_state = self.value_trunk(obs, is_first, value_state)
+        value = self.value_head(value_features).squeeze(-1)
+        after = Batch({**own, **{f"value_{name}": value_state[name] for name in value_state}})
+        mask = obs["action_mask"] if "action_mask" in obs else None
+        dist = self.action_head(features, mask) if meaning is None else self.action_head(features, mask, meaning)
+        return Outputs(dist, value), after
+
+    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
+        outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
+        dist = outputs.dist[0]
+        action = dist.mode() if mode == "greedy" else dist.sample(rng)
+        dist = dist.given(action) if record else dist
+        recorded: dict[str, Tensor | Batch] = {}
+        for name in record:
+            if name == "log_prob":
+                recorded[name] = dist.log_prob(action)
+            elif name == "value":
+                recorded[name] = outputs.value[0]
+            else:
+                recorded[name] = dist.record()
+        return Act(action, after, Batch(recorded))
+
+    def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
+        outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
+        return outputs.dist[0].mode(), after
+
+    @torch.no_grad()
+    def last_value(self, batch: Batch) -> Tensor:
+        """V(obs[T]) [B]: what rows before the fragment's end bootstrap from."""
+        state = batch["core"].map(lambda x: x[-1]) if "core" in batch else Batch()
+        outputs, _ = self._forward(batch["obs"].map(lambda x: x[-1:]), batch["is_first"][-1:], state)
+        return outputs.value[0]
+
+    def unroll(self, batch: Batch) -> Outputs:
+        """obs [T+1, B, ...] (or any number of rows) from the state stored at row 0 -> distribution and value of all rows."""
+        state = batch["core"].map(lambda x: x[0]) if "core" in batch else Batch()
+        outputs, _ = self._forward(batch["obs"], batch["is_first"], state)
+        return outputs
+
+
+class ActorCritic(Algorithm):
+    """An algorithm whose policy is a DistributionPolicy with a value head."""
+
+    policy: DistributionPolicy
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)

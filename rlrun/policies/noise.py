@@ -1,0 +1,66 @@
+"""Exploration that policies share: parameters disturbed for an episode, and columns that explore more or less than others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rlrun.core.batch import Batch
+
+ADAPTATION = 1.01  # of the deviation of parameter noise, per episode (Plappert et al. 2018, appendix C)
+
+
+def ladder(highest: float, lowest: float | None, place: Tensor | None) -> Tensor:
+    """How much every column explores [B]: spaced in logarithm from highest to lowest (rlpyt; Ape-X's, Horgan et al. 2018, section 4.1, is 0.4 to 0.4^8), or
+    highest [] for all. place [B]: where a column stands among all, from 0 to 1."""
+    if lowest is None or place is None or highest == 0:
+        return torch.tensor(highest)
+    return highest * (min(lowest, highest) / highest) ** place
+
+
+class NoisyEpisodes:
+    """Parameter noise (Plappert et al. 2018, arXiv:1706.01905): every column acts for an episode with a network of its own, whose parameters are disturbed.
+
+    An episode's deviation is the last one's, larger where the disturbed policy was nearer than `near` to the other one, smaller where it was farther
+    (section 3, appendix C)."""
+
+    def __init__(self, net: nn.Module, std: float):
+        """net(obs [T, B, ...], is_first [T, B], no state) -> (outputs [T, B, ...], state)."""
+        self.net, self.std = net, std
+
+    def state(self, columns: int, device: torch.device) -> dict[str, Tensor]:
+        numbers = sum(parameter.numel() for parameter in self.net.parameters())
+        return {"noise": torch.zeros(columns, numbers, device=device), "deviation": torch.full((columns,), self.std, device=device),
+                "moved": torch.zeros(columns, device=device), "rows": torch.zeros(columns, device=device)}  # fmt: skip
+
+    def begin(self, state: Batch, is_first: Tensor, near: float, distance: Callable[[Tensor], Tensor], rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Noise [B, P] and deviation [B] of this row. distance: of an episode, from the mean over its rows of what note() was told [B]."""
+        far = distance(state["moved"] / state["rows"].clamp(min=1))
+        adapted = state["deviation"] * torch.where(far < near, ADAPTATION, 1 / ADAPTATION)
+        deviation = torch.where(is_first & (state["rows"] > 0), adapted, state["deviation"])
+        noise, begins = state["noise"], is_first.nonzero().squeeze(1)
+        if begins.numel():
+            fresh = torch.randn(begins.numel(), noise.shape[1], generator=rng, device=noise.device)
+            noise = noise.index_copy(0, begins, fresh)
+        return noise, deviation
+
+    def note(self, state: Batch, is_first: Tensor, noise: Tensor, deviation: Tensor, moved: Tensor) -> dict[str, Tensor]:
+        """What columns carry on. moved [B]: how far this row's outputs were from the undisturbed policy's."""
+        kept = ~is_first
+        return {"noise": noise, "deviation": deviation, "moved": state["moved"] * kept + moved, "rows": state["rows"] * kept + 1}
+
+    def outputs(self, obs: Batch, is_first: Tensor, noise: Tensor) -> Tensor:
+        """The net's outputs for every column of obs [B, ...] with its own noise [B, P] added to the parameters."""
+        return torch.stack([self._one(obs[b : b + 1], is_first[b : b + 1], noise[b]) for b in range(len(noise))])
+
+    def _one(self, obs: Batch, is_first: Tensor, noise: Tensor) -> Tensor:
+        parameters, start = {}, 0
+        for name, parameter in self.net.named_parameters():
+            parameters[name] = parameter + noise[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+        out: Any = functional_call(self.net, parameters, (obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), Batch()))
+        return out[0][0, 0]
