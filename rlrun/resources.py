@@ -14,6 +14,7 @@ import torch
 from rlrun.core.algorithm import Needs
 from rlrun.core.env import EnvFactory
 from rlrun.core.errors import EnvError, UserError
+from rlrun.core.evolution import FromPopulation
 from rlrun.core.specs import random_actions
 
 MAX_ENVS = 64  # of one run chosen by `auto`: more would leave games unfinished in short runs
@@ -89,6 +90,15 @@ def free_memory() -> int:
     return max(0, free)
 
 
+def free_shared() -> int:
+    """Bytes of shared memory that are free (containers often have 64 MB of it)."""
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return free_memory()
+    return stat.f_bavail * stat.f_frsize
+
+
 def cpu_flags() -> set[str]:
     try:
         for line in open("/proc/cpuinfo"):
@@ -137,6 +147,8 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
         needs = replace(needs, every_process_learns=True)
     if needs.every_process_learns and cfg.inference in ("auto", "serial") and cfg.num_samplers not in ("auto", 1):
         raise UserError(f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with resources.num_learners")
+    if needs.population is not None:
+        return _of_a_population(cfg, needs.population, make_env, image, why)
     learners = _learners(cfg, needs, image, synchronous, lockstep, apart, why)
     shared = synchronous or needs.replay is not None  # samplers together have `total` columns; else each has as many as a train batch
     total = needs.columns  # of a train batch, or of all samplers
@@ -196,6 +208,32 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
         inference=inference, num_learners=learners, num_samplers=samplers, envs_per_sampler=envs, device=device, precision=precision,
         acting_precision=acting_precision, learner_threads=_threads(cfg, needs, image, inference, device, learners, why), exact=cfg.exact, why=tuple(why),
     )  # fmt: skip
+
+
+def _of_a_population(cfg: ResourcesConfig, asked: FromPopulation, make_env: EnvFactory, image: bool, why: list[str]) -> Resources:
+    """Samplers that play whole episodes, as many at a time as they have columns; the learner waits for them."""
+    if cfg.num_learners not in ("auto", 1):
+        raise UserError(f"resources.num_learners={cfg.num_learners}: evolution has one learner, whose work is small; its samplers take the cores")
+    if cfg.inference == "batched":
+        raise UserError("resources.inference=batched: every episode of evolution has weights of its own, which samplers act with themselves (local or serial)")
+    if cfg.device not in ("auto", "cpu"):
+        raise UserError(f"resources.device={cfg.device}: evolution learns on the CPU; an update is one weighted sum of noise")
+    available = cores()
+    inference: Literal["serial", "local"] = "serial" if cfg.exact or cfg.inference == "serial" or (cfg.inference == "auto" and available == 1) else "local"
+    if cfg.inference == "auto":
+        why.append(f"inference={inference}: {available} core{'s' * (available > 1)}")
+    samplers = 1 if inference == "serial" else available if cfg.num_samplers == "auto" else cfg.num_samplers
+    if inference == "serial" and cfg.num_samplers not in ("auto", 1):
+        raise UserError(f"resources.num_samplers={cfg.num_samplers}: serial inference has one")
+    if cfg.num_samplers == "auto" and inference == "local":
+        why.append(f"num_samplers={samplers}: {available} cores")
+    envs = cfg.envs_per_sampler
+    if envs == "auto":
+        envs = max(1, min(MAX_COLUMNS, -(-2 * asked.pairs // samplers)))
+        why.append(f"envs_per_sampler={envs}: {2 * asked.pairs} episodes an update over {samplers} sampler{'s' * (samplers > 1)}")
+    precision = _precision(cfg.precision if cfg.precision != "auto" else "fp32", torch.device("cpu"), image, why)
+    return Resources(inference=inference, num_learners=1, num_samplers=samplers, envs_per_sampler=envs, device=torch.device("cpu"), precision=precision,
+                     acting_precision=precision, learner_threads=(1,), exact=cfg.exact, why=tuple(why))  # fmt: skip
 
 
 def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool, lockstep: bool, apart: bool, why: list[str]) -> int:

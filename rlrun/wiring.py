@@ -17,6 +17,7 @@ from rlrun.core.batch import RowSpec, fragment_layout
 from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError, closest
+from rlrun.core.evolution import NoiseTable, check_noise
 from rlrun.core.learners import Follower
 from rlrun.core.plugins import load_object
 from rlrun.core.policy import Policy
@@ -33,10 +34,11 @@ from rlrun.paths import options
 from rlrun.replay.buffer import Replay, ReplayConfig
 from rlrun.replay.service import ShardedReplay
 from rlrun.replay_plan import ReplayPlan, check_belongs, layout_of
-from rlrun.resources import GROUPS, Resources, ResourcesConfig, decide, free_memory
+from rlrun.resources import GROUPS, Resources, ResourcesConfig, decide, free_memory, free_shared
 from rlrun.runners import distributed_replay, on_policy
 from rlrun.runners.base import Factories
 from rlrun.samplers.base import Sampler
+from rlrun.samplers.population import Crew, Population
 from rlrun.samplers.processes import Plan, ProcessSampler
 
 
@@ -208,6 +210,9 @@ class Wiring:
             raise UserError(f"{config.algo.name} learns from the newest policy's rows alone; runner={config.runner.name} would hand it older ones")
         if not config.runner.lockstep and not self.needs.only_weights:
             raise UserError(f"runner={config.runner.name} shares weights alone, and an update of {config.algo.name} changes more; it is for a3c, a2c and pg")
+        if (self.needs.population is not None) != (config.runner.name == "evolution"):
+            fitting = "runner=evolution" if self.needs.population is not None else "another runner than evolution"
+            raise UserError(f"{config.algo.name} runs with {fitting}, not with runner={config.runner.name}")
         check_belongs(self.needs.replay, self.needs.columns, config.run.replay, config.algo.name, config.runner.name)
         whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
         self.whole_after = self.needs.rows if whole else None  # rows after which a column's last episode ends its fragment
@@ -234,6 +239,8 @@ class Wiring:
         """UserError before the start where a replay cannot fit."""
         if self.needs.replay is not None:
             self.replay_plan().check(free_memory(), self.device, shards_of(self.config.runner))
+        if self.needs.population is not None:
+            check_noise(self.needs.population.noise_size, self.policy_factory(acting=False)().size, free_memory(), free_shared())
 
     def check_saved(self, folder: Path) -> None:
         """UserError where what this checkpoint holds does not fit."""
@@ -245,6 +252,18 @@ class Wiring:
 
     def sharded_replay(self, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
         return self.replay_plan().sharded(generation, sampler, shards)
+
+    def noise(self) -> NoiseTable:
+        """Of an algorithm that learns from a population; made once, by the learner."""
+        assert self.needs.population is not None
+        return NoiseTable(self.needs.population.noise_size, self.seeds)
+
+    def population(self, noise: NoiseTable) -> Population:
+        made, asked = self.resources, self.needs.population
+        assert asked is not None
+        players = 0 if made.inference == "serial" else made.num_samplers
+        return Population(Crew(self.make_env, self.policy_factory(acting=True), asked, noise, self.seeds, made.envs_per_sampler, players,
+                               self.config.runner.queue_timeout_sec))  # fmt: skip
 
     def layout_decided(self) -> dict[str, Any]:
         """What `auto` became, as options of resources."""
@@ -340,6 +359,8 @@ class Wiring:
             columns=self.columns,
             replay=self.replay,
             sharded_replay=self.sharded_replay,
+            noise=self.noise,
+            population=self.population,
             rng=lambda generation: self.seeds.generator("replay", generation, ranks.rank),
             threads=TunedThreads(self.resources.learner_threads),
             learners=1 if self.config.runner.lockstep else self.resources.num_learners,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
+from rlrun.core.evolution import FromPopulation
 from rlrun.core.moments import Moments, RunningMoments, merged
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.policy import Policy
@@ -51,6 +52,7 @@ class Needs:
     only_weights: bool = False  # an update changes nothing but what its optimisers step, so that others may apply it
     cut_share: float = 1.0  # of learners that have filled their fragments, after which the others stop short
     replay: FromReplay | None = None
+    population: FromPopulation | None = None
     counted_from: float = 0.0  # where a column stands among all (0 .. 1) from which on its episodes count in statistics
 
 

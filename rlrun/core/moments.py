@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,6 +41,11 @@ def _moments_of_bytes(x: Tensor) -> Moments:
         squares += values.square_().sum(0)
     mean = total / len(x)
     return Moments(float(len(x)), mean, (squares - total * mean).clamp(min=0))
+
+
+def plain(moments: Sequence[Moments] | None) -> list[Moments] | None:
+    """Without tensors, which would travel between processes as shared memory."""
+    return None if moments is None else [Moments(m.samples, np.asarray(m.mean), np.asarray(m.m2)) for m in moments]  # type: ignore[arg-type]
 
 
 class RunningMoments(nn.Module):

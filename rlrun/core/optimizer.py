@@ -18,7 +18,7 @@ MAX_SKIPPED = 20  # consecutive non-finite gradients after which the run ends in
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    kind: Literal["adam", "radam", "rmsprop"]
+    kind: Literal["adam", "radam", "rmsprop", "sgd"]
     epsilon: float
     decay: float
     momentum: float
@@ -34,8 +34,8 @@ class SharedState(NamedTuple):
 
 
 class Optimizer:
-    """Adam, RAdam or RMSProp over some parameters, with a schedule for lr and a bound on the global gradient norm (0: none). With several learners a loss is
-    this learner's share of the whole batch's, so gradients are summed."""
+    """Adam, RAdam, RMSProp or SGD over some parameters, with a schedule for lr and a bound on the global gradient norm (0: none). With several learners a
+    loss is this learner's share of the whole batch's, so gradients are summed."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float, ranks: Ranks = ALONE):
         self.parameters = list(parameters)
@@ -52,6 +52,8 @@ class Optimizer:
             return torch.optim.Adam(parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
         if cfg.kind == "radam":  # Liu et al. 2020, arXiv:1908.03265
             return torch.optim.RAdam(parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, foreach=True)
+        if cfg.kind == "sgd":
+            return torch.optim.SGD(parameters, lr=start, momentum=cfg.momentum, foreach=True)
         return torch.optim.RMSprop(parameters, lr=start, alpha=cfg.decay, eps=cfg.epsilon, momentum=cfg.momentum, foreach=True)
 
     def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:

@@ -137,6 +137,30 @@ class Workers:
                 raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}")
         return messages
 
+    def receive_from_survivors(self, timeout: float) -> tuple[list[tuple[Worker, Any]], list[tuple[Worker, str]]]:
+        """Messages that are there, or come within `timeout` seconds, and the workers that have died meanwhile, each with what became of it."""
+        messages, lost = [], {}
+        ready = wait(list(self.by_handle), timeout)
+        for worker in dict.fromkeys(self.by_handle[handle] for handle in ready):
+            try:
+                messages += self._drain(worker)
+                if worker.process.sentinel in ready:
+                    lost[worker] = f"{worker.name} {how_it_ended(worker.process)}"
+            except RunFailed as error:
+                lost[worker] = str(error)
+        return messages, list(lost.items())
+
+    def bury(self, worker: Worker) -> None:
+        """Ends this worker, if it has not ended, and forgets it."""
+        self.members.remove(worker)
+        for handle in [handle for handle, one in self.by_handle.items() if one is worker]:
+            del self.by_handle[handle]
+        worker.pipe.close()
+        if worker.process.is_alive():
+            worker.process.kill()
+        worker.process.join()
+        worker.process.close()
+
     def _drain(self, worker: Worker) -> list[tuple[Worker, Any]]:
         messages = []
         try:

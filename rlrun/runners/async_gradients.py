@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from rlrun.core.algorithm import Update
 from rlrun.core.metrics import Means
-from rlrun.core.moments import Moments
+from rlrun.core.moments import Moments, plain
 from rlrun.core.run import Job
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import gather
@@ -149,10 +147,5 @@ def worker_process(pipe: Connection, make: Callable[[int], Factories], number: i
         batch = gather([fragment.batch for fragment in fragments], batch, algorithm.ctx.device)
         update = algorithm.update(batch, clock)
         metrics = {name: float(value) for name, value in update.metrics.items()}
-        pipe.send(([fragment.header for fragment in fragments], metrics, _plain(algorithm.policy.moments(batch))))
+        pipe.send(([fragment.header for fragment in fragments], metrics, plain(algorithm.policy.moments(batch))))
         sampler.free(fragments)
-
-
-def _plain(moments: Any) -> list[Moments] | None:
-    """Without tensors, which would travel as shared memory."""
-    return None if moments is None else [Moments(m.samples, np.asarray(m.mean), np.asarray(m.m2)) for m in moments]  # type: ignore[arg-type]

@@ -8,10 +8,16 @@ from typing import Any, NamedTuple
 import torch
 
 from rlrun.core.algorithm import Algorithm
+from rlrun.core.evolution import NoiseTable
 from rlrun.core.threads import TunedThreads
 from rlrun.replay.buffer import Replay
 from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.base import Sampler
+from rlrun.samplers.population import Population
+
+
+def _none(*facts: Any) -> Any:
+    raise NotImplementedError
 
 
 class Factories(NamedTuple):
@@ -23,6 +29,8 @@ class Factories(NamedTuple):
     rng: Callable[[int], torch.Generator]  # generation: the stream of replayed fragments
     replay: Callable[[int], Replay]  # generation; for runner=replay
     sharded_replay: Callable[[int, Any, int], ShardedReplay]  # generation, sampler (of processes), shards; for runner=distributed_replay
+    noise: Callable[[], NoiseTable] = _none  # for runner=evolution
+    population: Callable[[NoiseTable], Population] = _none
     threads: TunedThreads = TunedThreads((1,))  # for updates of a learner that has the cores to itself
     learners: int = 1  # processes of a runner whose learners do not go in lockstep
     elsewhere: Callable[[int], Any] = lambda number: None  # picklable: the Factories of process i, called there

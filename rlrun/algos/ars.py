@@ -1,0 +1,52 @@
+"""ARS: augmented random search (Mania et al. 2018, arXiv:1803.07055, algorithm 2).
+
+Rows: none. An update reads the returns of mirrored perturbations, of which the rollouts_used best count (V1-t; with model.observation_filter=mean_std V2-t),
+each weighed by its difference of returns over the deviation of all that count.
+Options: actor.hidden: empty for the paper's linear policies; reward_offset: taken from every reward, so that living alone is worth nothing (the paper's
+shift); action_noise (RLlib's).
+Differs from the paper: perturbations are played by several samplers at once; ours come from one noise table, as in the authors' code.
+Metrics: learn/perturbed_return: mean over all perturbations; perturbed_return_max; report_return: mean of the last report_length unperturbed episodes;
+return_std: deviation of the returns that count; rollouts: pairs; grad_norm; lr.
+Checked: tests/algos/test_es.py (the step by hand), tests/runners/test_evolution.py, tuned/ars/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlrun.core.algorithm import Update
+from rlrun.core.batch import Batch
+from rlrun.core.evolution import FromPopulation
+from rlrun.core.schedule import Clock
+from rlrun.policies import Evolution, EvolutionConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(EvolutionConfig):
+    num_rollouts: int
+    rollouts_used: int
+    reward_offset: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 1 <= self.rollouts_used <= self.num_rollouts:
+            raise ValueError("rollouts_used must be at least 1 and at most num_rollouts")
+
+
+class ARS(Evolution):
+    cfg: Config
+
+    @classmethod
+    def asked(cls, cfg: Config) -> FromPopulation:
+        return FromPopulation(pairs=cfg.num_rollouts, min_env_steps=0, noise_std=cfg.noise_std, noise_size=cfg.noise_size, eval_share=cfg.eval_share,
+                              action_noise=cfg.action_noise, reward_offset=cfg.reward_offset)  # fmt: skip
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        fitness = batch.fitness  # [N, 2]
+        best = fitness.max(1).values.topk(min(self.cfg.rollouts_used, len(fitness))).indices  # line 6
+        used = fitness[best]
+        deviation = used.std(correction=0)
+        weight = (used[:, 0] - used[:, 1]) / (len(used) * deviation.clamp(min=1e-8))  # equal returns move nothing
+        steps = self.ascend(self.weighed(weight, batch.offset[best]), 0.0, clock)  # line 7
+        metrics = {"perturbed_return": batch.ret.mean(), "perturbed_return_max": batch.ret.max(), "return_std": deviation, "rollouts": float(len(fitness))}
+        return Update({**metrics, **self.reported(batch.evaluation), **steps})

@@ -1,0 +1,89 @@
+"""evolution: samplers try out perturbations of one policy, the learner moves it towards those that did well (Salimans et al. 2017, arXiv:1703.03864,
+algorithm 2; Mania et al. 2018, arXiv:1803.07055).
+
+samplers --returns of numbered perturbations--> learner.update
+    ^                                              |
+    '-------------- weights, once an update -------'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rlrun.core.algorithm import Update
+from rlrun.core.batch import Batch
+from rlrun.core.evolution import Report
+from rlrun.core.run import Job
+from rlrun.core.schedule import Clock
+from rlrun.dataflow.slots import Episode, Header
+from rlrun.runners.base import Factories
+from rlrun.samplers.population import Population
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    name: str
+    queue_timeout_sec: float
+
+    synchronous: ClassVar[bool] = True  # all episodes of an update are by the same weights
+    apart: ClassVar[bool] = False  # the player may be in the learner's process
+    lockstep: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if self.queue_timeout_sec <= 0:
+            raise ValueError("queue_timeout_sec must be positive")
+
+
+def run(make: Factories, cfg: Config, job: Job) -> None:
+    """Until job.tick says so. RunFailed when no sampler is left."""
+    algorithm = make.algorithm()
+    clock = job.begin(algorithm)
+    noise = make.noise()
+    algorithm.attach_noise(noise)
+    population: Population = make.population(noise)
+    try:
+        job.sampler_ready(population)
+        reports: list[Report] = []
+        population.begin(algorithm.policy, clock)
+        update: Update | None = None
+        while job.tick(clock, update):
+            update = None
+            with job.timers("wait"):
+                new = population.take()
+            reports += new
+            clock = clock.after(env_steps=job.collected([header(report, clock) for report in new]))
+            if not population.done:
+                continue
+            if not any(report.rollouts for report in reports):  # all of them were lost with their samplers
+                population.begin(algorithm.policy, clock)
+                continue
+            with job.timers("learn"):
+                update = algorithm.update(gathered(reports), clock)
+            clock = clock.after(updates=1)
+            with job.timers("publish"):
+                algorithm.absorb_rows([report.moments for report in reports])
+                reports = []
+                population.begin(algorithm.policy, clock)
+    finally:
+        population.close()
+
+
+def header(report: Report, clock: Clock) -> Header:
+    """Only the unperturbed policy's episodes count in statistics."""
+    episodes = tuple(Episode(0, one.ret, one.length) for one in report.evaluations)
+    return Header(report.worker, 0, 0, clock.updates, clock.updates, report.env_steps, episodes, report.seconds)
+
+
+def gathered(reports: list[Report]) -> Batch:
+    """offset [N] int64; fitness and ret [N, 2] of both signs; evaluation [M]."""
+    rollouts = sorted((rollout for report in reports for rollout in report.rollouts), key=lambda rollout: rollout.offset)  # whoever was faster
+    pairs = [(rollout.plus, rollout.minus) for rollout in rollouts]
+    return Batch(
+        offset=torch.tensor([rollout.offset for rollout in rollouts], dtype=torch.int64),
+        fitness=torch.tensor([[one.fitness for one in pair] for pair in pairs], dtype=torch.float32).view(-1, 2),
+        ret=torch.tensor([[one.ret for one in pair] for pair in pairs], dtype=torch.float32).view(-1, 2),
+        evaluation=torch.tensor([one.ret for report in sorted(reports, key=lambda r: r.worker) for one in report.evaluations], dtype=torch.float32),
+    )

@@ -1,0 +1,312 @@
+"""Population: processes that play episodes with perturbed policies. They are told which pieces of a noise table to try and answer with returns; weights
+travel once per update, over the bus.
+
+parent                                     player-i
+orders (numbers of pairs)   --- pipe --->  parameters + noise, a piece for every column; whole episodes
+reports (returns, lengths)  <-- pipe ----
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rlrun.core.batch import Batch
+from rlrun.core.env import EnvFactory, Rows, map_rows
+from rlrun.core.errors import RunFailed
+from rlrun.core.evolution import FromPopulation, NoiseTable, Played, Report, Rollout
+from rlrun.core.moments import Moments, merged, plain
+from rlrun.core.policy import Policy
+from rlrun.core.ranks import ALONE
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.dataflow.weights import WeightBus
+from rlrun.dataflow.workers import READY, Worker, Workers
+
+ALIVE = "alive"  # what a player says while an order takes long
+ALIVE_SEC = 2.0
+FILTER_ROWS = 256  # rows of observations that are kept before their moments are taken
+ORDERS = 1 << 20  # orders of one update have numbers below it
+
+
+class Crew(NamedTuple):
+    """What players are made from (pickled for each of them)."""
+
+    make_env: EnvFactory
+    make_policy: Callable[[], Policy]
+    asked: FromPopulation
+    noise: NoiseTable
+    seeds: Seeds
+    columns: int  # episodes that a player plays at a time
+    players: int
+    timeout_sec: float  # silence of a player after which it is left out
+
+
+class Order(NamedTuple):
+    """Of one update: the pairs first .. first + count - 1, and some episodes of the unperturbed policy."""
+
+    number: int
+    first: int
+    count: int
+    evaluations: int
+
+
+class Task(NamedTuple):
+    pair: int  # of the order; -1: the unperturbed policy
+    sign: int
+
+
+class Player:
+    """Plays whole episodes, one per column at a time, each with its own parameters."""
+
+    def __init__(self, crew: Crew, number: int, policy: Any):
+        self.crew, self.number, self.policy = crew, number, policy
+        self.env = crew.make_env(number, crew.columns)
+        self.box = self.env.spec.action.kind == "box"
+
+    def play(self, order: Order, clock: Clock, alive: Callable[[], None] = lambda: None) -> Report:
+        """The same order at the same clock is the same report, whoever plays it."""
+        crew, count, columns = self.crew, order.count, self.crew.columns
+        center, size = self.policy.vector(), self.policy.size
+        draw = [crew.seeds.numpy("perturbation", clock.updates, order.first + i) for i in range(count)]
+        offsets = [int(rng.integers(len(crew.noise.numbers) - size + 1)) for rng in draw]
+        rng = crew.seeds.generator("action-noise", clock.updates, order.number)
+        tasks = deque([Task(-1, 0)] * order.evaluations + [Task(i, sign) for i in range(count) for sign in (1, -1)])
+        parameters = center.repeat(columns, 1)  # [B, P]
+        doing: list[Task | None] = [None] * columns
+
+        def begin(column: int) -> None:
+            task = doing[column] = tasks.popleft() if tasks else None
+            if task is not None and task.sign:
+                parameters[column] = center + task.sign * crew.asked.noise_std * crew.noise.piece(offsets[task.pair], size)
+            else:
+                parameters[column] = center
+
+        obs: Rows = map_rows(self.env.reset(clock.updates * ORDERS + order.number), np.array)
+        is_first = np.ones(columns, dtype=bool)
+        for column in range(columns):
+            begin(column)
+        returns, lengths = np.zeros(columns), np.zeros(columns, dtype=np.int64)
+        played: dict[Task, Played] = {}
+        evaluations: list[Played] = []
+        moments = _Observed(self.policy)
+        steps, env_sec, policy_sec, last = 0, 0.0, 0.0, time.monotonic()
+        with torch.inference_mode():
+            while any(task is not None for task in doing):
+                started = time.perf_counter()
+                seen = _tensors(obs)
+                action = self.policy.act_with(parameters, seen, torch.from_numpy(is_first))
+                if self.box and crew.asked.action_noise > 0:
+                    moved = torch.tensor([float(task is not None and task.sign != 0) for task in doing]).view(-1, *[1] * (action.ndim - 1))
+                    action = action + moved * crew.asked.action_noise * torch.randn(action.shape, generator=rng)
+                acted = time.perf_counter()
+                step = self.env.step(action.numpy())
+                stepped = time.perf_counter()
+                busy = np.array([task is not None for task in doing])
+                live = step.valid & busy
+                moments.note(seen["observation"], live)
+                returns += step.reward
+                lengths += live
+                steps += int(live.sum())
+                obs, is_first = map_rows(step.obs, np.array), step.is_first
+                for column in np.flatnonzero(step.is_first):
+                    task = doing[column]
+                    if task is not None:
+                        length = int(lengths[column])
+                        one = Played(float(returns[column]), length, float(returns[column]) - crew.asked.reward_offset * length)
+                        if task.sign:
+                            played[task] = one
+                        else:
+                            evaluations.append(one)
+                    returns[column], lengths[column] = 0.0, 0
+                    begin(column)
+                policy_sec += acted - started
+                env_sec += stepped - acted
+                if time.monotonic() - last > ALIVE_SEC:
+                    last = time.monotonic()
+                    alive()
+        rollouts = tuple(Rollout(offsets[i], played[Task(i, 1)], played[Task(i, -1)]) for i in range(count))
+        return Report(self.number, rollouts, tuple(evaluations), steps, (env_sec, policy_sec), moments.result())
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class _Observed:
+    """Moments of observations, for the policy's filter."""
+
+    def __init__(self, policy: Any):
+        self.policy = policy
+        self.rows: list[Any] = []
+        self.live: list[np.ndarray] = []
+        self.parts: list[list[Moments]] = []
+
+    def note(self, observation: Any, live: np.ndarray) -> None:
+        if self.policy.filter is not None:
+            self.rows.append(observation)
+            self.live.append(live.copy())
+            if len(self.rows) == FILTER_ROWS:
+                self._take()
+
+    def _take(self) -> None:
+        self.parts.append(self.policy.filter_moments(_stacked(self.rows), torch.from_numpy(np.stack(self.live))))
+        self.rows, self.live = [], []
+
+    def result(self) -> list[Moments] | None:
+        if self.policy.filter is None:
+            return None
+        if self.rows:
+            self._take()
+        filters = self.policy.filter.filters
+        return plain([merged([part[i] for part in self.parts], one.mean.shape, ALONE) for i, one in enumerate(filters)])
+
+
+def _tensors(rows: Rows) -> Batch:
+    return Batch({name: _tensors(value) if isinstance(value, dict) else torch.from_numpy(np.ascontiguousarray(value)) for name, value in rows.items()})
+
+
+def _stacked(rows: list[Any]) -> Any:
+    if isinstance(rows[0], Batch):
+        return Batch({name: _stacked([row[name] for row in rows]) for name in rows[0]})
+    return torch.stack(rows)
+
+
+def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightBus) -> None:
+    """Until the pipe closes: an Order comes in, a Report goes out."""
+    policy = crew.make_policy()
+    player = Player(crew, number, policy)
+    version, clock = 0, Clock()
+    pipe.send(READY)
+    while True:
+        order = pipe.recv()
+        newer = bus.read(policy, version)
+        if newer is not None:
+            version, clock = newer
+        pipe.send(player.play(order, clock, lambda: pipe.send(ALIVE)))
+
+
+class Population:
+    """Players in processes of their own, or (players 0) one in this process. A player that dies or falls silent is left out from then on, with what it was
+    playing."""
+
+    columns = 1
+    queued = 0
+
+    def __init__(self, crew: Crew, say: Callable[[str], None] = lambda text: print(f"  {text}", flush=True)):
+        self.crew, self.asked, self.say = crew, crew.asked, say
+        self.total_columns = crew.columns * max(1, crew.players)
+        self.workers = Workers()
+        self.bus: WeightBus | None = None
+        self.alone: Player | None = None
+        self.policy: Policy | None = None
+        self.playing: dict[Worker, Order] = {}
+        self.heard: dict[Worker, float] = {}
+        self.left_out: list[str] = []
+        if crew.players:
+            self.bus = WeightBus(crew.make_policy())
+            started = self.workers.start_all(player_process, {f"sampler-{i}": (i, crew, self.bus) for i in range(crew.players)})
+            self.numbers = {worker: i for i, worker in enumerate(started)}
+
+    def begin(self, policy: Policy, clock: Clock) -> None:
+        """Hands out the first orders of an update. The players read these weights."""
+        self.policy, self.clock = policy, clock
+        self.handed = self.orders = self.pairs = self.steps = 0
+        if self.bus is not None:
+            self.bus.publish(policy, clock)
+            for worker in list(self.workers.members):
+                self._hand(worker)
+
+    @property
+    def done(self) -> bool:
+        """Everything that was asked for has been played, or was lost with its player."""
+        return not self.playing and self.handed >= self.asked.pairs and self.steps >= self.asked.min_env_steps
+
+    def _order(self) -> Order | None:
+        """The next one: half of what is left, in equal parts, so that all finish at about the same time; at least what fills the columns."""
+        left = self.asked.pairs - self.handed
+        if left <= 0 and self.steps >= self.asked.min_env_steps:
+            return None
+        players = max(1, len(self.workers.members))
+        count = max(1, self.crew.columns // 2)
+        if left > 0:
+            count = left if self.bus is None else min(left, max(count, -(-left // (2 * players))))
+        chance = self.crew.seeds.numpy("evaluations", self.clock.updates, self.orders)
+        order = Order(self.orders, self.handed, count, int(chance.binomial(count, self.asked.eval_share)))
+        self.handed += count
+        self.orders += 1
+        return order
+
+    def _hand(self, worker: Worker) -> None:
+        order = self._order()
+        if order is not None:
+            self.playing[worker], self.heard[worker] = order, time.monotonic()
+            try:
+                worker.pipe.send(order)
+            except OSError:
+                pass  # it is gone, which take() will notice
+
+    def take(self) -> list[Report]:
+        """Reports that are there, after a moment perhaps none. In this process: all of an update's. RunFailed when no player is left."""
+        if self.bus is None:
+            return self._take_alone()
+        messages, lost = self.workers.receive_from_survivors(0.5)
+        reports = []
+        now = time.monotonic()
+        for worker, message in messages:
+            self.heard[worker] = now
+            if isinstance(message, Report):
+                self.playing.pop(worker, None)
+                self.steps += message.env_steps
+                reports.append(message)
+        silent = [worker for worker in self.playing if now - self.heard[worker] > self.crew.timeout_sec]
+        lost += [(worker, f"{worker.name} was silent for {self.crew.timeout_sec:.0f} s: its environment may hang") for worker in silent]
+        for worker, reason in lost:
+            self._leave_out(worker, reason)
+        for worker in list(self.workers.members):
+            if worker not in self.playing:
+                self._hand(worker)
+        return reports
+
+    def _take_alone(self) -> list[Report]:
+        if self.alone is None:
+            self.alone = Player(self.crew, 0, self.policy)
+        self.alone.policy = self.policy
+        reports = []
+        while (order := self._order()) is not None:
+            reports.append(self.alone.play(order, self.clock))
+            self.steps += reports[-1].env_steps
+        return reports
+
+    def _leave_out(self, worker: Worker, reason: str) -> None:
+        self.workers.bury(worker)
+        self.playing.pop(worker, None)
+        left = len(self.workers.members)
+        self.left_out.append(reason)
+        if not left:
+            raise RunFailed(f"{reason}\nNo sampler is left.")
+        self.say(f"{reason.splitlines()[-1]}: its rollouts are left out; {left} of {self.crew.players} samplers go on")
+
+    # what a Job asks of samplers; nothing is kept from one update to the next
+
+    def check(self) -> None:
+        """The loss of a player is no failure."""
+
+    def restart(self, generation: int) -> None:
+        """Every order begins new episodes."""
+
+    def save(self) -> dict:
+        return {}
+
+    def load(self, saved: dict) -> None:
+        """There is nothing to load."""
+
+    def close(self) -> None:
+        self.workers.stop()
+        if self.alone is not None:
+            self.alone.close()
