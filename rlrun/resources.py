@@ -227,8 +227,8 @@ def _of_a_population(cfg: ResourcesConfig, asked: FromPopulation, make_env: EnvF
         raise UserError(f"resources.num_samplers={cfg.num_samplers}: serial inference has one")
     if cfg.num_samplers == "auto" and inference == "local":
         why.append(f"num_samplers={samplers}: {available} cores")
-    envs = cfg.envs_per_sampler
-    if envs == "auto":
+    envs = 0 if cfg.envs_per_sampler == "auto" else cfg.envs_per_sampler
+    if not envs:
         envs = max(1, min(MAX_COLUMNS, -(-2 * asked.pairs // samplers)))
         why.append(f"envs_per_sampler={envs}: {2 * asked.pairs} episodes an update over {samplers} sampler{'s' * (samplers > 1)}")
     precision = _precision(cfg.precision if cfg.precision != "auto" else "fp32", torch.device("cpu"), image, why)

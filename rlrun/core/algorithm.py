@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
-from rlrun.core.evolution import FromPopulation
+from rlrun.core.evolution import FromPopulation, NoiseTable
 from rlrun.core.moments import Moments, RunningMoments, merged
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.policy import Policy
@@ -137,6 +137,10 @@ class Algorithm(nn.Module):
         target = getattr(self, "target", None)
         if isinstance(target, Policy):
             target.load_state_dict(self.policy.state_dict())
+
+    def attach_noise(self, noise: NoiseTable) -> None:
+        """The table that perturbations are pieces of, by runner=evolution."""
+        raise NotImplementedError
 
     def live(self, valid: Tensor) -> Tensor:
         """How many rows of valid [T, B] count, over all learners [], at least 1: what a sum over this learner's rows is divided by."""

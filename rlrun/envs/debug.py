@@ -72,9 +72,9 @@ class Identity(gymnasium.Env):
 class IdentityBox(gymnasium.Env):
     """Shows a number in [-1, 1]; pays minus the squared distance of the action from it."""
 
-    def __init__(self, length: int = 20):
+    def __init__(self, length: int = 20, high: float = 1.0):
         self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, high, (1,), np.float32)
         self.length = length
 
     def _obs(self):

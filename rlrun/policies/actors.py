@@ -63,11 +63,8 @@ class Actor(Policy):
         space = spec.action
         if model.cfg.memory.kind != "none":
             raise UserError("this algorithm learns from single rows, without memory (model=lstm, gru, gtrxl)")
-        if isinstance(space, Box):
-            if not space.bounded:
-                raise UserError(f"{spec.name} has unbounded actions, {space}: this algorithm squashes its actions into bounds, which the env must name")
-            if any(low == high for low, high in zip(space.low, space.high, strict=True)):
-                raise UserError(f"{spec.name} has action limits of zero width: low {list(space.low)}, high {list(space.high)}; there is nothing to choose")
+        if isinstance(space, Box) and not space.bounded:
+            raise UserError(f"{spec.name} has unbounded actions, {space}: this algorithm squashes its actions into bounds, which the env must name")
         self.spec, self.random_steps = spec, random_steps
         self.filter = model.filter(spec)
         self.net = ActorNet(model.trunk(spec), cfg, head)

@@ -49,11 +49,11 @@ class Crew(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Of one update: the pairs first .. first + count - 1, and some episodes of the unperturbed policy."""
+    """Of one update: pairs from number `first` on, and some episodes of the unperturbed policy."""
 
     number: int
     first: int
-    count: int
+    pairs: int
     evaluations: int
 
 
@@ -72,7 +72,7 @@ class Player:
 
     def play(self, order: Order, clock: Clock, alive: Callable[[], None] = lambda: None) -> Report:
         """The same order at the same clock is the same report, whoever plays it."""
-        crew, count, columns = self.crew, order.count, self.crew.columns
+        crew, count, columns = self.crew, order.pairs, self.crew.columns
         center, size = self.policy.vector(), self.policy.size
         draw = [crew.seeds.numpy("perturbation", clock.updates, order.first + i) for i in range(count)]
         offsets = [int(rng.integers(len(crew.noise.numbers) - size + 1)) for rng in draw]
@@ -115,7 +115,7 @@ class Player:
                 lengths += live
                 steps += int(live.sum())
                 obs, is_first = map_rows(step.obs, np.array), step.is_first
-                for column in np.flatnonzero(step.is_first):
+                for column in np.flatnonzero(step.is_first).tolist():
                     task = doing[column]
                     if task is not None:
                         length = int(lengths[column])
