@@ -240,7 +240,9 @@ class Wiring:
         if self.needs.replay is not None:
             self.replay_plan().check(free_memory(), self.device, shards_of(self.config.runner))
         if self.needs.population is not None:
-            check_noise(self.needs.population.noise_size, sum(p.numel() for p in self.policy_factory(acting=False)().parameters()), free_memory(), free_shared())
+            check_noise(
+                self.needs.population.noise_size, sum(p.numel() for p in self.policy_factory(acting=False)().parameters()), free_memory(), free_shared()
+            )
 
     def check_saved(self, folder: Path) -> None:
         """UserError where what this checkpoint holds does not fit."""

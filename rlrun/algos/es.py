@@ -66,7 +66,7 @@ class ES(Evolution):
             if cfg.return_processing == "centered_sign_rank":
                 weight = centered_ranks(weight)
         gradient = self.weighed(weight, batch.offset) / (2 * len(weight))
-        vector = self.policy.vector()
+        vector = self.policy.vector().detach()
         ratio = (gradient.to(vector.device) - cfg.l2 * vector).norm() / vector.norm()
         steps = self.ascend(gradient, cfg.l2, clock)
         metrics = {"perturbed_return": batch.ret.mean(), "perturbed_return_max": batch.ret.max(), "update_ratio": ratio, "rollouts": float(len(weight))}

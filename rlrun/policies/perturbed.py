@@ -64,8 +64,8 @@ class PerturbedPolicy(Policy):
         return sum(parameter.numel() for parameter in self.net.parameters())
 
     def vector(self) -> Tensor:
-        """The parameters [P], a copy."""
-        return nn.utils.parameters_to_vector(self.net.parameters()).detach().clone()
+        """The parameters [P]; a copy, differentiable where gradients are on."""
+        return torch.cat([parameter.reshape(-1) for parameter in self.net.parameters()])  # reshape: convolutions' are channels-last
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
         if names:
@@ -195,7 +195,7 @@ class Evolution(Algorithm):
 
     def ascend(self, gradient: Tensor, l2: float, clock: Clock) -> dict[str, Tensor | float]:
         """One step of the optimiser along gradient [P], less l2 times the parameters."""
-        vector = nn.utils.parameters_to_vector(self.policy.net.parameters())
+        vector = self.policy.vector()
         return self.optimizer.step(0.5 * l2 * vector.square().sum() - gradient.to(vector.device) @ vector, clock)
 
     def reported(self, evaluation: Tensor) -> dict[str, Tensor]:

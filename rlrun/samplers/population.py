@@ -28,6 +28,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.weights import WeightBus
 from rlrun.dataflow.workers import READY, Worker, Workers
+from rlrun.samplers.evaluator import to_torch
 
 ALIVE = "alive"  # what a player says while an order takes long
 ALIVE_SEC = 2.0
@@ -73,7 +74,7 @@ class Player:
     def play(self, order: Order, clock: Clock, alive: Callable[[], None] = lambda: None) -> Report:
         """The same order at the same clock is the same report, whoever plays it."""
         crew, count, columns = self.crew, order.pairs, self.crew.columns
-        center, size = self.policy.vector(), self.policy.size
+        center, size = self.policy.vector().detach(), self.policy.size
         draw = [crew.seeds.numpy("perturbation", clock.updates, order.first + i) for i in range(count)]
         offsets = [int(rng.integers(len(crew.noise.numbers) - size + 1)) for rng in draw]
         rng = crew.seeds.generator("action-noise", clock.updates, order.number)
@@ -100,7 +101,7 @@ class Player:
         with torch.inference_mode():
             while any(task is not None for task in doing):
                 started = time.perf_counter()
-                seen = _tensors(obs)
+                seen = to_torch(obs)
                 action = self.policy.act_with(parameters, seen, torch.from_numpy(is_first))
                 if self.box and crew.asked.action_noise > 0:
                     moved = torch.tensor([float(task is not None and task.sign != 0) for task in doing]).view(-1, *[1] * (action.ndim - 1))
@@ -165,10 +166,6 @@ class _Observed:
             self._take()
         filters = self.policy.filter.filters
         return plain([merged([part[i] for part in self.parts], one.mean.shape, ALONE) for i, one in enumerate(filters)])
-
-
-def _tensors(rows: Rows) -> Batch:
-    return Batch({name: _tensors(value) if isinstance(value, dict) else torch.from_numpy(np.ascontiguousarray(value)) for name, value in rows.items()})
 
 
 def _stacked(rows: list[Any]) -> Any:

@@ -278,7 +278,13 @@ def test_ornstein_uhlenbeck_noise(typed):
 
 
 def test_random_steps_scale_and_its_ladder(typed):
-    words = ["algo.random_steps=100", "algo.exploration.kind=gaussian", "algo.exploration.std=0.1", "algo.exploration.scale=1.0", "algo.exploration.scale_min=0.01"]
+    words = [
+        "algo.random_steps=100",
+        "algo.exploration.kind=gaussian",
+        "algo.exploration.std=0.1",
+        "algo.exploration.scale=1.0",
+        "algo.exploration.scale_min=0.01",
+    ]
     policy = algorithm(typed, "ddpg", *words).policy
     early, late = (torch.stack([act(policy, Clock(steps), seed=seed).action for seed in range(200)]) for steps in (99, 100))
     assert early.min() < -0.95 and early.max() > 0.95 and abs(early.mean()) < 0.1 and abs(early.var() - 1 / 3) < 0.05, "uniform over the whole range"
@@ -328,7 +334,10 @@ def test_priorities_of_new_rows_are_their_td_errors(typed, algo):
 
 def test_reparametrised_draws_have_the_density_that_log_prob_says():
     rng = torch.Generator().manual_seed(0)
-    for dist in (SquashedGaussian(torch.tensor([[0.3, -0.5]]), torch.tensor([[-0.7, 0.2]])), Beta(torch.tensor([[2.0, 1.5]]), torch.tensor([[3.0, 4.0]]), (2,))):
+    for dist in (
+        SquashedGaussian(torch.tensor([[0.3, -0.5]]), torch.tensor([[-0.7, 0.2]])),
+        Beta(torch.tensor([[2.0, 1.5]]), torch.tensor([[3.0, 4.0]]), (2,)),
+    ):
         action, log_prob = dist.rsample(rng)
         torch.testing.assert_close(log_prob, dist.log_prob(action), rtol=1e-4, atol=1e-4)
 

@@ -1,0 +1,131 @@
+"""ES and ARS: ranks, gradients and steps worked out beside theirs; what is perturbed, and by what."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL
+
+from rlrun.algos.es import centered_ranks
+from rlrun.core.batch import Batch
+from rlrun.core.errors import UserError
+from rlrun.core.evolution import NoiseTable
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.samplers.evaluator import to_torch
+from rlrun.wiring import Wiring, preflight
+
+WORDS = [*[word for word in SMALL if not word.startswith("algo.")], "model.hidden=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]"]
+
+
+def algorithm(typed, algo, *words, env="CartPole-v1"):
+    made = Wiring(typed(f"algo={algo}", f"env={env}", *WORDS, *words)).algorithm()
+    made.attach_noise(NoiseTable(5000, Seeds(1)))
+    return made
+
+
+def results(fitness, offset, evaluation=()):
+    fitness = torch.tensor(fitness)
+    return Batch(offset=torch.tensor(offset), fitness=fitness, ret=fitness + 1.0, evaluation=torch.tensor(evaluation))
+
+
+def test_centered_ranks():
+    x = torch.tensor([[3.0, -1.0], [10.0, 3.0], [0.0, 7.0]])
+    # in order: -1, 0, 3, 3, 7, 10
+    torch.testing.assert_close(centered_ranks(x), torch.tensor([[0.0, -0.5], [0.5, 0.0], [-0.3, 0.3]]))
+    torch.testing.assert_close(centered_ranks(torch.tensor([[4.0, 4.0]])), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("mode, weight", [("centered_rank", [-0.6, 0.2, -0.2]), ("sign", [-1.0, 1.0, -1.0]), ("centered_sign_rank", [-0.25, 0.5, -0.25])])
+def test_es_by_hand(typed, mode, weight):
+    """Plain gradient steps make the gradient visible."""
+    made = algorithm(typed, "es", f"algo.return_processing={mode}", "algo.l2=0.1", "algo.lr=0.5", "algo.optimizer.kind=sgd")
+    fitness = [[1.0, 40.0], [50.0, 30.0], [10.0, 20.0]]  # ranks 0 4 5 3 1 2 of 5: differences -0.8, 0.4, -0.2
+    weight = torch.tensor([-0.8, 0.4, -0.2]) if mode == "centered_rank" else torch.tensor(weight)
+    before, size = made.policy.vector().detach(), made.policy.size
+    noise = torch.stack([made.noise.numbers[start : start + size] for start in (7, 0, 300)])
+    update = made.update(results(fitness, [7, 0, 300], [5.0, 7.0]), Clock())
+    expected = before + 0.5 * ((weight[:, None] * noise).sum(0) / 6 - 0.1 * before)
+    torch.testing.assert_close(made.policy.vector().detach(), expected)
+    assert update.metrics["perturbed_return"] == pytest.approx(151 / 6 + 1) and update.metrics["report_return"] == 6.0
+
+
+@pytest.mark.parametrize("used", [1, 2, 3])
+def test_ars_by_hand(typed, used):
+    made = algorithm(typed, "ars", "algo.num_rollouts=3", f"algo.rollouts_used={used}", "algo.lr=0.5")
+    fitness = np.array([[1.0, 40.0], [50.0, 30.0], [10.0, 20.0]])
+    before, size = made.policy.vector().detach(), made.policy.size
+    chosen = [1, 0, 2][:used]  # by the better of the two
+    step = sum((fitness[i, 0] - fitness[i, 1]) * made.noise.numbers[[7, 0, 300][i] :][:size] for i in chosen) / (used * fitness[chosen].std())
+    made.update(results(fitness.tolist(), [7, 0, 300]), Clock())
+    torch.testing.assert_close(made.policy.vector().detach(), before + 0.5 * step.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_equal_returns_move_nothing(typed):
+    for algo, words in (("ars", ["algo.num_rollouts=2", "algo.rollouts_used=2"]), ("es", ["algo.l2=0"])):
+        made = algorithm(typed, algo, *words)
+        before = made.policy.vector().detach()
+        made.update(results([[3.0, 3.0], [3.0, 3.0]], [0, 9]), Clock())
+        assert torch.equal(made.policy.vector().detach(), before)
+
+
+def test_the_reported_return_is_of_the_last_unperturbed_episodes_and_saved(typed):
+    made = algorithm(typed, "es", "algo.report_length=3")
+    assert "report_return" not in made.update(results([[1.0, 2.0]], [0]), Clock()).metrics
+    assert made.update(results([[1.0, 2.0]], [0], [4.0]), Clock()).metrics["report_return"] == 4.0
+    assert made.update(results([[1.0, 2.0]], [0], [6.0, 8.0, 10.0]), Clock()).metrics["report_return"] == 8.0
+    other = algorithm(typed, "es", "algo.report_length=3")
+    other.load_state(made.state())
+    assert torch.equal(other.latest, torch.tensor([6.0, 8.0, 10.0]))
+
+
+@pytest.mark.parametrize(
+    "env, words", [("CartPole-v1", []), ("Pendulum-v1", []), ("rlrun/Masked-v0", ["model=plain"]), ("Pong", ["env.size=42", "model=plain"])]
+)
+def test_every_column_acts_with_its_own_parameters(typed, env, words):
+    made = algorithm(typed, "es", *words, env=env)
+    policy, spec = made.policy, made.policy.spec
+    generator = torch.Generator().manual_seed(0)
+    center = policy.vector().detach()
+    parameters = center + 0.5 * torch.randn(3, len(center), generator=generator)
+    from rlrun.wiring import registry
+
+    config = typed("algo=es", f"env={env}", *WORDS, *words)
+    rows = registry.Factory(cfg=config.env, spec=spec, seeds=Seeds(0), stream="env", learning=True)(0, 3).reset(0)
+    obs = to_torch(rows)
+    first = torch.ones(3, dtype=torch.bool)
+    with torch.no_grad():
+        together = policy.act_with(parameters, obs, first)
+        alone = []
+        for b in range(3):
+            torch.nn.utils.vector_to_parameters(parameters[b], policy.net.parameters())
+            alone.append(policy.greedy(obs[b : b + 1], first[b : b + 1], Batch())[0][0])
+    torch.testing.assert_close(together, torch.stack(alone), atol=1e-5, rtol=1e-5)
+
+
+def test_linear_policies_begin_at_zero(typed):
+    assert not algorithm(typed, "ars", "algo.actor.hidden=[]").policy.vector().any()
+    assert algorithm(typed, "ars").policy.vector().any()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algo=es", "algo.episodes_per_batch=5"], "episodes_per_batch must be an even number"),
+        (["algo=ars", "algo.rollouts_used=99"], "rollouts_used must be at least 1 and at most"),
+        (["algo=es", "algo.noise_size=3"], "less than the policy's"),
+        (["algo=es", "algo.noise_size=100000000000000"], "is a table of 400000.0 GB"),
+        (["algo=es", "algo.noise_std=0"], "noise_std must be positive"),
+        (["algo=es", "algo.eval_share=1"], "eval_share must lie in"),
+        (["algo=es", "model=lstm"], "no policies with memory"),
+        (["algo=es", "runner=on_policy"], "es runs with runner=evolution"),
+        (["algo=ppo", "runner=evolution"], "ppo runs with another runner"),
+        (["algo=es", "resources.inference=batched"], "evolution has|every episode of evolution"),
+        (["algo=es", "resources.num_learners=2"], "evolution has one learner"),
+        (["algo=es", "resources.device=cuda"], "evolution learns on the CPU|CUDA"),
+        (["algo=es", "env=rlrun/EverySpace-v0"], "es needs discrete or"),
+    ],
+)
+def test_what_does_not_fit_is_said(typed, words, said):
+    env = [] if any(word.startswith("env=") for word in words) else ["env=CartPole-v1"]
+    with pytest.raises(UserError, match=said):
+        preflight(typed(*words, *env, "logger=[]"))

@@ -1,0 +1,194 @@
+"""Players and their population: what is counted, that the same run is the same run, and that a lost player is left out."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL
+from test_actor_learner import run_wired
+
+from rlrun.core.errors import RunFailed
+from rlrun.core.evolution import NoiseTable
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.dataflow.workers import Workers
+from rlrun.runners.evolution import gathered
+from rlrun.samplers.population import Order, Player
+from rlrun.wiring import Wiring
+
+TINY = ["logger=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]", "log_every_sec=0.01"]
+SERIAL = [word for word in SMALL if not word.startswith("algo.")] + ["model.hidden=[]", *TINY]
+
+
+def wiring(typed, *words, algo="ars"):
+    return Wiring(typed(f"algo={algo}", *words))
+
+
+def player(typed, *words, columns=3):
+    made = wiring(typed, *SERIAL, *words)
+    noise = made.noise()
+    crew = made.population(noise).crew._replace(columns=columns)
+    return Player(crew, 0, made.policy_factory(acting=True)())
+
+
+def test_an_order_is_played_to_its_end_and_counted(typed):
+    one = player(typed, "env=rlrun/Counting-v0", "++env.kwargs.length=5")
+    report = one.play(Order(0, 10, 4, 2), Clock(0, 3))
+    assert len(report.rollouts) == 4 and len(report.evaluations) == 2
+    every = [*report.evaluations, *(side for rollout in report.rollouts for side in (rollout.plus, rollout.minus))]
+    assert {played.length for played in every} == {5} and {played.ret for played in every} == {15.0}, "1 + 2 + 3 + 4 + 5"
+    assert report.env_steps == 10 * 5
+    again = one.play(Order(0, 10, 4, 2), Clock(0, 3))
+    assert [rollout.offset for rollout in again.rollouts] == [rollout.offset for rollout in report.rollouts]
+    assert [rollout.offset for rollout in one.play(Order(0, 11, 3, 0), Clock(0, 3)).rollouts] == [rollout.offset for rollout in report.rollouts[1:]], (
+        "by number"
+    )
+    assert one.play(Order(0, 10, 1, 0), Clock(0, 4)).rollouts[0].offset != report.rollouts[0].offset, "anew for every update"
+    one.close()
+
+
+def test_returns_belong_to_their_perturbation(typed):
+    """IdentityBox pays for the action that its observation names, and a policy without weights answers its bias."""
+    one = player(
+        typed,
+        "env=rlrun/IdentityBox-v0",
+        "++env.kwargs.length=400",
+        "algo.noise_std=0.3",
+        "algo.action_noise=0",
+        "algo.actor.hidden=[]",
+        "model=plain",
+        "algo.reward_offset=0.25",
+    )
+    report = one.play(Order(0, 0, 6, 1), Clock())
+    for rollout in report.rollouts:
+        for sign, side in ((1, rollout.plus), (-1, rollout.minus)):
+            weight, bias = (sign * 0.3 * one.crew.noise.piece(rollout.offset, 2)).tolist()
+            x = np.linspace(-1, 1, 1001)
+            assert side.ret / 400 == pytest.approx(-np.mean((np.clip(weight * x + bias, -1, 1) - x) ** 2), abs=0.2)
+            assert side.fitness == pytest.approx(side.ret - 0.25 * 400)
+    one.close()
+
+
+def test_the_filter_sees_what_players_saw(typed):
+    one = player(typed, "env=rlrun/Counting-v0", "++env.kwargs.length=5")
+    report = one.play(Order(0, 0, 2, 0), Clock())
+    (moments,) = report.moments
+    assert moments.samples == report.env_steps == 20 and isinstance(moments.mean, np.ndarray)
+    one.close()
+
+
+@pytest.mark.parametrize("algo", ["es", "ars"])
+def test_the_same_seed_is_the_same_run_and_resume_is_exact(typed, tmp_path, algo):
+    few = ["algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"] if algo == "es" else ["algo.num_rollouts=4", "algo.rollouts_used=2"]
+    words = [*SERIAL, "env=CartPole-v1", *few, "env_steps=4000"]
+    runs = []
+    for name in ("a", "b"):
+        made, _, rows = run_wired(wiring(typed, *words, algo=algo), tmp_path / name)
+        runs.append((made.policy.vector().detach(), rows[-1]["env_steps"]))
+    assert torch.equal(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
+
+
+@pytest.mark.parametrize("algo", ["es", "ars"])
+def test_it_learns_and_only_unperturbed_episodes_count(typed, tmp_path, algo):
+    few = (
+        ["algo.episodes_per_batch=40", "algo.env_steps_per_batch=0", "algo.lr=0.05"]
+        if algo == "es"
+        else ["algo.num_rollouts=16", "algo.rollouts_used=8", "algo.actor.hidden=[]"]
+    )
+    words = [*SERIAL, "env=rlrun/Identity-v0", *few, "algo.noise_std=0.1", "algo.lr=0.1", "algo.eval_share=0.5", "env_steps=300000", "stop.return_mean=18"]
+    _, job, rows = run_wired(wiring(typed, *words, algo=algo), tmp_path)
+    assert job.status == "STOPPED" and job.episodes.mean >= 18
+    assert rows[-1]["sample/episodes"] * 20 < 0.5 * rows[-1]["env_steps"], "most were perturbed"
+
+
+LOCAL = ["model=plain", *TINY, "env=rlrun/Counting-v0", "++env.kwargs.length=5", "resources.num_samplers=2", "resources.inference=local",
+         "resources.envs_per_sampler=2", "algo.num_rollouts=12", "algo.rollouts_used=12", "runner.queue_timeout_sec=20"]  # fmt: skip
+
+
+def population(typed, *words):
+    made = wiring(typed, *LOCAL, *words)
+    algorithm, noise = made.algorithm(), made.noise()
+    told = []
+    people = made.population(noise)
+    people.say = told.append
+    return algorithm, people, told
+
+
+def one_update(people):
+    reports = []
+    deadline = time.monotonic() + 60
+    while not people.done:
+        assert time.monotonic() < deadline
+        reports += people.take()
+    return reports
+
+
+def test_processes_play_what_one_would(typed):
+    algorithm, people, _ = population(typed)
+    try:
+        people.begin(algorithm.policy, Clock(0, 7))
+        reports = one_update(people)
+    finally:
+        people.close()
+    batch = gathered(reports)
+    assert len(batch.offset) == 12 and (batch.ret == 15.0).all() and sum(report.env_steps for report in reports) >= 12 * 2 * 5
+    expected = [int(Seeds(0).numpy("perturbation", 7, i).integers(5000 - algorithm.policy.size + 1)) for i in range(12)]
+    assert batch.offset.tolist() == sorted(expected)
+
+
+def test_a_killed_player_is_left_out_and_the_last_one_ends_the_run(typed):
+    algorithm, people, told = population(typed)
+    try:
+        people.begin(algorithm.policy, Clock())
+        victim, other = people.workers.members
+        os.kill(victim.process.pid, signal.SIGKILL)
+        reports = one_update(people)
+        assert people.workers.members == [other] and len(told) == 1 and "sampler-0 was killed by SIGKILL" in told[0] and "1 of 2 samplers go on" in told[0]
+        assert 0 < len(gathered(reports).offset) <= 12
+        people.begin(algorithm.policy, Clock(0, 1))
+        assert len(gathered(one_update(people)).offset) == 12, "the other plays all of it"
+        os.kill(other.process.pid, signal.SIGKILL)
+        people.begin(algorithm.policy, Clock(0, 2))
+        with pytest.raises(RunFailed, match="No sampler is left"):
+            one_update(people)
+    finally:
+        people.close()
+
+
+def test_a_player_that_falls_silent_is_left_out(typed):
+    algorithm, people, told = population(typed, "runner.queue_timeout_sec=3")
+    try:
+        people.begin(algorithm.policy, Clock())
+        one_update(people)
+        os.kill(people.workers.members[0].process.pid, signal.SIGSTOP)
+        people.begin(algorithm.policy, Clock(0, 1))
+        one_update(people)
+        assert len(told) == 1 and "was silent for 3 s" in told[0]
+    finally:
+        people.close()
+
+
+def test_an_env_that_fails_everywhere_ends_the_run_with_its_words(typed):
+    algorithm, people, told = population(typed, "++env.kwargs.fail_at=12")
+    try:
+        people.begin(algorithm.policy, Clock())
+        with pytest.raises(RunFailed, match="(?s)this env was told to fail.*No sampler is left"):
+            one_update(people)
+        assert len(told) == 1 and "1 of 2 samplers go on" in told[0]
+    finally:
+        people.close()
+
+
+def test_the_table_is_shared_not_copied():
+    table = NoiseTable(1000, Seeds(3))
+    assert table.numbers.is_shared() and abs(table.numbers.mean()) < 0.15 and abs(table.numbers.std() - 1) < 0.1
+    assert torch.equal(table.numbers, NoiseTable(1000, Seeds(3)).numbers) and table.piece(5, 3).data_ptr() == table.numbers.data_ptr() + 20
+
+
+def test_workers_that_died_are_told_apart_from_those_that_speak():
+    workers = Workers()
+    messages, lost = workers.receive_from_survivors(0.0)
+    assert messages == [] and lost == []
