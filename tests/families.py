@@ -13,9 +13,11 @@ def _needs(algo: str):
 
 NEEDS = {algo: _needs(algo) for algo in options("algo")}
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None]
-FRESH = [algo for algo, needs in NEEDS.items() if needs.replay is None]  # learn from rows as they come
-DISCRETE = [algo for algo, needs in NEEDS.items() if "discrete" in needs.actions]
-BOX = [algo for algo, needs in NEEDS.items() if "box" in needs.actions]
+EVOLVING = [algo for algo, needs in NEEDS.items() if needs.population is not None]  # learn from returns, not from rows
+ROWS = [algo for algo in NEEDS if algo not in EVOLVING]
+FRESH = [algo for algo in ROWS if NEEDS[algo].replay is None]  # learn from rows as they come
+DISCRETE = [algo for algo in ROWS if "discrete" in NEEDS[algo].actions]
+BOX = [algo for algo in ROWS if "box" in NEEDS[algo].actions]
 ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions]
 ACTORS = [algo for algo, needs in NEEDS.items() if needs.replay is not None and "box" in needs.actions]  # actor and critics, learnt from a replay
 SAMPLING = ["sac", "tqc"]  # of them those whose policy is a distribution

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL
-from families import ACTORS, ANY_ACTION, BOX, DISCRETE, FRESH, MEMORY, REPLAYING, fits, simple
+from families import ACTORS, ANY_ACTION, BOX, DISCRETE, FRESH, MEMORY, REPLAYING, ROWS, fits, simple
 from test_actor_learner import run_wired
 
 from rlrun.core.optimizer import Optimizer
@@ -192,7 +192,7 @@ def changed_by_an_update(made, batch) -> list[str]:
     return [path for path in before.keys() | after.keys() if before.get(path) != after.get(path)]
 
 
-@pytest.mark.parametrize("algo", options("algo"))
+@pytest.mark.parametrize("algo", ROWS)
 def test_everything_that_changes_is_saved(typed, algo):
     """Parameters, buffers, Optimizers and Generators only: anything else would be lost in a checkpoint."""
     wiring, made, sampler = start(typed, algo, f"env={simple(algo)}", *(["model=lstm", "model.memory.size=4"] if algo in MEMORY else []))

@@ -175,7 +175,7 @@ def test_an_env_that_fails_everywhere_ends_the_run_with_its_words(typed):
     algorithm, people, told = population(typed, "++env.kwargs.fail_at=12")
     try:
         people.begin(algorithm.policy, Clock())
-        with pytest.raises(RunFailed, match="(?s)this env was told to fail.*No sampler is left"):
+        with pytest.raises(RunFailed, match=r"(?s)this env was told to fail.*No sampler is left"):
             one_update(people)
         assert len(told) == 1 and "1 of 2 samplers go on" in told[0]
     finally:
