@@ -28,12 +28,12 @@ def replayed(one: Translation, length: int, batch: int, envs: int, lengths: tupl
     one.set(f"{at}.fragment_length", length, *lengths)
     one.set(f"{at}.num_envs", envs)
     one.set(f"{at}.batch_size", size, *batches, why=f"sequences of {sequence} rows" if sequence > 1 else "")
-    natural = batch / (length * envs)
+    natural, apex = batch / (length * envs), "apex" in one.algo
     ratio = one.get("training_intensity") or natural
-    if one.algo != "apex" or one.get("training_intensity"):
+    if not apex or one.get("training_intensity"):
         one.set(f"{at}.replay_ratio", rounded(float(ratio)), "training_intensity")
     every = float(one.get("target_network_update_freq"))
-    if one.algo == "apex":
+    if apex:
         updates, why = every / batch, f"{every:g} rows learnt"
     else:
         updates, why = every * float(ratio) / batch, f"{every:g} env steps"
@@ -45,9 +45,29 @@ def replayed(one: Translation, length: int, batch: int, envs: int, lengths: tupl
 def q_learning(one: Translation) -> None:
     if one.run not in ("DQN", "SimpleQ", "APEX", "R2D2"):
         return
+    at = one.inner
+    from_replay(one, always=one.algo == "apex")
+    _exploration(one)
+    one.set(f"{at}.head.gradient_scale", 1.0)  # RLlib does not scale what a dueling head sends back
+    if one.atari:
+        one.set(f"{at}.head.encoder_layer", True)  # its networks keep the encoder's last layer
+    one.set(f"{at}.head.hidden", [int(width) for width in one.get("hiddens")], "hiddens")
+    if one.algo in ("c51", "rainbow", "dqn", "apex"):
+        if one.algo in ("dqn", "apex"):
+            one.say("num_atoms", "mapped", f"algo={one.algo}")
+        else:
+            one.set("algo.num_atoms", int(one.get("num_atoms")), "num_atoms")
+    if one.algo == "rainbow":
+        one.say("double_q", "mapped", "algo=rainbow", "always double")
+    else:
+        one.set(f"{at}.double", bool(one.get("double_q", default=False)), "double_q")
+
+
+def from_replay(one: Translation, always: bool) -> None:
+    """Kind and size of the replay. always: it is prioritized whatever the file says."""
     at, buffer = one.inner, "replay_buffer_config"
     kind = str(one.get(f"{buffer}.type", default=""))
-    prioritized = bool(one.given["prioritized_replay"]) if "prioritized_replay" in one.given else "Prioritized" in kind or one.algo == "apex"
+    prioritized = bool(one.given["prioritized_replay"]) if "prioritized_replay" in one.given else "Prioritized" in kind or always
     one.made.values["replay._choice"] = "prioritized" if prioritized else "uniform"
     for key in ("prioritized_replay", f"{buffer}.type"):
         one.say(key, "mapped", f"replay={'prioritized' if prioritized else 'uniform'}")
@@ -65,20 +85,6 @@ def q_learning(one: Translation) -> None:
         for key in (*(f"prioritized_replay_{name}" for name in unused), *(f"{buffer}.prioritized_replay_{name}" for name in unused),
                     "beta_annealing_fraction", "final_prioritized_replay_beta"):  # fmt: skip
             one.say(key, "dropped", why="the replay is not prioritized")
-    _exploration(one)
-    one.set(f"{at}.head.gradient_scale", 1.0)  # RLlib does not scale what a dueling head sends back
-    if one.atari:
-        one.set(f"{at}.head.encoder_layer", True)  # its networks keep the encoder's last layer
-    one.set(f"{at}.head.hidden", [int(width) for width in one.get("hiddens")], "hiddens")
-    if one.algo in ("c51", "rainbow", "dqn", "apex"):
-        if one.algo in ("dqn", "apex"):
-            one.say("num_atoms", "mapped", f"algo={one.algo}")
-        else:
-            one.set("algo.num_atoms", int(one.get("num_atoms")), "num_atoms")
-    if one.algo == "rainbow":
-        one.say("double_q", "mapped", "algo=rainbow", "always double")
-    else:
-        one.set(f"{at}.double", bool(one.get("double_q", default=False)), "double_q")
 
 
 def _priorities(one: Translation) -> None:

@@ -9,20 +9,22 @@ from functools import cache
 from typing import Any
 
 from rlrun.core.errors import UserError, closest
-from rlrun.envs.names import resolve
+from rlrun.envs.names import family_of, resolve
+from rlrun.experiments.rllib_continuous import continuous
 from rlrun.experiments.rllib_q_learning import q_learning, replayed
 from rlrun.experiments.rllib_yaml import NESTED, How, Imported, Line, defaults, flattened, flow, machinery, numbers, options_of, rounded, slug
 from rlrun.rllib import option_map
 
 RUNS = {"PG": "pg", "A2C": "a2c", "A3C": "a3c", "PPO": "ppo", "DDPPO": "ddppo", "APPO": "appo", "IMPALA": "impala", "DQN": "dqn", "SimpleQ": "dqn",
-        "SIMPLEQ": "dqn", "APEX": "apex", "APEX_DQN": "apex", "R2D2": "r2d2", "RAINBOW": "rainbow"}  # fmt: skip
+        "SIMPLEQ": "dqn", "APEX": "apex", "APEX_DQN": "apex", "R2D2": "r2d2", "RAINBOW": "rainbow", "DDPG": "ddpg", "TD3": "td3", "SAC": "sac",
+        "APEX_DDPG": "apex_ddpg", "ES": "es", "ARS": "ars"}  # fmt: skip
 DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN"}
-LATER = ("SAC", "DDPG", "TD3", "APEX_DDPG", "ES", "ARS", "QMIX", "MADDPG", "BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO",
-         "SLATEQ")  # fmt: skip
+LATER = ("QMIX", "MADDPG", "BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
 NEWER = {"Pendulum-v0": "Pendulum-v1", **{f"{name}-v{old}": f"{name}-v5" for name in ("HalfCheetah", "Hopper", "Walker2d", "Humanoid", "Ant", "Swimmer",
          "InvertedPendulum", "InvertedDoublePendulum", "Reacher") for old in (1, 2, 3, 4)}}  # fmt: skip
 EXAMPLES = {"StatelessCartPole": "StatelessCartPole-v0", "RepeatAfterMeEnv": "rlrun/RepeatAfterMe-v0",
             "ParametricActionsCartPole": "ParametricActionsCartPole-v0"}  # fmt: skip
+OWN_NETS = ("DDPG", "TD3", "APEX_DDPG", "SAC", "ES", "ARS")  # whose hidden layers are not the model's
 FILES_END = 1.0e7  # env steps where a file names no end: what RLlib's Atari tables were run to
 
 
@@ -56,7 +58,7 @@ class Translation:
         self.defaults = flattened(defaults(self.run, "sample_batch_size" in config))
         self.algo = self._algorithm(RUNS[run])
         self.table = _table(self.algo)
-        self.inner = "algo.inner" if self.algo == "apex" else "algo"
+        self.inner = "algo.inner" if "apex" in self.algo else "algo"
         self.old = "sample_batch_size" in config  # 0.5 to 0.8.2
         self.made = Imported(name, self.algo, "", comment=source)
         self.taken: set[str] = set()
@@ -64,6 +66,7 @@ class Translation:
         self._machinery()
         self._batches()
         q_learning(self)
+        continuous(self)
         self._model()
         self._the_rest()
         self._end()
@@ -133,6 +136,11 @@ class Translation:
             raise UserError(f"{self.source}, {self.made.name}: {theirs}")
         else:
             self.made.env = NEWER.get(name, name)
+            try:
+                family_of(self.made.env)
+            except UserError:
+                theirs = f"Gymnasium has no {env} here (--env names another one, or my_package:{env})"
+                raise UserError(f"{self.source}, {self.made.name}: {theirs}") from None
         why = "its newer version: returns are not quite those of the old one" if self.made.env != name and short not in EXAMPLES else ""
         self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", why))
         inside = kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
@@ -183,10 +191,12 @@ class Translation:
             total = max(rows, round(float(batch) / rows) * rows)
             self.set("algo.fragment_length", rows, *lengths)
             self.set("algo.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows")
-        else:
+        elif self.algo not in ("es", "ars"):
             replayed(self, int(4 if length == "auto" else length), int(batch), envs, lengths, batches)
         mode = self.get("batch_mode")
-        if self.algo in ("pg", "a2c", "ppo", "ddppo"):
+        if self.algo in ("es", "ars"):
+            self.say("batch_mode", "dropped", why="whole episodes are played")
+        elif self.algo in ("pg", "a2c", "ppo", "ddppo"):
             self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
         elif mode == "complete_episodes" and self.algo in ("impala", "appo"):
             self.say("batch_mode", "not mapped", why="fragments that cut an episode bootstrap from the value; only on-policy runners play whole episodes")
@@ -230,6 +240,10 @@ class Translation:
             self.set("env.size", int(self.get("model.dim", "dim")), "model.dim", "dim")
             for key in ("model.fcnet_hiddens", "model.fcnet_activation"):
                 self.say(key, "dropped", why="screens go through the Nature CNN")
+        elif self.run in OWN_NETS:
+            self.say("model.dim", "dropped", why="there are no screens")
+            for key in ("model.fcnet_hiddens", "model.fcnet_activation"):
+                self.say(key, "dropped", why="actor and critics have nets of their own")
         else:
             self.say("model.dim", "dropped", why="there are no screens")
             hidden, activation = self.get("model.fcnet_hiddens"), str(self.get("model.fcnet_activation"))
@@ -267,6 +281,8 @@ class Translation:
         if self.run in ("PPO", "DDPPO", "A2C", "A3C", "PG"):
             self.set("algo.optimizer.kind", "adam")
             self.set("algo.optimizer.epsilon", 1.0e-8)
+        if self.run in OWN_NETS:
+            self.say("model.vf_share_layers", "dropped", why="actor and critics share nothing")
         if self.run == "PG":
             self.set("algo.normalize_advantage", False)
 

@@ -148,8 +148,8 @@ class EvolutionConfig:
             raise ValueError("noise_std must be positive and action_noise not negative")
         if min(self.noise_size, self.report_length) < 1:
             raise ValueError("noise_size and report_length must be at least 1")
-        if not 0 <= self.eval_share < 1:
-            raise ValueError("eval_share must lie in [0, 1)")
+        if not 0 <= self.eval_share <= 1:
+            raise ValueError("eval_share must lie in [0, 1]")
         if min(self.lr.values) < 0:
             raise ValueError("lr must not be negative")
 

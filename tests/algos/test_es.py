@@ -115,7 +115,7 @@ def test_linear_policies_begin_at_zero(typed):
         (["algo=es", "algo.noise_size=3"], "less than the policy's"),
         (["algo=es", "algo.noise_size=100000000000000"], "is a table of 400000.0 GB"),
         (["algo=es", "algo.noise_std=0"], "noise_std must be positive"),
-        (["algo=es", "algo.eval_share=1"], "eval_share must lie in"),
+        (["algo=es", "algo.eval_share=1.5"], "eval_share must lie in"),
         (["algo=es", "model=lstm"], "no policies with memory"),
         (["algo=es", "runner=on_policy"], "es runs with runner=evolution"),
         (["algo=ppo", "runner=evolution"], "ppo runs with another runner"),
