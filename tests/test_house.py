@@ -113,6 +113,13 @@ def test_algorithm_files_and_configs_are_one_to_one(algo):
     assert values["runner"]["name"] in options("runner")
 
 
+def test_every_package_is_installed():
+    import tomllib
+
+    listed = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert set(listed) == {"rlrun", *(f"rlrun.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py"))}
+
+
 def test_every_algorithm_file_has_a_config():
     assert {p.stem for p in (PACKAGE / "algos").glob("*.py")} - {"__init__"} == set(options("algo"))
 
