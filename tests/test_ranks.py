@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from conftest import SMALL, compose
-from families import fits
+from families import ACTORS, fits
 from test_actor_learner import run_wired
 from test_all import CASES, QUICK, batches, start
 from test_samplers import counting
@@ -41,9 +41,11 @@ WHOLE = {
 }
 WHOLE["pqn"] = ["algo.minibatch_size=20", "algo.num_epochs=2"]
 WHOLE["ddppo"] = [*WHOLE["ppo"], "algo.cut_share=1"]
+WHOLE |= {algo: ["algo.actor_lr=0.01", "algo.critic_lr=0.01", "algo.l2=0.01"] for algo in ACTORS}
+WHOLE["td3"] += ["algo.policy_delay=1"]
 WHOLE["icm"] = ["algo.minibatch_size=20", "algo.sequence_length=5", "+algo.max_grad_norm=1.0"]
-SPACES = {"discrete": CASES["discrete"], "lstm": CASES["lstm"], "every space": CASES["every space"]}
-TOGETHER = [(algo, case) for algo in options("algo") for case in SPACES if fits(algo, case)]
+SPACES = {"discrete": CASES["discrete"], "lstm": CASES["lstm"], "every space": CASES["every space"], "box": CASES["box"]}
+TOGETHER = [(algo, case) for algo in options("algo") for case in SPACES if fits(algo, case) and (case != "box" or algo in ACTORS)]
 
 
 def typed(*words):
@@ -52,7 +54,7 @@ def typed(*words):
 
 def updates(ranks: Ranks, algo: str, case: str):
     """(weights, last metrics) after two updates with this learner's columns of the same two batches."""
-    words = [*SPACES[case], *WHOLE.get(algo, []), "algo.lr=0.01"]
+    words = [*SPACES[case], *WHOLE.get(algo, []), *([] if algo in ACTORS else ["algo.lr=0.01"])]
     wiring, _, sampler = start(typed, algo, *words)
     data = batches(wiring, sampler, 2)
     wiring.ranks = ranks

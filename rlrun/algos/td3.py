@@ -72,7 +72,8 @@ class TD3(OffPolicyActorCritic):
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         with torch.no_grad():
             next_action = self.target_actor(*then, Batch())[0][0]
-            noise = torch.randn(next_action.shape, generator=self.ctx.rng, device=next_action.device) * cfg.target_noise
+            drawn = torch.randn(self.ctx.ranks.world, *next_action.shape, generator=self.ctx.rng, device=next_action.device)  # for all learners
+            noise = drawn[self.ctx.ranks.rank] * cfg.target_noise
             next_action = (next_action + noise.clamp(-cfg.target_noise_clip, cfg.target_noise_clip)).clamp(-1.0, 1.0)  # eq. 14
             target = reward + discount * self.target_critic(*then, next_action)[:, :, 0].min(0).values  # [B], eq. 10
 

@@ -74,13 +74,13 @@ class TQC(OffPolicyActorCritic):
         self.fraction = (torch.arange(cfg.num_quantiles, device=ctx.device) + 0.5) / cfg.num_quantiles  # tau of every quantile [K]
 
     def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg, ends = self.cfg, batch.ends()
+        cfg, ranks, ends = self.cfg, self.ctx.ranks, batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         alpha = self.log_alpha.detach().exp()
         with torch.no_grad():
-            next_action, next_log_prob = self.policy.output(*then)[0].rsample(self.ctx.rng)
+            next_action, next_log_prob = self.policy.output(*then)[0].rsample(self.ctx.rng, ranks.rank, ranks.world)
             pooled = self.target_critic(*then, next_action.flatten(1)).transpose(0, 1).flatten(1)  # [B, E K]
             smallest = pooled.sort(-1).values[:, : self.kept]
             target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])  # [B, kept], eq. 10
@@ -92,7 +92,7 @@ class TQC(OffPolicyActorCritic):
         critic_loss = self.mean(batch.weight * losses.sum(0))
         critic_steps = self.critic_optimizer.step(critic_loss + self.l2(self.critic), clock)
 
-        action, log_prob = self.policy.output(*now)[0].rsample(self.ctx.rng)
+        action, log_prob = self.policy.output(*now)[0].rsample(self.ctx.rng, ranks.rank, ranks.world)
         value = self.critic.of(self.fixed_features(*now), action.flatten(1)).mean((0, 2))  # [B], nothing cut off: eq. 13
         actor_loss = self.mean(alpha * log_prob - value)
         actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)

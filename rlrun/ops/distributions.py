@@ -227,9 +227,11 @@ class SquashedGaussian(Gaussian):
     def sample(self, rng: torch.Generator) -> Tensor:
         return self._shaped(torch.tanh(self._noisy(rng)))
 
-    def rsample(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """An action and its log density [...], both differentiable (Haarnoja et al. 2018, appendix C)."""
-        x = self._noisy(rng)
+    def rsample(self, rng: torch.Generator, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
+        """An action and its log density [...], both differentiable (Haarnoja et al. 2018, appendix C). With several learners each draws for all of them, and
+        keeps its part."""
+        noise = torch.randn(world, *self.mean.shape, generator=rng, device=self.mean.device, dtype=self.mean.dtype)[rank]
+        x = self.mean + self.log_std.exp() * noise
         return self._shaped(torch.tanh(x)), self._density(x) - squash_log_slope(x).sum(-1)
 
     def mode(self) -> Tensor:
@@ -276,8 +278,10 @@ class Beta(Whole):
     def sample(self, rng: torch.Generator) -> Tensor:
         return self._shaped(self._draw(rng).detach())
 
-    def rsample(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """An action and its log density [...], both differentiable: gamma variables have implicit gradients (Figurnov et al. 2018, arXiv:1805.08498)."""
+    def rsample(self, rng: torch.Generator, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
+        """An action and its log density [...], both differentiable, for one learner: gamma variables have implicit gradients (Figurnov et al. 2018,
+        arXiv:1805.08498)."""
+        assert world == 1, "each learner would take another number of random numbers"
         unit = self._draw(rng)
         return self._shaped(unit), self._log_density(unit)
 

@@ -182,6 +182,7 @@ class StochasticActor(Actor):
         if isinstance(spec.action, Box) and kind == "gaussian":
             raise UserError("model.action_distribution=gaussian has no bounds: this algorithm needs squashed_gaussian or beta")
         super().__init__(spec, model, cfg, random_steps, lambda inputs: action_head(spec.action, inputs, model.linear, kind, log_std))
+        self.kind = kind if isinstance(spec.action, Box) else "categorical"
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
@@ -225,6 +226,8 @@ class OffPolicyActorCritic(Algorithm):
 
     def __init__(self, policy: Actor, spec: EnvSpec, cfg, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
+        if ctx.ranks.world > 1 and isinstance(policy, StochasticActor) and policy.kind == "beta":
+            raise ValueError("model.action_distribution=beta is for one learner: resources.num_learners=1")
         self.critic = policy.critic or self.make_critic(spec, ctx.model, cfg).to(ctx.device)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
