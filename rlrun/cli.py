@@ -93,6 +93,8 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
 
     install()
     for word in words:
+        if word in ("-m", "--multirun"):
+            raise UserError(f"{word}: several runs are `rlrun sweep`, which packs them on this machine and goes on where it was")
         if word.startswith("--") and word.split("=")[0] not in FLAGS:
             raise UserError(f"{word} is no flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them")
     check_groups(words)

@@ -136,8 +136,19 @@ def describe(trained: Trained) -> dict[str, Any]:
     return {
         "run_dir": str(trained.run_dir), "algo": trained.config.algo.name, "env": trained.spec.name, "env_steps": trained.clock.env_steps,
         "obs": of(obs), "is_first": "bool [batch]: true where an episode begins, which forgets the state", "state": of(state), "action": of(action),
-        "action_space": str(trained.spec.action), "torch": torch.__version__,
+        "action_space": str(trained.spec.action), "torch": torch.__version__, "use": use(obs, state),
     }  # fmt: skip
+
+
+def use(obs: Tensors, state: Tensors) -> list[str]:
+    """Lines of Python that play with policy.pt2."""
+    rows = ", ".join(f'"{name}": {name.replace(".", "_")}' for name in obs)
+    first = ", ".join(f'"{name}": torch.zeros(1, {", ".join(map(str, value.shape[1:]))})' for name, value in state.items())
+    return [
+        "policy = torch.export.load('policy.pt2').module()", f"state = {{{first}}}  # what the last call gave, later on",
+        f"action, state = policy({{{rows}}}, torch.tensor([True]), state)  # tensors of [1, ...]; True where an episode begins",
+        "env.step(action['action'][0].numpy())  # greedy, as the environment takes it",
+    ]  # fmt: skip
 
 
 def observed(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:

@@ -322,8 +322,10 @@ def _inference(
         raise UserError(f"the environment fails when it is tried: {error}") from None
     cheap = seconds < CHEAP_STEP_SEC
     reason = "too little to pay for handing rows between processes" if cheap else "worth more than one process"
-    why.append(f"inference={'serial' if cheap else 'local'}: an env step takes {seconds * 1e6:.0f} us, {reason}")
-    return "serial" if cheap else "local"
+    chosen: Literal["serial", "local"] = "serial" if cheap else "local"
+    repeat = f"; measured, so a busier machine may decide otherwise: resources.inference={chosen} repeats this run's random streams"
+    why.append(f"inference={chosen}: an env step takes {seconds * 1e6:.0f} us, {reason}{repeat}")
+    return chosen
 
 
 def _device(wanted: str, why: list[str]) -> torch.device:

@@ -64,6 +64,14 @@ class RunDir:
             self.lock.close()
             self.lock = None
 
+    @property
+    def known(self) -> dict[str, Any]:
+        """summary.json as it stands; empty where there is none that can be read."""
+        try:
+            return json.loads((self.path / "summary.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
     def summary(self, **values: Any) -> dict[str, Any]:
         """Writes summary.json and returns it."""
         write_atomically(self.path / "summary.json", json.dumps(values, indent=1) + "\n")

@@ -48,6 +48,10 @@ def _run(wiring: Wiring, values: dict, directory: RunDir, restored: tuple[dict, 
         "seed": config.run.seed, "algo": config.algo.name, "env": wiring.spec.name, "versions": versions(), "git_commit": git_commit(),
         "hardware": hardware(), "command": command, "started": started_at(), "resources": list(wiring.resources.why),
     }  # fmt: skip
+    before = directory.known if restored else {}
+    if before.get("command"):  # a resumed run keeps what made it
+        facts["resumed_by"] = [*before.get("resumed_by", []), command]
+        facts |= {name: before[name] for name in ("command", "started", "git_commit") if name in before}
     resume_at = restored[1]["env_steps"] if restored else None
     directory.summary(status="RUNNING", **facts)
     logger = _loggers(config, values, directory.path, resume_at, facts)

@@ -11,6 +11,7 @@ import numpy as np
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 GREY = "#8a8f98"
+FEW = 3  # points, up to which a curve shows them
 
 
 class Curve(NamedTuple):
@@ -64,14 +65,16 @@ def draw(axis: Any, groups: Sequence[Group], label: str, scale: float = 1.0) -> 
         curves = [curve for curve in group.curves if len(curve.x)]
         if not curves:
             continue
-        if len(curves) == 1:
-            point = "o" if len(curves[0].x) == 1 else None
-            axis.plot(np.asarray(curves[0].x) / scale, curves[0].y, color=colour, linewidth=1.8, marker=point, label=group.label)
+        apart = max(curve.x[0] for curve in curves) >= min(curve.x[-1] for curve in curves)  # there is nothing to take a mean over
+        if len(curves) == 1 or apart:
+            for number, curve in enumerate(curves):
+                point = "o" if len(curve.x) <= FEW else None
+                axis.plot(np.asarray(curve.x) / scale, curve.y, color=colour, linewidth=1.8, marker=point, markersize=4, label=None if number else group.label)
             continue
         for curve in curves:
             axis.plot(np.asarray(curve.x) / scale, curve.y, color=colour, linewidth=0.7, alpha=0.35)
         x, mean, low, high = band(curves)
-        axis.plot(x / scale, mean, color=colour, linewidth=2.0, label=f"{group.label} ({len(curves)} seeds)")
+        axis.plot(x / scale, mean, color=colour, linewidth=2.0, label=group.label)
         axis.fill_between(x / scale, low, high, color=colour, alpha=0.15, linewidth=0)
     axis.set_xlabel(label)
 

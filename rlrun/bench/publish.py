@@ -147,7 +147,8 @@ def curves(cells: Sequence[Measured], column: int) -> list[charts.Group]:
         drawn = [result["curve"] for result in one.results if result["curve"]]
         runs = [charts.Curve([point[column] for point in curve], [point[2] for point in curve]) for curve in drawn]
         if runs:
-            groups.append(charts.Group(f"{one.cell.label}, {one.cell.game}", runs))
+            several = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
+            groups.append(charts.Group(f"{one.cell.label}, {one.cell.game}{several}", runs))
     return groups
 
 

@@ -54,8 +54,23 @@ def facts(one, other) -> list[list[str]]:
         both = [run.summary.get(group) or {} for run in (one, other)]
         rows += [[key, *(short(values.get(key)) for values in both)] for key in dict.fromkeys([*both[0], *both[1]]) if both[0].get(key) != both[1].get(key)]
     if one.summary.get("git_commit") != other.summary.get("git_commit"):
-        rows.append(["git commit", *(short(str(run.summary.get("git_commit"))[:10]) for run in (one, other))])
+        rows.append(["git commit", *(commit(run.summary.get("git_commit")) for run in (one, other))])
     return rows
+
+
+def commit(name: str | None) -> str:
+    """Its first letters, and whether files were changed since."""
+    return "-" if not name else name[:10] + (" + local changes" if name.endswith("+") else "")
+
+
+def return_at(run, steps: int) -> float | None:
+    """On the line between the rows before and after it; None before the first and behind the last."""
+    import numpy as np
+
+    from rlrun.experiments.runs import RETURN
+
+    x, y = run.series(RETURN)
+    return float(np.interp(steps, x, y)) if x and x[0] <= steps <= x[-1] else None
 
 
 def outcomes(one, other) -> list[list[str]]:
@@ -72,7 +87,7 @@ def outcomes(one, other) -> list[list[str]]:
     best = [max(run.series(RETURN)[1], default=None) for run in both]
     rows.append(["best return, last 100", *(short(value) for value in best)])
     shared = min(row.get("env_steps", 0) for row in last)
-    at = [next((y for x, y in reversed(list(zip(*run.series(RETURN)))) if x <= shared), None) for run in both]
+    at = [return_at(run, shared) for run in both]
     rows.append([f"return at {shared:,} env steps", *(short(value) for value in at)])
     for name in metrics(both):
         values = [next((row[name] for row in reversed(run.rows) if row.get(name) is not None), None) for run in both]

@@ -42,4 +42,5 @@ def main(words: list[str]) -> int:
     torch.set_num_threads(1)
     for file, checked in write(load(path, str(options.checkpoint)), Path(flags["--dir"]) if flags["--dir"] else path / "export", formats):
         print(f"{file}{'  ' if checked else ''}{checked}")
+    print("policy.json says under `use` how a program plays with it")
     return 0

@@ -1,8 +1,8 @@
-"""rlrun import-rllib FILE.yaml [...] [--dir rllib_imported] [--env my_package:MyEnv-v0] [--quiet]
+"""rlrun import-rllib FILE.yaml [...] [--dir rllib_imported] [--env my_package:MyEnv-v0] [--quiet] [--force]
 
 Reads RLlib's tuned YAML files (0.5 to 2.x) and writes rlrun's into DIR/tuned/<algo>/, one for every environment of a file's grid. What RLlib takes where a
 file says nothing is written out, so that the runs mean the same. Every option is listed: mapped, dropped (with the reason) or not mapped. --env: the
-environment instead of the file's, which rlrun cannot import."""
+environment instead of the file's, which rlrun cannot import. --force: writes over files that are there and differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main(words: list[str]) -> int:
     if not words or any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0 if words else 2
-    flags, files = take_flags(words, {"--dir": str, "--env": str, "--quiet": bool})
+    flags, files = take_flags(words, {"--dir": str, "--env": str, "--quiet": bool, "--force": bool})
     if not files:
         raise UserError("import-rllib needs a file of RLlib's, such as atari-ppo.yaml")
     folder = Path(flags["--dir"] or "rllib_imported")
@@ -44,6 +44,8 @@ def main(words: list[str]) -> int:
         raise UserError("; ".join(skipped))
     for one, source in made:
         place = folder / "tuned" / one.algo / f"{one.name}.yaml"
+        if place.exists() and place.read_text() != one.text(source) and not flags["--force"]:
+            raise UserError(f"{place} is there, and is not what would be written: it may have been changed by hand (--force writes over it, --dir elsewhere)")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(one.text(source))
         starts(folder, one)

@@ -50,13 +50,19 @@ def main(words: list[str]) -> int:
     return 0
 
 
+def seeds(members: list[SavedRun]) -> str:
+    """How many runs one curve is the mean of."""
+    count, different = len(members), len({run.seed for run in members})
+    return "" if count == 1 else f" ({count} seeds)" if count == different else f" ({count} runs of {different} seeds)"
+
+
 def curves(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]:
     """The groups of these runs against env steps and against wall time. UserError where no run has logged a number for the metric."""
     from rlrun.bench.charts import Curve, Group
     from rlrun.experiments.runs import groups
 
     def against(x: str) -> list[Group]:
-        every = [Group(label, [Curve(*run.series(metric, x)) for run in members]) for label, members in groups(runs)]
+        every = [Group(label + seeds(members), [Curve(*run.series(metric, x)) for run in members]) for label, members in groups(runs)]
         return [group for group in every if any(len(curve.x) for curve in group.curves)]
 
     steps, times = against("env_steps"), against("time_sec")

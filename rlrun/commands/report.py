@@ -26,10 +26,11 @@ def main(words: list[str]) -> int:
     from rlrun.experiments.runs import find
 
     runs = find(places)
-    out = Path(flags["--out"]) if flags["--out"] else Path(places[0]) / "report.html"
+    out = Path(flags["--out"]) if flags["--out"] else (Path(places[0]) if len(places) == 1 else Path()) / "report.html"
     if out.suffix != ".html":
         raise UserError(f"--out {out}: a name that ends with .html")
-    text = of_run(runs[0]) if len(runs) == 1 else of_many(runs, [Path(place) for place in places])
+    sweep = any((Path(place) / "sweep.json").is_file() for place in places)
+    text = of_run(runs[0]) if len(runs) == 1 and not sweep else of_many(runs, [Path(place) for place in places])
     try:
         out.write_text(text)
     except OSError as error:
@@ -92,8 +93,13 @@ def of_many(runs, places: list[Path]) -> str:
     together = groups(runs)
     best = max(together, key=standing)
     ends = [run.summary.get("status", "unknown") for run in runs]
-    body = [page.cards([("runs", len(runs)), ("settings", len(together)), ("best setting", best[0]),
-                        ("its mean return", shown(_mean([returns(run)[0] for run in best[1]]))), ("failed", ends.count("FAILED"))])]  # fmt: skip
+    never = without_run(places, {run.path.name for run in runs})
+    cards: list[tuple[str, object]] = [("runs", len(runs)), ("settings", len(together)), ("failed", ends.count("FAILED") + len(never))]
+    if len({run.options["env.name"] for run in runs}) == 1:  # returns of two environments cannot be compared
+        cards[2:2] = [("best setting", best[0]), ("its mean return", shown(_mean([returns(run)[0] for run in best[1]])))]
+    body = [page.cards(cards)]
+    if never:
+        body += ["<h2>Jobs that never became a run</h2>", page.table(("job", "status", "why"), never, left=(0, 1, 2))]
     if any(run.series(RETURN)[0] for run in runs):
         body += ["<h2>Return</h2>", page.picture(charts.svg(charts.learning_curves(*curves(runs, RETURN), "mean of last 100 games", "")))]
     rows = []
@@ -101,7 +107,7 @@ def of_many(runs, places: list[Path]) -> str:
         scores = [float(score) for score in (returns(run)[0] for run in members) if score is not None]
         steps = [run.rows[-1]["env_steps"] for run in members if run.rows]
         seconds = [run.rows[-1]["time_sec"] for run in members if run.rows]
-        rows.append([label, len(members), number(_mean(scores)), number(iqm(np.array(scores))) if scores else "", number(min(scores, default=None)),
+        rows.append([label, counted(members), number(_mean(scores)), number(iqm(np.array(scores))) if scores else "", number(min(scores, default=None)),
                      number(max(scores, default=None)), number(_mean(steps)), duration(_mean(seconds) or 0)])  # fmt: skip
     body += ["<h2>Settings</h2>", page.table(("setting", "seeds", "mean return", "IQM", "lowest", "highest", "env steps", "wall time"), rows, left=(0,))]
     keys = telling(runs)[:6]
@@ -116,6 +122,23 @@ def of_many(runs, places: list[Path]) -> str:
     sweeps = [json.loads((place / "sweep.json").read_text())["command"] for place in places if (place / "sweep.json").is_file()]
     lead = sweeps[0] if sweeps else f"{len(runs)} runs below {', '.join(map(str, places))}"
     return page.page("A sweep" if sweeps else "Several runs", lead, body, "Made by rlrun report.")
+
+
+def without_run(places: list[Path], seen: set[str]) -> list[list[str]]:
+    """Jobs of sweeps that failed before they had a run directory: name, status, and the last line of the reason."""
+    found = []
+    for place in places:
+        if (place / "outcomes.json").is_file():
+            for one in json.loads((place / "outcomes.json").read_text()):
+                if one.get("status") == "FAILED" and one["name"] not in seen:
+                    found.append([one["name"], "failed", (str(one.get("reason", "")).strip().splitlines() or [""])[-1][:160]])
+    return found
+
+
+def counted(members) -> str:
+    """3, or "4 runs of 3 seeds"."""
+    seeds = len({run.seed for run in members})
+    return str(seeds) if seeds == len(members) else f"{len(members)} runs of {seeds}"
 
 
 def standing(group) -> float:

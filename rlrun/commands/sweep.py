@@ -4,8 +4,8 @@ rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search pb
 rlrun sweep ... --cluster slurm --queue partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600
 rlrun sweep --resume DIR [--jobs N]
 
-One run for every combination, each in a process of its own. Values: a=1,2,3, a=range(1,5), tuned='glob(impala/*)'. --jobs: how many at a time, each with its
-share of the cores and one GPU (without it one for each GPU, or for every two cores). --dry-run prints the runs. A run that fails does not stop the others;
+One run for every combination, each in a process of its own. Values: a=1,2,3, a=range(1,4) for the same, tuned='glob(impala/*)'. --jobs: how many at a time,
+each with its share of the cores and one GPU (without it one for each GPU, or for every two cores). --dry-run prints the runs. A run that fails does not stop the others;
 --resume goes on with those that failed or were interrupted, from their last checkpoint. Ctrl-C lets the running ones save.
 
 --search draws values instead, from lists and from intervals (int(interval(1,8)) for whole numbers): random, tpe (Optuna), or pbt, a population of --trials runs
@@ -36,6 +36,8 @@ def main(words: list[str]) -> int:
     flags, words = take_flags(words, FLAGS)
     if flags["--timeout"] is not None and flags["--timeout"] <= 0:
         raise UserError("--timeout must be positive")
+    if flags["--jobs"] is not None and flags["--jobs"] < 1:
+        raise UserError("--jobs must be at least 1")
     if flags["--queue"] and not flags["--cluster"]:
         raise UserError("--queue is for --cluster slurm")
     if flags["--resume"] is not None:

@@ -32,7 +32,9 @@ def names() -> list[str]:
     import rlrun.envs.debug  # noqa: F401
 
     registered = [
-        name for name, spec in gymnasium.registry.items() if "ale_py" not in str(spec.entry_point) and not name.startswith(("GymV", "phys2d/", "tabular/"))
+        name
+        for name, spec in gymnasium.registry.items()
+        if not any(part in str(spec.entry_point) for part in ("ale_py", "_raise_")) and not name.startswith(("GymV", "phys2d/", "tabular/"))
     ]
     return [*sorted(games()), *sorted(registered)]
 

@@ -83,7 +83,7 @@ def from_replay(one: Translation, always: bool) -> None:
     else:
         unused = ("alpha", "beta", "eps")
         for key in (*(f"prioritized_replay_{name}" for name in unused), *(f"{buffer}.prioritized_replay_{name}" for name in unused),
-                    "beta_annealing_fraction", "final_prioritized_replay_beta"):  # fmt: skip
+                    "beta_annealing_fraction", "final_prioritized_replay_beta", "prioritized_replay_beta_annealing_timesteps"):  # fmt: skip
             one.say(key, "dropped", why="the replay is not prioritized")
 
 
@@ -96,8 +96,10 @@ def _priorities(one: Translation) -> None:
     beta = float(one.get("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", default=0.4))
     final = float(one.get("final_prioritized_replay_beta", default=beta))
     steps = float(one.get("beta_annealing_fraction", default=0.2)) * float(one.get("schedule_max_timesteps", default=100000))
+    steps = float(one.get("prioritized_replay_beta_annealing_timesteps", default=steps))
     value = beta if final == beta else {"start": beta, "end": final, "steps": steps}
-    keys = ("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", "final_prioritized_replay_beta", "beta_annealing_fraction")
+    keys = ("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", "final_prioritized_replay_beta", "beta_annealing_fraction",
+            "prioritized_replay_beta_annealing_timesteps")  # fmt: skip
     one.set("replay.beta", value, *keys)
 
 

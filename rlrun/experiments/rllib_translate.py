@@ -97,6 +97,8 @@ class Translation:
     def set(self, target: str, value: Any, *keys: str, why: str = "") -> None:
         """The option here, made from these there."""
         self.made.values[target] = value
+        if any(key in self.given for key in keys):  # other names of it, which the file does not use, say nothing
+            self.taken |= {key for key in keys if key not in self.given}
         for key in keys:
             self.say(key, "mapped", f"{target}={flow(value)}", why)
 
@@ -165,6 +167,8 @@ class Translation:
         lengths = ("rollout_fragment_length", "sample_batch_size")
         length, batch = self.get(*lengths), self.get("train_batch_size", "train_batch_size_per_learner")
         batches = ("train_batch_size", "train_batch_size_per_learner")
+        if self.run == "PPO" and not any(key in self.given for key in lengths) and {"num_env_runners", "train_batch_size_per_learner"} & self.given.keys():
+            length = "auto"  # since 2.0
         if self.algo in ("pg", "a2c", "ppo"):
             rows, columns = self._whole(length, float(batch), envs)
             total = rows * columns
@@ -295,7 +299,8 @@ class Translation:
         }
         if self.algo in ("ppo", "ddppo"):
             special["vf_loss_coeff"] = lambda value: 2.0 * float(value)
-        pending = {**{key: value for key, value in self.defaults.items() if key not in self.given}, **self.given}
+        pending = {**self.given, **{key: value for key, value in self.defaults.items() if key not in self.given}}
+        set_by_file: set[str] = set()
         if not self.get("use_kl_loss", default=True):
             self.set("algo.kl_coef", 0.0, "use_kl_loss", "kl_coeff")
         if self.get("use_gae") is False:
@@ -330,6 +335,8 @@ class Translation:
             row = self.table.get(plain)
             if plain in ("evaluation_interval", "checkpoint_freq"):
                 self.say(key, "dropped", why="counted in iterations of RLlib's loop; eval.every= and checkpoint.every= count env steps")
+            elif row is not None and row["rlrun"] in set_by_file and key not in self.given:
+                self.taken.add(key)  # RLlib's default of what the file says under another name
             elif row is None:
                 self.say(key, "not mapped", why=f"rlrun knows no such option of {self.run}")
             elif row["rlrun"] is None:
@@ -341,6 +348,7 @@ class Translation:
             else:
                 try:
                     self.set(row["rlrun"], special.get(plain, _plain)(value), key)
+                    set_by_file |= {row["rlrun"]} if key in self.given else set()
                 except (KeyError, ValueError, TypeError):
                     self.say(key, "not mapped", why=f"{row['rlrun']} cannot be {value!r}")
 
