@@ -62,7 +62,8 @@ def main(words: list[str]) -> int:
     error = t95(len(returns)) * deviation / math.sqrt(len(returns)) if len(returns) > 1 else None
     result = {
         "run_dir": str(path), "env": trained.spec.name, "checkpoint_env_steps": trained.clock.env_steps, "episodes": len(returns), "return_mean": mean,
-        "return_std": deviation, "return_mean_95": None if error is None else [mean - error, mean + error], "return_min": min(returns), "return_max": max(returns),
+        "return_std": deviation, "return_mean_95": None if error is None else [mean - error, mean + error],
+        "return_min": min(returns), "return_max": max(returns),
         "episode_length_mean": sum(length for _, length in games) / len(games), "greedy": options.greedy, "seed": options.seed, "returns": returns,
     }  # fmt: skip
     if as_json:

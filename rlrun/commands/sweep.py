@@ -4,9 +4,9 @@ rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search pb
 rlrun sweep ... --cluster slurm --queue partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600
 rlrun sweep --resume DIR [--jobs N]
 
-One run for every combination, each in a process of its own. Values: a=1,2,3, a=range(1,4) for the same, tuned='glob(impala/*)'. --jobs: how many at a time,
-each with its share of the cores and one GPU (without it one for each GPU, or for every two cores). --dry-run prints the runs. A run that fails does not stop the others;
---resume goes on with those that failed or were interrupted, from their last checkpoint. Ctrl-C lets the running ones save.
+One run for every combination, each in a process of its own. Values: a=1,2,3, a=range(1,4) for the same, tuned='glob(impala/*)'. --jobs: how many at a
+time, each with its share of the cores and one GPU (without it one for each GPU, or for every two cores). --dry-run prints the runs. A run that fails does not
+stop the others; --resume goes on with those that failed or were interrupted, from their last checkpoint. Ctrl-C lets the running ones save.
 
 --search draws values instead, from lists and from intervals (int(interval(1,8)) for whole numbers): random, tpe (Optuna), or pbt, a population of --trials runs
 of which, every so many env steps, the worst take over the weights of the best and go on with disturbed values. --prune ends runs that do worse than half of the

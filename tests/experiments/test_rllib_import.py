@@ -197,6 +197,29 @@ def test_continuous_control_and_evolution():
     assert made["algo.episodes_per_batch"] == 1000 and made["algo.env_steps_per_batch"] == 10000 and made["model.observation_filter"] == "mean_std"
 
 
+def test_defaults_are_not_said_beside_what_the_file_says_under_another_name():
+    config = {"num_epochs": 20, "lambda_": 0.95, "num_env_runners": 2, "num_envs_per_env_runner": 4, "train_batch_size_per_learner": 2000}
+    (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": config}, "a")
+    assert one.values["algo.num_epochs"] == 20 and one.values["algo.batch_size"] == 2000 and one.values["algo.fragment_length"] == 250
+    assert not [line for line in one.lines if line.key in ("num_sgd_iter", "train_batch_size")]
+    (old,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": {"num_workers": 2}}, "a")
+    assert old.values["algo.fragment_length"] == 200, "before 2.0"
+    (dqn,) = translate("a", {"run": "DQN", "env": "CartPole-v1", "config": {"prioritized_replay": False, "buffer_size": 7000}}, "a")
+    assert [line.value for line in dqn.lines if line.became.startswith("replay.capacity")] == [7000]
+
+
+def test_files_changed_by_hand_are_not_written_over(tmp_path):
+    file, out = tmp_path / "a.yaml", tmp_path / "out"
+    file.write_text("x: {run: PG, env: CartPole-v1}")
+    assert _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet"]) == 0
+    assert _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet"]) == 0, "the same again"
+    made = out / "tuned" / "pg" / "x.yaml"
+    made.write_text(made.read_text() + "\n# by hand\n")
+    with pytest.raises(UserError, match="may have been changed by hand"):
+        _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet"])
+    assert _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet", "--force"]) == 0 and "by hand" not in made.read_text()
+
+
 def test_numbers_that_yaml_reads_as_text():
     assert numbers(yaml.safe_load("{a: 5e-4, b: 1e6, c: [[0, 1e-3]], d: MeanStdFilter, e: 3, f: '-1e2', g: '.', h: ''}")) == {
         "a": 5e-4, "b": 1e6, "c": [[0, 1e-3]], "d": "MeanStdFilter", "e": 3, "f": -100.0, "g": ".", "h": "",

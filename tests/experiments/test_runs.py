@@ -107,6 +107,56 @@ def test_compare_says_options_machine_and_outcome(runs, tmp_path, capsys):
     assert "the same options" in capsys.readouterr().out
 
 
+def test_returns_at_the_same_steps_are_between_rows(tmp_path, capsys):
+    from rlrun.commands.compare import commit, return_at
+
+    one = saved(tmp_path / "one", *BASE, returns=(0.0, 10.0, 20.0))
+    other = saved(tmp_path / "other", *BASE, returns=(0.0, 10.0, 20.0))
+    rows = (other / "progress.jsonl").read_text().splitlines()
+    (other / "progress.jsonl").write_text("\n".join([rows[0], rows[2].replace("3000", "2500")]) + "\n")
+    assert return_at(find([str(one)])[0], 2500) == 15.0 and return_at(find([str(one)])[0], 3500) is None
+    assert _dispatch(["compare", str(one), str(other)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"return at 2,500 env steps\s+15\s+20", said), said
+    assert commit("a" * 40 + "+") == "aaaaaaaaaa + local changes" and commit("a" * 40) == "aaaaaaaaaa" and commit(None) == "-"
+
+
+def test_a_seed_that_was_run_twice_is_no_second_seed(tmp_path):
+    from rlrun.commands.plot import curves
+
+    for name, seed in (("a", 1), ("b", 2), ("c", 2)):
+        saved(tmp_path / "all" / name, *BASE, f"seed={seed}")
+    ((label, _),) = [(group.label, group.curves) for group in curves(find([str(tmp_path)]), "sample/return_mean")[0]]
+    assert label == "pg on CartPole-v1 (3 runs of 2 seeds)"
+    assert _dispatch(["report", str(tmp_path / "all")]) == 0
+    assert "<td>3 runs of 2</td>" in (tmp_path / "all" / "report.html").read_text()
+
+
+def test_a_job_that_never_became_a_run_is_in_the_report(tmp_path):
+    saved(tmp_path / "good", *BASE)
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": "rlrun sweep ...", "jobs": [{"name": "good"}, {"name": "bad"}]}))
+    outcomes = [{"name": "good", "status": "COMPLETED", "reason": ""}, {"name": "bad", "status": "FAILED", "reason": "rlrun: dqn needs <discrete> actions"}]
+    (tmp_path / "outcomes.json").write_text(json.dumps(outcomes))
+    assert _dispatch(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "rlrun sweep ..." in text and "dqn needs &lt;discrete&gt; actions" in text and "<span>failed</span><b>1</b>" in text
+
+
+def test_settings_of_two_environments_have_no_best(tmp_path):
+    saved(tmp_path / "all" / "a", *BASE)
+    saved(tmp_path / "all" / "b", "algo=pg", "env=Acrobot-v1", "logger=[]")
+    assert _dispatch(["report", str(tmp_path / "all")]) == 0
+    assert "best setting" not in (tmp_path / "all" / "report.html").read_text()
+
+
+def test_curves_without_a_common_stretch_are_drawn_all_the_same():
+    from rlrun.bench.charts import Curve, Group, draw, figure
+
+    _, axis = figure(3, 2)
+    draw(axis, [Group("short", [Curve([100], [1.0]), Curve([200], [2.0])])], "env steps")
+    assert [list(line.get_xdata()) for line in axis.lines] == [[100], [200]] and axis.lines[0].get_marker() == "o"
+
+
 def test_reports_say_it_all_and_need_nothing_else(runs, tmp_path):
     assert _dispatch(["report", str(runs / "pg-1")]) == 0
     text = (runs / "pg-1" / "report.html").read_text()
