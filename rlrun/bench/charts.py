@@ -153,7 +153,9 @@ def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
         axis.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--")
     axis.set_ylabel("share of the published figure" if shares else "return")
     axis.grid(axis="x", visible=False)
-    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, -0.12), ncols=3)
+    axis.set_xlim(-0.6, len(bars) - 0.4)
+    below = -0.22 if any("\n" in bar.label for bar in bars) else -0.12  # under labels of two lines
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, below), ncols=3)
     made.suptitle(title, fontsize=10, x=0.01, ha="left")
     made.tight_layout()
     return made

@@ -19,7 +19,7 @@ from rlrun.loggers.console import duration
 CLASSES = {"beaten": "beaten", "within spread": "within", "short": "short", "measured": "partial", "partial": "partial", "not run": "notrun"}
 MARKS = {"beaten": "beaten", "within spread": "within", "short": "short", "measured": "measured", "partial": "partial", "not run": "not run"}
 PROTOCOL_SHOWN = {"frame_skip": "frame skip", "sticky_actions": "sticky actions", "full_action_space": "all 18 actions", "noop_max": "no-ops up to",
-                  "life_loss_terminal": "a lost life ends the return", "reward_clip": "reward in learning", "size": "pixels"}  # fmt: skip
+                  "life_loss_terminal": "a lost life is terminal in learning", "reward_clip": "reward in learning", "size": "pixels"}  # fmt: skip
 
 
 INTRODUCTION = (
@@ -99,7 +99,7 @@ def commands(cells: Sequence[Measured]) -> list[str]:
 
 
 def markdown(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
-    lines = ["# The seeds' tables", "", *INTRODUCTION, ""]
+    lines = ["# RLlib's published tables", "", *INTRODUCTION, ""]
     for table, cells in tables:
         names = headings(table)
         lines += [f"## {table.title}", "", f"| {' | '.join(names)} |", f"|{'|'.join(' --- ' for _ in names)}|"]
@@ -172,9 +172,9 @@ def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
                 drawn = charts.learning_curves(steps, curves(cells, 1), "return, mean of last 100 games", "Learning curves")
                 body.append(page.details("Learning curves", page.picture(charts.svg(drawn))))
             body.append(page.details("Commands that made these results", page.code("\n".join(commands(cells)))))
-    lead = "RLlib's published results beside what rlrun measured with a tuned file for each cell. Scores are of full games, unclipped."
+    lead = "RLlib's results beside what rlrun measured with a tuned file for each cell. Scores are of full games, unclipped."
     foot = "Made by rlrun benchmark reproduce-tables from JSON files that hold curve, seed, steps, wall time, hardware, versions and command of every run."
-    return page.page("The seeds' tables", lead, body, foot)
+    return page.page("RLlib's published tables", lead, body, foot)
 
 
 def publish(tables: Sequence[Table], folder: Path, runs: Path | None) -> list[Path]:

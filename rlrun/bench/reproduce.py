@@ -1,9 +1,9 @@
 """rlrun benchmark reproduce-tables [table=impala_10m,...] [game=Breakout,...] [algo=impala,...] [seeds=1,2,3] [budget=1.0]
                                  [--only-render] [--dry-run] [--jobs N] [--timeout SEC] [--results DIR] [--runs DIR]
 
-Runs the cells of the seeds' tables that have no result yet, each with its tuned file in a process of its own, writes a small JSON file for every cell and
-seed into tuned/results/, and draws the tables: Markdown, HTML and PNG. budget: the share of a table's env steps or seconds; whatever it touched is marked as
-partial. --only-render draws what is there. Interrupted runs go on where they were."""
+Runs the cells of RLlib's published tables that have no result yet, each with its tuned file in a process of its own, writes a small JSON file for every cell
+and seed into tuned/results/, and draws the tables: Markdown, HTML and PNG. budget: the share of a table's env steps or seconds; whatever it touched is marked
+as partial. --only-render draws what is there. Interrupted runs go on where they were."""
 
 from __future__ import annotations
 

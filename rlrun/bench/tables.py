@@ -1,4 +1,4 @@
-"""The seeds' tables as data (conf/benchmark/): what was published, and which tuned file is to be compared with it."""
+"""RLlib's published tables as data (conf/benchmark/): what was published, and which tuned file is to be compared with it."""
 
 from __future__ import annotations
 
