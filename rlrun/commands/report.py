@@ -5,6 +5,7 @@ One HTML file about a run or about many: what was run, how it went, curves, opti
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def of_run(run) -> str:
     body += facts([run])
     body += ["<h2>Options</h2>", page.details("All options of this run", page.table(("option", "value"), [(key, shown(value) if value is not None else "null")
              for key, value in run.options.items()], left=(0, 1)))]  # fmt: skip
-    return page.page(f"{run.title}, seed {run.seed}", run.summary.get("command", str(run.path)), body, f"Made by rlrun report from {run.path}.")
+    return page.page(f"{run.title}, seed {run.seed}", typed(run.summary["command"]) if run.summary.get("command") else str(run.path), body, f"Made by rlrun report from {run.path}.")
 
 
 def of_many(runs, places: list[Path]) -> str:
@@ -152,6 +153,15 @@ def _mean(values) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def typed(command: str) -> str:
+    """A command without the words that say where a sweep or a table wanted its run."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not ours
+        return command
+    return shlex.join(word for word in words if not word.startswith(("run_dir=", "logger.mlflow.parent=")))
+
+
 def facts(runs) -> list[str]:
     """Machines, versions and commands, each said once."""
     from rlrun.bench import page
@@ -167,6 +177,6 @@ def facts(runs) -> list[str]:
             rows["git commit", run.summary["git_commit"]] = None
         for line in run.summary.get("resources", []) if len(runs) == 1 else []:
             rows["resources", line] = None
-    commands = list(dict.fromkeys(run.summary["command"] for run in runs if run.summary.get("command")))
+    commands = list(dict.fromkeys(typed(run.summary["command"]) for run in runs if run.summary.get("command")))
     made = ["<h2>Made with</h2>", page.table(("", ""), list(rows), left=(0, 1))] if rows else []
     return [*made, page.code("\n".join(commands))] if commands else made

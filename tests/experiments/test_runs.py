@@ -142,6 +142,13 @@ def test_a_job_that_never_became_a_run_is_in_the_report(tmp_path):
     assert "rlrun sweep ..." in text and "dqn needs &lt;discrete&gt; actions" in text and "<span>failed</span><b>1</b>" in text
 
 
+def test_commands_are_shown_as_one_would_type_them():
+    from rlrun.commands.report import typed
+
+    assert typed("rlrun train algo=ppo 'logger=[]' 'run_dir='\"'\"'/tmp/a b'\"'\"'' logger.mlflow.parent=732c") == "rlrun train algo=ppo 'logger=[]'"
+    assert typed("rlrun 'open") == "rlrun 'open"
+
+
 def test_settings_of_two_environments_have_no_best(tmp_path):
     saved(tmp_path / "all" / "a", *BASE)
     saved(tmp_path / "all" / "b", "algo=pg", "env=Acrobot-v1", "logger=[]")
