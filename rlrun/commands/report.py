@@ -78,7 +78,8 @@ def of_run(run) -> str:
     body += facts([run])
     body += ["<h2>Options</h2>", page.details("All options of this run", page.table(("option", "value"), [(key, shown(value) if value is not None else "null")
              for key, value in run.options.items()], left=(0, 1)))]  # fmt: skip
-    return page.page(f"{run.title}, seed {run.seed}", typed(run.summary["command"]) if run.summary.get("command") else str(run.path), body, f"Made by rlrun report from {run.path}.")
+    lead = typed(run.summary["command"]) if run.summary.get("command") else str(run.path)
+    return page.page(f"{run.title}, seed {run.seed}", lead, body, f"Made by rlrun report from {run.path}.")
 
 
 def of_many(runs, places: list[Path]) -> str:
