@@ -12,13 +12,11 @@ Checked: tests/algos/test_ddpg.py (losses by hand, which gradient reaches what, 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from rlrun.core.algorithm import LearnerContext, Update, polyak_
+from rlrun.core.algorithm import Update, polyak_
 from rlrun.core.batch import Batch
 from rlrun.core.off_policy import ActionNoiseConfig, OffPolicyActorCriticConfig
 from rlrun.core.schedule import Clock
@@ -28,7 +26,7 @@ from rlrun.models.model import Model
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import huber
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import DeterministicPolicy, OffPolicyActorCritic
+from rlrun.policies import DeterministicActorCritic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +34,12 @@ class Config(OffPolicyActorCriticConfig):
     exploration: ActionNoiseConfig
 
 
-class DDPG(OffPolicyActorCritic):
-    knows_first_priority: ClassVar[bool] = True
+class DDPG(DeterministicActorCritic):
     cfg: Config
-    policy: DeterministicPolicy
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DeterministicPolicy:
-        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None
-        return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
 
     @classmethod
     def make_critic(cls, spec: EnvSpec, model: Model, cfg: Config) -> Critics:
         return Critics(spec, model, cfg.critic, 1)
-
-    def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
-        super().__init__(policy, spec, cfg, ctx)
-        self.target_actor = copy.deepcopy(policy.net).requires_grad_(False)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, ends = self.cfg, batch.ends()
@@ -77,6 +64,3 @@ class DDPG(OffPolicyActorCritic):
         size = td_error.detach().abs()
         shares = {"critic_loss": critic_loss, "actor_loss": actor_loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
         return Update(self.report(shares, critic=critic_steps, actor=actor_steps) | self.policy.explored(clock), {"priority": size})
-
-    def renew_targets(self) -> None:
-        self.target_actor.load_state_dict(self.policy.net.state_dict())

@@ -254,6 +254,25 @@ class OffPolicyActorCritic(Algorithm):
         return self.ctx.ranks.sum_each({name: value.detach() for name, value in shares.items()}) | told
 
 
+class DeterministicActorCritic(OffPolicyActorCritic):
+    """One of a DeterministicPolicy, with a target of it too. With input_priorities the critics travel with the policy."""
+
+    knows_first_priority: ClassVar[bool] = True
+    policy: DeterministicPolicy
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> DeterministicPolicy:
+        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None
+        return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
+
+    def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target_actor = copy.deepcopy(policy.net).requires_grad_(False)
+
+    def renew_targets(self) -> None:
+        self.target_actor.load_state_dict(self.policy.net.state_dict())
+
+
 def target_entropy_of(space: Box | Discrete, asked: float | str) -> float:
     """auto: -D of D numbers (Haarnoja et al. 2018, arXiv:1812.05905, table 1); 0.98 log A of A choices (Christodoulou 2019, arXiv:1910.07207, section 5)."""
     if asked != "auto":
