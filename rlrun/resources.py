@@ -22,6 +22,9 @@ MAX_THREADS = 8  # of a learner chosen by `auto`
 MAX_COLUMNS = 16  # of one sampler's fragment chosen by `auto`: beyond that inference gains nothing on a CPU
 FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
 GROUPS = {"serial": 1, "local": 1, "batched": 2}  # producers of fragments per sampler
+THREADED_ROWS = 128  # of an update of vectors, from which on threads may pay
+UPDATE_SEC = 2e-3  # that small nets take; large ones take more
+MINOR_SHARE = 0.25  # of learning: env steps that take less are not worth a process of their own
 CHEAP_STEP_SEC = 30e-6  # per env and step: below this, handing fragments between processes costs more than it gains
 
 
@@ -271,11 +274,16 @@ def _threads(cfg: ResourcesConfig, needs: Needs, image: bool, inference: str, de
     if cfg.learner_threads != "auto":
         return (cfg.learner_threads,)
     free = cores() if inference == "serial" or cores() == 2 else cores() - 1
-    if needs.replay is None or not image or device.type != "cpu" or learners > 1 or cfg.exact or free < 2:
+    if needs.replay is None or not (image or _rows(needs) >= THREADED_ROWS) or device.type != "cpu" or learners > 1 or cfg.exact or free < 2:
         return (1,)
     choices = tuple(2**power for power in range(min(free, MAX_THREADS).bit_length()))
     why.append(f"learner_threads={' or '.join(map(str, choices))}: whichever is quickest, tried again all the time")
     return choices
+
+
+def _rows(needs: Needs) -> int:
+    """That one update learns from."""
+    return needs.columns * (needs.replay.rows_learnt if needs.replay is not None else needs.rows)
 
 
 def _either(numbers: list[int]) -> str:
@@ -320,9 +328,13 @@ def _inference(
         seconds = env_step_sec(make_env, min(columns, 16))
     except EnvError as error:
         raise UserError(f"the environment fails when it is tried: {error}") from None
-    cheap = seconds < CHEAP_STEP_SEC
-    reason = "too little to pay for handing rows between processes" if cheap else "worth more than one process"
-    chosen: Literal["serial", "local"] = "serial" if cheap else "local"
+    learning = UPDATE_SEC * needs.replay.ratio / _rows(needs) if needs.replay is not None else 0.0  # of one env step
+    on_cpu = cfg.device == "cpu" or not torch.cuda.is_available()
+    reason, chosen = "worth more than one process", "local"
+    if seconds < CHEAP_STEP_SEC:
+        reason, chosen = "too little to pay for handing rows between processes", "serial"
+    elif on_cpu and seconds < MINOR_SHARE * learning:
+        reason, chosen = f"little beside the {learning * 1e3:.1g} ms and more of learning, which gets all cores", "serial"
     repeat = f"; measured, so a busier machine may decide otherwise: resources.inference={chosen} repeats this run's random streams"
     why.append(f"inference={chosen}: an env step takes {seconds * 1e6:.0f} us, {reason}{repeat}")
     return chosen

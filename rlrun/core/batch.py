@@ -121,11 +121,11 @@ class Batch(Mapping[str, "Tensor | Batch"]):
     def ends(self) -> Batch:
         """A fragment's first row and its end, leaves [2, B, ...] of obs and is_first: the end is the first dead row, or row T. Replay may have left out the
         others already."""
-        over = ~self["valid"]  # type: ignore[operator]
-        rows, columns = over.shape
+        rows, columns = self["valid"].shape
         kept = Batch(obs=self["obs"], is_first=self["is_first"])
-        if len(self["is_first"]) != rows + 1:
+        if rows == 1 or len(self["is_first"]) != rows + 1:  # row 0 is live
             return kept
+        over = ~self["valid"]  # type: ignore[operator]
         end = torch.where(over.any(0), over.long().argmax(0), rows)
         index = torch.stack((torch.zeros_like(end), end)), torch.arange(columns, device=end.device)
         return kept.map(lambda value: value[index])

@@ -13,8 +13,9 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,6 +37,16 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _compact(state: Any) -> Any:
+    """torch.save writes the whole memory that a tensor is a part of: parts get memory of their own."""
+    if isinstance(state, Mapping):
+        return {name: _compact(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_compact(value) for value in state)
+    part = isinstance(state, torch.Tensor) and state.untyped_storage().nbytes() > state.numel() * state.element_size()
+    return state.clone() if part else state
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -77,7 +88,7 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             for name, state in tensors.items():
-                torch.save(state, temporary / f"{name}.pt")
+                torch.save(_compact(state), temporary / f"{name}.pt")
             if rows is not None:
                 rows(temporary)
             (temporary / "run.json").write_text(json.dumps(run, indent=1))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -26,16 +28,35 @@ class OptimizerConfig:
     beta2: float
 
 
+ALIGNED = 16  # numbers: every parameter begins at a cache line
+
+
 class SharedState(NamedTuple):
     """Tensors in shared memory."""
 
-    parameters: list[Tensor]
-    statistics: list[dict[str, Tensor]]
+    numbers: Tensor
+    statistics: dict[str, Tensor]
+
+
+def gathered(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
+    """Moves parameters into one vector [N], of which each is a view from then on, and their gradients into another: norms, clipping and steps are one
+    operation each, where those of many small tensors would cost more than their arithmetic."""
+    assert all(not hasattr(parameter, "gathered") for parameter in parameters), "a parameter has one optimiser"
+    ends = [0, *itertools.accumulate(-(-parameter.numel() // ALIGNED) * ALIGNED for parameter in parameters)]
+    first = parameters[0]
+    whole = nn.Parameter(torch.zeros(ends[-1], dtype=first.dtype, device=first.device))
+    whole.grad = torch.zeros_like(whole)
+    with torch.no_grad():
+        for start, parameter in zip(ends, parameters, strict=False):
+            place = whole.detach().as_strided(parameter.shape, parameter.stride(), start)  # as dense as it was, in whatever order
+            place.copy_(parameter)
+            parameter.data, parameter.gathered = place, True  # type: ignore[attr-defined]
+    return whole
 
 
 class Optimizer:
     """Adam, RAdam, RMSProp or SGD over some parameters, with a schedule for lr and a bound on the global gradient norm (0: none). With several learners a
-    loss is this learner's share of the whole batch's, so gradients are summed."""
+    loss is this learner's share of the whole batch's, so gradients are summed. A parameter that a loss does not reach has gradient 0."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float, ranks: Ranks = ALONE):
         self.parameters = list(parameters)
@@ -43,11 +64,17 @@ class Optimizer:
         self.skipped = 0  # in a row
         self.lr_scale = 1.0  # what the schedule's lr is multiplied by, see follow_kl
         self.cfg = cfg
-        self.inner = self._inner(self.parameters)
-        self.shared: list[nn.Parameter] | None = None  # what is stepped instead of the parameters, which then are copies
+        self.whole = gathered(self.parameters)  # [N]
+        self.gradients = self._parts(self.whole.grad)
+        self.stepped = self.whole  # or another process's, of which the parameters are copies
+        self.inner = self._inner(self.stepped)
 
-    def _inner(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        cfg, start = self.cfg, self.lr.values[0]
+    def _parts(self, whole: Tensor) -> list[Tensor]:
+        """What belongs to each parameter of something as long as all of them, as views."""
+        return [whole.as_strided(parameter.shape, parameter.stride(), parameter.storage_offset()) for parameter in self.parameters]
+
+    def _inner(self, whole: nn.Parameter) -> torch.optim.Optimizer:
+        cfg, start, parameters = self.cfg, self.lr.values[0], [whole]
         if cfg.kind == "adam":
             return torch.optim.Adam(parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
         if cfg.kind == "radam":  # Liu et al. 2020, arXiv:1908.03265
@@ -56,27 +83,29 @@ class Optimizer:
             return torch.optim.SGD(parameters, lr=start, momentum=cfg.momentum, foreach=True)
         return torch.optim.RMSprop(parameters, lr=start, alpha=cfg.decay, eps=cfg.epsilon, momentum=cfg.momentum, foreach=True)
 
-    def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
+    def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, float]:
         """One gradient step on a scalar loss, or on the sum of several of which only one graph is in memory at a time. A non-finite gradient changes
         nothing and is counted; RunFailed after many in a row."""
         lr = self.lr(clock) * self.lr_scale
         for group in self.inner.param_groups:
             group["lr"] = lr
-        for parameter in self.parameters:
-            parameter.grad = None
+        gradient = self.whole.grad
+        assert gradient is not None
+        gradient.zero_()
+        for parameter, place in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = place
         for part in (loss,) if isinstance(loss, Tensor) else loss:
             part.backward(inputs=self.parameters)  # a critic that an actor learns through gets no gradient
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        self.ranks.sum_into_(gradients)
-        norm = nn.utils.get_total_norm(gradients)
-        if not torch.isfinite(norm):
+        self.ranks.sum_(gradient)
+        norm = float(torch.linalg.vector_norm(gradient))
+        if not math.isfinite(norm):
             self.skipped += 1
             if self.skipped >= MAX_SKIPPED:
                 raise RunFailed(f"{MAX_SKIPPED} updates in a row had a non-finite gradient (lr {lr:g}); the last checkpoint is from before that")
             return {"grad_norm": norm, "lr": lr, "skipped_updates": 1.0}
         self.skipped = 0
-        if self.max_grad_norm > 0:
-            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
+        if 0 < self.max_grad_norm < norm:
+            gradient.mul_(self.max_grad_norm / norm)
         self._apply()
         return {"grad_norm": norm, "lr": lr, "skipped_updates": 0.0}
 
@@ -88,47 +117,56 @@ class Optimizer:
         if base > 0:
             self.lr_scale = min(max(base * self.lr_scale * factor, bounds[0]), bounds[1]) / base
 
-    @torch.no_grad()
     def _apply(self) -> None:
-        if self.shared is None:
-            self.inner.step()
-            return
-        for copy, parameter in zip(self.parameters, self.shared, strict=True):
-            parameter.grad = copy.grad
-        self.inner.step()  # without a lock: Hogwild (Recht et al. 2011)
+        self.stepped.grad = self.whole.grad
+        self.inner.step()  # of several processes without a lock: Hogwild (Recht et al. 2011)
 
     @torch.no_grad()
     def share(self) -> SharedState:
         """Moves the statistics into shared memory and returns them with the parameters, which must be there already."""
-        if not self.inner.state:  # PyTorch makes them at the first step, so there is one that leaves no trace
-            before = [parameter.clone() for parameter in self.parameters]
-            for parameter in self.parameters:
-                parameter.grad = torch.ones_like(parameter)
-            self.inner.step()
-            for parameter, value in zip(self.parameters, before, strict=True):
-                parameter.copy_(value)
-                parameter.grad = None
-                for statistic in self.inner.state[parameter].values():
-                    statistic.zero_()
-        for parameter in self.parameters:
-            for statistic in self.inner.state[parameter].values():
-                statistic.share_memory_()
-        return SharedState([p.data for p in self.parameters], [dict(self.inner.state[p]) for p in self.parameters])
+        self._begin()
+        for statistic in self.inner.state[self.whole].values():
+            statistic.share_memory_()
+        return SharedState(self.whole.data, dict(self.inner.state[self.whole]))
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """PyTorch makes statistics at the first step, so there is one that leaves no trace."""
+        if self.inner.state:
+            return
+        before = self.whole.clone()
+        self.whole.grad.fill_(1.0)  # type: ignore[union-attr]
+        self.inner.step()
+        self.whole.copy_(before)
+        for statistic in self.inner.state[self.whole].values():
+            statistic.zero_()
 
     def attach(self, shared: SharedState) -> None:
         """Steps change these from now on, another process's, and leave the parameters here as they are."""
-        self.shared = [nn.Parameter(parameter) for parameter in shared.parameters]
-        self.inner = self._inner(self.shared)
-        for parameter, statistics in zip(self.shared, shared.statistics, strict=True):
-            self.inner.state[parameter] = statistics
+        self.stepped = nn.Parameter(shared.numbers)
+        self.inner = self._inner(self.stepped)
+        self.inner.state[self.stepped] = shared.statistics
 
     def state_dict(self) -> dict:
-        return {"inner": self.inner.state_dict(), "skipped": self.skipped, "lr_scale": self.lr_scale}
+        """Statistics are those of single parameters, as PyTorch's own optimisers write them."""
+        state, places = self.inner.state_dict(), range(len(self.parameters))
+        known = {name: self._parts(value) if value.shape == self.whole.shape else [value] * len(places) for name, value in state["state"].get(0, {}).items()}
+        each = {place: {name: values[place] for name, values in known.items()} for place in places} if known else {}
+        groups = [{**group, "params": list(places)} for group in state["param_groups"]]
+        return {"inner": {"state": each, "param_groups": groups}, "skipped": self.skipped, "lr_scale": self.lr_scale}
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
-        own = [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in self.inner.param_groups]
-        self.inner.load_state_dict(state["inner"])
-        for group, values in zip(self.inner.param_groups, own, strict=True):
-            group.update(values)  # the config's, which population-based training may have changed
+        """What a config says of the optimiser stays as it is here: population-based training may have changed it. ValueError when it is another's state."""
+        each = state["inner"]["state"]
+        if each:
+            self._begin()
+            statistics = self.inner.state[self.stepped]
+            if len(each) != len(self.parameters) or any(one.keys() != statistics.keys() for one in each.values()):
+                raise ValueError(f"it is the state of another optimiser than {self.cfg.kind} over {len(self.parameters)} parameters")
+            for name, value in statistics.items():
+                saved = [each[place][name] for place in range(len(self.parameters))]
+                for part, one in zip(self._parts(value) if value.shape == self.whole.shape else [value], saved, strict=False):
+                    part.copy_(one)
         self.skipped = state["skipped"]
         self.lr_scale = state.get("lr_scale", 1.0)  # not in checkpoints of before it existed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,13 +19,10 @@ class Ranks:
         """Over all learners; the same bits on each."""
         return x
 
-    def sum_into_(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces each tensor by its sum over all learners, in one exchange."""
-        if self.world == 1 or not tensors:
-            return
-        total = self.sum(torch.cat([tensor.flatten() for tensor in tensors]))
-        for tensor, part in zip(tensors, total.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(part.view(tensor.shape))
+    def sum_(self, x: Tensor) -> None:
+        """Replaces x by its sum over all learners."""
+        if self.world > 1:
+            x.copy_(self.sum(x))
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """x [n] float64 on the CPU, n may differ -> every learner's, by rank."""

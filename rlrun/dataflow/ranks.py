@@ -60,23 +60,20 @@ class ProcessRanks(Ranks):
         _together(dist.all_reduce, total)
         return total
 
-    def sum_into_(self, tensors: Sequence[Tensor]) -> None:
+    def sum_(self, x: Tensor) -> None:
         """On CPUs through memory that all learners of this machine see: each adds up its part of the numbers. Gloo's way, through sockets, takes three
         times as long."""
-        n, dtypes = sum(tensor.numel() for tensor in tensors), {tensor.dtype for tensor in tensors}
-        if n < LARGE or len(dtypes) > 1 or tensors[0].device.type != "cpu":
-            super().sum_into_(tensors)
+        n = x.numel()
+        if n < LARGE or x.device.type != "cpu":
+            super().sum_(x)
             return
-        memory = self._memory(n, *dtypes)
-        sizes = [tensor.numel() for tensor in tensors]
-        for tensor, place in zip(tensors, memory[self.rank].split(sizes), strict=True):
-            place.view(tensor.shape).copy_(tensor)
+        memory = self._memory(n, x.dtype)
+        memory[self.rank].view(x.shape).copy_(x)
         _together(dist.barrier)
         mine = slice(self.rank * n // self.world, (self.rank + 1) * n // self.world)
         torch.sum(memory[: self.world, mine], 0, out=memory[self.world, mine])
         _together(dist.barrier)  # nobody writes the next numbers before all have come here, nor takes sums before all have written
-        for tensor, total in zip(tensors, memory[self.world].split(sizes), strict=True):
-            tensor.copy_(total.view(tensor.shape))
+        x.copy_(memory[self.world].view(x.shape))
 
     def _memory(self, n: int, dtype: torch.dtype) -> Tensor:
         """[world + 1, n], the same for all learners: a row for each, and one for sums."""

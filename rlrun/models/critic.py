@@ -30,6 +30,8 @@ class EnsembleLinear(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.weight.shape[-1] == 1 and x.device.type == "cpu":  # products with single columns run at a quarter of this
+            return (x * self.weight.transpose(1, 2)).sum(-1, keepdim=True) + self.bias
         return torch.baddbmm(self.bias, x, self.weight)
 
 

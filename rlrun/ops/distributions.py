@@ -231,8 +231,9 @@ class SquashedGaussian(Gaussian):
         """An action and its log density [...], both differentiable (Haarnoja et al. 2018, appendix C). With several learners each draws for all of them, and
         keeps its part."""
         noise = torch.randn(world, *self.mean.shape, generator=rng, device=self.mean.device, dtype=self.mean.dtype)[rank]
-        x = self.mean + self.log_std.exp() * noise
-        return self._shaped(torch.tanh(x)), self._density(x) - squash_log_slope(x).sum(-1)
+        x = torch.addcmul(self.mean, self.log_std.exp(), noise)
+        density = -0.5 * noise.square() - 0.5 * math.log(2 * math.pi) - self.log_std  # (x - mean) / std is the noise
+        return self._shaped(torch.tanh(x)), (density - squash_log_slope(x)).sum(-1)
 
     def mode(self) -> Tensor:
         return self._shaped(torch.tanh(self.mean))

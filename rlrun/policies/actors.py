@@ -235,12 +235,15 @@ class OffPolicyActorCritic(Algorithm):
 
     def mean(self, x: Tensor) -> Tensor:
         """This learner's share of the mean of x over the whole batch."""
-        return x.mean() / self.ctx.ranks.world  # all have as many rows
+        mean, world = x.mean(), self.ctx.ranks.world
+        return mean / world if world > 1 else mean  # all have as many rows
 
-    def l2(self, net: nn.Module) -> Tensor:
+    def l2(self, net: nn.Module) -> Tensor | float:
         """This learner's share of l2 times half the squared weights, biases left out."""
-        weights = [part.weight for part in net.modules() if isinstance(part, nn.Linear | nn.Conv2d | EnsembleLinear)] if self.cfg.l2 else []
-        return self.cfg.l2 / self.ctx.ranks.world * 0.5 * sum((weight.square().sum() for weight in weights), torch.zeros((), device=self.ctx.device))
+        if self.cfg.l2 == 0:
+            return 0.0
+        weights = [part.weight for part in net.modules() if isinstance(part, nn.Linear | nn.Conv2d | EnsembleLinear)]
+        return self.cfg.l2 / self.ctx.ranks.world * 0.5 * sum(weight.square().sum() for weight in weights)
 
     def fixed_features(self, obs: Batch, is_first: Tensor) -> Tensor:
         """What the critics see of observations, for a loss that is the actor's alone [B, F]."""
