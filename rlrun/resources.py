@@ -330,7 +330,8 @@ def _inference(
         raise UserError(f"the environment fails when it is tried: {error}") from None
     learning = UPDATE_SEC * needs.replay.ratio / _rows(needs) if needs.replay is not None else 0.0  # of one env step
     on_cpu = cfg.device == "cpu" or not torch.cuda.is_available()
-    reason, chosen = "worth more than one process", "local"
+    chosen: Literal["serial", "local"] = "local"
+    reason = "worth more than one process"
     if seconds < CHEAP_STEP_SEC:
         reason, chosen = "too little to pay for handing rows between processes", "serial"
     elif on_cpu and seconds < MINOR_SHARE * learning:

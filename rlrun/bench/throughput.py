@@ -39,6 +39,7 @@ from rlrun.wiring import Typed, Wiring
 
 PART_SEC = 1.0
 REPLAYED = 2000  # rows in the replay that the parts are measured with, and 8 fragments at least
+LATE = Clock(2**40)  # when nobody acts at random any more
 WARM_SHARE = 0.25  # of the time that it learns, not counted
 FILL_SEC = 600.0  # the longest that a replay may take to fill before that
 
@@ -56,10 +57,13 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     after = parts.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
     made = wiring.resources
+    alone = {name: rates.pop(name) for name in list(rates) if name.startswith("learning, ")} or {"learning": rates["learning"]}
+    fastest = max([rates["learning"], *alone.values()])
     used = min(cores(), made.num_learners * max(made.learner_threads)) if made.inference == "serial" else cores()
     bound = used / sum(1.0 / rate for rate in rates.values())
     return {
-        "bound": bound, "reached": reached, "ratio": reached / bound, "parts": rates, "cores": used, "memory_pss_mb": memory, "policy_lag": lag,
+        "bound": bound, "reached": reached, "ratio": reached / bound, "parts": rates, "learning_alone": alone, "of_learning_alone": reached / fastest,
+        "cores": used, "memory_pss_mb": memory, "policy_lag": lag,
         "learner_time": shares, "resources": {
             "inference": made.inference, "num_learners": made.num_learners, "num_samplers": made.num_samplers * made.num_learners,
             "envs_per_sampler": made.envs_per_sampler, "precision": made.precision, "device": str(made.device), "why": list(made.why),
@@ -115,7 +119,7 @@ class _Parts:
         def inference() -> int:
             with torch.inference_mode():
                 for t in range(rows):
-                    act_row(self.policy, self.out, t, state, self.wiring.needs.core_every, Clock(), self.rng, self.wiring.needs.record)
+                    act_row(self.policy, self.out, t, state, self.wiring.needs.core_every, LATE, self.rng, self.wiring.needs.record)
             return rows * self.columns
 
         asked, replay = self.wiring.needs.replay, self.replay
@@ -149,7 +153,7 @@ class _Parts:
 
             self.priority, self.owed, self.count = None, 0.0, 0
             four = (("env", env), ("inference", inference), ("learning", from_replay), ("replay", storing))
-            return {name: [_rate(call) for _ in range(3)] for name, call in four}
+            return {name: [_rate(call) for _ in range(3)] for name, call in four} | self._threaded(from_replay)
 
         def learning() -> int:
             self.batch = gather(self.fragments, self.batch, self.wiring.resources.device)
@@ -158,7 +162,17 @@ class _Parts:
                 torch.cuda.synchronize()
             return rows * self.wiring.needs.columns
 
-        return {name: [_rate(call) for _ in range(3)] for name, call in (("env", env), ("inference", inference), ("learning", learning))}
+        three = (("env", env), ("inference", inference), ("learning", learning))
+        return {name: [_rate(call) for _ in range(3)] for name, call in three} | self._threaded(learning)
+
+    def _threaded(self, learning: Callable[[], float]) -> dict[str, list[float]]:
+        """Learning with as many threads as the run may take for it."""
+        rates = {}
+        for threads in (n for n in self.wiring.resources.learner_threads if n > 1):
+            torch.set_num_threads(threads)
+            rates[f"learning, {threads} threads"] = [_rate(learning) for _ in range(3)]
+        torch.set_num_threads(1)
+        return rates
 
 
 def _rate(call: Callable[[], float]) -> float:
@@ -257,9 +271,11 @@ def table(result: dict[str, Any]) -> str:
     lines += [f"{'part alone, one thread':<30}{'steps/s':>10}{'us/step':>10}"]
     lines += [f"  {name:<28}{rate:>10,.0f}{1e6 / rate:>10,.0f}" for name, rate in result["parts"].items()]
     lines += [
+        *(f"  {name:<28}{rate:>10,.0f}{1e6 / rate:>10,.0f}" for name, rate in result["learning_alone"].items() if name not in result["parts"]),
         f"{'bound of ' + str(result['cores']) + ' core' + ('s' if result['cores'] > 1 else ''):<30}{result['bound']:>10,.0f}",
         f"{'reached in training':<30}{result['reached']:>10,.0f}",
         f"{'ratio':<30}{result['ratio']:>10.2f}",
+        f"{'ratio to learning alone':<30}{result['of_learning_alone']:>10.2f}",
         f"{'policy lag, updates':<30}{result['policy_lag'] or 0:>10.1f}",
         f"{'memory of the tree (PSS), MB':<30}{result['memory_pss_mb']:>10,.0f}",
         "learner's time: " + ", ".join(f"{name} {share:.0%}" for name, share in result["learner_time"].items()),

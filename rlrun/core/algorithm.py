@@ -175,7 +175,8 @@ class Algorithm(nn.Module):
 @torch.no_grad()
 def polyak_(target: nn.Module, source: nn.Module, tau: float) -> None:
     """Moves the target's parameters by tau towards the source's (1: a copy). Buffers (counts, filters) are copied."""
-    olds, news = list(target.parameters()), list(source.parameters())
+    olds: list[Tensor] = list(target.parameters())
+    news: list[Tensor] = list(source.parameters())
     assert len(olds) == len(news)
     torch._foreach_lerp_(olds, news, tau)
     for kept, now in zip(target.buffers(), source.buffers(), strict=True):

@@ -65,7 +65,7 @@ class Optimizer:
         self.lr_scale = 1.0  # what the schedule's lr is multiplied by, see follow_kl
         self.cfg = cfg
         self.whole = gathered(self.parameters)  # [N]
-        self.gradients = self._parts(self.whole.grad)
+        self.gradients = self._parts(self.whole.grad)  # type: ignore[arg-type]
         self.stepped = self.whole  # or another process's, of which the parameters are copies
         self.inner = self._inner(self.stepped)
 
@@ -83,7 +83,7 @@ class Optimizer:
             return torch.optim.SGD(parameters, lr=start, momentum=cfg.momentum, foreach=True)
         return torch.optim.RMSprop(parameters, lr=start, alpha=cfg.decay, eps=cfg.epsilon, momentum=cfg.momentum, foreach=True)
 
-    def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, float]:
+    def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
         """One gradient step on a scalar loss, or on the sum of several of which only one graph is in memory at a time. A non-finite gradient changes
         nothing and is counted; RunFailed after many in a row."""
         lr = self.lr(clock) * self.lr_scale

@@ -267,7 +267,9 @@ class Replay:
         if layout.rows_from < layout.rows:  # rows beyond the length that was drawn are dead
             lengths = torch.randint(layout.rows_from, layout.rows + 1, (count,), generator=self.rng)
             fields = fields.replace(valid=fields.valid & (torch.from_numpy(offsets) < lengths).to(fields.valid.device))  # type: ignore[operator, union-attr]
-        if layout.ends:
+        if layout.rows == 1:  # which is live
+            at = np.stack((column * self.length + row % self.length, column * self.length + (row + 1) % self.length))
+        elif layout.ends:
             assert isinstance(fields.valid, Tensor)
             over = ~fields.valid.cpu()
             end = torch.where(over.any(0), over.long().argmax(0), layout.rows).numpy()  # the first dead row, which has the last true observation

@@ -130,6 +130,20 @@ def test_throughput_counts_an_update_by_the_env_steps_it_stands_for(tmp_path, mo
     assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     assert set(result["parts"]) == {"env", "inference", "learning", "replay"} and 0.2 < result["ratio"] < 1.3
+    assert result["learning_alone"].keys() == {"learning"} and result["of_learning_alone"] == result["reached"] / result["parts"]["learning"]
+
+
+def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
+    monkeypatch.setattr("rlrun.resources.cores", lambda: 2)
+    file = tmp_path / "result.json"
+    words = ["algo=dqn", "env=CartPole-v1", "resources.inference=serial", "algo.learning_starts=100", "algo.batch_size=128", "algo.replay_ratio=64"]
+    assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    parts, alone = result["parts"], result["learning_alone"]
+    assert set(parts) == {"env", "inference", "learning", "replay"}, "more threads are no part of the bound"
+    assert alone.keys() == {"learning, 2 threads"} and "learning, 2 threads" in capsys.readouterr().out
+    assert result["of_learning_alone"] == pytest.approx(result["reached"] / max(parts["learning"], *alone.values()))
 
 
 def test_throughput_of_a_replay_that_never_fills_is_refused(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rlrun.core.batch import Batch, Field, allocate, fragment_layout, layout_bytes, stack_columns
+from rlrun.core.checkpoint import Checkpoints, load_part
 from rlrun.core.errors import RunFailed, closest
 from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, Schedule
@@ -111,6 +112,71 @@ def test_optimizer_clips_schedules_and_survives_nan():
     with pytest.raises(RunFailed, match="non-finite"):
         for _ in range(MAX_SKIPPED):
             optimizer.step((parameter * math.nan).sum(), Clock())
+
+
+def torch_s_own(kind, parameters):
+    made = {"adam": lambda p: torch.optim.Adam(p, lr=0.1), "radam": lambda p: torch.optim.RAdam(p, lr=0.1), "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5),
+            "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5)}  # fmt: skip
+    return made[kind](parameters)
+
+
+@pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop", "sgd"])
+def test_steps_are_those_of_pytorch_s_optimisers_over_single_parameters(kind):
+    """Shapes that end in the middle of a cache line, a dimension order of its own, and clipping over all of them."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(), (3,), (5, 7), (2, 3, 4, 5)]
+    mine = [torch.nn.Parameter(torch.randn(shape, generator=rng)) for shape in shapes]
+    mine[-1] = torch.nn.Parameter(mine[-1].detach().contiguous(memory_format=torch.channels_last))
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in mine]
+    optimizer = Optimizer(mine, OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.99, momentum=0.5, beta1=0.9, beta2=0.999), Schedule.parse(0.1), 1.0)
+    assert mine[-1].is_contiguous(memory_format=torch.channels_last)
+    other = torch_s_own(kind, theirs)
+    for index in range(4):
+        scale = [torch.randn(p.shape, generator=rng) * 10**-index for p in mine]
+        metrics = optimizer.step(sum((p * s).sum() for p, s in zip(mine, scale, strict=True)), Clock())
+        for p, s in zip(theirs, scale, strict=True):
+            p.grad = s.clone()
+        norm = torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+        other.step()
+        assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+    for p, q in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_an_optimizer_s_state_is_by_parameter_and_another_one_s_is_refused():
+    first, second = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, 2))
+    optimizer = adam([first, second])
+    assert optimizer.state_dict()["inner"]["state"] == {}
+    optimizer.step((first * torch.tensor([1.0, 2.0, 3.0])).sum(), Clock())  # the loss does not reach the second
+    assert torch.equal(second, torch.ones(2, 2)) and not torch.equal(first, torch.ones(3))
+    state = optimizer.state_dict()
+    assert {index: one["exp_avg"].shape for index, one in state["inner"]["state"].items()} == {0: (3,), 1: (2, 2)}
+    again = adam([torch.nn.Parameter(p.detach().clone()) for p in (first, second)])
+    again.load_state_dict(state)
+    for one in (optimizer, again):
+        one.step((one.parameters[0].square().sum() + one.parameters[1].square().sum()), Clock())
+    assert all(torch.equal(p, q) for p, q in zip(optimizer.parameters, again.parameters, strict=True))
+    with pytest.raises(ValueError, match="another optimiser than adam over 1"):
+        adam([torch.nn.Parameter(torch.ones(3))]).load_state_dict(state)
+    with pytest.raises(AssertionError, match="one optimiser"):
+        adam([first])
+
+
+def test_a_gradient_taken_away_comes_back():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = adam([parameter])
+    parameter.grad = None
+    optimizer.step(parameter.sum(), Clock())
+    assert torch.allclose(parameter, torch.full((3,), 0.9))
+
+
+def test_a_checkpoint_holds_no_more_than_its_tensors(tmp_path):
+    net, other = torch.nn.Linear(10, 10), torch.nn.Linear(300, 300)
+    adam([*net.parameters(), *other.parameters()])
+    path = Checkpoints(tmp_path, keep=1).save(5, {"policy": {"state": net.state_dict(), "more": [net.weight.detach()]}}, {}, False)
+    assert path is not None and (path / "policy.pt").stat().st_size < 5000
+    saved = load_part(path, "policy")
+    assert torch.equal(saved["state"]["weight"], net.weight) and torch.equal(saved["more"][0], net.weight)
 
 
 def test_every_fires_once_per_multiple():

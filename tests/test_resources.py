@@ -1,0 +1,55 @@
+"""What `auto` makes of a machine."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from rlrun import resources
+from rlrun.wiring import Wiring
+
+SAC = ["algo=sac", "env=Pendulum-v1", "logger=[]"]
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with so many cores, where an env step takes so long."""
+
+    def make(cores: int, step_sec: float, gpu: bool = False) -> None:
+        monkeypatch.setattr(resources, "cores", lambda: cores)
+        monkeypatch.setattr(resources, "env_step_sec", lambda *_: step_sec)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+
+    return make
+
+
+@pytest.mark.parametrize("cores", [2, 8])
+@pytest.mark.parametrize(("step_sec", "words", "inference"), [
+    (1e-4, [], "serial"),  # an update for every step takes 20 times as long
+    (1e-2, [], "local"),
+    (1e-4, ["algo.replay_ratio=16"], "local"),  # an update for every 16 steps does not
+    (1e-5, ["algo.replay_ratio=16"], "serial"),
+    (1e-4, ["resources.num_samplers=2", "algo.num_envs=2"], "local"),
+])  # fmt: skip
+def test_env_steps_that_are_little_beside_learning_get_no_process(typed, machine, cores, step_sec, words, inference):
+    machine(cores, step_sec)
+    made = Wiring(typed(*SAC, *words)).resources
+    assert made.inference == inference
+    assert "resources.inference=" in " ".join(made.why) or words[:1] == ["resources.num_samplers=2"], "how to repeat what was measured is said"
+
+
+def test_threads_are_tried_where_a_batch_is_large(typed, machine):
+    machine(2, 1e-4)
+    assert Wiring(typed(*SAC)).resources.learner_threads == (1, 2)
+    assert Wiring(typed(*SAC, "algo.batch_size=64")).resources.learner_threads == (1,)
+    assert Wiring(typed(*SAC, "resources=debug")).resources.learner_threads == (1,), "exact runs are the same everywhere"
+    machine(1, 1e-4)
+    assert Wiring(typed(*SAC)).resources.learner_threads == (1,)
+
+
+def test_with_a_gpu_samplers_keep_a_process(typed, machine):
+    machine(8, 1e-4, gpu=True)
+    config = typed(*SAC)
+    needs = config.algorithm.needs(config.algo)
+    choose = lambda device: resources._inference(dataclasses.replace(config.run.resources, device=device), needs, 1, 1, None, False, [])  # noqa: E731
+    assert choose("cpu") == "serial" and choose("auto") == "local"
