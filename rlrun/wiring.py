@@ -260,12 +260,16 @@ class Wiring:
         assert self.needs.population is not None
         return NoiseTable(self.needs.population.noise_size, self.seeds)
 
-    def population(self, noise: NoiseTable) -> Population:
+    def crew(self, noise: NoiseTable) -> Crew:
         made, asked = self.resources, self.needs.population
         assert asked is not None
         players = 0 if made.inference == "serial" else made.num_samplers
-        return Population(Crew(self.make_env, self.policy_factory(acting=True), asked, noise, self.seeds, made.envs_per_sampler, players,
-                               self.config.runner.queue_timeout_sec))  # fmt: skip
+        return Crew(
+            self.make_env, self.policy_factory(acting=True), asked, noise, self.seeds, made.envs_per_sampler, players, self.config.runner.queue_timeout_sec
+        )
+
+    def population(self, noise: NoiseTable) -> Population:
+        return Population(self.crew(noise))
 
     def layout_decided(self) -> dict[str, Any]:
         """What `auto` became, as options of resources."""

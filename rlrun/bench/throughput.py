@@ -3,7 +3,8 @@
 A part is the run's own code at the run's batch sizes and precision, on one thread, with nothing else running: env = stepping the vector
 environment; inference = acting on one row of a fragment, records included; learning = copy, conversion, loss, clip and optimiser of one train
 batch; with a replay also replay = storing rows, drawing batches and writing priorities, and learning is counted by the env steps that one update stands for.
-Each is the median of three measurements before and three after training. With c cores, no schedule of these parts can exceed
+Where the learner may take several threads, learning is measured with those too: what training reaches is compared with the fastest of them. Each part is
+the median of three measurements before and three after training. With c cores, no schedule of these parts can exceed
 c / (1/env + 1/inference + 1/learning + 1/replay) env steps/s, as long as a core does not slow down when its neighbour works.
 """
 
@@ -23,6 +24,7 @@ import torch
 
 from rlrun.core.batch import Batch, allocate
 from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
 from rlrun.core.memory import keep_freed
 from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
@@ -34,7 +36,10 @@ from rlrun.dataflow.slots import Fragment, Header
 from rlrun.replay.buffer import Replay
 from rlrun.resources import cores
 from rlrun.rundir import command_line, hardware, versions
+from rlrun.runners.evolution import gathered
 from rlrun.samplers.collector import Collector, act_row
+from rlrun.samplers.evaluator import to_torch
+from rlrun.samplers.population import Order, Player
 from rlrun.wiring import Typed, Wiring
 
 PART_SEC = 1.0
@@ -49,7 +54,7 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     keep_freed()
     wiring = Wiring(config)
     torch.set_num_threads(1)
-    parts = _Parts(wiring)
+    parts = _Parts(wiring) if wiring.needs.population is None else _PartsOfEvolution(wiring)
     before = parts.measure()
     torch.set_num_threads(wiring.resources.learner_threads[0])
     reached, memory, lag, shares = _train(wiring, seconds)
@@ -173,6 +178,48 @@ class _Parts:
             rates[f"learning, {threads} threads"] = [_rate(learning) for _ in range(3)]
         torch.set_num_threads(1)
         return rates
+
+
+class _PartsOfEvolution:
+    """Inference is acting with parameters of each column's own; learning is counted by the env steps of the episodes that an update is made from."""
+
+    def __init__(self, wiring: Wiring):
+        self.wiring, self.columns = wiring, wiring.resources.envs_per_sampler
+        noise, asked = wiring.noise(), wiring.needs.population
+        assert asked is not None
+        self.algorithm = wiring.algorithm()
+        self.algorithm.attach_noise(noise)
+        self.player = Player(wiring.crew(noise), 0, wiring.policy_factory(acting=True)())
+        few = max(1, min(asked.pairs, self.columns // 2))
+        report = self.player.play(Order(0, 0, few, 0), Clock())
+        times = -(-asked.pairs // few)
+        self.batch = gathered([report] * times)  # as many as an update has, if not as many different ones
+        self.steps = max(report.env_steps * times, asked.min_env_steps)
+
+    def measure(self) -> dict[str, list[float]]:
+        """Rows/s of each part, three times."""
+        policy, rng, spec = self.player.policy, np.random.default_rng(0), self.wiring.spec
+        rows: Rows = map_rows(self.player.env.reset(0), np.array)
+        actions = [random_actions(spec, rows, self.columns, rng) for _ in range(64)]
+        parameters, first, seen = policy.vector().detach().repeat(self.columns, 1), torch.zeros(self.columns, dtype=torch.bool), to_torch(rows)
+        count = 0
+
+        def env() -> int:
+            nonlocal count
+            count += 1
+            self.player.env.step(actions[count % 64])
+            return self.columns
+
+        def inference() -> int:
+            with torch.inference_mode():
+                policy.act_with(parameters, seen, first)
+            return self.columns
+
+        def learning() -> int:
+            self.algorithm.update(self.batch, LATE)
+            return self.steps
+
+        return {name: [_rate(call) for _ in range(3)] for name, call in (("env", env), ("inference", inference), ("learning", learning))}
 
 
 def _rate(call: Callable[[], float]) -> float:

@@ -146,6 +146,19 @@ def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
     assert result["of_learning_alone"] == pytest.approx(result["reached"] / max(parts["learning"], *alone.values()))
 
 
+@pytest.mark.parametrize("algo", ["es", "ars"])
+def test_throughput_of_evolution(tmp_path, monkeypatch, algo):
+    monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
+    file = tmp_path / "result.json"
+    batch = ["algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"] if algo == "es" else ["algo.num_rollouts=4", "algo.rollouts_used=2"]
+    words = [f"algo={algo}", "env=CartPole-v1", "resources.inference=serial", "algo.noise_size=100000", *batch]
+    assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    parts = result["parts"]
+    assert set(parts) == {"env", "inference", "learning"} and result["bound"] == pytest.approx(1 / sum(1 / rate for rate in parts.values()))
+    assert result["reached"] > 10 and result["policy_lag"] == 0
+
+
 def test_throughput_of_a_replay_that_never_fills_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
     monkeypatch.setattr("rlrun.bench.throughput.FILL_SEC", 1.0)
