@@ -318,6 +318,9 @@ def _inference(
     if needs.replay is not None and learners == cores() > 1:
         why.append("inference=serial: every core samples and learns")
         return "serial"
+    if cfg.device not in ("auto", "cpu"):
+        why.append(f"inference=local: device={cfg.device} is for learning")
+        return "local"
     if cores() == 1:
         why.append("inference=serial: there is one core")
         return "serial"
@@ -329,12 +332,13 @@ def _inference(
     except EnvError as error:
         raise UserError(f"the environment fails when it is tried: {error}") from None
     learning = UPDATE_SEC * needs.replay.ratio / _rows(needs) if needs.replay is not None else 0.0  # of one env step
+    cpu = torch.device("cpu")
     on_cpu = cfg.device == "cpu" or not torch.cuda.is_available()
     chosen: Literal["serial", "local"] = "local"
     reason = "worth more than one process"
     if seconds < CHEAP_STEP_SEC:
         reason, chosen = "too little to pay for handing rows between processes", "serial"
-    elif on_cpu and seconds < MINOR_SHARE * learning:
+    elif on_cpu and seconds < MINOR_SHARE * learning and len(_threads(cfg, needs, image, "serial", cpu, learners, [])) > 1:
         reason, chosen = f"little beside the {learning * 1e3:.1g} ms and more of learning, which gets all cores", "serial"
     repeat = f"; measured, so a busier machine may decide otherwise: resources.inference={chosen} repeats this run's random streams"
     why.append(f"inference={chosen}: an env step takes {seconds * 1e6:.0f} us, {reason}{repeat}")

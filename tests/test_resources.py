@@ -30,6 +30,8 @@ def machine(monkeypatch):
     (1e-4, ["algo.replay_ratio=16"], "local"),  # an update for every 16 steps does not
     (1e-5, ["algo.replay_ratio=16"], "serial"),
     (1e-4, ["resources.num_samplers=2", "algo.num_envs=2"], "local"),
+    (1e-4, ["algo.batch_size=64", "algo.replay_ratio=64"], "local"),  # learning has no use for the other cores
+    (1e-4, ["resources.learner_threads=1"], "local"),
 ])  # fmt: skip
 def test_env_steps_that_are_little_beside_learning_get_no_process(typed, machine, cores, step_sec, words, inference):
     machine(cores, step_sec)
@@ -53,3 +55,5 @@ def test_with_a_gpu_samplers_keep_a_process(typed, machine):
     needs = config.algorithm.needs(config.algo)
     choose = lambda device: resources._inference(dataclasses.replace(config.run.resources, device=device), needs, 1, 1, None, False, [])  # noqa: E731
     assert choose("cpu") == "serial" and choose("auto") == "local"
+    machine(1, 1e-6, gpu=True)
+    assert choose("cuda") == "local" and choose("cpu") == "serial", "a device that was asked for is not lost to a quick environment"

@@ -26,7 +26,8 @@ from rlrun.wiring import checkpoints_of, preflight, type_config
 
 def train(path: Path, *words: str) -> int:
     algo = [] if any(word.startswith("algo=") for word in words) else ["algo=impala"]
-    values = compose(*algo, *SMALL, f"run_dir={path}", *words)
+    small = [word for word in SMALL if not word.startswith("algo.")] if any(word in ("algo=es", "algo=ars") for word in words) else SMALL
+    values = compose(*algo, *small, f"run_dir={path}", *words)
     config = type_config(values)
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
@@ -54,6 +55,8 @@ def same(a, b) -> bool:
 
 
 REPLAYED = ["env=CartPole-v1", "algo.learning_starts=50", "replay.capacity=200", "algo.replay_ratio=2", "algo.target_update_interval=7"]
+ACTORS = ["algo.actor.hidden=[8]", "algo.critic.hidden=[8]", "algo.random_steps=20"]
+EVOLVED = ["algo.noise_size=5000", "algo.actor.hidden=[4]", "algo.eval_share=0.5"]
 ENVS = {
     "vector": ["env=CartPole-v1"],
     "attention": ["env=StatelessCartPole-v0", "model=gtrxl", "model.memory.size=4", "model.memory.length=6"],
@@ -78,6 +81,20 @@ ENVS = {
     ],
     "screens": ["algo=c51", "env=Breakout", "env.size=42", "env.noop_max=3", "env.max_frames=60", *REPLAYED[1:], "algo.num_envs=2", "replay.compress=true"],
     "q lambda": ["algo=pqn", "env=CartPole-v1", "algo.minibatch_size=10", "model.layer_norm=true"],
+    "actor and critics": ["algo=td3", "env=Pendulum-v1", *REPLAYED[1:], *ACTORS, "algo.exploration.kind=ou", "algo.policy_delay=3", "algo.num_envs=2"],
+    "disturbed actor": [
+        "algo=ddpg",
+        "env=Pendulum-v1",
+        *REPLAYED[1:],
+        *ACTORS,
+        "algo.exploration.kind=parameter_noise",
+        "replay=prioritized",
+        "algo.input_priorities=true",
+    ],
+    "temperature": ["algo=sac", "env=Pendulum-v1", *REPLAYED[1:], *ACTORS, "algo.n_step=3", "model.observation_filter=mean_std"],
+    "quantiles": ["algo=tqc", "env=Pendulum-v1", *REPLAYED[1:], *ACTORS],
+    "evolution": ["algo=es", "env=CartPole-v1", *EVOLVED, "algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"],
+    "search": ["algo=ars", "env=CartPole-v1", *EVOLVED, "algo.num_rollouts=4", "algo.rollouts_used=2"],
     "atari": ["env=Breakout", "env.size=42", "env.noop_max=3", "resources.envs_per_sampler=2", "env.max_frames=60"],
 }
 

@@ -3,7 +3,7 @@
 Rows, recorded, metrics: those of algo.inner, which is ddpg, or td3 by algo@algo.inner=td3. The critic travels with the policy, because the samplers' priorities
 are TD errors.
 Differs from the paper: noise is spaced over the samplers in logarithm, as Ape-X DQN's epsilons are (RLlib per_worker_exploration).
-Checked: tests/algos/test_ddpg.py (first priorities), tests/runners/test_distributed_replay.py, tuned/apex_ddpg/.
+Checked: tests/algos/test_actor_critics.py (first priorities), tests/runners/test_distributed_replay.py, tuned/apex_ddpg/.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ delayed policies and smoothed targets are algo=td3.
 Differs from the paper: actions enter the critic's first layer, not its second; no batch normalisation; PyTorch's first weights.
 Metrics: learn/critic_loss: mean of weighted losses; actor_loss: -Q of the policy's own actions; td_error: mean |target - Q|; q: mean value of the actions
 taken; target; noise_scale: the schedule's; critic_grad_norm and actor_grad_norm before clipping; critic_lr, actor_lr.
-Checked: tests/algos/test_ddpg.py (losses by hand, which gradient reaches what, the noises), tuned/ddpg/.
+Checked: tests/algos/test_actor_critics.py (losses by hand, which gradient reaches what, the noises), tuned/ddpg/.
 """
 
 from __future__ import annotations

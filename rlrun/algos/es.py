@@ -2,8 +2,8 @@
 
 Rows: none. An update reads the returns of mirrored perturbations: the policy's parameters moved by noise_std times a piece of a shared noise table, and moved
 the other way.
-Options: return_processing: centred ranks of all returns (section 2.1), signs of differences, or both; l2; action_noise; model.observation_filter, merged
-over all samplers.
+Options: return_processing: centred ranks of all returns (section 2.1), sums over an episode of its rewards' signs, or centred ranks of those; l2;
+action_noise; model.observation_filter, merged over all samplers.
 Differs from the paper: no virtual batch normalisation; pieces of the table are drawn anew for every update, not by each sampler for itself.
 Metrics: learn/perturbed_return: mean over all perturbations; perturbed_return_max; report_return: mean of the last report_length unperturbed episodes;
 update_ratio: size of the step's gradient with weight decay over that of the parameters; rollouts: pairs; grad_norm; lr.
@@ -54,17 +54,12 @@ class ES(Evolution):
     @classmethod
     def asked(cls, cfg: Config) -> FromPopulation:
         return FromPopulation(pairs=cfg.episodes_per_batch // 2, min_env_steps=cfg.env_steps_per_batch, noise_std=cfg.noise_std, noise_size=cfg.noise_size,
-                              eval_share=cfg.eval_share, action_noise=cfg.action_noise, reward_offset=0.0)  # fmt: skip
+                              eval_share=cfg.eval_share, action_noise=cfg.action_noise, reward_signs=cfg.return_processing != "centered_rank")  # fmt: skip
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, fitness = self.cfg, batch.fitness  # [N, 2]
-        if cfg.return_processing == "centered_rank":
-            shaped = centered_ranks(fitness)
-            weight = shaped[:, 0] - shaped[:, 1]
-        else:
-            weight = (fitness[:, 0] - fitness[:, 1]).sign()
-            if cfg.return_processing == "centered_sign_rank":
-                weight = centered_ranks(weight)
+        shaped = fitness if cfg.return_processing == "sign" else centered_ranks(fitness)
+        weight = shaped[:, 0] - shaped[:, 1]
         gradient = self.weighed(weight, batch.offset) / (2 * len(weight))
         vector = self.policy.vector().detach()
         ratio = (gradient.to(vector.device) - cfg.l2 * vector).norm() / vector.norm()

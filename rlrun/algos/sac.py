@@ -9,7 +9,7 @@ Differs from the paper: alpha's loss is linear in log alpha, as in the authors' 
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q; alpha_loss; alpha; entropy: mean -log pi of the
 policy's own actions; td_error: mean |target - Q| over critics; q: mean value of the actions taken; target; critic_, actor_ and alpha_grad_norm before
 clipping, and lr.
-Checked: tests/algos/test_sac.py (losses by hand for numbers and for choices, which gradient reaches what), tuned/sac/.
+Checked: tests/algos/test_actor_critics.py (losses by hand for numbers and for choices, which gradient reaches what), tuned/sac/.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class SAC(OffPolicyActorCritic):
         actor_loss = self.mean(alpha * own.log_prob - own.q)  # eq. 9
         actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)
 
-        alpha_loss = -self.mean(self.log_alpha * (own.log_prob.detach() + self.target_entropy))  # eq. 18
+        alpha_loss = -self.mean(self.log_alpha * (own.log_prob.detach() + self.wanted_entropy(obs)))  # eq. 18
         alpha_steps = self.alpha_optimizer.step(alpha_loss, clock)
 
         if (clock.updates + 1) % cfg.target_update_interval == 0:
@@ -104,6 +104,12 @@ class SAC(OffPolicyActorCritic):
                   "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}  # fmt: skip
         metrics = self.report(shares, critic=critic_steps, actor=actor_steps, alpha=alpha_steps)
         return Update(metrics | {"alpha": alpha}, {"priority": size})
+
+    def wanted_entropy(self, obs: Batch) -> float | Tensor:
+        """Of choices that a mask narrows: as much for the legal ones of each row [B]."""
+        if self.cfg.target_entropy != "auto" or "action_mask" not in obs:
+            return self.target_entropy
+        return 0.98 * obs["action_mask"][0].bool().sum(-1).float().log()
 
     def values(self, obs: Batch, is_first: Tensor, action: Tensor) -> Tensor:
         """Of the actions taken [E, B]."""

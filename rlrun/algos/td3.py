@@ -7,7 +7,7 @@ target_update_interval, of the targets; target_noise, target_noise_clip (section
 Differs from the paper: losses are halves of squared errors.
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: -Q1 of the policy's own actions, when it is stepped; td_error: mean
 |target - Q| over critics; q: mean value of the actions taken; target; noise_scale; critic_grad_norm and actor_grad_norm before clipping; critic_lr, actor_lr.
-Checked: tests/algos/test_td3.py (losses by hand, the delays), tuned/td3/.
+Checked: tests/algos/test_actor_critics.py (losses by hand, the delays), tuned/td3/.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Options: num_critics, num_quantiles, dropped_quantiles (of each critic, d in the
 Differs from the paper: n_step and prioritized replay may be chosen.
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q; alpha_loss; alpha; entropy: mean -log pi of the
 policy's own actions; td_error: mean |mean target - Q|; q: mean value of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
-Checked: tests/algos/test_tqc.py (targets and losses by hand), tuned/tqc/.
+Checked: tests/algos/test_actor_critics.py (targets and losses by hand), tuned/tqc/.
 """
 
 from __future__ import annotations

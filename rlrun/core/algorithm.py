@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
+from rlrun.core.errors import RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable
 from rlrun.core.moments import Moments, RunningMoments, merged
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
@@ -161,10 +162,13 @@ class Algorithm(nn.Module):
         }
 
     def load_state(self, state: dict) -> None:
-        """The reverse of state(). Raises RuntimeError or ValueError when shapes or names differ."""
-        self.load_state_dict(state["module"])
-        for name, optimizer in self.optimizers():
-            optimizer.load_state_dict(state["optimizers"][name])
+        """The reverse of state(). RunFailed when shapes or names differ."""
+        try:
+            self.load_state_dict(state["module"])
+            for name, optimizer in self.optimizers():
+                optimizer.load_state_dict(state["optimizers"][name])
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise RunFailed(f"the checkpoint does not fit this config: {str(error).splitlines()[-1].strip()}") from error
         rng = state["rng"].cpu()
         if rng.numel() == self.ctx.rng.get_state().numel():
             self.ctx.rng.set_state(rng)

@@ -25,7 +25,8 @@ class FromPopulation:
     noise_size: int  # numbers in the table
     eval_share: float  # of the episodes beside them, by the unperturbed policy
     action_noise: float
-    reward_offset: float  # taken from every reward in what is learnt from
+    reward_offset: float = 0.0  # taken from every reward in what is learnt from
+    reward_signs: bool = False  # what is learnt from are sums of rewards' signs
 
 
 class Played(NamedTuple):
@@ -33,7 +34,7 @@ class Played(NamedTuple):
 
     ret: float
     length: int
-    fitness: float  # what is learnt from: the return less the offset of every step
+    fitness: float  # what is learnt from: the return less the offset of every step, or the sum of rewards' signs
 
 
 class Rollout(NamedTuple):
@@ -48,6 +49,7 @@ class Report(NamedTuple):
     """What a sampler has played."""
 
     worker: int
+    order: int  # among those of an update
     rollouts: tuple[Rollout, ...]
     evaluations: tuple[Played, ...]  # by the unperturbed policy
     env_steps: int

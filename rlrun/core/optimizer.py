@@ -49,6 +49,7 @@ def gathered(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
     with torch.no_grad():
         for start, parameter in zip(ends, parameters, strict=False):
             place = whole.detach().as_strided(parameter.shape, parameter.stride(), start)  # as dense as it was, in whatever order
+            assert torch.empty_like(parameter).stride() == parameter.stride(), "a view with gaps or overlaps cannot move"
             place.copy_(parameter)
             parameter.data, parameter.gathered = place, True  # type: ignore[attr-defined]
     return whole
@@ -153,20 +154,23 @@ class Optimizer:
         known = {name: self._parts(value) if value.shape == self.whole.shape else [value] * len(places) for name, value in state["state"].get(0, {}).items()}
         each = {place: {name: values[place] for name, values in known.items()} for place in places} if known else {}
         groups = [{**group, "params": list(places)} for group in state["param_groups"]]
-        return {"inner": {"state": each, "param_groups": groups}, "skipped": self.skipped, "lr_scale": self.lr_scale}
+        return {"inner": {"state": each, "param_groups": groups}, "skipped": self.skipped, "lr_scale": self.lr_scale, "kind": self.cfg.kind}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
-        """What a config says of the optimiser stays as it is here: population-based training may have changed it. ValueError when it is another's state."""
-        each = state["inner"]["state"]
+        """What a config says of the optimiser stays as it is here: population-based training may have changed it. A parameter without statistics has had no
+        gradient yet. ValueError when it is another kind of optimiser's state, or one over other parameters."""
+        each, kind = state["inner"]["state"], state.get("kind", self.cfg.kind)
+        if kind != self.cfg.kind:
+            raise ValueError(f"the saved optimiser is {kind}, this one {self.cfg.kind}")
         if each:
             self._begin()
-            statistics = self.inner.state[self.stepped]
-            if len(each) != len(self.parameters) or any(one.keys() != statistics.keys() for one in each.values()):
-                raise ValueError(f"it is the state of another optimiser than {self.cfg.kind} over {len(self.parameters)} parameters")
-            for name, value in statistics.items():
-                saved = [each[place][name] for place in range(len(self.parameters))]
-                for part, one in zip(self._parts(value) if value.shape == self.whole.shape else [value], saved, strict=False):
-                    part.copy_(one)
+            if any(place >= len(self.parameters) for place in each):
+                raise ValueError(f"the saved optimiser has {1 + max(each)} parameters, this one {len(self.parameters)}")
+            for name, value in self.inner.state[self.stepped].items():
+                whole = value.shape == self.whole.shape
+                for place, part in enumerate(self._parts(value)) if whole else [(next(iter(each)), value)]:
+                    if name in each.get(place, {}):  # momentum may have been 0
+                        part.copy_(each[place][name])
         self.skipped = state["skipped"]
         self.lr_scale = state.get("lr_scale", 1.0)  # not in checkpoints of before it existed

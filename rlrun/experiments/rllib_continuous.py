@@ -111,7 +111,8 @@ def _deterministic(one: Translation) -> None:
     elif ours == "gaussian":
         one.set(f"{at}.exploration.std", float(one.get(f"{group}.stddev", "act_noise", default=0.1)), f"{group}.stddev", "act_noise")
     else:
-        one.set(f"{at}.exploration.std", float(one.get(f"{group}.initial_stddev", default=0.2)), f"{group}.initial_stddev")
+        one.set(f"{at}.exploration.std", float(one.get(*sigma_keys, default=0.2)), *sigma_keys, why="how far actions are moved: the weights' deviation follows")
+        one.say(f"{group}.initial_stddev", "not mapped", why="the weights' noise begins with exploration.std and adapts to it")
     for key in (*base_keys, *sigma_keys, *theta_keys, "act_noise", f"{group}.stddev"):
         one.say(key, "dropped", why=f"exploration.kind={ours} has it not")
     _scale(one, at, group)
@@ -153,5 +154,6 @@ def _evolution(one: Translation) -> None:
         one.set("algo.episodes_per_batch", episodes + episodes % 2, "episodes_per_batch")
     else:
         one.say("train_batch_size", "dropped", why="an update has num_rollouts perturbations")
+        one.set("algo.reward_offset", abs(float(one.get("offset", default=0.0))), "offset", why="RLlib takes away its size, whatever the sign")
     for key in ("batch_mode", "rollout_fragment_length", "sample_batch_size", "num_envs_per_worker"):
         one.say(key, "dropped", why="whole episodes are played")

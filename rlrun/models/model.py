@@ -186,7 +186,7 @@ class Model:
             return None
         parts = [(path, part) for path, part in leaves(spec.observation) if isinstance(part, Box)]
         if not parts:
-            raise UserError(f"model.observation_filter=mean_std is for numbers and pixels, but {spec.name} observes {spec.observation}")
+            raise UserError(f"model.observation_filter=mean_std is for numbers and pixels, but {spec.name} observes {spec.observation}; try model=plain")
         return ObservationFilters(parts, self.cfg.observation_clip)
 
     def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead | EmbeddedHead:

@@ -158,7 +158,7 @@ class DeterministicPolicy(Actor):
         """Seen observations [B, ...] -> actions [B, D] to try, and what their columns carry on."""
         explore, changed, action = self.explore, {}, best
         if self.episodes is not None:  # Plappert et al. 2018, appendix C: as far apart as noise of this deviation would move the actions
-            noise, deviation = self.episodes.begin(state, is_first, explore.std, torch.sqrt, rng)
+            noise, deviation = self.episodes.begin(state, is_first, explore.std * explore.scale(clock), torch.sqrt, rng)
             action = self.episodes.outputs(obs, is_first, noise * deviation.unsqueeze(1))
             changed = self.episodes.note(state, is_first, noise, deviation, (action - best).square().mean(-1))
         else:
@@ -274,6 +274,8 @@ class DeterministicActorCritic(OffPolicyActorCritic):
 
     def renew_targets(self) -> None:
         self.target_actor.load_state_dict(self.policy.net.state_dict())
+        if self.policy.critic is not None:
+            self.target_critic.load_state_dict(self.critic.state_dict())
 
 
 def target_entropy_of(space: Box | Discrete, asked: float | str) -> float:

@@ -157,7 +157,7 @@ class EvolutionConfig:
 class Evolution(Algorithm):
     """An algorithm that moves a PerturbedPolicy by the returns of its perturbations."""
 
-    PIECES = 256  # of the table that are weighed in one product
+    NUMBERS = 2**24  # of the table that are weighed in one product
     cfg: EvolutionConfig
     policy: PerturbedPolicy
 
@@ -189,7 +189,8 @@ class Evolution(Algorithm):
         """sum_i weight_i noise_i [P], where noise_i begins at offset_i; weight, offset [N]."""
         assert self.noise is not None
         total = torch.zeros(self.policy.size)
-        for weights, offsets in zip(weight.split(self.PIECES), offset.split(self.PIECES), strict=True):
+        count = max(1, self.NUMBERS // self.policy.size)
+        for weights, offsets in zip(weight.split(count), offset.split(count), strict=True):
             total += weights @ torch.stack([self.noise.piece(start, self.policy.size) for start in offsets.tolist()])
         return total
 

@@ -85,5 +85,5 @@ def gathered(reports: list[Report]) -> Batch:
         offset=torch.tensor([rollout.offset for rollout in rollouts], dtype=torch.int64),
         fitness=torch.tensor([[one.fitness for one in pair] for pair in pairs], dtype=torch.float32).view(-1, 2),
         ret=torch.tensor([[one.ret for one in pair] for pair in pairs], dtype=torch.float32).view(-1, 2),
-        evaluation=torch.tensor([one.ret for report in sorted(reports, key=lambda r: r.worker) for one in report.evaluations], dtype=torch.float32),
+        evaluation=torch.tensor([one.ret for report in sorted(reports, key=lambda r: r.order) for one in report.evaluations], dtype=torch.float32),
     )

@@ -130,6 +130,7 @@ class Columns:
         """Breaks every column: its next row is dead and the one after begins an episode with seeds of this generation. Unfinished episodes are
         not counted. Bit-exact resume stands on this: no environment's state has to be saved."""
         self.generation = generation
+        self.obs = own(self.obs)  # what the last row ended with, which environments that reuse their memory would write over
         self.fresh = own(self.env.reset(generation))
         self.info = {}
         self.returns[:], self.lengths[:], self.discounted[:] = 0.0, 0, 0.0

@@ -68,7 +68,7 @@ class Player:
 
     def __init__(self, crew: Crew, number: int, policy: Any):
         self.crew, self.number, self.policy = crew, number, policy
-        self.env = crew.make_env(number, crew.columns)
+        self.env = crew.make_env(0, crew.columns)  # seeds are the order's, whoever plays it
         self.box = self.env.spec.action.kind == "box"
 
     def play(self, order: Order, clock: Clock, alive: Callable[[], None] = lambda: None) -> Report:
@@ -93,7 +93,7 @@ class Player:
         is_first = np.ones(columns, dtype=bool)
         for column in range(columns):
             begin(column)
-        returns, lengths = np.zeros(columns), np.zeros(columns, dtype=np.int64)
+        returns, signs, lengths = np.zeros(columns), np.zeros(columns), np.zeros(columns, dtype=np.int64)
         played: dict[Task, Played] = {}
         evaluations: list[Played] = []
         moments = _Observed(self.policy)
@@ -113,6 +113,7 @@ class Player:
                 live = step.valid & busy
                 moments.note(seen["observation"], live)
                 returns += step.reward
+                signs += np.sign(step.reward)
                 lengths += live
                 steps += int(live.sum())
                 obs, is_first = map_rows(step.obs, np.array), step.is_first
@@ -120,12 +121,13 @@ class Player:
                     task = doing[column]
                     if task is not None:
                         length = int(lengths[column])
-                        one = Played(float(returns[column]), length, float(returns[column]) - crew.asked.reward_offset * length)
+                        fitness = signs[column] if crew.asked.reward_signs else returns[column] - crew.asked.reward_offset * length
+                        one = Played(float(returns[column]), length, float(fitness))
                         if task.sign:
                             played[task] = one
                         else:
                             evaluations.append(one)
-                    returns[column], lengths[column] = 0.0, 0
+                    returns[column], signs[column], lengths[column] = 0.0, 0.0, 0
                     begin(column)
                 policy_sec += acted - started
                 env_sec += stepped - acted
@@ -133,7 +135,7 @@ class Player:
                     last = time.monotonic()
                     alive()
         rollouts = tuple(Rollout(offsets[i], played[Task(i, 1)], played[Task(i, -1)]) for i in range(count))
-        return Report(self.number, rollouts, tuple(evaluations), steps, (env_sec, policy_sec), moments.result())
+        return Report(self.number, order.number, rollouts, tuple(evaluations), steps, (env_sec, policy_sec), moments.result())
 
     def close(self) -> None:
         self.env.close()
@@ -261,7 +263,8 @@ class Population:
                 self.playing.pop(worker, None)
                 self.steps += message.env_steps
                 reports.append(message)
-        silent = [worker for worker in self.playing if now - self.heard[worker] > self.crew.timeout_sec]
+        gone = {worker for worker, _ in lost}
+        silent = [worker for worker in self.playing if worker not in gone and now - self.heard[worker] > self.crew.timeout_sec]
         lost += [(worker, f"{worker.name} was silent for {self.crew.timeout_sec:.0f} s: its environment may hang") for worker in silent]
         for worker, reason in lost:
             self._leave_out(worker, reason)

@@ -35,12 +35,13 @@ def test_centered_ranks():
     torch.testing.assert_close(centered_ranks(torch.tensor([[4.0, 4.0]])), torch.zeros(1, 2))
 
 
-@pytest.mark.parametrize("mode, weight", [("centered_rank", [-0.6, 0.2, -0.2]), ("sign", [-1.0, 1.0, -1.0]), ("centered_sign_rank", [-0.25, 0.5, -0.25])])
+@pytest.mark.parametrize("mode, weight", [("centered_rank", [-0.8, 0.4, -0.2]), ("sign", [-39.0, 20.0, -10.0]), ("centered_sign_rank", [-0.8, 0.4, -0.2])])
 def test_es_by_hand(typed, mode, weight):
     """Plain gradient steps make the gradient visible."""
     made = algorithm(typed, "es", f"algo.return_processing={mode}", "algo.l2=0.1", "algo.lr=0.5", "algo.optimizer.kind=sgd")
-    fitness = [[1.0, 40.0], [50.0, 30.0], [10.0, 20.0]]  # ranks 0 4 5 3 1 2 of 5: differences -0.8, 0.4, -0.2
-    weight = torch.tensor([-0.8, 0.4, -0.2]) if mode == "centered_rank" else torch.tensor(weight)
+    assert made.asked(made.cfg).reward_signs == (mode != "centered_rank")
+    fitness = [[1.0, 40.0], [50.0, 30.0], [10.0, 20.0]]  # ranks 0 4 5 3 1 2 of 5
+    weight = torch.tensor(weight)
     before, size = made.policy.vector().detach(), made.policy.size
     noise = torch.stack([made.noise.numbers[start : start + size] for start in (7, 0, 300)])
     update = made.update(results(fitness, [7, 0, 300], [5.0, 7.0]), Clock())
@@ -58,6 +59,16 @@ def test_ars_by_hand(typed, used):
     step = sum((fitness[i, 0] - fitness[i, 1]) * made.noise.numbers[[7, 0, 300][i] :][:size] for i in chosen) / (used * fitness[chosen].std())
     made.update(results(fitness.tolist(), [7, 0, 300]), Clock())
     torch.testing.assert_close(made.policy.vector().detach(), before + 0.5 * step.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_noise_is_weighed_a_part_at_a_time(typed, monkeypatch):
+    """Perturbations of a convolutional policy together would fill gigabytes."""
+    made = algorithm(typed, "es")
+    weight, offset = torch.randn(9), torch.arange(9) * 11
+    whole = made.weighed(weight, offset)
+    for numbers in (1, 2 * made.policy.size):
+        monkeypatch.setattr(type(made), "NUMBERS", numbers)
+        torch.testing.assert_close(made.weighed(weight, offset), whole)
 
 
 def test_equal_returns_move_nothing(typed):

@@ -115,9 +115,8 @@ def test_optimizer_clips_schedules_and_survives_nan():
 
 
 def torch_s_own(kind, parameters):
-    made = {"adam": lambda p: torch.optim.Adam(p, lr=0.1), "radam": lambda p: torch.optim.RAdam(p, lr=0.1), "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5),
-            "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5)}  # fmt: skip
-    return made[kind](parameters)
+    more = {"momentum": 0.5} if kind in ("sgd", "rmsprop") else {}
+    return {"adam": torch.optim.Adam, "radam": torch.optim.RAdam, "sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop}[kind](parameters, lr=0.1, **more)
 
 
 @pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop", "sgd"])
@@ -156,10 +155,41 @@ def test_an_optimizer_s_state_is_by_parameter_and_another_one_s_is_refused():
     for one in (optimizer, again):
         one.step((one.parameters[0].square().sum() + one.parameters[1].square().sum()), Clock())
     assert all(torch.equal(p, q) for p, q in zip(optimizer.parameters, again.parameters, strict=True))
-    with pytest.raises(ValueError, match="another optimiser than adam over 1"):
+    with pytest.raises(ValueError, match="has 2 parameters, this one 1"):
         adam([torch.nn.Parameter(torch.ones(3))]).load_state_dict(state)
+    with pytest.raises(ValueError, match="is adam, this one radam"):
+        of("radam").load_state_dict(state)
     with pytest.raises(AssertionError, match="one optimiser"):
         adam([first])
+
+
+def of(kind, momentum=0.0, parameter=None):
+    cfg = OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.99, momentum=momentum, beta1=0.9, beta2=0.999)
+    return Optimizer([torch.nn.Parameter(torch.ones(3)) if parameter is None else parameter], cfg, Schedule.parse(0.1), 0.0)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "rmsprop"])
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.0), (0.9, 0.5)])
+def test_momentum_may_change_between_two_parts_of_a_run(kind, before, after):
+    first, second = of(kind, before), of(kind, after)
+    for _ in range(3):
+        first.step(first.parameters[0].square().sum(), Clock())
+    second.load_state_dict(first.state_dict())
+    for name, value in second.inner.state[second.whole].items():
+        known = first.inner.state[first.whole].get(name)
+        assert torch.equal(value, torch.zeros_like(value) if known is None else known)
+
+
+def test_a_parameter_that_had_no_gradient_yet_has_no_statistics_in_old_checkpoints():
+    made = adam([torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))])
+    made.step(made.parameters[0].sum(), Clock())
+    state = made.state_dict()
+    del state["inner"]["state"][1], state["kind"]
+    again = adam([torch.nn.Parameter(p.detach().clone()) for p in made.parameters])
+    again.load_state_dict(state)
+    for one in (made, again):
+        one.step(sum(p.sum() for p in one.parameters), Clock())
+    assert all(torch.equal(p, q) for p, q in zip(made.parameters, again.parameters, strict=True))
 
 
 def test_a_gradient_taken_away_comes_back():

@@ -14,7 +14,6 @@ from rlrun.core.errors import RunFailed
 from rlrun.core.evolution import NoiseTable
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.dataflow.workers import Workers
 from rlrun.runners.evolution import gathered
 from rlrun.samplers.population import Order, Player
 from rlrun.wiring import Wiring
@@ -72,6 +71,21 @@ def test_returns_belong_to_their_perturbation(typed):
     one.close()
 
 
+def test_whoever_plays_an_order_plays_the_same(typed):
+    made = wiring(typed, *SERIAL, "env=CartPole-v1", "algo.noise_std=0.5")
+    crew = made.crew(made.noise())._replace(columns=3)
+    players = [Player(crew, number, made.policy_factory(acting=True)()) for number in (0, 1)]
+    first, second = (one.play(Order(2, 4, 5, 2), Clock(0, 3)) for one in players)
+    assert first.rollouts == second.rollouts and first.evaluations == second.evaluations and len({side.ret for pair in first.rollouts for side in pair[1:]}) > 1
+
+
+def test_signs_of_rewards_are_learnt_from_where_they_are_asked_for(typed):
+    made = wiring(typed, *SERIAL, "env=Pendulum-v1", "algo.return_processing=sign", algo="es")
+    one = Player(made.crew(made.noise())._replace(columns=2), 0, made.policy_factory(acting=True)())
+    report = one.play(Order(0, 0, 1, 0), Clock())
+    assert all(side.fitness == -200.0 > side.ret for side in report.rollouts[0][1:])
+
+
 def test_the_filter_sees_what_players_saw(typed):
     one = player(typed, "env=rlrun/Counting-v0", "++env.kwargs.length=5")
     report = one.play(Order(0, 0, 2, 0), Clock())
@@ -81,7 +95,7 @@ def test_the_filter_sees_what_players_saw(typed):
 
 
 @pytest.mark.parametrize("algo", ["es", "ars"])
-def test_the_same_seed_is_the_same_run_and_resume_is_exact(typed, tmp_path, algo):
+def test_the_same_seed_is_the_same_run(typed, tmp_path, algo):
     few = ["algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"] if algo == "es" else ["algo.num_rollouts=4", "algo.rollouts_used=2"]
     words = [*SERIAL, "env=CartPole-v1", *few, "env_steps=4000"]
     runs = []
@@ -143,17 +157,38 @@ def test_a_killed_player_is_left_out_and_the_last_one_ends_the_run(typed):
     algorithm, people, told = population(typed)
     try:
         people.begin(algorithm.policy, Clock())
+        one_update(people)
         victim, other = people.workers.members
+        os.kill(victim.process.pid, signal.SIGSTOP)
+        people.begin(algorithm.policy, Clock(0, 1))
+        lost = people.playing[victim].pairs
         os.kill(victim.process.pid, signal.SIGKILL)
         reports = one_update(people)
         assert people.workers.members == [other] and len(told) == 1 and "sampler-0 was killed by SIGKILL" in told[0] and "1 of 2 samplers go on" in told[0]
-        assert 0 < len(gathered(reports).offset) <= 12
-        people.begin(algorithm.policy, Clock(0, 1))
+        assert lost > 0 and len(gathered(reports).offset) == 12 - lost, "nobody plays what was lost"
+        people.begin(algorithm.policy, Clock(0, 2))
         assert len(gathered(one_update(people)).offset) == 12, "the other plays all of it"
         os.kill(other.process.pid, signal.SIGKILL)
-        people.begin(algorithm.policy, Clock(0, 2))
+        people.begin(algorithm.policy, Clock(0, 3))
         with pytest.raises(RunFailed, match="No sampler is left"):
             one_update(people)
+    finally:
+        people.close()
+
+
+def test_a_player_that_died_while_nobody_listened_is_lost_once(typed):
+    """Evaluating or saving may take longer than the patience for silence."""
+    algorithm, people, told = population(typed, "runner.queue_timeout_sec=1")
+    try:
+        people.begin(algorithm.policy, Clock())
+        one_update(people)
+        victim = people.workers.members[0]
+        os.kill(victim.process.pid, signal.SIGSTOP)
+        people.begin(algorithm.policy, Clock(0, 1))
+        os.kill(victim.process.pid, signal.SIGKILL)
+        time.sleep(1.5)
+        one_update(people)
+        assert len(told) == 1 and "was killed by SIGKILL" in told[0] and len(people.workers.members) == 1
     finally:
         people.close()
 
@@ -186,9 +221,3 @@ def test_the_table_is_shared_not_copied():
     table = NoiseTable(1000, Seeds(3))
     assert table.numbers.is_shared() and abs(table.numbers.mean()) < 0.15 and abs(table.numbers.std() - 1) < 0.1
     assert torch.equal(table.numbers, NoiseTable(1000, Seeds(3)).numbers) and table.piece(5, 3).data_ptr() == table.numbers.data_ptr() + 20
-
-
-def test_workers_that_died_are_told_apart_from_those_that_speak():
-    workers = Workers()
-    messages, lost = workers.receive_from_survivors(0.0)
-    assert messages == [] and lost == []
