@@ -240,6 +240,20 @@ def test_a_full_disk_costs_a_checkpoint_not_the_run(tmp_path, monkeypatch):
     verify(tmp_path / checkpoints.names()[0])
 
 
+def test_a_run_whose_last_checkpoint_is_missing_has_failed(tmp_path, monkeypatch, capfd):
+    real, calls = Checkpoints.save, []
+
+    def full(self, env_steps, *args):
+        calls.append(env_steps)
+        return real(self, env_steps, *args) if len(calls) == 1 else None
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    assert train(tmp_path / "run", "env=CartPole-v1", "checkpoint.every=300", "env_steps=600") == 1
+    said = capfd.readouterr()
+    assert "FAILED" in said.out and "last checkpoint could not be written: the newest one is from 3" in said.err and "free some space" in said.err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
+
+
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_exits(tmp_path, number, code):
     threading.Timer(2.0, lambda: os.kill(os.getpid(), number)).start()

@@ -125,4 +125,4 @@ class SAC(OffPolicyActorCritic):
             q = critic.of(features, None)[..., 0].min(0).values
             return Soft((probability * q).sum(-1), (probability * log_probs).sum(-1))
         action, log_prob = dist.rsample(self.ctx.rng, self.ctx.ranks.rank, self.ctx.ranks.world)
-        return Soft(critic.of(features, action.flatten(1))[..., 0].min(0).values, log_prob)
+        return Soft(critic.of(features, self.policy.flat(action))[..., 0].min(0).values, log_prob)

@@ -81,7 +81,7 @@ class TQC(OffPolicyActorCritic):
         alpha = self.log_alpha.detach().exp()
         with torch.no_grad():
             next_action, next_log_prob = self.policy.output(*then)[0].rsample(self.ctx.rng, ranks.rank, ranks.world)
-            pooled = self.target_critic(*then, next_action.flatten(1)).transpose(0, 1).flatten(1)  # [B, E K]
+            pooled = self.target_critic(*then, self.policy.flat(next_action)).transpose(0, 1).flatten(1)  # [B, E K]
             smallest = pooled.sort(-1).values[:, : self.kept]
             target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])  # [B, kept], eq. 10
 
@@ -93,7 +93,7 @@ class TQC(OffPolicyActorCritic):
         critic_steps = self.critic_optimizer.step(critic_loss + self.l2(self.critic), clock)
 
         action, log_prob = self.policy.output(*now)[0].rsample(self.ctx.rng, ranks.rank, ranks.world)
-        value = self.critic.of(self.fixed_features(*now), action.flatten(1)).mean((0, 2))  # [B], nothing cut off: eq. 13
+        value = self.critic.of(self.fixed_features(*now), self.policy.flat(action)).mean((0, 2))  # [B], nothing cut off: eq. 13
         actor_loss = self.mean(alpha * log_prob - value)
         actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)
 

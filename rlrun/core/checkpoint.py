@@ -110,9 +110,10 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:  # torch.save says RuntimeError on a full disk
             shutil.rmtree(temporary, ignore_errors=True)
             self.failures += 1
+            said = str(error) if isinstance(error, OSError) else f"no space left? ({str(error).splitlines()[0]})"
             if self.failures >= MAX_FAILURES:
-                raise RunFailed(f"{MAX_FAILURES} checkpoints in a row could not be written to {self.directory}: {error}") from error
-            warnings.warn(f"the checkpoint at {env_steps} env steps could not be written and is left out: {error}", stacklevel=2)
+                raise RunFailed(f"{MAX_FAILURES} checkpoints in a row could not be written to {self.directory}: {said}") from error
+            warnings.warn(f"the checkpoint at {env_steps} env steps could not be written and is left out: {said}", stacklevel=2)
             return None
         self.failures = 0
         self._rotate()

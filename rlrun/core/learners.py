@@ -99,6 +99,7 @@ class Follower:
         self.breaks: list[Callable[[int], None]] = []
         self.generation = 0
         self.settle: Callable[[], Clock] | None = None
+        self.ahead = 0
         self.clock = Clock()
 
     def begin(self, algorithm: Algorithm) -> Clock:

@@ -67,6 +67,7 @@ class Job(Protocol):
     timers: Timers
     breaks: list[Callable[[int], None]]  # what else forgets its rows when an exact run breaks its columns
     generation: int  # of env seeds: how often this run has been started, or (exact) checkpointed
+    ahead: int  # env steps taken for an update that is not made yet, which count with it: set by runners whose updates take whole episodes
     settle: Callable[[], Clock] | None  # set by runners whose learners do not wait: holds them, and returns the clock of all that they have done
 
     def begin(self, algorithm: Algorithm) -> Clock: ...
@@ -128,6 +129,7 @@ class Run:
         self.wall_before = 0.0
         self.started = self.last_log = self.last_save = self.last_best = time.monotonic()
         self.last_log_steps = 0
+        self.ahead = 0
         self.save_at_end = True
         self.first_counted = 0  # column; those before it explore too much to count (Ape-X)
         self.replay: Any = None  # and its limiter, where the runner has one
@@ -318,6 +320,9 @@ class Run:
                 tensors["replay"] = {"replay": self.replay.state(), "limiter": self.limiter.state()}
                 rows = self._save_rows if self.replay.saved else None
             saved = self.checkpoints.save(self.clock.env_steps, tensors, run, best, rows)
+            if saved is None and self.status != "RUNNING":
+                newest = f"the newest one is from {int(self.checkpoints.names()[-1])}" if self.checkpoints.names() else "there is none"
+                raise RunFailed(f"the run ended ({self.reason}), but its last checkpoint could not be written: {newest}; free some space and resume")
             if self.exact:
                 self.sampler.restart(self.generation)
                 for forget in self.breaks:
@@ -343,7 +348,7 @@ class Run:
             "time_sec": self.wall_sec,
             "updates": self.clock.updates,
             **{f"sample/{name}": value for name, value in self.episodes.metrics().items()},
-            "sample/env_steps_per_sec": (self.clock.env_steps - self.last_log_steps) / seconds,
+            "sample/env_steps_per_sec": (self.clock.env_steps + self.ahead - self.last_log_steps) / seconds,
             **{f"sample/{name}": value for name, value in sample.items()},
             **{f"learn/{name}": value for name, value in self.learn.result().items()},
             **{f"time/{name}": value for name, value in self.timers.result().items()},
@@ -355,7 +360,9 @@ class Run:
             row["sample/queued_fragments"] = queued
         row |= self.eval_row
         self.eval_row = {}
-        self.last_log, self.last_log_steps = now, self.clock.env_steps
+        if self.ahead:
+            row["sample/ahead"] = self.ahead
+        self.last_log, self.last_log_steps = now, self.clock.env_steps + self.ahead
         head = {name: row.pop(name) for name in ("env_steps", "time_sec", "updates")}
         row = {**head, **finite(row)}
         self._tell("on_log", row)

@@ -136,13 +136,14 @@ class Box:
         return Field(self.shape, torch_dtype(self.dtype))
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """[B, ...] rows' actions -> the env's: [-1, 1] is stretched over a bounded box and clipped to it; an unbounded one is unchanged."""
+        """[B, ...] rows' actions -> the env's: [-1, 1] is stretched over a bounded box and clipped to it; where a bound is missing numbers are the
+        env's own, clipped to those there are."""
         if not np.isfinite(action).all():
             raise ValueError("a non-finite action: has the policy's output become NaN?")
-        if not self.bounded:
-            return action.astype(self.dtype)
         low = np.asarray(self.low, dtype=np.float64).reshape(self.shape)
         high = np.asarray(self.high, dtype=np.float64).reshape(self.shape)
+        if not self.bounded:
+            return np.clip(action, low, high).astype(self.dtype)
         return (low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low)).astype(self.dtype)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.core.memory import keep_freed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
@@ -47,7 +47,10 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
         os._exit(0)  # the parent is gone
     except BaseException as error:
         try:
-            pipe.send(_Failure((str(error) if isinstance(error, RunFailed | UserError) else traceback.format_exc(),)))
+            says_it = isinstance(error, RunFailed | UserError) or (
+                isinstance(error, EnvError) and error.__cause__ is None
+            )  # else: where the user's code failed
+            pipe.send(_Failure((str(error) if says_it else traceback.format_exc(),)))
         except OSError:
             pass  # the parent is gone, or does not listen any more
         finally:

@@ -42,7 +42,8 @@ class Lines:
         self.total = total
 
     def log(self, row: dict[str, Any]) -> None:
-        parts = [f"{row['env_steps']:>11,}/{self.total:,} steps", f"{row['sample/env_steps_per_sec'] or 0:>7,.0f}/s"]
+        ahead = f" (+{row['sample/ahead']:,.0f})" if row.get("sample/ahead") else ""
+        parts = [f"{row['env_steps']:>11,}{ahead}/{self.total:,} steps", f"{row['sample/env_steps_per_sec'] or 0:>7,.0f}/s"]
         if row["sample/return_mean"] is None:
             parts.append("no finished episode yet")
         else:

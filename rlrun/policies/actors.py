@@ -101,7 +101,7 @@ class Actor(Policy):
 
     def flat(self, action: Tensor) -> Tensor | None:
         """A row's actions [B, *shape] -> [B, D]; None of discrete ones."""
-        return action.flatten(1) if isinstance(self.spec.action, Box) else None
+        return action.reshape(len(action), -1) if isinstance(self.spec.action, Box) else None
 
 
 class DeterministicPolicy(Actor):
@@ -179,9 +179,14 @@ class StochasticActor(Actor):
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int):
         kind, log_std = model.cfg.action_distribution, model.cfg.log_std
-        if isinstance(spec.action, Box) and kind == "gaussian":
-            raise UserError("model.action_distribution=gaussian has no bounds: this algorithm needs squashed_gaussian or beta")
-        super().__init__(spec, model, cfg, random_steps, lambda inputs: action_head(spec.action, inputs, model.linear, kind, log_std))
+
+        def head(inputs: int) -> nn.Module:
+            if isinstance(spec.action, Box) and kind == "gaussian":
+                raise UserError("model.action_distribution=gaussian, which other models begin with, has no bounds: this algorithm needs squashed_gaussian "
+                                "(as model=plain has it) or beta")  # fmt: skip
+            return action_head(spec.action, inputs, model.linear, kind, log_std)
+
+        super().__init__(spec, model, cfg, random_steps, head)
         self.kind = kind if isinstance(spec.action, Box) else "categorical"
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:

@@ -54,12 +54,14 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             with job.timers("wait"):
                 new = population.take()
             reports += new
-            clock = clock.after(env_steps=job.collected([header(report, clock) for report in new]))
+            job.ahead += sum(report.env_steps for report in new)
             if not population.done:
                 continue
             if not any(report.rollouts for report in reports):  # all of them were lost with their samplers
                 population.begin(algorithm.policy, clock)
                 continue
+            # counted with their update: a run that ends before it will play the same episodes again
+            clock, job.ahead = clock.after(env_steps=job.collected([header(report, clock) for report in reports])), 0
             with job.timers("learn"):
                 update = algorithm.update(gathered(reports), clock)
             clock = clock.after(updates=1)

@@ -3,6 +3,8 @@
 import copy
 import math
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from conftest import SMALL
@@ -20,6 +22,29 @@ from rlrun.wiring import Wiring, preflight
 
 WORDS = [*SMALL, "model.hidden=[]", "algo.learning_starts=30", "replay.capacity=300", "algo.actor.hidden=[8]", "algo.critic.hidden=[8]", "algo.discount=0.5",
          "algo.random_steps=0", "algo.target_update_interval=100"]  # fmt: skip
+
+
+class Moved(gymnasium.Env):
+    """Refuses actions outside its space."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+    def __init__(self, low, high):
+        self.action_space = gymnasium.spaces.Box(low, high, (), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.rows = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(np.asarray(action, np.float32)), action
+        self.rows += 1
+        return np.zeros(2, np.float32), float(action), False, self.rows == 5, {}
+
+
+gymnasium.register("tests/Scalar-v0", lambda **kwargs: Moved(-2.0, 3.0))
+gymnasium.register("tests/Half-v0", lambda **kwargs: Moved(0.0, np.inf))
 
 
 def algorithm(typed, algo, *words, env="Pendulum-v1"):
@@ -231,6 +256,18 @@ def test_targets_begin_anew_with_given_weights(typed, algo):
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc"])
+def test_one_number_without_a_shape_is_an_action_too(typed, algo):
+    wiring, made, sampler = start(typed, algo, "env=tests/Scalar-v0")
+    assert wiring.spec.action.shape == () and made.policy.flat(torch.zeros(3)).shape == (3, 1)
+    replay = wiring.replay(0)
+    for _ in range(20):
+        fragments = sampler.take(1)
+        replay.add(fragments[0])
+        sampler.free(fragments)
+    made.update(replay.sample(8, Clock()), Clock())
+
+
+@pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc"])
 def test_every_loss_moves_its_own_net_alone(typed, algo):
     made = algorithm(typed, algo, *(["algo.policy_delay=1"] if algo == "td3" else []))
     step, changed = Optimizer.step, []
@@ -427,7 +464,9 @@ def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
         (["algo=sac", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=inf"], "has unbounded actions"),
         (["algo=td3", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=-1.0"], "an action whose lowest value is its highest"),
         (["algo=ddpg", "env=Pendulum-v1", "model=lstm"], "without memory"),
-        (["algo=sac", "env=Pendulum-v1", "model.action_distribution=gaussian"], "needs squashed_gaussian or beta"),
+        (["algo=sac", "env=Pendulum-v1", "model.action_distribution=gaussian"], r"needs squashed_gaussian \(as model=plain has it\) or beta"),
+        (["algo=sac", "env=Pendulum-v1", "model=lstm"], "without memory"),
+        (["algo=ddpg", "env=tests/Half-v0"], "has unbounded actions"),
         (["algo=sac", "env=Pendulum-v1", "algo.input_priorities=true", "replay=prioritized"], "ddpg and td3 can"),
         (["algo=sac", "env=Pendulum-v1", "algo.initial_alpha=0"], "initial_alpha must be positive"),
         (["algo=td3", "env=Pendulum-v1", "algo.policy_delay=0"], "policy_delay must be at least 1"),

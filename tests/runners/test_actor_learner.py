@@ -31,6 +31,7 @@ def run_counting(typed, tmp_path, kind, *words, env_steps=600):
 def run_wired(wiring, tmp_path, evaluate=None):
     """(algorithm, job, log rows) of a finished run."""
     cfg = wiring.config.run
+    tmp_path.mkdir(exist_ok=True)
     logger = Rows()
     made = []
     original = wiring.algorithm

@@ -12,6 +12,7 @@ from test_actor_learner import run_wired
 
 from rlrun.core.errors import RunFailed
 from rlrun.core.evolution import NoiseTable
+from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.runners.evolution import gathered
@@ -103,6 +104,28 @@ def test_the_same_seed_is_the_same_run(typed, tmp_path, algo):
         made, _, rows = run_wired(wiring(typed, *words, algo=algo), tmp_path / name)
         runs.append((made.policy.vector().detach(), rows[-1]["env_steps"]))
     assert torch.equal(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
+
+
+def test_what_an_unfinished_update_played_does_not_count(typed, tmp_path):
+    """A run ends after an update, or as it stood before it: played again by a resume, its episodes would count twice."""
+    words = ["env=rlrun/Counting-v0", "++env.kwargs.length=5", "algo.num_rollouts=40", "algo.rollouts_used=40", "algo.eval_share=1", "log_every_sec=0.001"]
+    few = ["resources.inference=local", "resources.num_samplers=1", "resources.envs_per_sampler=2", "model=plain", *TINY]
+    _, job, rows = run_wired(wiring(typed, *few, *words, "env_steps=1"), tmp_path)
+    assert job.status == "COMPLETED" and job.clock.updates == 1 and job.clock.env_steps >= 40 * 2 * 5
+    ahead = [row["sample/ahead"] for row in rows if "sample/ahead" in row]
+    assert ahead == sorted(ahead) and 0 < ahead[0] < job.clock.env_steps and {row["env_steps"] for row in rows} == {0, job.clock.env_steps}
+    tick, ticks = Run.tick, []
+
+    def interrupted(self, clock, update):
+        ticks.append(self.ahead)
+        if self.ahead > 0:
+            self.signals.stop = signal.SIGINT
+        return tick(self, clock, update)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "tick", interrupted)
+        _, job, rows = run_wired(wiring(typed, *few, *words, "env_steps=1"), tmp_path)
+    assert job.status == "INTERRUPTED" and ticks[-1] > 0 and job.clock == Clock(0, 0) and job.episodes.count == 0
 
 
 @pytest.mark.parametrize("algo", ["es", "ars"])
