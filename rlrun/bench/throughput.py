@@ -285,7 +285,8 @@ def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, 
         raise UserError(f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates in {job.wall_sec:.0f} s{starts}")
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
     counted = [row for row in learnt if row["time_sec"] >= warm]
-    reached = (counted[-1]["env_steps"] - counted[0]["env_steps"]) / (counted[-1]["time_sec"] - counted[0]["time_sec"])
+    first, last = (row["env_steps"] + row.get("sample/ahead", 0) for row in (counted[0], counted[-1]))
+    reached = (last - first) / (counted[-1]["time_sec"] - counted[0]["time_sec"])
     lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
     names = {name for row in counted for name in row if name.startswith("time/") and name.endswith("_share") and name != "time/sampler_env_share"}
     shares = {name[5:-6]: statistics.mean(row.get(name) or 0.0 for row in counted) for name in sorted(names)}

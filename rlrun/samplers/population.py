@@ -236,7 +236,11 @@ class Population:
         if left > 0:
             count = left if self.bus is None else min(left, max(count, -(-left // (2 * players))))
         chance = self.crew.seeds.numpy("evaluations", self.clock.updates, self.orders)
-        order = Order(self.orders, self.handed, count, int(chance.binomial(count, self.asked.eval_share)))
+        evaluations = int(chance.binomial(count, self.asked.eval_share))
+        over = (2 * count + evaluations) % self.crew.columns  # episodes of a last round in which most columns would be idle
+        if self.bus is not None and 2 * count + evaluations > self.crew.columns and count > (over + 1) // 2:
+            count -= (over + 1) // 2
+        order = Order(self.orders, self.handed, count, evaluations)
         self.handed += count
         self.orders += 1
         return order
