@@ -93,7 +93,9 @@ class Optimizer:
         gradient = self.whole.grad
         assert gradient is not None
         gradient.zero_()
+        begin, width = self.whole.data_ptr(), self.whole.element_size()
         for parameter, place in zip(self.parameters, self.gradients, strict=True):
+            assert parameter.data_ptr() == begin + width * place.storage_offset(), "a parameter was moved after its optimiser was made: steps would miss it"
             parameter.grad = place
         for part in (loss,) if isinstance(loss, Tensor) else loss:
             part.backward(inputs=self.parameters)  # a critic that an actor learns through gets no gradient

@@ -43,7 +43,7 @@ def fold_n_step(reward: Tensor, terminated: Tensor, valid: Tensor, discount: flo
     """
     assert reward.ndim == 2 and reward.shape == terminated.shape == valid.shape, (reward.shape, terminated.shape, valid.shape)
     if len(reward) == 1:
-        return reward[0], (discount * ~terminated[0]).to(reward)
+        return reward[0], discount * (~terminated[0]).to(reward)
     total = torch.zeros_like(reward[0])
     follows = torch.ones_like(total)  # discount^k, 0 once terminated
     going = torch.ones_like(valid[0])

@@ -200,6 +200,14 @@ def test_a_gradient_taken_away_comes_back():
     assert torch.allclose(parameter, torch.full((3,), 0.9))
 
 
+def test_a_parameter_that_was_moved_is_noticed():
+    first, second = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    optimizer = adam([first, second])
+    second.data = second.data.clone()
+    with pytest.raises(AssertionError, match="was moved"):
+        optimizer.step((first + second).sum(), Clock())
+
+
 def test_a_checkpoint_holds_no_more_than_its_tensors(tmp_path):
     net, other = torch.nn.Linear(10, 10), torch.nn.Linear(300, 300)
     adam([*net.parameters(), *other.parameters()])
