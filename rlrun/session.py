@@ -28,7 +28,7 @@ from rlrun.wiring import Typed, Wiring, callbacks_of, checkpoints_of
 def run(wiring: Wiring, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
     """Trains; returns the exit code. `values` is the plain config that was saved."""
     keep_freed()
-    torch.set_num_threads(wiring.resources.learner_threads[0])
+    torch.set_num_threads(1)  # until the learner takes its own
     signals = Signals()
     signals.install()
     try:

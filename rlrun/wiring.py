@@ -25,7 +25,7 @@ from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.run import CheckpointConfig, EvalConfig, Job, Run, StopConfig
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
-from rlrun.core.threads import TunedThreads
+from rlrun.core.threads import Beside, TunedThreads
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company
 from rlrun.envs import registry
@@ -199,6 +199,7 @@ class Wiring:
         """`decided`: by the first learner, so that all use the same."""
         self.config = config
         self.ranks = ALONE
+        self.beside = Beside()
         self.cut: Cut | None = None
         self.seeds = Seeds(config.run.seed)
         self.spec = registry.make_spec(config.env, config.run.model.memory.prev_action, config.run.model.memory.prev_reward)
@@ -303,7 +304,7 @@ class Wiring:
             with torch.random.fork_rng(devices=[]):  # critics and other nets that never travel
                 torch.manual_seed(self.seeds.integer("init-learner"))
                 model = Model(self.config.run.model, self.resources.precision)
-                ctx = LearnerContext(self.device, rng, ranks=self.ranks, model=model, sparse=self.whole_after is not None)
+                ctx = LearnerContext(self.device, rng, self.beside, ranks=self.ranks, model=model, sparse=self.whole_after is not None)
                 made = self.config.algorithm(policy, self.spec, self.config.algo, ctx)
         except ValueError as error:
             raise UserError(f"algo={self.config.algo.name}: {error}") from None
@@ -346,6 +347,11 @@ class Wiring:
         return BatchedSampler(plan, self.device)
 
     @property
+    def threads(self) -> TunedThreads:
+        """Of a learner's updates."""
+        return TunedThreads(self.resources.learner_threads, beside=self.beside if self.config.algorithm.side_by_side else None)
+
+    @property
     def device(self) -> torch.device:
         """Of this learner."""
         device = self.resources.device
@@ -368,7 +374,7 @@ class Wiring:
             noise=self.noise,
             population=self.population,
             rng=lambda generation: self.seeds.generator("replay", generation, ranks.rank),
-            threads=TunedThreads(self.resources.learner_threads),
+            threads=self.threads,
             learners=1 if self.config.runner.lockstep else self.resources.num_learners,
             elsewhere=Elsewhere(self.config, self.resources),
         )
@@ -376,7 +382,9 @@ class Wiring:
     def learn(self, job: Job, ranks: Ranks = ALONE) -> None:
         """Runs the runner, as one of these learners."""
         module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
-        module.run(self.factories(ranks), self.config.runner, job)
+        make = self.factories(ranks)
+        make.threads.take(make.threads.chosen)
+        module.run(make, self.config.runner, job)
 
     def train(self, job: Run, saved: Path | None = None) -> None:
         """learn() with as many learners as were decided. `saved`: the checkpoint that a resumed job begins with."""

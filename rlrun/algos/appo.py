@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import LearnerContext, Needs, Update, polyak_
+from rlrun.core.algorithm import Follower, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
@@ -69,6 +69,7 @@ class APPO(ActorCritic):
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.following = Follower(self.target, policy)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
@@ -79,7 +80,7 @@ class APPO(ActorCritic):
         if (clock.updates + 1) % cfg.target_update_interval == 0:
             if cfg.kl_coef > 0:  # judged by how far a whole period went: right after a copy the KL is 0 by construction
                 adapt_kl_coef_(self.kl_coef, self.moved(batch), cfg.kl_target)
-            polyak_(self.target, self.policy, cfg.target_tau)
+            self.following.move(cfg.target_tau)
         return Update({**metrics, **steps})
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlrun.core.algorithm import Update, polyak_
+from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.off_policy import ActionNoiseConfig, OffPolicyActorCriticConfig
 from rlrun.core.schedule import Clock
@@ -59,8 +59,8 @@ class DDPG(DeterministicActorCritic):
         actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)
 
         if (clock.updates + 1) % cfg.target_update_interval == 0:
-            polyak_(self.target_actor, self.policy.net, cfg.target_tau)
-            polyak_(self.target_critic, self.critic, cfg.target_tau)
+            self.actor_following.move(cfg.target_tau)
+            self.critic_following.move(cfg.target_tau)
         size = td_error.detach().abs()
         shares = {"critic_loss": critic_loss, "actor_loss": actor_loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
         return Update(self.report(shares, critic=critic_steps, actor=actor_steps) | self.policy.explored(clock), {"priority": size})

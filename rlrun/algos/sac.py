@@ -5,7 +5,8 @@ Rows: fragments of n_step rows from replay, folded into single transitions; the 
 Recorded: nothing.
 Options: twin_q: two critics of which the smaller counts; initial_alpha, alpha_lr (0: alpha stays), target_entropy; model.action_distribution:
 squashed_gaussian or beta; n_step, replay=prioritized, huber_delta, l2.
-Differs from the paper: alpha's loss is linear in log alpha, as in the authors' code; losses are halves of squared errors.
+Differs from the paper: alpha's loss is linear in log alpha, and critics and policy learn side by side from the parameters that both had before the update
+(algorithm 1 steps the critics first), both as in the authors' code; losses are halves of squared errors.
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q; alpha_loss; alpha; entropy: mean -log pi of the
 policy's own actions; td_error: mean |target - Q| over critics; q: mean value of the actions taken; target; critic_, actor_ and alpha_grad_norm before
 clipping, and lr.
@@ -20,7 +21,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import LearnerContext, Update, polyak_
+from rlrun.core.algorithm import LearnerContext, Update
 from rlrun.core.batch import Batch
 from rlrun.core.off_policy import OffPolicyActorCriticConfig
 from rlrun.core.schedule import Clock, Schedule
@@ -58,6 +59,7 @@ class Soft(NamedTuple):
 
 class SAC(OffPolicyActorCritic):
     action_kinds: ClassVar[tuple[str, ...]] = ("box", "discrete")
+    side_by_side: ClassVar[bool] = True
     cfg: Config
     policy: StochasticActor
 
@@ -74,6 +76,7 @@ class SAC(OffPolicyActorCritic):
         self.log_alpha = nn.Parameter(torch.tensor(cfg.initial_alpha, device=ctx.device).log())
         self.target_entropy = target_entropy_of(spec.action, cfg.target_entropy)  # type: ignore[arg-type]
         self.alpha_optimizer = ctx.optimizer([self.log_alpha], cfg.optimizer, cfg.alpha_lr, 0.0)
+        self.target_rng = ctx.another_rng()
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, ends = self.cfg, batch.ends()
@@ -81,28 +84,31 @@ class SAC(OffPolicyActorCritic):
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         alpha = self.log_alpha.detach().exp()
-        with torch.no_grad():
-            following = self.soft(self.target_critic, self.target_critic.features(*then), *then)
-            target = reward + discount * (following.q - alpha * following.log_prob)  # [B], eq. 3 and 5
 
-        q = self.values(*now, batch.action[0])  # [E, B]
-        td_error = target - q
-        critic_loss = self.mean(batch.weight * huber(td_error, cfg.huber_delta).sum(0))
-        critic_steps = self.critic_optimizer.step(critic_loss + self.l2(self.critic), clock)
+        def critics() -> tuple[Tensor, dict[str, Tensor]]:
+            with torch.no_grad():
+                following = self.soft(self.target_critic, self.target_critic.features(*then), *then, self.target_rng)
+                target = reward + discount * (following.q - alpha * following.log_prob)  # [B], eq. 3 and 5
+            q = self.values(*now, batch.action[0])  # [E, B]
+            td_error = target - q
+            loss = self.mean(batch.weight * huber(td_error, cfg.huber_delta).sum(0))
+            self.critic_optimizer.differentiate(loss + self.l2(self.critic))
+            size = td_error.detach().abs().mean(0)  # [B]
+            return size, {"critic_loss": loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
 
-        own = self.soft(self.critic, self.fixed_features(*now), *now)
-        actor_loss = self.mean(alpha * own.log_prob - own.q)  # eq. 9
-        actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)
+        def actor() -> dict[str, Tensor]:
+            own = self.soft(self.critic, self.fixed_features(*now), *now, self.ctx.rng)
+            loss = self.mean(alpha * own.log_prob - own.q)  # eq. 9
+            self.actor_optimizer.differentiate(loss + self.l2(self.policy.net))
+            alpha_loss = -self.mean(self.log_alpha * (own.log_prob.detach() + self.wanted_entropy(obs)))  # eq. 18
+            self.alpha_optimizer.differentiate(alpha_loss)
+            return {"actor_loss": loss, "alpha_loss": alpha_loss, "entropy": -self.mean(own.log_prob)}
 
-        alpha_loss = -self.mean(self.log_alpha * (own.log_prob.detach() + self.wanted_entropy(obs)))  # eq. 18
-        alpha_steps = self.alpha_optimizer.step(alpha_loss, clock)
-
+        (size, shares), more = self.ctx.beside(critics, actor)
+        steps = {"critic": self.critic_optimizer, "actor": self.actor_optimizer, "alpha": self.alpha_optimizer}
+        metrics = self.report(shares | more, **{net: optimizer.apply(clock) for net, optimizer in steps.items()})
         if (clock.updates + 1) % cfg.target_update_interval == 0:
-            polyak_(self.target_critic, self.critic, cfg.target_tau)
-        size = td_error.detach().abs().mean(0)  # [B]
-        shares = {"critic_loss": critic_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss, "entropy": -self.mean(own.log_prob),
-                  "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}  # fmt: skip
-        metrics = self.report(shares, critic=critic_steps, actor=actor_steps, alpha=alpha_steps)
+            self.critic_following.move(cfg.target_tau)
         return Update(metrics | {"alpha": alpha}, {"priority": size})
 
     def wanted_entropy(self, obs: Batch) -> float | Tensor:
@@ -117,12 +123,12 @@ class SAC(OffPolicyActorCritic):
         q = self.critic(obs, is_first, flat)
         return q[..., 0] if flat is not None else torch.stack([taken(one[..., 0], action) for one in q])
 
-    def soft(self, critic: Critics, features: Tensor, obs: Batch, is_first: Tensor) -> Soft:
+    def soft(self, critic: Critics, features: Tensor, obs: Batch, is_first: Tensor, rng: torch.Generator) -> Soft:
         """Of an action that the policy draws now, or of all choices."""
         dist = self.policy.output(obs, is_first)[0]
         if isinstance(dist, Categorical):
             probability, log_probs = dist.log_probs.exp(), dist.log_probs  # [B, A]
             q = critic.of(features, None)[..., 0].min(0).values
             return Soft((probability * q).sum(-1), (probability * log_probs).sum(-1))
-        action, log_prob = dist.rsample(self.ctx.rng, self.ctx.ranks.rank, self.ctx.ranks.world)
+        action, log_prob = dist.rsample(rng, self.ctx.ranks.rank, self.ctx.ranks.world)
         return Soft(critic.of(features, self.policy.flat(action))[..., 0].min(0).values, log_prob)

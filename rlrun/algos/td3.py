@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlrun.core.algorithm import Update, polyak_
+from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.off_policy import ActionNoiseConfig, OffPolicyActorCriticConfig
 from rlrun.core.schedule import Clock
@@ -77,6 +77,6 @@ class TD3(DeterministicActorCritic):
             actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)
             shares["actor_loss"] = actor_loss
         if (clock.updates + 1) % cfg.target_update_interval == 0:
-            polyak_(self.target_actor, self.policy.net, cfg.target_tau)
-            polyak_(self.target_critic, self.critic, cfg.target_tau)
+            self.actor_following.move(cfg.target_tau)
+            self.critic_following.move(cfg.target_tau)
         return Update(self.report(shares, critic=critic_steps, actor=actor_steps) | self.policy.explored(clock), {"priority": size})

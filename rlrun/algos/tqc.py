@@ -4,7 +4,8 @@ Among the readable ones the best of this line: Stable-Baselines3's own figures a
 Rows: fragments of n_step rows from replay, folded into single transitions; the entropy of rows between is left out.
 Recorded: nothing.
 Options: num_critics, num_quantiles, dropped_quantiles (of each critic, d in the paper); SAC's others.
-Differs from the paper: n_step and prioritized replay may be chosen.
+Differs from the paper: critics and policy learn side by side from the parameters that both had before the update (algorithm 1 steps the critics first, as the
+authors' code); n_step and prioritized replay may be chosen.
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q; alpha_loss; alpha; entropy: mean -log pi of the
 policy's own actions; td_error: mean |mean target - Q|; q: mean value of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
 Checked: tests/algos/test_actor_critics.py (targets and losses by hand), tuned/tqc/.
@@ -16,9 +17,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rlrun.core.algorithm import LearnerContext, Update, polyak_
+from rlrun.core.algorithm import LearnerContext, Update
 from rlrun.core.batch import Batch
 from rlrun.core.off_policy import OffPolicyActorCriticConfig
 from rlrun.core.schedule import Clock, Schedule
@@ -54,6 +55,7 @@ class Config(OffPolicyActorCriticConfig):
 
 class TQC(OffPolicyActorCritic):
     action_kinds: ClassVar[tuple[str, ...]] = ("box",)
+    side_by_side: ClassVar[bool] = True
     cfg: Config
     policy: StochasticActor
 
@@ -70,6 +72,7 @@ class TQC(OffPolicyActorCritic):
         self.log_alpha = nn.Parameter(torch.tensor(cfg.initial_alpha, device=ctx.device).log())
         self.target_entropy = target_entropy_of(spec.action, cfg.target_entropy)  # type: ignore[arg-type]
         self.alpha_optimizer = ctx.optimizer([self.log_alpha], cfg.optimizer, cfg.alpha_lr, 0.0)
+        self.target_rng = ctx.another_rng()
         self.kept = cfg.num_critics * (cfg.num_quantiles - cfg.dropped_quantiles)
         self.fraction = (torch.arange(cfg.num_quantiles, device=ctx.device) + 0.5) / cfg.num_quantiles  # tau of every quantile [K]
 
@@ -79,32 +82,35 @@ class TQC(OffPolicyActorCritic):
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         alpha = self.log_alpha.detach().exp()
-        with torch.no_grad():
-            next_action, next_log_prob = self.policy.output(*then)[0].rsample(self.ctx.rng, ranks.rank, ranks.world)
-            pooled = self.target_critic(*then, self.policy.flat(next_action)).transpose(0, 1).flatten(1)  # [B, E K]
-            smallest = pooled.sort(-1).values[:, : self.kept]
-            target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])  # [B, kept], eq. 10
 
-        quantile = self.critic(*now, self.policy.flat(batch.action[0]))  # [E, B, K]
-        assert cfg.huber_delta is not None
-        fraction = self.fraction.expand(quantile.shape[1:])
-        losses = torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile]) / cfg.num_quantiles  # [E, B], eq. 11
-        critic_loss = self.mean(batch.weight * losses.sum(0))
-        critic_steps = self.critic_optimizer.step(critic_loss + self.l2(self.critic), clock)
+        def critics() -> tuple[Tensor, dict[str, Tensor]]:
+            with torch.no_grad():
+                next_action, next_log_prob = self.policy.output(*then)[0].rsample(self.target_rng, ranks.rank, ranks.world)
+                pooled = self.target_critic(*then, self.policy.flat(next_action)).transpose(0, 1).flatten(1)  # [B, E K]
+                smallest = pooled.sort(-1).values[:, : self.kept]
+                target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])  # [B, kept], eq. 10
+            quantile = self.critic(*now, self.policy.flat(batch.action[0]))  # [E, B, K]
+            assert cfg.huber_delta is not None
+            fraction = self.fraction.expand(quantile.shape[1:])
+            losses = torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile]) / cfg.num_quantiles  # [E, B], eq. 11
+            loss = self.mean(batch.weight * losses.sum(0))
+            self.critic_optimizer.differentiate(loss + self.l2(self.critic))
+            q = quantile.detach().mean((0, 2))  # [B]
+            size = (target.mean(-1) - q).abs()
+            return size, {"critic_loss": loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
 
-        action, log_prob = self.policy.output(*now)[0].rsample(self.ctx.rng, ranks.rank, ranks.world)
-        value = self.critic.of(self.fixed_features(*now), self.policy.flat(action)).mean((0, 2))  # [B], nothing cut off: eq. 13
-        actor_loss = self.mean(alpha * log_prob - value)
-        actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)
+        def actor() -> dict[str, Tensor]:
+            action, log_prob = self.policy.output(*now)[0].rsample(self.ctx.rng, ranks.rank, ranks.world)
+            value = self.critic.of(self.fixed_features(*now), self.policy.flat(action)).mean((0, 2))  # [B], nothing cut off: eq. 13
+            loss = self.mean(alpha * log_prob - value)
+            self.actor_optimizer.differentiate(loss + self.l2(self.policy.net))
+            alpha_loss = -self.mean(self.log_alpha * (log_prob.detach() + self.target_entropy))
+            self.alpha_optimizer.differentiate(alpha_loss)
+            return {"actor_loss": loss, "alpha_loss": alpha_loss, "entropy": -self.mean(log_prob)}
 
-        alpha_loss = -self.mean(self.log_alpha * (log_prob.detach() + self.target_entropy))
-        alpha_steps = self.alpha_optimizer.step(alpha_loss, clock)
-
+        (size, shares), more = self.ctx.beside(critics, actor)
+        steps = {"critic": self.critic_optimizer, "actor": self.actor_optimizer, "alpha": self.alpha_optimizer}
+        metrics = self.report(shares | more, **{net: optimizer.apply(clock) for net, optimizer in steps.items()})
         if (clock.updates + 1) % cfg.target_update_interval == 0:
-            polyak_(self.target_critic, self.critic, cfg.target_tau)
-        q = quantile.detach().mean((0, 2))  # [B]
-        size = (target.mean(-1) - q).abs()
-        shares = {"critic_loss": critic_loss, "actor_loss": actor_loss, "alpha_loss": alpha_loss, "entropy": -self.mean(log_prob),
-                  "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}  # fmt: skip
-        metrics = self.report(shares, critic=critic_steps, actor=actor_steps, alpha=alpha_steps)
+            self.critic_following.move(cfg.target_tau)
         return Update(metrics | {"alpha": alpha}, {"priority": size})

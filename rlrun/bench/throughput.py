@@ -56,9 +56,8 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     torch.set_num_threads(1)
     parts = _Parts(wiring) if wiring.needs.population is None else _PartsOfEvolution(wiring)
     before = parts.measure()
-    torch.set_num_threads(wiring.resources.learner_threads[0])
     reached, memory, lag, shares = _train(wiring, seconds)
-    torch.set_num_threads(1)
+    wiring.threads.take(1)
     after = parts.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
     made = wiring.resources
@@ -173,10 +172,10 @@ class _Parts:
     def _threaded(self, learning: Callable[[], float]) -> dict[str, list[float]]:
         """Learning with as many threads as the run may take for it."""
         rates = {}
-        for threads in (n for n in self.wiring.resources.learner_threads if n > 1):
-            torch.set_num_threads(threads)
-            rates[f"learning, {threads} threads"] = [_rate(learning) for _ in range(3)]
-        torch.set_num_threads(1)
+        for number in (n for n in self.wiring.resources.learner_threads if n > 1):
+            self.wiring.threads.take(number)
+            rates[f"learning, {number} threads"] = [_rate(learning) for _ in range(3)]
+        self.wiring.threads.take(1)
         return rates
 
 

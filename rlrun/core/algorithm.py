@@ -19,6 +19,7 @@ from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
+from rlrun.core.threads import Beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +70,16 @@ class LearnerContext(NamedTuple):
 
     device: torch.device
     rng: torch.Generator
+    beside: Beside = Beside()  # does two things, at the same time where there are threads for it
     compile: Callable[[Callable], Callable] = lambda function: function
     ranks: Ranks = ALONE
     model: Any = None  # models.model.Model, of which an algorithm makes nets that never travel
     sparse: bool = False  # many rows of a batch are dead (complete episodes): what draws minibatches draws from the live ones
+
+    def another_rng(self) -> torch.Generator:
+        """For what is worked out beside something else that draws from rng. Kept as an attribute of an Algorithm it is part of its state."""
+        seed = torch.randint(2**62, (), generator=self.rng, device=self.device)
+        return torch.Generator(self.device).manual_seed(int(seed))
 
     def optimizer(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float) -> Optimizer:
         """One whose steps reach all learners."""
@@ -93,6 +100,7 @@ class Algorithm(nn.Module):
     Critics, mixers and targets are attributes here and never travel; only `policy` is published to samplers."""
 
     policy: Policy
+    side_by_side: ClassVar[bool] = False  # update() does things by ctx.beside, which two threads are better spent on than on one thing after the other
     knows_first_priority: ClassVar[bool] = False  # whether first_priority is there, for samplers' records alone
     reward_scale: RunningMoments | None  # set by algorithms that normalise rewards; their needs() then ask for return_discount
 
@@ -153,12 +161,19 @@ class Algorithm(nn.Module):
         inner = [(name, child) for name, child in self.named_children() if isinstance(child, Algorithm)]
         return own + [(f"{prefix}.{name}", value) for prefix, child in inner for name, value in child.optimizers()]
 
+    def more_rngs(self) -> Iterable[tuple[str, torch.Generator]]:
+        """(name, Generator) pairs beside ctx.rng, found as optimisers are."""
+        own = [(name, value) for name, value in vars(self).items() if isinstance(value, torch.Generator)]
+        inner = [(name, child) for name, child in self.named_children() if isinstance(child, Algorithm)]
+        return own + [(f"{prefix}.{name}", value) for prefix, child in inner for name, value in child.more_rngs()]
+
     def state(self) -> dict:
         """Everything that changes: parameters, buffers, optimisers, the learner's random stream. Tensors and plain containers only."""
         return {
             "module": self.state_dict(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers()},
             "rng": self.ctx.rng.get_state(),
+            "rngs": {name: rng.get_state() for name, rng in self.more_rngs()},
         }
 
     def load_state(self, state: dict) -> None:
@@ -169,19 +184,26 @@ class Algorithm(nn.Module):
                 optimizer.load_state_dict(state["optimizers"][name])
         except (ValueError, KeyError, RuntimeError) as error:
             raise RunFailed(f"the checkpoint does not fit this config: {str(error).splitlines()[-1].strip()}") from error
-        rng = state["rng"].cpu()
-        if rng.numel() == self.ctx.rng.get_state().numel():
-            self.ctx.rng.set_state(rng)
+        streams = [(self.ctx.rng, state["rng"]), *((rng, state["rngs"][name]) for name, rng in self.more_rngs() if name in state.get("rngs", {}))]
+        if all(saved.numel() == rng.get_state().numel() for rng, saved in streams):
+            for rng, saved in streams:
+                rng.set_state(saved.cpu())
         else:
             warnings.warn("the checkpoint is from another kind of device: the learner's random stream begins anew", stacklevel=2)
 
 
-@torch.no_grad()
-def polyak_(target: nn.Module, source: nn.Module, tau: float) -> None:
-    """Moves the target's parameters by tau towards the source's (1: a copy). Buffers (counts, filters) are copied."""
-    olds: list[Tensor] = list(target.parameters())
-    news: list[Tensor] = list(source.parameters())
-    assert len(olds) == len(news)
-    torch._foreach_lerp_(olds, news, tau)
-    for kept, now in zip(target.buffers(), source.buffers(), strict=True):
-        kept.copy_(now)
+class Follower:
+    """A target net behind the net that it began as a copy of."""
+
+    def __init__(self, target: nn.Module, source: nn.Module):
+        self.olds: list[Tensor] = list(target.parameters())
+        self.news: list[Tensor] = list(source.parameters())
+        self.buffers = list(zip(target.buffers(), source.buffers(), strict=True))
+        assert [old.shape for old in self.olds] == [new.shape for new in self.news]
+
+    @torch.no_grad()
+    def move(self, tau: float) -> None:
+        """The target's parameters by tau towards the source's (1: a copy). Buffers (counts, filters) are copied."""
+        torch._foreach_lerp_(self.olds, self.news, tau)
+        for kept, now in self.buffers:
+            kept.copy_(now)

@@ -1,4 +1,6 @@
-"""Optimizer.step(loss): zero, backward, sum over learners, clip, step. Nothing else calls backward."""
+"""Optimizer.step(loss): zero, backward, sum over learners, clip, step. Nothing else calls backward.
+
+Where several losses are worked out side by side, differentiate() does the first two and apply() the rest."""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from rlrun.core.errors import RunFailed
 from rlrun.core.ranks import ALONE, Ranks
@@ -87,9 +90,11 @@ class Optimizer:
     def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
         """One gradient step on a scalar loss, or on the sum of several of which only one graph is in memory at a time. A non-finite gradient changes
         nothing and is counted; RunFailed after many in a row."""
-        lr = self.lr(clock) * self.lr_scale
-        for group in self.inner.param_groups:
-            group["lr"] = lr
+        self.differentiate(loss)
+        return self.apply(clock)
+
+    def differentiate(self, loss: Tensor | Iterable[Tensor]) -> None:
+        """Works the gradient out and changes nothing else, so that another optimiser's may be worked out at the same time."""
         gradient = self.whole.grad
         assert gradient is not None
         gradient.zero_()
@@ -99,6 +104,14 @@ class Optimizer:
             parameter.grad = place
         for part in (loss,) if isinstance(loss, Tensor) else loss:
             part.backward(inputs=self.parameters)  # a critic that an actor learns through gets no gradient
+
+    def apply(self, clock: Clock) -> dict[str, Tensor | float]:
+        """A step along the gradient of differentiate()."""
+        lr = self.lr(clock) * self.lr_scale
+        for group in self.inner.param_groups:
+            group["lr"] = lr
+        gradient = self.whole.grad
+        assert gradient is not None
         self.ranks.sum_(gradient)
         norm = float(torch.linalg.vector_norm(gradient))
         if not math.isfinite(norm):
@@ -109,7 +122,7 @@ class Optimizer:
         self.skipped = 0
         if 0 < self.max_grad_norm < norm:
             gradient.mul_(self.max_grad_norm / norm)
-        self._apply()
+        self._step()
         return {"grad_norm": norm, "lr": lr, "skipped_updates": 0.0}
 
     def follow_kl(self, clock: Clock, kl: float, target: float, bounds: tuple[float, float]) -> None:
@@ -120,9 +133,17 @@ class Optimizer:
         if base > 0:
             self.lr_scale = min(max(base * self.lr_scale * factor, bounds[0]), bounds[1]) / base
 
-    def _apply(self) -> None:
+    def _step(self) -> None:
+        """Of several processes without a lock: Hogwild (Recht et al. 2011)."""
         self.stepped.grad = self.whole.grad
-        self.inner.step()  # of several processes without a lock: Hogwild (Recht et al. 2011)
+        state = self.inner.state.get(self.stepped)
+        if self.cfg.kind != "adam" or not state or self.stepped.device.type != "cpu":
+            self.inner.step()
+            return
+        group = self.inner.param_groups[0]
+        with torch.no_grad():  # what inner.step() would call after as long again of hooks, records and lists
+            adam([self.stepped], [self.stepped.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True, amsgrad=False,
+                 beta1=self.cfg.beta1, beta2=self.cfg.beta2, lr=group["lr"], weight_decay=0.0, eps=self.cfg.epsilon, maximize=False)  # fmt: skip
 
     @torch.no_grad()
     def share(self) -> SharedState:

@@ -1,12 +1,15 @@
-"""How many threads an update takes, found out by trying."""
+"""Threads of a learner: how many an update takes, found out by trying, and two things at once."""
 
 from __future__ import annotations
 
+import queue
 import statistics
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
@@ -16,12 +19,54 @@ HOPELESS = 1.5  # times the best so far: not tried to the end
 AGAIN_SEC = 30.0
 
 
+First, Second = TypeVar("First"), TypeVar("Second")
+
+
+class Beside:
+    """Does two things that have nothing to write in common, one after the other or, while `threads` is more than 1, in two Python threads with half of
+    PyTorch's threads each. Operators let go of the interpreter, so that what keeps a thread busy is arithmetic. Numbers are the same either way."""
+
+    def __init__(self) -> None:
+        self.threads = 1
+        self.jobs: queue.SimpleQueue[tuple[int, Callable[[], object]]] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
+        self.helper: threading.Thread | None = None
+
+    def __call__(self, first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
+        if self.threads == 1:
+            return first(), second()
+        if self.helper is None:
+            self.helper = threading.Thread(target=self._help, name="beside", daemon=True)
+            self.helper.start()
+        self.jobs.put((self.threads // 2, second))
+        try:
+            done = first()
+        finally:
+            other, error = self.results.get()  # even when this thread's part failed: nobody works on after an update
+        if error is not None:
+            raise error
+        return done, other  # type: ignore[return-value]
+
+    def _help(self) -> None:
+        threads = 0
+        while True:
+            wanted, job = self.jobs.get()
+            if wanted != threads:
+                torch.set_num_threads(wanted)
+                threads = wanted
+            try:
+                self.results.put((job(), None))
+            except BaseException as error:
+                self.results.put((None, error))
+
+
 class TunedThreads:
     """Gives PyTorch threads for what is done inside it, and one thread outside. All numbers of threads are tried at the start and every AGAIN_SEC, and at
     once when updates become slow: two threads are up to twice as fast as one on idle cores, and many times slower beside another busy process."""
 
-    def __init__(self, choices: Sequence[int], now: Callable[[], float] = time.perf_counter):
-        self.choices, self.now = tuple(choices), now
+    def __init__(self, choices: Sequence[int], now: Callable[[], float] = time.perf_counter, beside: Beside | None = None):
+        """beside: of an algorithm that can use it, for which half of the threads then are."""
+        self.choices, self.now, self.beside = tuple(choices), now, beside
         self.chosen = self.choices[0]
         self.expected = float("inf")  # seconds of an update
         self.recent: deque[float] = deque(maxlen=TRIED)
@@ -36,13 +81,19 @@ class TunedThreads:
 
     def __enter__(self) -> None:
         if len(self.choices) > 1:
-            torch.set_num_threads(self.threads)
+            self.take(self.threads)
             self.started = self.now()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if len(self.choices) > 1:
-            torch.set_num_threads(1)
+            self.take(1)
             self.note(self.now() - self.started)
+
+    def take(self, threads: int) -> None:
+        """From now on."""
+        if self.beside is not None:
+            self.beside.threads, threads = threads, max(1, threads // 2)
+        torch.set_num_threads(threads)
 
     def note(self, seconds: float) -> None:
         """An update took so long."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.moments import Moments
@@ -235,6 +235,7 @@ class OffPolicyActorCritic(Algorithm):
             raise ValueError("model.action_distribution=beta is for one learner: resources.num_learners=1")
         self.critic = policy.critic or self.make_critic(spec, ctx.model, cfg).to(ctx.device)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_following = Follower(self.target_critic, self.critic)
         self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
         self.actor_optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.actor_lr, cfg.max_grad_norm)
 
@@ -276,6 +277,7 @@ class DeterministicActorCritic(OffPolicyActorCritic):
     def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.target_actor = copy.deepcopy(policy.net).requires_grad_(False)
+        self.actor_following = Follower(self.target_actor, policy.net)
 
     def renew_targets(self) -> None:
         self.target_actor.load_state_dict(self.policy.net.state_dict())

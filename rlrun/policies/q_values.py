@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, polyak_
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.moments import Moments
@@ -189,13 +189,14 @@ class QLearning(Algorithm):
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: QConfig, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.following = Follower(self.target, policy)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         loss, priority, metrics = self.loss(batch)
         steps = self.optimizer.step(loss, clock)
         if (clock.updates + 1) % self.cfg.target_update_interval == 0:
-            polyak_(self.target, self.policy, self.cfg.target_tau)
+            self.following.move(self.cfg.target_tau)
         metrics = {name: value.detach() for name, value in metrics.items()}
         return Update({**self.ctx.ranks.sum_each(metrics), **steps, **self.policy.explored(clock)}, {"priority": priority})
 

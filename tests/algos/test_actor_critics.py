@@ -89,7 +89,8 @@ class Losses:
 
     def __init__(self, monkeypatch):
         self.seen = []
-        monkeypatch.setattr(Optimizer, "step", lambda self_, loss, clock: (self.seen.append((self_, loss.detach())), {"grad_norm": loss.detach()})[1])
+        monkeypatch.setattr(Optimizer, "differentiate", lambda self_, loss: self.seen.append((self_, loss.detach())))
+        monkeypatch.setattr(Optimizer, "apply", lambda self_, clock: {"grad_norm": torch.tensor(0.0)})
 
 
 def manual_critic(critic: Critics, seen, e):
@@ -147,9 +148,14 @@ def test_td3_by_hand(typed, monkeypatch, twin):
     assert [optimizer for optimizer, _ in losses.seen[1:]] == [made.critic_optimizer, made.actor_optimizer]
 
 
-def drawn(made, dist):
+def streams(made):
+    """What the targets' and the policy's own actions will be drawn from, as they are now."""
+    return made.target_rng.clone_state(), made.ctx.rng.clone_state()
+
+
+def drawn(rng, dist):
     """What soft() draws from a squashed Gaussian, and its log density from the formula of appendix C."""
-    x = dist.mean + dist.log_std.exp() * torch.randn(dist.mean.shape, generator=made.ctx.rng)
+    x = dist.mean + dist.log_std.exp() * torch.randn(dist.mean.shape, generator=rng)
     normal = torch.distributions.Normal(dist.mean, dist.log_std.exp()).log_prob(x).sum(-1)
     return torch.tanh(x), normal - torch.log(1 - torch.tanh(x) ** 2 + 1e-12).sum(-1)
 
@@ -159,15 +165,14 @@ def test_sac_by_hand(typed, monkeypatch, n):
     made = algorithm(typed, "sac", f"algo.n_step={n}", "algo.initial_alpha=0.3", "algo.target_entropy=-0.7")
     batch, losses = transitions(n), Losses(monkeypatch)
     now, then = batch.obs.observation[0], batch.obs.observation[1]
-    state = made.ctx.rng.get_state()
+    target_rng, rng = streams(made)
     update = made.update(batch, Clock())
-    made.ctx.rng.set_state(state)
     with torch.no_grad():
-        action, log_prob = drawn(made, made.policy.output(*rows(batch, 1))[0])
+        action, log_prob = drawn(target_rng, made.policy.output(*rows(batch, 1))[0])
         values = torch.stack([manual_critic(made.target_critic, torch.cat([then, action], -1), e)[:, 0] for e in range(2)])
         target = folded(values.min(0).values - 0.3 * log_prob, n)
         q = torch.stack([manual_critic(made.critic, torch.cat([now, batch.action[0]], -1), e)[:, 0] for e in range(2)])
-        own, own_log_prob = drawn(made, made.policy.output(*rows(batch, 0))[0])
+        own, own_log_prob = drawn(rng, made.policy.output(*rows(batch, 0))[0])
         own_q = torch.stack([manual_critic(made.critic, torch.cat([now, own], -1), e)[:, 0] for e in range(2)]).min(0).values
     critic_loss, actor_loss, alpha_loss = (loss for _, loss in losses.seen)
     torch.testing.assert_close(critic_loss, (batch.weight * (0.5 * (target - q) ** 2).sum(0)).mean(), rtol=1e-4, atol=1e-5)
@@ -200,16 +205,15 @@ def test_tqc_by_hand(typed, monkeypatch):
     made = algorithm(typed, "tqc", *words)
     batch, losses = transitions(), Losses(monkeypatch)
     now, then = batch.obs.observation[0], batch.obs.observation[1]
-    state = made.ctx.rng.get_state()
+    target_rng, rng = streams(made)
     made.update(batch, Clock())
-    made.ctx.rng.set_state(state)
     with torch.no_grad():
-        action, log_prob = drawn(made, made.policy.output(*rows(batch, 1))[0])
+        action, log_prob = drawn(target_rng, made.policy.output(*rows(batch, 1))[0])
         pooled = torch.cat([manual_critic(made.target_critic, torch.cat([then, action], -1), e) for e in range(3)], -1)
         kept = pooled.sort(-1).values[:, :9] - 0.3 * log_prob[:, None]  # 12 less one for each critic
         target = torch.stack([folded(kept[:, k], 1) for k in range(9)], -1)
         quantile = [manual_critic(made.critic, torch.cat([now, batch.action[0]], -1), e) for e in range(3)]
-        own, own_log_prob = drawn(made, made.policy.output(*rows(batch, 0))[0])
+        own, own_log_prob = drawn(rng, made.policy.output(*rows(batch, 0))[0])
         own_q = torch.stack([manual_critic(made.critic, torch.cat([now, own], -1), e) for e in range(3)]).mean((0, 2))
     loss = torch.zeros(3)
     for one in quantile:  # eq. 11, element by element
@@ -237,7 +241,7 @@ def test_sac_wants_of_legal_choices_what_they_can_have(typed, monkeypatch):
     now = ends.obs[:1], ends.is_first[:1]
     made.log_alpha.data.fill_(1.0)
     with torch.no_grad():
-        entropy = -made.soft(made.critic, made.critic.features(*now), *now).log_prob
+        entropy = -made.soft(made.critic, made.critic.features(*now), *now, made.ctx.rng).log_prob
     made.update(batch, Clock())
     legal = now[0]["action_mask"][0].sum(-1)
     assert set(legal.tolist()) <= {1, 2, 3, 4} and made.spec.action.n == 5
@@ -270,19 +274,32 @@ def test_one_number_without_a_shape_is_an_action_too(typed, algo):
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc"])
 def test_every_loss_moves_its_own_net_alone(typed, algo):
     made = algorithm(typed, algo, *(["algo.policy_delay=1"] if algo == "td3" else []))
-    step, changed = Optimizer.step, []
+    apply, changed = Optimizer.apply, []
 
-    def watched(self, loss, clock):
+    def watched(self, clock):
         before = {name: p.detach().clone() for name, p in made.named_parameters()}
-        told = step(self, loss, clock)
+        told = apply(self, clock)
         changed.append({name.split(".")[0] for name, p in made.named_parameters() if not torch.equal(p, before[name])})
         return told
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Optimizer, "step", watched)
+        patch.setattr(Optimizer, "apply", watched)
         made.update(transitions(), Clock())
     assert changed[:2] == [{"critic"}, {"policy"}] and changed[2:] == ([{"log_alpha"}] if algo in ("sac", "tqc") else [])
     assert all(p.grad is None for p in made.target_critic.parameters())
+
+
+@pytest.mark.parametrize("algo", ["sac", "tqc"])
+def test_two_threads_learn_what_one_learns(typed, algo):
+    """To the bit, by twenty updates: critics and policy have nothing to write in common."""
+    one, two = (algorithm(typed, algo) for _ in range(2))
+    two.ctx.beside.threads = 2
+    for updates in range(20):
+        told = [made.update(transitions(), Clock(0, updates)).metrics for made in (one, two)]
+        assert told[0] == told[1]
+    assert two.ctx.beside.helper is not None and one.ctx.beside.helper is None
+    for (name, a), b in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import SMALL
 
-from rlrun.core.algorithm import polyak_
+from rlrun.core.algorithm import Follower
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
@@ -67,12 +67,12 @@ def test_the_target_follows_at_its_interval(typed):
         assert seen == moved
 
 
-def test_polyak_moves_parameters_and_copies_buffers():
+def test_a_target_moves_its_parameters_and_copies_buffers():
     a, b = torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
     with torch.no_grad():
         b.weight.fill_(3.0)
         b.running_mean.fill_(7.0)
-    polyak_(a, b, 0.25)
+    Follower(a, b).move(0.25)
     assert a.weight.tolist() == [1.5, 1.5] and a.running_mean.tolist() == [7.0, 7.0]
 
 

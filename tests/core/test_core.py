@@ -1,6 +1,8 @@
 """Containers, schedules, seeds, optimiser."""
 
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
-from rlrun.core.threads import TunedThreads
+from rlrun.core.threads import Beside, TunedThreads
 from rlrun.core.timing import Every
 
 ROW = {"observation": Field((3,), torch.uint8)}
@@ -256,6 +258,41 @@ def test_the_quickest_number_of_threads_is_found_and_left_when_the_machine_gets_
     machine.updates(500)
     assert machine.threads.chosen == 2, "and tried again when there is room"
     assert machine.used[-100:].count(2) > 80
+
+
+def test_two_things_are_done_beside_each_other():
+    beside = Beside()
+    here, meeting = threading.get_ident(), threading.Barrier(2, timeout=10.0)
+    assert beside(threading.get_ident, lambda: threading.get_ident()) == (here, here), "with one thread one after the other"
+    beside.threads = 4
+    _, second = beside(lambda: (meeting.wait(), torch.get_num_threads()), lambda: (meeting.wait(), threading.get_ident(), torch.get_num_threads()))
+    assert second[1] != here and second[2] == 2, "at the same time, or the barrier would break; with half of the threads"
+    assert beside(threading.get_ident, threading.get_ident) == (here, second[1]), "by the same helper"
+
+
+def test_what_fails_beside_something_else_is_heard_after_both_are_over():
+    beside, done = Beside(), []
+    beside.threads = 2
+
+    def fails(what):
+        time.sleep(0.05)
+        raise ValueError(what)
+
+    with pytest.raises(ValueError, match="second"):
+        beside(lambda: done.append("first"), lambda: fails("second"))
+    with pytest.raises(ValueError, match="first"):
+        beside(lambda: fails("first"), lambda: (time.sleep(0.2), done.append("second")))
+    assert done == ["first", "second"]
+    assert beside(lambda: 1, lambda: 2) == (1, 2), "nothing of what failed is left over"
+
+
+def test_threads_of_an_algorithm_that_does_two_things_at_once_are_shared_between_them():
+    beside = Beside()
+    threads = TunedThreads((4,), beside=beside)
+    threads.take(4)
+    assert beside.threads == 4 and torch.get_num_threads() == 2
+    threads.take(1)
+    assert beside.threads == 1 and torch.get_num_threads() == 1
 
 
 def test_one_choice_changes_nothing():
