@@ -6,10 +6,11 @@ import importlib
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
-from rlrun.core.errors import EnvError, RunFailed, UserError, closest
+from rlrun.core.errors import EnvError, Notice, RunFailed, UserError, closest
 
 COMMANDS = {
     "train": "learn: algo=impala env=Pong, or tuned=impala/pong",
@@ -44,6 +45,8 @@ def main() -> None:
     """Exit codes: 0 done, 1 the run failed, 2 bad input, 130/143 interrupted."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # the user's own package, as with python -m; last, so that it hides nothing
+    with_line = warnings.formatwarning
+    warnings.formatwarning = lambda said, kind, *place: f"warning: {said}\n" if issubclass(kind, Notice) else with_line(said, kind, *place)
     try:
         sys.exit(_dispatch(sys.argv[1:]))
     except UserError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlrun.core.errors import UserError, closest
-from rlrun.paths import options
+from rlrun.paths import base_options, inner_algorithm, options, package, root
 
 GROUPS = ("algo", "model", "resources", "runner", "tuned")
 
@@ -16,6 +16,8 @@ def check_groups(words: list[str]) -> None:
         return  # the user brought options of their own; Hydra judges
     for word in words:
         group, equals, value = word.partition("=")
+        if group == "resume":
+            raise UserError("rlrun train begins a new run; rlrun resume RUN_DIR goes on with one")
         if not equals or "," in value or value in ("", "null", "???"):
             continue
         if group == "env":
@@ -35,7 +37,7 @@ def translate(error: Exception, words: list[str]) -> str:
     cause = str(error.__cause__ or "")
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in struct" in text + cause:
-        return f"There is no option {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or nearest(unknown[1])}"
+        return f"There is no option {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or nearest(unknown[1], words)}"
     if "Ambiguous value" in text:
         return f"{text.split(chr(39))[1]}: one value each; several values are for rlrun sweep, which runs every combination"
     if "Error parsing override" in text:
@@ -54,11 +56,13 @@ def translate(error: Exception, words: list[str]) -> str:
     return first[0] if first else type(error).__name__
 
 
-def nearest(key: str) -> str:
-    """' Did you mean ...?', among the options of the algorithm inside where the key is one of those."""
+def nearest(key: str, words: list[str]) -> str:
+    """' Did you mean ...?', among the options of the chosen algorithm, or of the one inside where the key is one of those."""
+    algo = chosen(words)
+    inner = inner_algorithm(algo) if algo else None
     if key.startswith("algo.inner."):
-        return closest(key, [name.replace("algo.", "algo.inner.", 1) for name in known_keys() if name.startswith("algo.")])
-    return closest(key, known_keys(key))
+        return closest(key, [name.replace("algo.", "algo.inner.", 1) for name in known_keys(inner) if name.startswith("algo.")])
+    return closest(key, [name for name in known_keys(algo) if name != key])
 
 
 def elsewhere(key: str) -> str:
@@ -67,37 +71,56 @@ def elsewhere(key: str) -> str:
 
 
 def counterpart(key: str, words: list[str]) -> str:
-    """' RLlib's gamma is algo.discount here.' where the last part of the key is RLlib's name of one of our options."""
-    from rlrun.rllib import option_map
-
-    algo = next((word.split("=", 1)[1].split("/")[0] for word in words if word.startswith(("algo=", "tuned="))), "")
-    if algo not in options("algo"):
-        return ""
-    for row in option_map(algo):
-        if row["rllib"] == key.split(".")[-1] and row["rlrun"] != key:
-            name = f"RLlib's {row['rllib']}"
-            return f" {name} is {row['rlrun']} here." if row["rlrun"] else f" {name} has no counterpart: {row['why']}."
-    return ""
-
-
-def known_keys(but: str = "") -> list[str]:
-    """Every dotted key of conf/, for suggestions; `but` is left out."""
+    """' RLlib's gamma is algo.discount here.' where the last part of the key is RLlib's or Stable-Baselines3's name of one of our options."""
     import yaml
 
-    from rlrun.paths import root
+    from rlrun.rllib import option_map
 
-    found: list[str] = []
+    algo, name = chosen(words), key.split(".")[-1]
+    if algo is None:
+        return ""
+    for row in option_map(algo):
+        if row["rllib"] == name and row["rlrun"] != key:
+            return f" RLlib's {name} is {row['rlrun']} here." if row["rlrun"] else f" RLlib's {name} has no counterpart: {row['why']}."
+    theirs, known = yaml.safe_load((package() / "data" / "stable_baselines3.yaml").read_text()), known_keys(algo)
+    ours = next((option for option in theirs.get(name, ()) if option in known and option != key), None)
+    return f" Stable-Baselines3's {name} is {ours} here." if ours else ""
+
+
+def chosen(words: list[str]) -> str | None:
+    """The algorithm of algo=..., or of tuned=...; None where there is none of that name."""
+    import yaml
+
+    said = dict(word.split("=", 1) for word in words if "=" in word)
+    algo = said.get("algo")
+    if algo is None and said.get("tuned") in options("tuned"):
+        tuned = yaml.safe_load((root() / "tuned" / f"{said['tuned']}.yaml").read_text())
+        algo = next((line["override /algo"] for line in tuned["defaults"] if isinstance(line, dict) and "override /algo" in line), None)
+    return algo if algo in options("algo") else None
+
+
+def known_keys(algo: str | None = None) -> list[str]:
+    """Every dotted key of conf/, for suggestions; of this algorithm alone where one is given, of all else."""
+    import yaml
+
+    found: set[str] = set()
 
     def walk(values: dict, prefix: str) -> None:
         for key, value in values.items():
             if key in ("defaults", "hydra"):
                 continue
-            found.append(f"{prefix}{key}")
+            found.add(f"{prefix}{key}")
             if isinstance(value, dict):
                 walk(value, f"{prefix}{key}.")
 
-    walk(yaml.safe_load((root() / "conf" / "train.yaml").read_text()), "")
-    for group in ("algo", "env", "model", "resources", "runner"):
-        for path in (root() / "conf" / group).glob("*.yaml"):
-            walk(yaml.safe_load(path.read_text()) or {}, f"{group}.")
-    return sorted(set(found) - {but})
+    def read(path: str, prefix: str) -> None:
+        walk(yaml.safe_load((root() / "conf" / f"{path}.yaml").read_text()) or {}, prefix)
+
+    read("train", "")
+    for group in ("env", "model", "resources", "runner", "replay"):
+        for name in options(group):
+            read(f"{group}/{name}", f"{group}." if "/" not in name else f"{group}.{name.split('/')[0]}.")
+    for name in options("algo") if algo is None else [algo]:
+        for path in (f"algo/{name}", *base_options(name)):
+            read(path, "algo.")
+    return sorted(found)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import Notice, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable
 from rlrun.core.moments import Moments, RunningMoments, merged
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
@@ -189,7 +189,7 @@ class Algorithm(nn.Module):
             for rng, saved in streams:
                 rng.set_state(saved.cpu())
         else:
-            warnings.warn("the checkpoint is from another kind of device: the learner's random stream begins anew", stacklevel=2)
+            warnings.warn("the checkpoint is from another kind of device: the learner's random stream begins anew", Notice, stacklevel=2)
 
 
 class Follower:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.errors import Notice, RunFailed, UserError
 
 FORMAT = 1
 ROWS = "replay-*.bin"  # files of replayed rows
@@ -113,7 +113,7 @@ class Checkpoints:
             said = str(error) if isinstance(error, OSError) else f"no space left? ({str(error).splitlines()[0]})"
             if self.failures >= MAX_FAILURES:
                 raise RunFailed(f"{MAX_FAILURES} checkpoints in a row could not be written to {self.directory}: {said}") from error
-            warnings.warn(f"the checkpoint at {env_steps} env steps could not be written and is left out: {said}", stacklevel=2)
+            warnings.warn(f"the checkpoint at {env_steps} env steps could not be written and is left out: {said}", Notice, stacklevel=2)
             return None
         self.failures = 0
         self._rotate()

@@ -16,6 +16,10 @@ class EnvError(Exception):
     """An environment raised; says which one, its seed and its last action."""
 
 
+class Notice(UserWarning):
+    """Something that a user should know and that does not end the run; the command prints it without the line of code that said it."""
+
+
 def closest(word: str, options: Iterable[str], count: int = 3) -> str:
     """' Did you mean a, b?' for a mistyped word, or an empty string when nothing is near."""
     options = list(options)

@@ -16,6 +16,7 @@ from rlrun.core.errors import EnvError, UserError, closest
 from rlrun.core.plugins import load_object
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
+from rlrun.envs.mujoco import listen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,9 @@ def _first_mask(env: gymnasium.Env, name: str) -> np.ndarray:
 
 def make_one(cfg: GymConfig, **more: Any) -> gymnasium.Env:
     """One environment, as the config says, in its wrappers: the first is the innermost. UserError for a wrapper that is none."""
-    env = gymnasium.make(find(cfg.name), **_overrides(cfg), **more)
+    spec = find(cfg.name)
+    listen(spec)
+    env = gymnasium.make(spec, **_overrides(cfg), **more)
     for entry in cfg.wrappers:
         options = {"name": entry} if isinstance(entry, str) else dict(entry)
         name = options.pop("name")

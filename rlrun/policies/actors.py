@@ -108,6 +108,8 @@ class DeterministicPolicy(Actor):
     """One action for every observation, inside (-1, 1) (Silver et al. 2014; Lillicrap et al. 2016, arXiv:1509.02971), and noise to explore with."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, explore: ActionNoiseConfig, critic: Critics | None):
+        if model.cfg.action_distribution == "beta":
+            raise UserError("model.action_distribution=beta: this algorithm's actor says actions, not distributions; sac and tqc have one that does")
         size = spec.action.size  # type: ignore[union-attr]
         super().__init__(spec, model, cfg, random_steps, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN)))
         self.explore, self.size, self.critic = explore, size, critic

@@ -6,10 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from rlrun import cli
 from rlrun.completion import suggestions
 from rlrun.core.errors import UserError
+from rlrun.hydra_errors import known_keys
+from rlrun.paths import package
 
 PONG = ["train", "algo=impala", "env=Pong"]
 CARTPOLE = ["train", "algo=impala", "env=CartPole-v1"]
@@ -64,8 +67,32 @@ BAD = [
     (["benchmark", "throughputt"], "Did you mean throughput"),
     (["evaluate", "/nowhere"], "not a run directory"),
     (["watch"], "takes one run directory"),
+    (["train", "algo=sac", "env=Pendulum-v1", "algo.target_tua=1"], "Did you mean algo.target_tau"),
+    (["train", "algo=sac", "env=Pendulum-v1", "algo.ent_coef=1"], "Stable-Baselines3's ent_coef is algo.initial_alpha here"),
+    (["train", "tuned=td3/pendulum", "algo.learning_rate=1"], "Stable-Baselines3's learning_rate is algo.actor_lr here"),
+    (["train", "tuned=td3/pendulum", "algo.inner.lr=1"], "no option algo.inner.lr."),
+    (["train", "resume=runs/some"], "rlrun resume RUN_DIR goes on with one"),
     (["resume", "/nowhere", "env_steps=1"], "not a run directory"),
 ]
+
+
+def test_suggestions_are_options_that_the_chosen_algorithm_has():
+    assert "algo.target_tau" in known_keys("sac") and "algo.target_tau" not in known_keys("ppo") and "algo.vtrace" not in known_keys("sac")
+    assert {"algo.target_tau", "algo.vtrace", "replay.capacity", "model.memory.size", "env_steps"} <= set(known_keys())
+
+
+def test_notices_are_printed_without_the_line_that_said_them(tmp_path):
+    script = (
+        "import sys, warnings, rlrun.cli as cli; from rlrun.core.errors import Notice; sys.argv = ['rlrun', '--version']\n"
+        "try: cli.main()\nexcept SystemExit: pass\nwarnings.warn('ours', Notice); warnings.warn('theirs')"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path).stderr.splitlines()
+    assert said[0] == "warning: ours" and said[1].endswith("UserWarning: theirs")
+
+
+def test_names_of_stable_baselines3_lead_to_options_that_exist():
+    table = yaml.safe_load((package() / "data" / "stable_baselines3.yaml").read_text())
+    assert {option for options in table.values() for option in options} <= set(known_keys())
 
 
 @pytest.fixture(autouse=True)
