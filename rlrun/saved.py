@@ -13,7 +13,7 @@ from rlrun.paths import options, root
 def saved_config(run_dir: Path) -> dict[str, Any]:
     """Its plain config. Options that did not exist when it was saved take today's defaults, and are named on stderr; an environment's own, and those of an
     algorithm of the user's, do not. UserError where it cannot be read."""
-    from rlrun.wiring import type_config
+    from rlrun.run_config import type_config
 
     values = load_yaml(run_dir / "config.yaml")
     try:

@@ -21,8 +21,9 @@ from rlrun.loggers.jsonl import Jsonl
 from rlrun.loggers.mlflow import Mlflow
 from rlrun.loggers.sinks import Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
+from rlrun.run_config import Typed
 from rlrun.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
-from rlrun.wiring import Typed, Wiring, callbacks_of, checkpoints_of
+from rlrun.wiring import Wiring, callbacks_of, checkpoints_of
 
 
 def run(wiring: Wiring, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:

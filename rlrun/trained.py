@@ -22,9 +22,10 @@ from rlrun.envs.atari import AtariConfig, ScreenStack
 from rlrun.envs.gym import to_rows
 from rlrun.envs.single import make_single
 from rlrun.models.model import Model
+from rlrun.run_config import Typed, type_config
 from rlrun.samplers.evaluator import to_torch
 from rlrun.saved import saved_config
-from rlrun.wiring import Typed, checkpoints_of, type_config
+from rlrun.wiring import checkpoints_of
 
 
 class Trained:

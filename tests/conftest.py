@@ -41,7 +41,7 @@ def composed(words: tuple[str, ...]) -> dict:
 
 @pytest.fixture
 def typed():
-    from rlrun.wiring import type_config
+    from rlrun.run_config import type_config
 
     return lambda *words: type_config(compose(*words))
 

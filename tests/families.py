@@ -3,7 +3,7 @@
 from conftest import compose
 
 from rlrun.paths import options
-from rlrun.wiring import type_config
+from rlrun.run_config import type_config
 
 
 def _needs(algo: str):

@@ -12,8 +12,9 @@ from rlrun import session
 from rlrun.config import save_yaml
 from rlrun.loggers.console import Lines, console, duration
 from rlrun.loggers.sinks import Sinks
+from rlrun.run_config import type_config
 from rlrun.rundir import RunDir
-from rlrun.wiring import preflight, type_config
+from rlrun.wiring import preflight
 
 
 def train(tmp_path, *words, resumed=None):

@@ -12,7 +12,8 @@ from conftest import compose
 from rlrun.cli import _dispatch
 from rlrun.config import load_yaml
 from rlrun.core.errors import UserError
-from rlrun.wiring import Wiring, checkpoints_of, type_config
+from rlrun.run_config import type_config
+from rlrun.wiring import Wiring, checkpoints_of
 
 EXAMPLE = Path(__file__).parent / "example"
 BASE = ["env=my_rl:Corridor-v0", "logger=[]", "log_every_sec=0.1", "model.hidden=[32]"]

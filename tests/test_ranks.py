@@ -29,7 +29,8 @@ from rlrun.dataflow.ranks import company
 from rlrun.dataflow.workers import Workers
 from rlrun.paths import options
 from rlrun.resources import _learners, cores
-from rlrun.wiring import Wiring, preflight, type_config
+from rlrun.run_config import type_config
+from rlrun.wiring import Wiring, preflight
 
 # one minibatch of everything, so that the order of rows does not matter, and every option that sums over learners
 WHOLE = {

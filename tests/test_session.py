@@ -19,9 +19,10 @@ from rlrun import session
 from rlrun.config import load_yaml, save_yaml
 from rlrun.core.checkpoint import Checkpoints, verify
 from rlrun.core.errors import UserError
+from rlrun.run_config import type_config
 from rlrun.rundir import RunDir
 from rlrun.trained import load
-from rlrun.wiring import checkpoints_of, preflight, type_config
+from rlrun.wiring import checkpoints_of, preflight
 
 
 def train(path: Path, *words: str) -> int:

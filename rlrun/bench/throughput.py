@@ -35,12 +35,13 @@ from rlrun.dataflow.reuse import gather
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.replay.buffer import Replay
 from rlrun.resources import cores
+from rlrun.run_config import Typed
 from rlrun.rundir import command_line, hardware, versions
 from rlrun.runners.evolution import gathered
 from rlrun.samplers.collector import Collector, act_row
 from rlrun.samplers.evaluator import to_torch
 from rlrun.samplers.population import Order, Player
-from rlrun.wiring import Typed, Wiring
+from rlrun.wiring import Wiring
 
 PART_SEC = 1.0
 REPLAYED = 2000  # rows in the replay that the parts are measured with, and 8 fragments at least

@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
         from rlrun.bench.throughput import measure, table
         from rlrun.commands.train import check_tuned
         from rlrun.config import plain
-        from rlrun.wiring import type_config
+        from rlrun.run_config import type_config
 
         values = plain(cfg)
         check_tuned(choices, values)
@@ -90,7 +90,7 @@ def replay(words: list[str], json_file: str | None) -> int:
         from rlrun.bench.replay import measure, table
         from rlrun.config import plain
         from rlrun.resources import free_memory
-        from rlrun.wiring import type_config
+        from rlrun.run_config import type_config
 
         torch.set_num_threads(1)
         config = type_config(plain(cfg)).run.replay

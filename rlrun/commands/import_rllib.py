@@ -83,7 +83,7 @@ def starts(folder: Path, one: Any) -> None:
     """UserError where rlrun would not take the file."""
     from rlrun.cli import compose
     from rlrun.config import plain
-    from rlrun.wiring import type_config
+    from rlrun.run_config import type_config
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         type_config(plain(cfg))

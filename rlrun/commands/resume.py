@@ -25,8 +25,9 @@ def main(words: list[str]) -> int:
     for key, value in changes.items():
         change(values, key, value)
     from rlrun import session
+    from rlrun.run_config import type_config
     from rlrun.rundir import RunDir
-    from rlrun.wiring import checkpoints_of, preflight, type_config
+    from rlrun.wiring import checkpoints_of, preflight
 
     config = type_config({**values, "init": None})  # the checkpoint has what came of it
     print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)

@@ -141,7 +141,7 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
     """The plain config of a job. UserError with its name where it would not start."""
     from rlrun.commands.train import check_tuned
     from rlrun.config import plain
-    from rlrun.wiring import type_config
+    from rlrun.run_config import type_config
 
     found: list[dict[str, Any]] = []
 

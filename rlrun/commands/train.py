@@ -56,8 +56,9 @@ def train(cfg: Any, choices: dict[str, Any]) -> int:
 def start(values: dict[str, Any]) -> int:
     """A new run of this plain config."""
     from rlrun.config import save_yaml
+    from rlrun.run_config import type_config
     from rlrun.rundir import RunDir, default_path
-    from rlrun.wiring import preflight, type_config
+    from rlrun.wiring import preflight
 
     print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
     config = type_config(values)

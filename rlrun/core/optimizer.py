@@ -135,14 +135,15 @@ class Optimizer:
 
     def _step(self) -> None:
         """Of several processes without a lock: Hogwild (Recht et al. 2011)."""
-        self.stepped.grad = self.whole.grad
+        gradient = self.stepped.grad = self.whole.grad
+        assert gradient is not None
         state = self.inner.state.get(self.stepped)
         if self.cfg.kind != "adam" or not state or self.stepped.device.type != "cpu":
             self.inner.step()
             return
         group = self.inner.param_groups[0]
         with torch.no_grad():  # what inner.step() would call after as long again of hooks, records and lists
-            adam([self.stepped], [self.stepped.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True, amsgrad=False,
+            adam([self.stepped], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True, amsgrad=False,
                  beta1=self.cfg.beta1, beta2=self.cfg.beta2, lr=group["lr"], weight_decay=0.0, eps=self.cfg.epsilon, maximize=False)  # fmt: skip
 
     @torch.no_grad()

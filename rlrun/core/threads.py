@@ -19,7 +19,8 @@ HOPELESS = 1.5  # times the best so far: not tried to the end
 AGAIN_SEC = 30.0
 
 
-First, Second = TypeVar("First"), TypeVar("Second")
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 
 class Beside:

@@ -11,8 +11,9 @@ from rlrun import saved, session
 from rlrun.cli import _dispatch
 from rlrun.config import save_yaml
 from rlrun.core.errors import UserError
+from rlrun.run_config import type_config
 from rlrun.rundir import RunDir
-from rlrun.wiring import preflight, type_config
+from rlrun.wiring import preflight
 
 SMALL_REPLAY = ["logger=[]", "resources=debug", "model.hidden=[8]", "replay.capacity=500", "algo.inner.learning_starts=50", "algo.inner.num_envs=2",
                 "algo.inner.fragment_length=10", "algo.inner.batch_size=16"]  # fmt: skip

@@ -13,8 +13,8 @@ from rlrun.envs import registry
 from rlrun.envs.atari import AtariEnv, ScreenStack
 from rlrun.envs.names import family_of, games, names, resolve
 from rlrun.envs.single import make_single
+from rlrun.run_config import type_config
 from rlrun.samplers.columns import Columns
-from rlrun.wiring import type_config
 
 
 def make(game, count=4, learning=True, **options):

@@ -13,7 +13,7 @@ from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.experiments.rllib_translate import RUNS, translate
 from rlrun.experiments.rllib_yaml import machinery, numbers, read
-from rlrun.wiring import type_config
+from rlrun.run_config import type_config
 
 RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text())
 # experiments of each release whose environment rlrun has; the rest stand on environments of RLlib's own test suite
