@@ -57,6 +57,7 @@ class PerturbedPolicy(Policy):
             for parameter in self.net.head.parameters():
                 nn.init.zeros_(parameter)
         self.one_by_one = spec.image  # convolutions of chunks have no batched form
+        self.columns: tuple[Tensor, dict[str, Tensor]] | None = None  # what act_with was given last, and its views by name
 
     @property
     def size(self) -> int:
@@ -103,13 +104,15 @@ class PerturbedPolicy(Policy):
         rows = self.seen(obs)
         if self.one_by_one:
             return torch.stack([self._one(self._named(parameters[b]), _plain(rows[b]), is_first[b]) for b in range(len(parameters))])
-        return vmap(self._one)(self._named(parameters), _plain(rows), is_first)
+        if self.columns is None or self.columns[0] is not parameters:
+            self.columns = parameters, self._named(parameters)
+        return vmap(self._one)(self.columns[1], _plain(rows), is_first)
 
     def _named(self, parameters: Tensor) -> dict[str, Tensor]:
-        """[..., P] -> the net's parameters by name, [..., *shape]."""
+        """[..., P] -> the net's parameters by name, [..., *shape], as views."""
         named, start = {}, 0
         for name, parameter in self.net.named_parameters():
-            named[name] = parameters[..., start : start + parameter.numel()].reshape(*parameters.shape[:-1], *parameter.shape)
+            named[name] = parameters[..., start : start + parameter.numel()].view(*parameters.shape[:-1], *parameter.shape)
             start += parameter.numel()
         return named
 
