@@ -1,0 +1,196 @@
+"""scripts/compare_peers [--rounds 3] [--seconds 20] [--algos impala,ppo,dqn] [--peers rllib,sample_factory,stable_baselines3,cleanrl_style] [--env NAME=VALUE]
+                      [--folder .peers] [--json FILE]
+
+Training speed on Pong (84x84x4, Nature CNN) of rlrun and of other libraries doing the same work, in turn in one run. Every peer has an environment of its own
+in FOLDER, made on first use from the package registry (some minutes). Before the rounds each peer is tried in its several ways (processes, threads), and the
+fastest is kept. Printed are env steps/s (agent decisions), and how many times as fast rlrun is: the median over rounds, with the lowest and the highest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+PACKAGES = {  # beside torch, which is the version of scripts/constraints.txt
+    "rllib": ["ray[rllib]==2.60.0", "gymnasium[atari]", "ale-py", "opencv-python-headless"],
+    "sample_factory": ["sample-factory==2.1.1", "gymnasium<1.0", "ale-py==0.9.1", "opencv-python-headless<5"],
+    "stable_baselines3": ["stable-baselines3==2.9.2", "gymnasium[atari]", "ale-py", "opencv-python-headless"],
+    "cleanrl_style": ["gymnasium[atari]", "ale-py", "opencv-python-headless"],
+}
+KNOWN = {"impala": list(PACKAGES), "ppo": list(PACKAGES), "dqn": ["stable_baselines3", "cleanrl_style"]}
+START_SEC = 180.0  # for a program to start, beside the time that it measures
+
+
+class Failed(Exception):
+    """A program that gave no figure; says why."""
+
+
+def program(command: list[str], seconds: float, folder: str | None = None) -> dict[str, Any] | list[str]:
+    """What the last line of JSON says that it prints. Failed when there is none, or when it takes too long."""
+    env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONWARNINGS": "ignore"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env=env, start_new_session=True)
+    try:
+        said = process.communicate(timeout=START_SEC + 2 * seconds)[0]
+    except subprocess.TimeoutExpired:
+        said = None
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # its workers too
+        except ProcessLookupError:
+            pass
+        process.wait()
+    if said is None:
+        raise Failed(f"no end after {START_SEC + 2 * seconds:.0f} s")
+    lines = said.strip().splitlines()
+    found = [line for line in lines if line.startswith(("{", "["))]
+    for line in reversed(found):
+        try:
+            return json.loads(line)
+        except ValueError:
+            continue
+    raise Failed(lines[-1] if lines else f"exit code {process.returncode} and no word")
+
+
+def make_environment(peer: str, folder: Path) -> Path:
+    """The Python of a peer's environment."""
+    place = folder / peer
+    python, stamp, wanted = place / "bin" / "python", place / ".installed", "\n".join(PACKAGES[peer])
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return python
+    torch = next(line for line in (ROOT / "scripts" / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    print(f"Installing {peer} into {place} ...", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
+    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", torch, *PACKAGES[peer]]
+    done = subprocess.run(install, capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(f"cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    stamp.write_text(wanted)
+    return python
+
+
+def rlrun(algo: str, seconds: float, words: list[str]) -> dict[str, Any]:
+    """rlrun with its default settings, but for what `words` change."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told.json"
+        replay = ["replay.capacity=30000"] if algo == "dqn" else []
+        command = [sys.executable, "-m", "rlrun", "benchmark", "throughput", f"algo={algo}", "env=Pong", f"seconds={max(5.0, seconds):g}", *replay, *words]
+        done = subprocess.run([*command, "--json", str(told)], capture_output=True, text=True, cwd=ROOT)
+        if done.returncode:
+            raise Failed((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
+        result = json.loads(told.read_text())
+    made = result["resources"]
+    settings = {name: made[name] for name in ("inference", "num_learners", "num_samplers", "envs_per_sampler", "precision")}
+    settings |= dict(word.split("=", 1) for word in words)
+    versions = {name: result["versions"][name] for name in ("rlrun", "torch")}
+    more = {"ratio_to_bound": result["ratio"], "hardware": result["hardware"]}
+    return {"env_steps_per_sec": result["reached"], "settings": settings, "versions": versions, **more}
+
+
+def measured(contestants: dict[str, Callable[[], dict[str, Any]]], rounds: int, note: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    """Each in turn, `rounds` times; in every other round the other way round, so that a machine that warms up favours nobody."""
+    results: dict[str, dict[str, Any]] = {name: {"rates": []} for name in contestants}
+    for number in range(rounds):
+        order = list(contestants) if number % 2 == 0 else list(reversed(contestants))
+        for name in order:
+            try:
+                told = contestants[name]()
+            except Failed as error:
+                results[name]["failed"] = str(error)
+                note(f"  round {number + 1}: {name} failed: {error}")
+                continue
+            rate = told.pop("env_steps_per_sec")
+            results[name]["rates"].append((number, rate))
+            results[name].update(told)
+            note(f"  round {number + 1}: {name:<20} {rate:>8,.0f} env steps/s")
+    return results
+
+
+def ratios(results: dict[str, dict[str, Any]], peer: str) -> list[float]:
+    """How many times as fast as a peer, by round."""
+    ours, theirs = (dict(results[name]["rates"]) for name in ("rlrun", peer))
+    return [ours[number] / theirs[number] for number in ours if number in theirs]
+
+
+def table(algo: str, results: dict[str, dict[str, Any]]) -> str:
+    lines = [f"{algo} on Pong".ljust(26) + "env steps/s".rjust(12) + "lowest".rjust(9) + "highest".rjust(9) + "  rlrun is".ljust(26) + "settings"]
+    for name, result in results.items():
+        rates = [rate for _, rate in result["rates"]]
+        if not rates:
+            lines.append(f"  {name:<24}{'failed: ' + result['failed']}")
+            continue
+        times = ratios(results, name) if name != "rlrun" else []
+        said = f"  {statistics.median(times):.2f} x ({min(times):.2f} to {max(times):.2f})" if times else ""
+        versions = " ".join(f"{package} {version}" for package, version in result["versions"].items())
+        settings = ", ".join(f"{key} {value}" for key, value in result["settings"].items())
+        lines.append(f"  {name:<24}{statistics.median(rates):>12,.0f}{min(rates):>9,.0f}{max(rates):>9,.0f}{said:<26}{settings}; {versions}")
+    return "\n".join(lines)
+
+
+def peer_contestant(peer: str, algo: str, python: Path, seconds: float, note: Callable[[str], None]) -> Callable[[], dict[str, Any]]:
+    """Runs a peer in the way that is the fastest here. Failed when none works."""
+    script = str(HERE / f"{peer}_peer.py")
+    ways = program([str(python), script, "--variants", algo], 10.0)
+    tried: dict[str, float] = {}
+    reasons = []
+    for way in ways:
+        try:
+            told = program([str(python), script, algo, way, str(max(6.0, seconds / 2))], seconds)
+            tried[way] = told["env_steps_per_sec"]  # type: ignore[call-overload]
+            note(f"  {peer}, {way}: {tried[way]:,.0f} env steps/s")
+        except Failed as error:
+            reasons.append(f"{way}: {error}")
+            note(f"  {peer}, {way}: {error}")
+    if not tried:
+        raise Failed("; ".join(reasons))
+    best = max(tried, key=tried.__getitem__)
+    return lambda: program([str(python), script, algo, best, str(seconds)], seconds)  # type: ignore[return-value]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(usage=__doc__, add_help=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--algos", default="impala,ppo,dqn")
+    parser.add_argument("--peers", default=",".join(PACKAGES))
+    parser.add_argument("--folder", type=Path, default=ROOT / ".peers")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("words", nargs="*", help="options of rlrun train, for rlrun's side")
+    said = parser.parse_args()
+    for name, known in (("algos", KNOWN), ("peers", PACKAGES)):
+        for one in getattr(said, name).split(","):
+            if one not in known:
+                parser.error(f"--{name}: {one} is none of {', '.join(known)}")
+    if said.rounds < 1 or said.seconds < 5:
+        parser.error("at least one round of 5 seconds")
+    note = lambda line: print(line, flush=True)  # noqa: E731
+    found: dict[str, Any] = {}
+    for algo in said.algos.split(","):
+        note(f"{algo}: which way is the fastest")
+        contestants: dict[str, Callable[[], dict[str, Any]]] = {"rlrun": lambda algo=algo: rlrun(algo, said.seconds, said.words)}  # type: ignore[misc]
+        broken: dict[str, dict[str, Any]] = {}
+        for peer in (peer for peer in said.peers.split(",") if peer in KNOWN[algo]):
+            try:
+                contestants[peer] = peer_contestant(peer, algo, make_environment(peer, said.folder.resolve()), said.seconds, note)
+            except Failed as error:
+                broken[peer] = {"rates": [], "failed": str(error)}
+        found[algo] = measured(contestants, said.rounds, note) | broken
+    print()
+    for algo, results in found.items():
+        print(table(algo, results) + "\n", flush=True)
+    if said.json:
+        said.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 1 if any("failed" in result for results in found.values() for result in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

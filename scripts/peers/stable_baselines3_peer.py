@@ -1,0 +1,49 @@
+"""Stable-Baselines3 on Pong: a2c beside IMPALA (one pass over fragments of 50 rows from 10 environments), ppo and dqn with the settings of ours."""
+
+import ale_py
+import common
+import gymnasium
+import torch
+from stable_baselines3 import A2C, DQN, PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_atari_env
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
+
+gymnasium.register_envs(ale_py)  # here, so that processes of environments do it too
+
+WAYS = {f"{kind}, {threads} thread{'s' * (threads > 1)}": (kind, threads) for kind in ("one process", "processes") for threads in (1, 2)}
+
+
+class Timed(BaseCallback):
+    def __init__(self, meter):
+        super().__init__()
+        self.meter = meter
+
+    def _on_step(self):
+        return self.model._n_updates == 0 or not self.meter.over(self.num_timesteps)
+
+
+def main():
+    said = common.words({"impala": WAYS, "ppo": WAYS, "dqn": [way for way in WAYS if way.startswith("one")]})
+    kind, threads = WAYS[said.variant]
+    torch.set_num_threads(threads)
+    count = {"impala": 10, "ppo": 8, "dqn": 1}[said.algo]
+    made = make_atari_env("PongNoFrameskip-v4", n_envs=count, seed=0, vec_env_cls=SubprocVecEnv if kind == "processes" else DummyVecEnv)
+    env = VecFrameStack(made, n_stack=4)
+    if said.algo == "impala":
+        settings = {"n_envs": 10, "n_steps": 50}
+        model = A2C("CnnPolicy", env, device="cpu", n_steps=50)
+    elif said.algo == "ppo":
+        settings = {"n_envs": 8, "n_steps": 128, "batch_size": 256, "n_epochs": 4}
+        model = PPO("CnnPolicy", env, device="cpu", n_steps=128, batch_size=256, n_epochs=4)
+    else:
+        settings = {"train_freq": 4, "gradient_steps": 1, "batch_size": 32, "buffer_size": 30000}
+        model = DQN("CnnPolicy", env, device="cpu", train_freq=4, gradient_steps=1, batch_size=32, buffer_size=30000, learning_starts=1000)
+    meter = common.Meter(said.seconds)
+    model.learn(10**9, callback=Timed(meter))
+    env.close()
+    common.result(meter.rate, {**settings, "variant": said.variant}, ["stable-baselines3"])
+
+
+if __name__ == "__main__":
+    main()
