@@ -21,7 +21,7 @@ COMMANDS = {
     "export": "RUN_DIR: the trained policy as .pt2, .safetensors or .onnx, for programs without rlrun",
     "list": "algos, envs or tuned",
     "explain": "ALGO: paper, what is recorded, every option",
-    "benchmark": "throughput, replay, reproduce-tables or tuned: speed, and results beside the published ones",
+    "benchmark": "throughput, growth, replay, reproduce-tables or tuned: speed, and results beside the published ones",
     "plot": "RUN_DIR ...: learning curves with their spread over seeds",
     "compare": "RUN_DIR RUN_DIR: what differs, and what came of it",
     "report": "RUN_DIR or SWEEP_DIR: one HTML file about it",

@@ -118,6 +118,22 @@ def small_multiples(series: Sequence[tuple[str, Sequence[float], Sequence[float]
     return made
 
 
+def growth(axes: Sequence[tuple[str, Sequence[tuple[str, float]]]], near: float) -> Any:
+    """Speed over every axis of (title, [(value, env steps/s)]); the line is at `near` of the highest."""
+    made, places = figure(3.2 * len(axes) + 0.6, 3.0, ncols=len(axes), squeeze=False)
+    for index, (axis, (title, points)) in enumerate(zip(places.flat, axes, strict=True)):
+        rates = [rate for _, rate in points]
+        axis.plot(range(len(points)), rates, "o-", color=COLOURS[index % len(COLOURS)], linewidth=1.4, markersize=4)
+        if rates:
+            axis.axhline(near * max(rates), color=GREY, linewidth=0.8, linestyle="--")
+            axis.set_ylim(0, 1.1 * max(rates))
+        axis.set_xticks(range(len(points)), [label.replace(" ", "\n").replace("=", "=\n") for label, _ in points], fontsize=7)
+        axis.set_xlabel(title)
+    places.flat[0].set_ylabel("env steps/s")
+    made.tight_layout()
+    return made
+
+
 class Bars(NamedTuple):
     """One game of a table."""
 

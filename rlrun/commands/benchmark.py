@@ -1,5 +1,6 @@
 """rlrun benchmark throughput algo=... env=... [any option of rlrun train] [seconds=30] [--json FILE]
 rlrun benchmark replay [capacity=10000,100000,1000000] [replay.compress=true] [replay.directory=DIR] [--json FILE]
+rlrun benchmark growth [algo=...] [env=...] [--axes samplers,envs,fragment,model] [--plot FILE.png]   (--help says more)
 rlrun benchmark reproduce-tables [table=...] [game=...] [algo=...] [seeds=1,2,3] [budget=1.0]      (--help says more)
 rlrun benchmark tuned [NAME ...] [--fast]                                                          (--help says more)
 
@@ -14,7 +15,7 @@ from typing import Any
 from rlrun.cli import compose
 from rlrun.core.errors import UserError, closest
 
-OTHERS = {"reproduce-tables": "rlrun.bench.reproduce", "tuned": "rlrun.bench.tuned"}
+OTHERS = {"growth": "rlrun.bench.growth", "reproduce-tables": "rlrun.bench.reproduce", "tuned": "rlrun.bench.tuned"}
 
 
 def main(words: list[str]) -> int:

@@ -47,7 +47,7 @@ def main():
     class Watch(AlgoObserver):
         def on_training_step(self, runner, iteration):
             if meter.over(sum(runner.env_steps.values()) / 4):
-                runner.cfg.train_for_seconds = 0
+                runner.cfg.train_for_seconds = -1  # it compares with 0 s until its first checkpoint
 
     try:
         runner.register_observer(Watch())

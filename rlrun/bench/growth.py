@@ -1,0 +1,195 @@
+"""rlrun benchmark growth [algo=impala] [env=Pong] [any option of rlrun train] [--axes samplers,envs,fragment,model]
+                       [--seconds 8] [--json FILE] [--plot FILE.png]
+
+How training speed grows with the number of samplers (1 to twice the cores), of environments that a sampler steps together (1 to 256), with the rows of a
+fragment and with the size of the model; every other option stays as it is, but for a train batch that is made to fit. Each point is a run of `benchmark
+throughput` in a process of its own. The knee of an axis is the smallest value that gives 90% of the highest speed; it is said what holds a run there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlrun.cli import compose, take_flags
+from rlrun.core.errors import UserError, closest
+from rlrun.experiments.view import text_table
+
+FLAGS = {"--axes": str, "--seconds": float, "--json": str, "--plot": str}
+NEAR = 0.9  # of the highest speed, from which on more of something is not worth having
+IDLE = 0.1  # share of the learner's time that it waits, above which samplers are what holds a run up
+MODELS = {True: (["env.size=42"], ["model=nature_cnn"], ["model=impala_resnet"]), False: tuple([f"model.hidden=[{n},{n}]"] for n in (32, 64, 256, 512, 1024))}
+
+
+class Point(NamedTuple):
+    """One place on an axis."""
+
+    label: str
+    words: list[str]  # what is said beside the run's own options
+
+
+class Setting(NamedTuple):
+    """What of a config the axes are made from."""
+
+    rows: int  # of a fragment
+    columns: int  # of a train batch, or environments of a replay's samplers
+    minibatch: int  # rows of which a train batch is a multiple
+    replay: bool
+    image: bool
+    cores: int
+
+
+def doubling(first: int, last: int) -> list[int]:
+    """first, twice as much ... and last."""
+    found = [first]
+    while found[-1] * 2 < last:
+        found.append(found[-1] * 2)
+    return [*found, last] if last > found[-1] else found
+
+
+def axes(setting: Setting) -> dict[str, list[Point]]:
+    """Every axis with its points."""
+
+    def fitting(rows: int, columns: int, divisor: int = 1) -> list[str]:
+        """At least so many columns, a multiple of divisor."""
+        columns = -(-columns // divisor) * divisor
+        if setting.replay:
+            return [f"algo.num_envs={columns}"]
+        while rows * columns % setting.minibatch:
+            columns += divisor
+        return [f"algo.fragment_length={rows}", f"algo.batch_size={rows * columns}"]
+
+    by_samplers = []
+    for n in sorted({*doubling(1, 2 * setting.cores), setting.cores}):
+        words = ["resources.inference=local", f"resources.num_samplers={n}", *fitting(setting.rows, setting.columns, n)]
+        by_samplers.append(Point(str(n), words))
+    by_envs = []
+    for n in doubling(1, 256):
+        words = fitting(setting.rows, n) if setting.replay else [f"resources.envs_per_sampler={n}", *fitting(setting.rows, setting.columns, n)]
+        by_envs.append(Point(str(n), words))
+    batch = setting.rows * setting.columns
+    by_rows = []
+    for rows in (5, 10, 20, 50, 100, 200):
+        words = [f"algo.fragment_length={rows}"] if setting.replay else fitting(rows, max(1, round(batch / rows)))
+        by_rows.append(Point(str(rows), words))
+    by_model = [Point(" ".join(words), words) for words in MODELS[setting.image]]
+    return {"samplers": by_samplers, "envs": by_envs, "fragment": by_rows, "model": by_model}
+
+
+TITLES = {"samplers": "sampler processes", "envs": "environments per sampler", "fragment": "rows of a fragment", "model": "model"}
+
+
+def knee(rates: Sequence[float | None]) -> int | None:
+    """Place of the first rate that is NEAR the highest; None where none was measured."""
+    known = [rate for rate in rates if rate is not None]
+    return next((place for place, rate in enumerate(rates) if rate is not None and rate >= NEAR * max(known)), None) if known else None
+
+
+def explained(result: dict[str, Any]) -> str:
+    """What holds a run where it is."""
+    parts = {name: 1.0 / rate for name, rate in result["parts"].items() if rate}
+    largest = max(parts, key=parts.__getitem__)
+    share = parts[largest] / sum(parts.values())
+    waits = result["learner_time"].get("wait", 0.0)
+    busy = f"{result['ratio']:.0%} of what {result['cores']} core{'s' * (result['cores'] > 1)} can do, of which {largest} is {share:.0%}"
+    if result["resources"]["inference"] == "serial":
+        return f"one process does all in turn; {busy}"
+    if waits > IDLE:
+        return f"the learner waits {waits:.0%} of its time for samplers; {busy}"
+    return f"the learner never waits; {busy}"
+
+
+def measured(words: Sequence[str], seconds: float) -> dict[str, Any] | str:
+    """What `benchmark throughput` finds out, or why it does not."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told.json"
+        command = [sys.executable, "-m", "rlrun", "benchmark", "throughput", *words, f"seconds={seconds:g}", "--json", str(told)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            return json.loads(told.read_text())
+        said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        return said.removeprefix("rlrun: ")
+
+
+def setting_of(words: list[str]) -> Setting:
+    """UserError for options that do not fit, before anything is measured."""
+    found: list[Setting] = []
+
+    def job(cfg: Any, choices: dict[str, Any]) -> int:
+        from rlrun.commands.train import check_tuned
+        from rlrun.config import plain
+        from rlrun.resources import cores
+        from rlrun.run_config import type_config
+        from rlrun.wiring import Wiring
+
+        values = plain(cfg)
+        check_tuned(choices, values)
+        wiring = Wiring(type_config(values))
+        if wiring.needs.population is not None:
+            raise UserError(f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes; see resources.num_samplers")
+        replay = wiring.needs.replay
+        columns = wiring.needs.columns if replay is None else replay.num_envs
+        minibatch = 1 if replay is not None else values["algo"].get("minibatch_size") or 1
+        found.append(Setting(wiring.rows, columns, minibatch, replay is not None, wiring.spec.image, cores()))
+        return 0
+
+    compose(words, job)
+    return found[0]
+
+
+def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[str, Any] | str] = measured) -> int:
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0
+    flags, rest = take_flags(list(words), FLAGS)
+    seconds = flags["--seconds"] or 8.0
+    if seconds < 5:
+        raise UserError("--seconds must be at least 5: the first rows of a run are no measure")
+    chosen = (flags["--axes"] or ",".join(TITLES)).split(",")
+    for name in chosen:
+        if name not in TITLES:
+            raise UserError(f"--axes {name}: there is no such axis.{closest(name, TITLES)} There are {', '.join(TITLES)}.")
+    for name, default in (("algo", "impala"), ("env", "Pong")):
+        if not any(word.startswith((f"{name}=", "tuned=")) for word in rest):
+            rest.append(f"{name}={default}")
+    found = axes(setting_of(rest))
+    results: dict[str, list[dict[str, Any]]] = {}
+    for name in chosen:
+        print(f"{TITLES[name]}:", flush=True)
+        results[name] = []
+        for point in found[name]:
+            told = measure([*rest, *point.words], seconds)
+            row = {"label": point.label, "words": point.words} | ({"failed": told} if isinstance(told, str) else {"result": told})
+            results[name].append(row)
+            said = told if isinstance(told, str) else f"{told['reached']:,.0f} env steps/s"
+            print(f"  {point.label}: {said}", flush=True)
+    for name in chosen:
+        print("\n" + table(TITLES[name], results[name]), flush=True)
+    if flags["--json"]:
+        Path(flags["--json"]).write_text(json.dumps({"command": ["rlrun", "benchmark", "growth", *words], "axes": results}, indent=1) + "\n")
+    if flags["--plot"]:
+        from rlrun.bench import charts
+
+        lines = [(TITLES[name], [(row["label"], row["result"]["reached"]) for row in results[name] if "result" in row]) for name in chosen]
+        charts.save(charts.growth(lines, NEAR), flags["--plot"])
+    return 0
+
+
+def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
+    """One axis, for people."""
+    rates = [row["result"]["reached"] if "result" in row else None for row in rows]
+    place = knee(rates)
+    lines = []
+    for index, row in enumerate(rows):
+        if "result" not in row:
+            lines.append([row["label"], "", "", "", "", row["failed"]])
+            continue
+        result = row["result"]
+        lag, mark = result["policy_lag"] or 0.0, "knee" if index == place else ""
+        lines.append([row["label"], f"{result['reached']:,.0f}", f"{result['bound']:,.0f}", f"{result['memory_pss_mb']:,.0f}", f"{lag:.1f}", mark])
+    shown = text_table(lines, (title, "env steps/s", "bound", "memory, MB", "lag, updates", ""))
+    return shown if place is None else f"{shown}\nKnee at {rows[place]['label']}: {explained(rows[place]['result'])}."

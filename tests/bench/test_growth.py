@@ -1,0 +1,111 @@
+"""Growth: points that every run accepts, the knee, and what is said of it."""
+
+import json
+
+import pytest
+
+from rlrun.bench.growth import Setting, axes, doubling, explained, knee, main, setting_of, table
+from rlrun.core.errors import UserError
+
+
+def result(reached, **more):
+    made = {"reached": reached, "bound": 2 * reached, "ratio": 0.5, "cores": 2, "memory_pss_mb": 900.0, "policy_lag": 1.5, "learner_time": {"wait": 0.0},
+            "parts": {"env": 1000.0, "inference": 4000.0, "learning": 500.0}, "resources": {"inference": "local"}}  # fmt: skip
+    return made | more
+
+
+def test_doubling_ends_where_it_is_told():
+    assert doubling(1, 256) == [1, 2, 4, 8, 16, 32, 64, 128, 256] and doubling(1, 6) == [1, 2, 4, 6] and doubling(1, 1) == [1]
+
+
+def test_the_knee_is_the_first_that_is_nearly_the_best():
+    assert knee([100.0, 180.0, 195.0, 200.0, 190.0]) == 1 and knee([50.0, None, 10.0]) == 0 and knee([None, None]) is None
+    assert knee([10.0, 20.0, 40.0, 80.0]) == 3
+
+
+def test_what_holds_a_run_is_said():
+    assert explained(result(400.0)) == "the learner never waits; 50% of what 2 cores can do, of which learning is 62%"
+    assert explained(result(400.0, learner_time={"wait": 0.4})).startswith("the learner waits 40% of its time for samplers")
+    assert explained(result(400.0, resources={"inference": "serial"})).startswith("one process does all in turn")
+
+
+def test_the_table_marks_the_knee_and_keeps_what_failed():
+    rows = [{"label": "1", "result": result(100.0)}, {"label": "2", "result": result(190.0)}, {"label": "4", "failed": "not here"}]
+    said = table("sampler processes", rows)
+    assert next(line for line in said.splitlines() if "knee" in line).split()[:2] == ["2", "190"]
+    assert "not here" in said and said.splitlines()[-1].startswith("Knee at 2: ")
+
+
+@pytest.mark.parametrize("algo, env", [("impala", "CartPole-v1"), ("ppo", "CartPole-v1"), ("dqn", "CartPole-v1")])
+def test_every_point_is_a_run_that_can_be(typed, algo, env):
+    """Each is wired as rlrun train would."""
+    from rlrun.wiring import Wiring
+
+    setting = setting_of([f"algo={algo}", f"env={env}"])
+    assert setting.replay == (algo == "dqn") and not setting.image
+    count = 0
+    for points in axes(setting._replace(cores=2)).values():
+        for point in points:
+            made = Wiring(typed(f"algo={algo}", f"env={env}", *point.words))
+            count += 1
+            if "resources.num_samplers" in " ".join(point.words):
+                assert made.resources.num_samplers == int(point.label)
+    assert count > 20
+
+
+def test_envs_and_rows_are_what_the_axis_says():
+    found = axes(Setting(rows=50, columns=10, minibatch=1, replay=False, image=True, cores=2))
+    assert [point.label for point in found["samplers"]] == ["1", "2", "4"]
+    words = dict(word.split("=", 1) for word in next(point for point in found["envs"] if point.label == "64").words)
+    assert words["resources.envs_per_sampler"] == "64" and int(words["algo.batch_size"]) % (64 * 50) == 0
+    rows = dict(word.split("=", 1) for word in next(point for point in found["fragment"] if point.label == "100").words)
+    assert rows == {"algo.fragment_length": "100", "algo.batch_size": "500"}
+
+
+def test_models_of_images_are_options_that_exist(typed):
+    points = axes(Setting(rows=50, columns=10, minibatch=1, replay=False, image=True, cores=2))["model"]
+    sizes = [(made.run.model.encoder, made.env.size) for made in (typed("algo=impala", "env=Pong", *point.words) for point in points)]
+    assert len(set(sizes)) == 3 and sizes[0][1] == 42
+
+
+def test_the_command_measures_prints_and_draws(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["rlrun"])
+    asked = []
+
+    def measure(words, seconds):
+        asked.append(words)
+        return "no room" if "resources.num_samplers=1" in words else result(100.0 * len(asked))
+
+    words = [
+        "algo=impala",
+        "env=CartPole-v1",
+        "--axes",
+        "samplers,model",
+        "--seconds",
+        "6",
+        "--json",
+        str(tmp_path / "g.json"),
+        "--plot",
+        str(tmp_path / "g.png"),
+    ]
+    assert main(words, measure) == 0
+    assert all(words[:2] == ["algo=impala", "env=CartPole-v1"] for words in asked)
+    said = capsys.readouterr().out
+    assert "no room" in said and said.count("Knee at") == 2
+    told = json.loads((tmp_path / "g.json").read_text())
+    assert list(told["axes"]) == ["samplers", "model"] and (tmp_path / "g.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--axes", "sampler"], "Did you mean samplers"),
+        (["--seconds", "2"], "at least 5"),
+        (["algo=es", "env=CartPole-v1"], "has none of these axes"),
+        (["algo=impala", "env=Pongg"], "Did you mean Pong"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_measured(words, said, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["rlrun"])
+    with pytest.raises(UserError, match=said):
+        main(words, lambda *_: pytest.fail("measured"))

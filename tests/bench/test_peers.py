@@ -1,0 +1,107 @@
+"""Comparing with other libraries: what counts, whose turn it is, and what is said of a peer that fails."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+PEERS = Path(__file__).parents[2] / "scripts" / "peers"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"peers_{name}", PEERS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+compare, common = load("compare"), load("common")
+
+
+def test_the_first_quarter_of_the_time_is_not_counted():
+    now = [0.0]
+    meter = common.Meter(20.0, lambda: now[0])
+    steps = [(0.0, 100), (4.0, 200), (6.0, 300), (12.0, 600), (21.0, 1800)]
+    said = []
+    for now[0], count in steps:
+        said.append(meter.over(count))
+    assert said == [False] * 4 + [True] and meter.rate == (1800 - 300) / (21.0 - 6.0)
+
+
+def test_every_other_round_is_the_other_way_round_and_failures_are_kept():
+    order, lines = [], []
+
+    def of(name, rate):
+        def call():
+            order.append(name)
+            if rate is None:
+                raise compare.Failed("broke")
+            return {"env_steps_per_sec": rate * len(order), "settings": {"workers": 2}, "versions": {name: "1"}}
+
+        return call
+
+    found = compare.measured({"rlrun": of("rlrun", 100.0), "other": of("other", 10.0), "bad": of("bad", None)}, 2, lines.append)
+    assert order == ["rlrun", "other", "bad", "bad", "other", "rlrun"]
+    assert found["bad"] == {"rates": [], "failed": "broke"} and compare.ratios(found, "other") == [100.0 / 20.0, 600.0 / 50.0]
+    said = compare.table("impala", found).splitlines()
+    assert "8.50 x (5.00 to 12.00)" in said[2] and "workers 2; other 1" in said[2] and said[3].endswith("failed: broke")
+
+
+def script(tmp_path, text):
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    return [sys.executable, str(path)]
+
+
+def test_a_program_is_heard_by_its_last_line_of_json(tmp_path):
+    assert compare.program(script(tmp_path, "print('{\"a\": 1}'); print('[noise] {x'); print('bye')"), 1.0) == {"a": 1}
+    with pytest.raises(compare.Failed, match="ZeroDivisionError"):
+        compare.program(script(tmp_path, "1 / 0"), 1.0)
+
+
+def test_a_program_that_never_ends_is_ended_with_its_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "START_SEC", 2.0)
+    mark = tmp_path / "worker"
+    worker = f"import time; time.sleep(4); open({str(mark)!r}, 'w')"
+    with pytest.raises(compare.Failed, match="no end after"):
+        compare.program(script(tmp_path, f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {worker!r}]); time.sleep(60)"), 0.0)
+    import time
+
+    time.sleep(3.0)
+    assert not mark.exists(), "its worker would have written by now"
+
+
+def test_every_peer_has_a_program_that_says_its_ways():
+    for algo, peers in compare.KNOWN.items():
+        for peer in peers:
+            assert (PEERS / f"{peer}_peer.py").is_file() and peer in compare.PACKAGES, (algo, peer)
+
+
+def test_the_way_that_is_the_fastest_is_kept(monkeypatch):
+    rates = {"slow": 10.0, "fast": 30.0, "broken": None}
+    asked = []
+
+    def program(command, seconds, folder=None):
+        if "--variants" in command:
+            return list(rates)
+        way = command[3]
+        asked.append(way)
+        if rates[way] is None:
+            raise compare.Failed("no")
+        return {"env_steps_per_sec": rates[way]}
+
+    monkeypatch.setattr(compare, "program", program)
+    call = compare.peer_contestant("rllib", "impala", Path("python"), 20.0, lambda line: None)
+    assert call() == {"env_steps_per_sec": 30.0} and asked == ["slow", "fast", "broken", "fast"]
+    rates.update(slow=None, fast=None)
+    with pytest.raises(compare.Failed, match="slow: no; fast: no"):
+        compare.peer_contestant("rllib", "impala", Path("python"), 20.0, lambda line: None)
+
+
+def test_what_is_printed_as_json_is_what_is_read(capsys, monkeypatch):
+    monkeypatch.setattr(common.importlib.metadata, "version", lambda name: "9")
+    common.result(12.5, {"workers": 2}, ["ray"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["env_steps_per_sec"] == 12.5 and set(told["versions"]) == {"ray", "torch", "gymnasium", "ale-py"}
