@@ -34,7 +34,7 @@ from rlrun.core.specs import random_actions
 from rlrun.dataflow.reuse import gather
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.replay.buffer import Replay
-from rlrun.resources import cores
+from rlrun.resources import Resources, cores
 from rlrun.run_config import Typed
 from rlrun.rundir import command_line, hardware, versions
 from rlrun.runners.evolution import gathered
@@ -57,7 +57,7 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     torch.set_num_threads(1)
     parts = _Parts(wiring) if wiring.needs.population is None else _PartsOfEvolution(wiring)
     before = parts.measure()
-    reached, memory, lag, shares = _train(wiring, seconds)
+    reached, memory, lag, shares, spent = _train(wiring, seconds)
     wiring.threads.take(1)
     after = parts.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
@@ -69,7 +69,7 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     return {
         "bound": bound, "reached": reached, "ratio": reached / bound, "parts": rates, "learning_alone": alone, "of_learning_alone": reached / fastest,
         "cores": used, "memory_pss_mb": memory, "policy_lag": lag,
-        "learner_time": shares, "resources": {
+        "learner_time": shares, "sampler_time": _sampler_time(made, reached, spent), "resources": {
             "inference": made.inference, "num_learners": made.num_learners, "num_samplers": made.num_samplers * made.num_learners,
             "envs_per_sampler": made.envs_per_sampler, "precision": made.precision, "device": str(made.device), "why": list(made.why),
         }, "rows": wiring.needs.rows, "columns": wiring.needs.columns, "hardware": hardware(), "versions": versions(), "command": command_line(),
@@ -243,8 +243,8 @@ class _Rows:
             self.learns()
 
 
-def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, dict[str, float]]:
-    """Env steps/s after warming up, peak memory of the process tree in MB, policy lag, the learner's time by section.
+def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, dict[str, float], dict[str, float]]:
+    """Env steps/s after warming up, peak memory of the process tree in MB, policy lag, the learner's time by section, samplers' microseconds per env step.
 
     UserError when learning has not begun after FILL_SEC: a replay waits for algo.learning_starts env steps."""
 
@@ -290,7 +290,19 @@ def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, 
     lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
     names = {name for row in counted for name in row if name.startswith("time/") and name.endswith("_share") and name != "time/sampler_env_share"}
     shares = {name[5:-6]: statistics.mean(row.get(name) or 0.0 for row in counted) for name in sorted(names)}
-    return reached, peak[0], statistics.mean(lags) if lags else None, shares
+    spent = {name: [row[f"time/{name}_us"] for row in counted if row.get(f"time/{name}_us") is not None] for name in ("env", "policy")}
+    return reached, peak[0], statistics.mean(lags) if lags else None, shares, {name: statistics.mean(us) for name, us in spent.items() if us}
+
+
+def _sampler_time(made: Resources, reached: float, spent: dict[str, float]) -> dict[str, float]:
+    """Shares of the time of a process that steps environments, from microseconds per env step; `rest`: waits, copies and Python around them. Of batched
+    inference the policy's is of the one thread that acts for all."""
+    processes = made.num_samplers * made.num_learners
+    env = reached * spent.get("env", 0.0) * 1e-6 / processes
+    policy = reached * spent.get("policy", 0.0) * 1e-6 / (made.num_learners if made.inference == "batched" else processes)
+    alone = {"env": env} | ({} if made.inference == "batched" else {"policy": policy})
+    shares = {**alone, "rest": max(0.0, 1.0 - sum(alone.values()))}
+    return (shares | {"inference thread": policy} if made.inference == "batched" else shares) if spent else {}
 
 
 def tree_pss_mb() -> float:
@@ -326,6 +338,7 @@ def table(result: dict[str, Any]) -> str:
         f"{'ratio to learning alone':<30}{result['of_learning_alone']:>10.2f}",
         f"{'policy lag, updates':<30}{result['policy_lag'] or 0:>10.1f}",
         f"{'memory of the tree (PSS), MB':<30}{result['memory_pss_mb']:>10,.0f}",
+        *(["a sampler's time: " + ", ".join(f"{name} {share:.0%}" for name, share in result["sampler_time"].items())] if result["sampler_time"] else []),
         "learner's time: " + ", ".join(f"{name} {share:.0%}" for name, share in result["learner_time"].items()),
     ]
     return "\n".join(lines)

@@ -17,6 +17,7 @@ EVERY_RUN = """Metrics of every run, beside those above
   learn/skipped_updates              share of gradient steps that were not taken, because the gradient was not finite
   time/<section>_share               of the learner's time: wait (for samplers), copy, learn, publish (weights), save, evaluate
   time/sampler_env_share             of the samplers' time: the environment; the rest is the policy
+  time/env_us, policy_us             microseconds of a sampler per env step, in the environment and in the policy
 """
 
 

@@ -186,7 +186,8 @@ class Run:
                     continue
                 self.episodes.add(ret, length, info)
                 self._tell("on_episode", ret, length, info)
-            self.sample.add({"policy_lag": float(report.lag), "env_sec": report.seconds[0], "policy_sec": report.seconds[1]})
+            env_sec, policy_sec = report.seconds
+            self.sample.add({"policy_lag": float(report.lag), "env_sec": env_sec, "policy_sec": policy_sec, "fragment_steps": float(report.env_steps)})
         return steps
 
     def tick(self, clock: Clock, update: Update | None) -> bool:
@@ -342,7 +343,7 @@ class Run:
     def _log(self, now: float) -> None:
         seconds = max(now - self.last_log, 1e-9)
         sample = self.sample.result()
-        spent = sample.pop("env_sec", 0.0), sample.pop("policy_sec", 0.0)
+        spent, fragment = (sample.pop("env_sec", 0.0), sample.pop("policy_sec", 0.0)), sample.pop("fragment_steps", 0.0)
         row: dict[str, Any] = {
             "env_steps": self.clock.env_steps,
             "time_sec": self.wall_sec,
@@ -355,6 +356,8 @@ class Run:
         }
         if sum(spent) > 0:
             row["time/sampler_env_share"] = spent[0] / sum(spent)
+        if fragment > 0:
+            row |= {"time/env_us": 1e6 * spent[0] / fragment, "time/policy_us": 1e6 * spent[1] / fragment}
         queued = getattr(self.sampler, "queued", None)
         if queued is not None:
             row["sample/queued_fragments"] = queued
