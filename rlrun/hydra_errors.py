@@ -59,7 +59,7 @@ def translate(error: Exception, words: list[str]) -> str:
 def nearest(key: str, words: list[str]) -> str:
     """' Did you mean ...?', among the options of the chosen algorithm, or of the one inside where the key is one of those."""
     algo = chosen(words)
-    inner = inner_algorithm(algo) if algo else None
+    inner = chosen(words, "algo@algo.inner") or (inner_algorithm(algo) if algo else None)
     if key.startswith("algo.inner."):
         return closest(key, [name.replace("algo.", "algo.inner.", 1) for name in known_keys(inner) if name.startswith("algo.")])
     return closest(key, [name for name in known_keys(algo) if name != key])
@@ -76,24 +76,29 @@ def counterpart(key: str, words: list[str]) -> str:
 
     from rlrun.rllib import option_map
 
-    algo, name = chosen(words), key.split(".")[-1]
+    algo, name, inside = chosen(words), key.split(".")[-1], key.startswith("algo.inner.")
     if algo is None:
         return ""
     for row in option_map(algo):
         if row["rllib"] == name and row["rlrun"] != key:
             return f" RLlib's {name} is {row['rlrun']} here." if row["rlrun"] else f" RLlib's {name} has no counterpart: {row['why']}."
-    theirs, known = yaml.safe_load((package() / "data" / "stable_baselines3.yaml").read_text()), known_keys(algo)
-    ours = next((option for option in theirs.get(name, ()) if option in known and option != key), None)
-    return f" Stable-Baselines3's {name} is {ours} here." if ours else ""
+    theirs = yaml.safe_load((package() / "data" / "stable_baselines3.yaml").read_text())
+    known = known_keys((chosen(words, "algo@algo.inner") or inner_algorithm(algo)) if inside else algo)
+    row = theirs.get(name, {"ours": []})
+    ours = next((option for option in row["ours"] if option in known and option != key), None)
+    how = f" ({row['how']})" if "how" in row else ""
+    if ours and inside:
+        ours = ours.replace("algo.", "algo.inner.", 1)
+    return f" Stable-Baselines3's {name} is {ours} here{how}." if ours else ""
 
 
-def chosen(words: list[str]) -> str | None:
+def chosen(words: list[str], group: str = "algo") -> str | None:
     """The algorithm of algo=..., or of tuned=...; None where there is none of that name."""
     import yaml
 
     said = dict(word.split("=", 1) for word in words if "=" in word)
-    algo = said.get("algo")
-    if algo is None and said.get("tuned") in options("tuned"):
+    algo = said.get(group)
+    if algo is None and group == "algo" and said.get("tuned") in options("tuned"):
         tuned = yaml.safe_load((root() / "tuned" / f"{said['tuned']}.yaml").read_text())
         algo = next((line["override /algo"] for line in tuned["defaults"] if isinstance(line, dict) and "override /algo" in line), None)
     return algo if algo in options("algo") else None

@@ -4,8 +4,8 @@ Among the readable ones the best of this line: Stable-Baselines3's own figures a
 Rows: fragments of n_step rows from replay, folded into single transitions; the entropy of rows between is left out.
 Recorded: nothing.
 Options: num_critics, num_quantiles, dropped_quantiles (of each critic, d in the paper); SAC's others.
-Differs from the paper: critics and policy learn side by side from the parameters that both had before the update (algorithm 1 steps the critics first, as the
-authors' code); n_step and prioritized replay may be chosen.
+Differs from the paper: critics and policy learn side by side from the parameters that both had before the update (algorithm 1 steps the critics first; the
+authors' code, too, works all losses out before the first step); n_step and prioritized replay may be chosen.
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q; alpha_loss; alpha; entropy: mean -log pi of the
 policy's own actions; td_error: mean |mean target - Q|; q: mean value of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
 Checked: tests/algos/test_actor_critics.py (targets and losses by hand), tuned/tqc/.

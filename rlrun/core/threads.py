@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -23,14 +23,21 @@ First = TypeVar("First")
 Second = TypeVar("Second")
 
 
+class Job(NamedTuple):
+    """What a helper is asked to do."""
+
+    do: Callable[[], object]
+    threads: int
+    answer: queue.SimpleQueue
+
+
 class Beside:
     """Does two things that have nothing to write in common, one after the other or, while `threads` is more than 1, in two Python threads with half of
     PyTorch's threads each. Operators let go of the interpreter, so that what keeps a thread busy is arithmetic. Numbers are the same either way."""
 
     def __init__(self) -> None:
         self.threads = 1
-        self.jobs: queue.SimpleQueue[tuple[int, Callable[[], object]]] = queue.SimpleQueue()
-        self.results: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self.helper: threading.Thread | None = None
 
     def __call__(self, first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
@@ -39,11 +46,12 @@ class Beside:
         if self.helper is None:
             self.helper = threading.Thread(target=self._help, name="beside", daemon=True)
             self.helper.start()
-        self.jobs.put((self.threads // 2, second))
+        answer: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()  # of this call: an interrupted one's is nobody else's
+        self.jobs.put(Job(second, self.threads // 2, answer))
         try:
             done = first()
         finally:
-            other, error = self.results.get()  # even when this thread's part failed: nobody works on after an update
+            other, error = answer.get()  # even when this thread's part failed: nobody works on after an update
         if error is not None:
             raise error
         return done, other  # type: ignore[return-value]
@@ -51,14 +59,15 @@ class Beside:
     def _help(self) -> None:
         threads = 0
         while True:
-            wanted, job = self.jobs.get()
-            if wanted != threads:
-                torch.set_num_threads(wanted)
-                threads = wanted
+            job = self.jobs.get()
+            if job.threads != threads:
+                torch.set_num_threads(job.threads)
+                threads = job.threads
             try:
-                self.results.put((job(), None))
+                job.answer.put((job.do(), None))
             except BaseException as error:
-                self.results.put((None, error))
+                job.answer.put((None, error))
+            del job  # and the batch that it holds
 
 
 class TunedThreads:

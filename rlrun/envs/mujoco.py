@@ -19,6 +19,7 @@ def listen(spec: EnvSpec) -> None:
 
 
 def hear(text: str) -> None:
-    if text not in said and "is deprecated" not in text:  # that is for whoever wrote the model's file
-        said.add(text)
+    what = text.partition(" Time =")[0]  # of the simulation, which is always another
+    if what not in said and "is deprecated" not in text:  # that is for whoever wrote the model's file
+        said.add(what)
         print(f"MuJoCo: {text}", file=sys.stderr, flush=True)

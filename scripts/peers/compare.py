@@ -1,13 +1,15 @@
-"""scripts/compare_peers [--rounds 3] [--seconds 20] [--algos impala,ppo,dqn] [--peers rllib,sample_factory,stable_baselines3,cleanrl_style] [--env NAME=VALUE]
-                      [--folder .peers] [--json FILE]
+"""scripts/compare_peers [--rounds 3] [--seconds 20] [--algos impala,ppo,dqn] [--peers rllib,sample_factory,stable_baselines3,cleanrl_style]
+                      [--folder .peers] [--json FILE] [options of rlrun train, for rlrun's side]
 
 Training speed on Pong (84x84x4, Nature CNN) of rlrun and of other libraries doing the same work, in turn in one run. Every peer has an environment of its own
 in FOLDER, made on first use from the package registry (some minutes). Before the rounds each peer is tried in its several ways (processes, threads), and the
-fastest is kept. Printed are env steps/s (agent decisions), and how many times as fast rlrun is: the median over rounds, with the lowest and the highest."""
+fastest is kept; the ways are those of a machine of 2 cores, and a larger one is refused unless it is narrowed: taskset -c 0,1 scripts/compare_peers. Printed
+are env steps/s (agent decisions), and how many times as fast rlrun is: the median over rounds, with the lowest and the highest."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -38,27 +40,28 @@ class Failed(Exception):
 def program(command: list[str], seconds: float, folder: str | None = None) -> dict[str, Any] | list[str]:
     """What the last line of JSON says that it prints. Failed when there is none, or when it takes too long."""
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONWARNINGS": "ignore"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env=env, start_new_session=True)
-    try:
-        said = process.communicate(timeout=START_SEC + 2 * seconds)[0]
-    except subprocess.TimeoutExpired:
-        said = None
-    finally:
+    with tempfile.TemporaryFile("w+") as out:  # no pipe: a worker that outlives its program would keep it open
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=env, start_new_session=True)
         try:
-            os.killpg(process.pid, signal.SIGKILL)  # its workers too
-        except ProcessLookupError:
-            pass
-        process.wait()
-    if said is None:
-        raise Failed(f"no end after {START_SEC + 2 * seconds:.0f} s")
-    lines = said.strip().splitlines()
-    found = [line for line in lines if line.startswith(("{", "["))]
-    for line in reversed(found):
-        try:
-            return json.loads(line)
-        except ValueError:
-            continue
-    raise Failed(lines[-1] if lines else f"exit code {process.returncode} and no word")
+            code = process.wait(START_SEC + 2 * seconds)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"no end after {START_SEC + 2 * seconds:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its workers too
+            process.wait()
+        out.seek(0)
+        lines = out.read().strip().splitlines()
+    for line in reversed(lines if code == 0 else []):
+        if line.startswith(("{", "[")):
+            with contextlib.suppress(ValueError):
+                return json.loads(line)
+    raise Failed(last(lines, code))
+
+
+def last(lines: list[str], code: int) -> str:
+    """What a program that failed said at its end."""
+    return f"{lines[-1] if lines else 'no word'} (exit code {code})"
 
 
 def make_environment(peer: str, folder: Path) -> Path:
@@ -69,11 +72,11 @@ def make_environment(peer: str, folder: Path) -> Path:
         return python
     torch = next(line for line in (ROOT / "scripts" / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     print(f"Installing {peer} into {place} ...", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
     install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", torch, *PACKAGES[peer]]
-    done = subprocess.run(install, capture_output=True, text=True)
-    if done.returncode:
-        raise Failed(f"cannot be installed: {done.stderr.strip().splitlines()[-1]}")
+    for command in ([sys.executable, "-m", "venv", "--clear", str(place)], install):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise Failed(f"cannot be installed: {last(done.stderr.strip().splitlines(), done.returncode)}")
     stamp.write_text(wanted)
     return python
 
@@ -86,7 +89,7 @@ def rlrun(algo: str, seconds: float, words: list[str]) -> dict[str, Any]:
         command = [sys.executable, "-m", "rlrun", "benchmark", "throughput", f"algo={algo}", "env=Pong", f"seconds={max(5.0, seconds):g}", *replay, *words]
         done = subprocess.run([*command, "--json", str(told)], capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
-            raise Failed((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
+            raise Failed(last((done.stderr.strip() or done.stdout.strip()).splitlines(), done.returncode))
         result = json.loads(told.read_text())
     made = result["resources"]
     settings = {name: made[name] for name in ("inference", "num_learners", "num_samplers", "envs_per_sampler", "precision")}
@@ -144,7 +147,7 @@ def peer_contestant(peer: str, algo: str, python: Path, seconds: float, note: Ca
     reasons = []
     for way in ways:
         try:
-            told = program([str(python), script, algo, way, str(max(6.0, seconds / 2))], seconds)
+            told = program([str(python), script, algo, way, str(seconds)], seconds)
             tried[way] = told["env_steps_per_sec"]  # type: ignore[call-overload]
             note(f"  {peer}, {way}: {tried[way]:,.0f} env steps/s")
         except Failed as error:
@@ -157,7 +160,7 @@ def peer_contestant(peer: str, algo: str, python: Path, seconds: float, note: Ca
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(usage=__doc__, add_help=True)
+    parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--algos", default="impala,ppo,dqn")
@@ -172,6 +175,10 @@ def main() -> int:
                 parser.error(f"--{name}: {one} is none of {', '.join(known)}")
     if said.rounds < 1 or said.seconds < 5:
         parser.error("at least one round of 5 seconds")
+    if len(os.sched_getaffinity(0)) > 2:
+        parser.error("the ways in which peers are tried are those of 2 cores: taskset -c 0,1 scripts/compare_peers")
+    if said.json and not said.json.resolve().parent.is_dir():
+        parser.error(f"--json: there is no folder {said.json.resolve().parent}")
     note = lambda line: print(line, flush=True)  # noqa: E731
     found: dict[str, Any] = {}
     for algo in said.algos.split(","):
@@ -184,11 +191,11 @@ def main() -> int:
             except Failed as error:
                 broken[peer] = {"rates": [], "failed": str(error)}
         found[algo] = measured(contestants, said.rounds, note) | broken
+        if said.json:  # after every algorithm, so that none is lost with a later one
+            said.json.write_text(json.dumps(found, indent=1) + "\n")
     print()
     for algo, results in found.items():
         print(table(algo, results) + "\n", flush=True)
-    if said.json:
-        said.json.write_text(json.dumps(found, indent=1) + "\n")
     return 1 if any("failed" in result for results in found.values() for result in results.values()) else 0
 
 

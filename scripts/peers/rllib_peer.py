@@ -4,6 +4,7 @@ import ale_py
 import common
 import gymnasium
 import ray
+import torch
 from ray import tune
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -11,7 +12,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.env.wrappers.atari_wrappers import wrap_atari_for_new_api_stack
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-VARIANTS = {"2 env runners": 2, "1 env runner": 1}
+VARIANTS = {f"{runners} env runner{'s' * (runners > 1)}, {threads} thread{'s' * (threads > 1)}": (runners, threads) for runners in (2, 1) for threads in (1, 2)}
 NATURE = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
 
 
@@ -22,7 +23,8 @@ def pong(cfg):
 
 def main():
     said = common.words({"impala": VARIANTS, "ppo": VARIANTS})
-    runners = VARIANTS[said.variant]
+    runners, threads = VARIANTS[said.variant]
+    torch.set_num_threads(threads)  # of the learner, which is in this process
     columns, rows, batch = {"impala": (10, 50, 500), "ppo": (8, 128, 1024)}[said.algo]
     envs = columns // runners
     settings = {"num_env_runners": runners, "num_envs_per_env_runner": envs, "rollout_fragment_length": rows, "train_batch_size_per_learner": batch}

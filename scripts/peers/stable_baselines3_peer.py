@@ -18,9 +18,15 @@ class Timed(BaseCallback):
     def __init__(self, meter):
         super().__init__()
         self.meter = meter
+        self.end = False
+
+    def _on_rollout_start(self):
+        """Whole iterations are counted: rollouts and learning take turns. DQN's rollouts are its train_freq steps."""
+        if self.model._n_updates > 0 and self.meter.over(self.num_timesteps):
+            self.end = True
 
     def _on_step(self):
-        return self.model._n_updates == 0 or not self.meter.over(self.num_timesteps)
+        return not self.end
 
 
 def main():

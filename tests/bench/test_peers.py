@@ -73,10 +73,28 @@ def test_a_program_that_never_ends_is_ended_with_its_workers(tmp_path, monkeypat
     assert not mark.exists(), "its worker would have written by now"
 
 
-def test_every_peer_has_a_program_that_says_its_ways():
-    for algo, peers in compare.KNOWN.items():
-        for peer in peers:
-            assert (PEERS / f"{peer}_peer.py").is_file() and peer in compare.PACKAGES, (algo, peer)
+@pytest.mark.parametrize("algo", ["impala", "ppo", "dqn"])
+def test_the_plain_loop_says_its_ways_and_measures(algo, tmp_path):
+    """The peer that needs nothing but what rlrun has."""
+    script = [sys.executable, str(PEERS / "cleanrl_style_peer.py")]
+    ways = compare.program([*script, "--variants", algo], 5.0)
+    assert ways == ["1 thread", "2 threads"]
+    with pytest.raises(compare.Failed, match="variant must be one of"):
+        compare.program([*script, algo, "3 threads", "1"], 5.0)
+
+
+def test_every_peer_has_a_program():
+    assert all((PEERS / f"{peer}_peer.py").is_file() for peer in compare.PACKAGES)
+    assert all(set(peers) <= set(compare.PACKAGES) for peers in compare.KNOWN.values())
+
+
+def test_figures_count_only_of_programs_that_end_well_and_workers_that_stay_keep_nobody(tmp_path):
+    with pytest.raises(compare.Failed, match="exit code 1"):
+        compare.program(script(tmp_path, "import sys; print('{}'); sys.exit(1)"), 1.0)
+    stays = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(50)']); print('[1]')"
+    assert compare.program(script(tmp_path, stays), 1.0) == [1]
+    with pytest.raises(compare.Failed, match=r"no word \(exit code -9\)"):
+        compare.program(script(tmp_path, "import os; os.kill(os.getpid(), 9)"), 1.0)
 
 
 def test_the_way_that_is_the_fastest_is_kept(monkeypatch):

@@ -68,7 +68,12 @@ BAD = [
     (["evaluate", "/nowhere"], "not a run directory"),
     (["watch"], "takes one run directory"),
     (["train", "algo=sac", "env=Pendulum-v1", "algo.target_tua=1"], "Did you mean algo.target_tau"),
-    (["train", "algo=sac", "env=Pendulum-v1", "algo.ent_coef=1"], "Stable-Baselines3's ent_coef is algo.initial_alpha here"),
+    (
+        ["train", "algo=sac", "env=Pendulum-v1", "algo.ent_coef=1"],
+        "ent_coef is algo.initial_alpha here (sac's goes on learning from there unless algo.alpha_lr=0)",
+    ),
+    (["train", "algo=apex", "env=Pong", "algo@algo.inner=iqn", "algo.inner.num_cosinez=3"], "Did you mean algo.inner.num_cosines"),
+    (["train", "algo=apex", "env=Pong", "algo.inner.learning_rate=3"], "learning_rate is algo.inner.lr here"),
     (["train", "tuned=td3/pendulum", "algo.learning_rate=1"], "Stable-Baselines3's learning_rate is algo.actor_lr here"),
     (["train", "tuned=td3/pendulum", "algo.inner.lr=1"], "no option algo.inner.lr."),
     (["train", "resume=runs/some"], "rlrun resume RUN_DIR goes on with one"),
@@ -92,7 +97,8 @@ def test_notices_are_printed_without_the_line_that_said_them(tmp_path):
 
 def test_names_of_stable_baselines3_lead_to_options_that_exist():
     table = yaml.safe_load((package() / "data" / "stable_baselines3.yaml").read_text())
-    assert {option for options in table.values() for option in options} <= set(known_keys())
+    assert {option for row in table.values() for option in row["ours"]} <= set(known_keys())
+    assert all(set(row) <= {"ours", "how"} and row["ours"] for row in table.values())
 
 
 @pytest.fixture(autouse=True)

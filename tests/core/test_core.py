@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -284,6 +285,18 @@ def test_what_fails_beside_something_else_is_heard_after_both_are_over():
         beside(lambda: fails("first"), lambda: (time.sleep(0.2), done.append("second")))
     assert done == ["first", "second"]
     assert beside(lambda: 1, lambda: 2) == (1, 2), "nothing of what failed is left over"
+
+
+def test_what_was_done_beside_something_is_not_kept():
+    beside, held = Beside(), torch.zeros(3)
+    beside.threads = 2
+    seen = weakref.ref(held)
+    beside(lambda: 0, lambda held=held: held.sum())
+    del held
+    deadline = time.monotonic() + 10.0
+    while seen() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert seen() is None
 
 
 def test_threads_of_an_algorithm_that_does_two_things_at_once_are_shared_between_them():

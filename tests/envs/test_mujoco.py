@@ -12,9 +12,16 @@ def nothing_said(monkeypatch):
 
 
 def test_a_warning_is_heard_once_and_deprecations_of_model_files_not_at_all(nothing_said, capsys):
-    for text in ("huge value in QACC at DOF 0", "compiler attribute 'settotalmass' is deprecated", "huge value in QACC at DOF 0"):
-        mujoco.hear(text)
-    assert capsys.readouterr().err == "MuJoCo: huge value in QACC at DOF 0\n"
+    texts = (
+        "Nan, Inf or huge value in QACC at DOF 0. Time = {}.",
+        "compiler attribute 'settotalmass' is deprecated",
+        "Nan, Inf or huge value in QPOS. Time = {}.",
+    )
+    for time in (0.05, 0.1, 0.15):  # every episode that breaks says when
+        for text in texts:
+            mujoco.hear(text.format(time))
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"MuJoCo: Nan, Inf or huge value in {what}. Time = 0.05." for what in ("QACC at DOF 0", "QPOS")]
 
 
 def test_an_environment_leaves_no_log_in_the_working_directory(nothing_said, tmp_path, monkeypatch, capfd):
