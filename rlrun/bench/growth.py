@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What of a config the axes are made from."""
+    """What of a config the axes are made from, as resources were decided for it: a point changes one thing of them."""
 
     rows: int  # of a fragment
     columns: int  # of a train batch, or environments of a replay's samplers
@@ -41,6 +41,12 @@ class Setting(NamedTuple):
     replay: bool
     image: bool
     cores: int
+    inner: bool  # options of rows and columns are those of the algorithm inside
+    inference: str
+    learners: int
+    samplers: int  # of all learners
+    groups: int  # of environments that a sampler steps in turn
+    every_process_learns: bool
 
 
 def doubling(first: int, last: int) -> list[int]:
@@ -53,30 +59,48 @@ def doubling(first: int, last: int) -> list[int]:
 
 def axes(setting: Setting) -> dict[str, list[Point]]:
     """Every axis with its points."""
+    algo = "algo.inner." if setting.inner else "algo."
+    producers = setting.samplers * setting.groups
 
-    def fitting(rows: int, columns: int, divisor: int = 1) -> list[str]:
+    def fitting(rows: int, columns: int, divisor: int) -> list[str]:
         """At least so many columns, a multiple of divisor."""
         columns = -(-columns // divisor) * divisor
         if setting.replay:
-            return [f"algo.num_envs={columns}"]
+            return [f"{algo}num_envs={columns}"]
         while rows * columns % setting.minibatch:
             columns += divisor
-        return [f"algo.fragment_length={rows}", f"algo.batch_size={rows * columns}"]
+        return [f"{algo}fragment_length={rows}", f"{algo}batch_size={rows * columns}"]
 
-    by_samplers = []
-    for n in sorted({*doubling(1, 2 * setting.cores), setting.cores}):
-        words = ["resources.inference=local", f"resources.num_samplers={n}", *fitting(setting.rows, setting.columns, n)]
-        by_samplers.append(Point(str(n), words))
-    by_envs = []
-    for n in doubling(1, 256):
-        words = fitting(setting.rows, n) if setting.replay else [f"resources.envs_per_sampler={n}", *fitting(setting.rows, setting.columns, n)]
-        by_envs.append(Point(str(n), words))
-    batch = setting.rows * setting.columns
+    def pinned(samplers: int) -> list[str]:
+        if setting.every_process_learns:
+            return [f"resources.num_learners={samplers}"]
+        learners = setting.learners if samplers % setting.learners == 0 else 1
+        words = [f"resources.inference={setting.inference}", f"resources.num_learners={learners}"]
+        return words if setting.inference == "serial" else [*words, f"resources.num_samplers={samplers}"]
+
+    as_it_is = pinned(setting.samplers)
+    if setting.every_process_learns:
+        counts = sorted({*doubling(1, setting.cores)})
+        by_samplers = [Point(str(n), [*pinned(n), *fitting(setting.rows, setting.columns, n)]) for n in counts]
+    else:
+        apart = setting._replace(inference="local") if setting.inference == "serial" else setting
+        by_samplers = []
+        for n in sorted({*doubling(1, 2 * setting.cores), setting.cores}):
+            learners = setting.learners if n % setting.learners == 0 else 1
+            words = [f"resources.inference={apart.inference}", f"resources.num_learners={learners}", f"resources.num_samplers={n}"]
+            by_samplers.append(Point(str(n), [*words, *fitting(setting.rows, setting.columns, n * max(1, setting.groups))]))
+    by_envs = [
+        Point(
+            str(n), [*as_it_is, f"resources.envs_per_sampler={n}", *fitting(setting.rows, n * producers if setting.replay else setting.columns, n * producers)]
+        )
+        for n in doubling(1, 256)
+    ]
     by_rows = []
     for rows in (5, 10, 20, 50, 100, 200):
-        words = [f"algo.fragment_length={rows}"] if setting.replay else fitting(rows, max(1, round(batch / rows)))
-        by_rows.append(Point(str(rows), words))
-    by_model = [Point(" ".join(words), words) for words in MODELS[setting.image]]
+        batch = round(setting.rows * setting.columns / rows)
+        words = [f"{algo}fragment_length={rows}"] if setting.replay else fitting(rows, max(1, batch), producers)
+        by_rows.append(Point(str(rows), [*as_it_is, *words]))
+    by_model = [Point(" ".join(words), [*as_it_is, *words]) for words in MODELS[setting.image]]
     return {"samplers": by_samplers, "envs": by_envs, "fragment": by_rows, "model": by_model}
 
 
@@ -122,7 +146,7 @@ def setting_of(words: list[str]) -> Setting:
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         from rlrun.commands.train import check_tuned
         from rlrun.config import plain
-        from rlrun.resources import cores
+        from rlrun.resources import GROUPS, cores
         from rlrun.run_config import type_config
         from rlrun.wiring import Wiring
 
@@ -133,12 +157,28 @@ def setting_of(words: list[str]) -> Setting:
             raise UserError(f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes; see resources.num_samplers")
         replay = wiring.needs.replay
         columns = wiring.needs.columns if replay is None else replay.num_envs
-        minibatch = 1 if replay is not None else values["algo"].get("minibatch_size") or 1
-        found.append(Setting(wiring.rows, columns, minibatch, replay is not None, wiring.spec.image, cores()))
+        made, inner = wiring.resources, "inner" in values["algo"]
+        own = values["algo"]["inner"] if inner else values["algo"]
+        minibatch = 1 if replay is not None else own.get("minibatch_size") or 1
+        everyone = wiring.needs.every_process_learns or not wiring.config.runner.lockstep
+        found.append(Setting(
+            rows=wiring.rows, columns=columns, minibatch=minibatch, replay=replay is not None, image=wiring.spec.image, cores=cores(), inner=inner,
+            inference=made.inference, learners=made.num_learners, samplers=made.num_samplers * made.num_learners, groups=GROUPS[made.inference],
+            every_process_learns=everyone,
+        ))  # fmt: skip
         return 0
 
     compose(words, job)
     return found[0]
+
+
+def impossible(words: list[str]) -> str | None:
+    """Why there can be no run with these options, before time is spent on it."""
+    try:
+        setting_of(words)
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[str, Any] | str] = measured) -> int:
@@ -156,13 +196,18 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
     for name, default in (("algo", "impala"), ("env", "Pong")):
         if not any(word.startswith((f"{name}=", "tuned=")) for word in rest):
             rest.append(f"{name}={default}")
+    for flag in ("--json", "--plot"):
+        if flags[flag] and not Path(flags[flag]).resolve().parent.is_dir():
+            raise UserError(f"{flag} {flags[flag]}: there is no folder {Path(flags[flag]).resolve().parent}")
+    if flags["--plot"] and Path(flags["--plot"]).suffix not in (".png", ".svg"):
+        raise UserError(f"--plot {flags['--plot']}: pictures are .png or .svg")
     found = axes(setting_of(rest))
     results: dict[str, list[dict[str, Any]]] = {}
     for name in chosen:
         print(f"{TITLES[name]}:", flush=True)
         results[name] = []
         for point in found[name]:
-            told = measure([*rest, *point.words], seconds)
+            told = impossible([*rest, *point.words]) or measure([*rest, *point.words], seconds)
             row = {"label": point.label, "words": point.words} | ({"failed": told} if isinstance(told, str) else {"result": told})
             results[name].append(row)
             said = told if isinstance(told, str) else f"{told['reached']:,.0f} env steps/s"
@@ -176,7 +221,7 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
 
         lines = [(TITLES[name], [(row["label"], row["result"]["reached"]) for row in results[name] if "result" in row]) for name in chosen]
         charts.save(charts.growth(lines, NEAR), flags["--plot"])
-    return 0
+    return 0 if all(any("result" in row for row in rows) for rows in results.values()) else 1
 
 
 def table(title: str, rows: Sequence[dict[str, Any]]) -> str:

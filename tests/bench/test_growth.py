@@ -36,34 +36,55 @@ def test_the_table_marks_the_knee_and_keeps_what_failed():
     assert "not here" in said and said.splitlines()[-1].startswith("Knee at 2: ")
 
 
-@pytest.mark.parametrize("algo, env", [("impala", "CartPole-v1"), ("ppo", "CartPole-v1"), ("dqn", "CartPole-v1")])
-def test_every_point_is_a_run_that_can_be(typed, algo, env):
-    """Each is wired as rlrun train would."""
+MADE = Setting(rows=50, columns=10, minibatch=1, replay=False, image=True, cores=2, inner=False, inference="local", learners=1, samplers=2, groups=1,
+               every_process_learns=False)  # fmt: skip
+LOCAL = "resources.inference=local"
+
+
+@pytest.mark.parametrize(
+    "algo, words, replay",
+    [
+        ("impala", [], False),
+        ("ppo", [LOCAL], False),
+        ("ppo", [LOCAL, "resources.num_learners=2"], False),
+        ("dqn", [LOCAL], True),
+        ("dqn", ["resources.inference=serial"], True),
+        ("apex", [], True),
+        ("icm", [LOCAL], False),
+        ("ddppo", [], False),
+    ],
+)
+def test_every_point_is_a_run_that_can_be(typed, algo, words, replay):
+    """Each is wired as rlrun train would, and differs from the others in what its axis says."""
     from rlrun.wiring import Wiring
 
-    setting = setting_of([f"algo={algo}", f"env={env}"])
-    assert setting.replay == (algo == "dqn") and not setting.image
-    count = 0
-    for points in axes(setting._replace(cores=2)).values():
-        for point in points:
-            made = Wiring(typed(f"algo={algo}", f"env={env}", *point.words))
-            count += 1
-            if "resources.num_samplers" in " ".join(point.words):
-                assert made.resources.num_samplers == int(point.label)
-    assert count > 20
+    base = [f"algo={algo}", "env=CartPole-v1", *words]
+    setting = setting_of(base)
+    assert setting.replay == replay and not setting.image
+    found = axes(setting._replace(cores=2))
+    for name, points in found.items():
+        made = [Wiring(typed(*base, *point.words)) for point in points]
+        if name == "samplers":
+            assert [one.resources.num_samplers * one.resources.num_learners for one in made] == [int(point.label) for point in points]
+        else:
+            assert len({(one.resources.inference, one.resources.num_learners, one.resources.num_samplers) for one in made}) == 1
+        if name == "envs":
+            assert [one.resources.envs_per_sampler for one in made] == [int(point.label) for point in points]
+        if name == "fragment":
+            assert [one.rows for one in made] == [int(point.label) for point in points]
 
 
 def test_envs_and_rows_are_what_the_axis_says():
-    found = axes(Setting(rows=50, columns=10, minibatch=1, replay=False, image=True, cores=2))
+    found = axes(MADE)
     assert [point.label for point in found["samplers"]] == ["1", "2", "4"]
     words = dict(word.split("=", 1) for word in next(point for point in found["envs"] if point.label == "64").words)
     assert words["resources.envs_per_sampler"] == "64" and int(words["algo.batch_size"]) % (64 * 50) == 0
     rows = dict(word.split("=", 1) for word in next(point for point in found["fragment"] if point.label == "100").words)
-    assert rows == {"algo.fragment_length": "100", "algo.batch_size": "500"}
+    assert rows["algo.fragment_length"] == "100" and int(rows["algo.batch_size"]) == 600, "about as many rows as before, a part for each sampler"
 
 
 def test_models_of_images_are_options_that_exist(typed):
-    points = axes(Setting(rows=50, columns=10, minibatch=1, replay=False, image=True, cores=2))["model"]
+    points = axes(MADE)["model"]
     sizes = [(made.run.model.encoder, made.env.size) for made in (typed("algo=impala", "env=Pong", *point.words) for point in points)]
     assert len(set(sizes)) == 3 and sizes[0][1] == 42
 
@@ -103,6 +124,8 @@ def test_the_command_measures_prints_and_draws(tmp_path, monkeypatch, capsys):
         (["--seconds", "2"], "at least 5"),
         (["algo=es", "env=CartPole-v1"], "has none of these axes"),
         (["algo=impala", "env=Pongg"], "Did you mean Pong"),
+        (["env=CartPole-v1", "--json", "/nowhere/g.json"], "there is no folder /nowhere"),
+        (["env=CartPole-v1", "--plot", "g.gif"], "pictures are .png or .svg"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_measured(words, said, monkeypatch):
