@@ -282,8 +282,16 @@ def test_every_loss_moves_its_own_net_alone(typed, algo):
         changed.append({name.split(".")[0] for name, p in made.named_parameters() if not torch.equal(p, before[name])})
         return told
 
+    differentiate = Optimizer.differentiate
+
+    def changes_nothing(self, loss):
+        before = {name: p.detach().clone() for name, p in made.named_parameters()}
+        differentiate(self, loss)
+        assert all(torch.equal(p, before[name]) for name, p in made.named_parameters())
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Optimizer, "apply", watched)
+        patch.setattr(Optimizer, "differentiate", changes_nothing)
         made.update(transitions(), Clock())
     assert changed[:2] == [{"critic"}, {"policy"}] and changed[2:] == ([{"log_alpha"}] if algo in ("sac", "tqc") else [])
     assert all(p.grad is None for p in made.target_critic.parameters())
@@ -300,6 +308,19 @@ def test_two_threads_learn_what_one_learns(typed, algo):
     assert two.ctx.beside.helper is not None and one.ctx.beside.helper is None
     for (name, a), b in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("algo", ["sac", "tqc"])
+def test_the_targets_stream_is_saved_and_older_checkpoints_without_it_load(typed, algo):
+    made, other = algorithm(typed, algo), algorithm(typed, algo, "seed=7")
+    made.update(transitions(), Clock())
+    state = made.state()
+    other.load_state(state)
+    assert torch.equal(other.target_rng.get_state(), made.target_rng.get_state()) and torch.equal(other.ctx.rng.get_state(), made.ctx.rng.get_state())
+    assert made.update(transitions(), Clock(0, 1)).metrics == other.update(transitions(), Clock(0, 1)).metrics
+    own = other.target_rng.get_state()
+    other.load_state({name: value for name, value in state.items() if name != "rngs"})
+    assert torch.equal(other.target_rng.get_state(), own) and torch.equal(other.ctx.rng.get_state(), state["rng"])
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc"])
