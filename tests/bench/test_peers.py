@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,16 +62,29 @@ def test_a_program_is_heard_by_its_last_line_of_json(tmp_path):
         compare.program(script(tmp_path, "1 / 0"), 1.0)
 
 
-def test_a_program_that_never_ends_is_ended_with_its_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "START_SEC", 2.0)
-    mark = tmp_path / "worker"
-    worker = f"import time; time.sleep(4); open({str(mark)!r}, 'w')"
-    with pytest.raises(compare.Failed, match="no end after"):
-        compare.program(script(tmp_path, f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {worker!r}]); time.sleep(60)"), 0.0)
-    import time
+def gone(pid):
+    """A process that was killed may stay as a zombie until somebody waits for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
-    time.sleep(3.0)
-    assert not mark.exists(), "its worker would have written by now"
+
+def test_a_program_that_never_ends_is_ended_with_its_workers(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "START_SEC", 5.0)
+    told = tmp_path / "pid"
+    text = f"""
+import pathlib, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path({str(told)!r}).write_text(str(worker.pid))
+time.sleep(600)
+"""
+    with pytest.raises(compare.Failed, match="no end after"):
+        compare.program(script(tmp_path, text), 0.0)
+    worker, deadline = int(told.read_text()), time.monotonic() + 10.0
+    while not gone(worker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert gone(worker)
 
 
 @pytest.mark.parametrize("algo", ["impala", "ppo", "dqn"])
