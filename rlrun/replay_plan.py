@@ -20,6 +20,7 @@ from rlrun.resources import GROUPS, Resources
 from rlrun.samplers.processes import ProcessSampler
 
 RUNNERS = ("replay", "distributed_replay")  # those with a replay
+GPU_SHARE = 0.5  # of a GPU's free memory that replay.device=auto may take
 
 
 def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | None, name: str, runner: str) -> None:
@@ -51,6 +52,14 @@ class ReplayPlan:
     seeds: Seeds
     queue_timeout_sec: float
     first_priority: FirstPriority | None
+
+    def placed(self, device: torch.device, shards: int | None, free: int) -> ReplayPlan:
+        """With replay.device=auto decided. device: the learner's; free: bytes of its memory."""
+        if self.cfg.device != "auto":
+            return self
+        fits = device.type == "cuda" and self.layout.bytes <= GPU_SHARE * free
+        there = fits and shards is None and not self.cfg.compress and self.cfg.directory is None
+        return replace(self, cfg=replace(self.cfg, device="learner" if there else "cpu"))
 
     def check(self, available: int, device: torch.device, shards: int | None) -> None:
         """UserError before the start where it cannot fit. available: bytes of memory; shards: None where the replay is the learner's own."""

@@ -18,6 +18,7 @@ from rlrun.core.evolution import FromPopulation
 from rlrun.core.specs import random_actions
 
 MAX_ENVS = 64  # of one run chosen by `auto`: more would leave games unfinished in short runs
+MAX_GPU_ENVS = 256  # with inference on a GPU, where a message for every few environments would cost more than acting
 MAX_THREADS = 8  # of a learner chosen by `auto`
 MAX_COLUMNS = 16  # of one sampler's fragment chosen by `auto`: beyond that inference gains nothing on a CPU
 FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
@@ -37,6 +38,8 @@ class ResourcesConfig:
     device: str
     precision: Literal["auto", "fp32", "bf16"]
     learner_threads: Literal["auto"] | int
+    cuda_graphs: bool
+    compile: bool
     exact: bool
 
     def __post_init__(self):
@@ -64,6 +67,8 @@ class Resources:
     precision: Literal["fp32", "bf16"]  # of the learner
     acting_precision: Literal["fp32", "bf16"]
     learner_threads: tuple[int, ...]  # of which the quickest is found out while the run goes on
+    cuda_graphs: bool
+    compile: bool
     exact: bool
     why: tuple[str, ...]
 
@@ -199,7 +204,7 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     if cfg.envs_per_sampler != "auto":
         envs = cfg.envs_per_sampler
     else:
-        limit = max(1, MAX_ENVS // (samplers * groups * learners))
+        limit = max(1, (MAX_GPU_ENVS if device.type == "cuda" and inference == "batched" else MAX_ENVS) // (samplers * groups * learners))
         limit = columns if inference == "serial" or needs.replay is not None else limit if synchronous else min(MAX_COLUMNS, limit)
         envs = max(c for c in range(1, share + 1) if share % c == 0 and c <= limit)
         whose = f"divides the batch's {total} columns, " if needs.replay is None else ""
@@ -209,7 +214,8 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
                         f"resources.envs_per_sampler={envs} must divide the {batch}")  # fmt: skip
     return Resources(
         inference=inference, num_learners=learners, num_samplers=samplers, envs_per_sampler=envs, device=device, precision=precision,
-        acting_precision=acting_precision, learner_threads=_threads(cfg, needs, image, inference, device, learners, why), exact=cfg.exact, why=tuple(why),
+        acting_precision=acting_precision, learner_threads=_threads(cfg, needs, image, inference, device, learners, why),
+        cuda_graphs=_graphs(cfg, device, learners, why), compile=cfg.compile, exact=cfg.exact, why=tuple(why),
     )  # fmt: skip
 
 
@@ -236,7 +242,8 @@ def _of_a_population(cfg: ResourcesConfig, asked: FromPopulation, make_env: EnvF
         why.append(f"envs_per_sampler={envs}: {2 * asked.pairs} episodes an update over {samplers} sampler{'s' * (samplers > 1)}")
     precision = _precision(cfg.precision if cfg.precision != "auto" else "fp32", torch.device("cpu"), image, why)
     return Resources(inference=inference, num_learners=1, num_samplers=samplers, envs_per_sampler=envs, device=torch.device("cpu"), precision=precision,
-                     acting_precision=precision, learner_threads=(1,), exact=cfg.exact, why=tuple(why))  # fmt: skip
+                     acting_precision=precision, learner_threads=(1,), cuda_graphs=False, compile=cfg.compile, exact=cfg.exact,
+                     why=tuple(why))  # fmt: skip
 
 
 def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool, lockstep: bool, apart: bool, why: list[str]) -> int:
@@ -279,6 +286,13 @@ def _threads(cfg: ResourcesConfig, needs: Needs, image: bool, inference: str, de
     choices = tuple(2**power for power in range(min(free, MAX_THREADS).bit_length()))
     why.append(f"learner_threads={' or '.join(map(str, choices))}: whichever is quickest, tried again all the time")
     return choices
+
+
+def _graphs(cfg: ResourcesConfig, device: torch.device, learners: int, why: list[str]) -> bool:
+    """Whether what a GPU does is recorded (core/graphs.py)."""
+    if device.type == "cuda" and cfg.cuda_graphs:
+        why.append("cuda_graphs=true: " + ("acting; " if learners > 1 else "updates and acting; ") + "each is launched as one")
+    return device.type == "cuda" and cfg.cuda_graphs
 
 
 def _rows(needs: Needs) -> int:

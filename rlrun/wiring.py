@@ -18,6 +18,7 @@ from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError
 from rlrun.core.evolution import NoiseTable, check_noise
+from rlrun.core.graphs import CudaGraphs, Recorder
 from rlrun.core.learners import Follower
 from rlrun.core.plugins import load_object
 from rlrun.core.policy import Policy
@@ -29,6 +30,7 @@ from rlrun.core.threads import Beside, TunedThreads
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company
 from rlrun.envs import registry
+from rlrun.models.encoders import ImageEncoder
 from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.replay.buffer import Replay
 from rlrun.replay.service import ShardedReplay
@@ -38,8 +40,11 @@ from rlrun.run_config import Typed
 from rlrun.runners import distributed_replay, on_policy
 from rlrun.runners.base import Factories
 from rlrun.samplers.base import Sampler
+from rlrun.samplers.batched import BatchedSampler
+from rlrun.samplers.local import LocalSampler
 from rlrun.samplers.population import Crew, Population
 from rlrun.samplers.processes import Plan, ProcessSampler
+from rlrun.samplers.serial import SerialSampler
 
 
 def shards_of(runner: Any) -> int | None:
@@ -79,6 +84,8 @@ class Wiring:
         self.config = config
         self.ranks = ALONE
         self.beside = Beside()
+        self.recorder: Recorder | None = None  # in place of the GPU's own
+        self.gpu_memory: int | None = None  # bytes that were free on the learner's GPU
         self.cut: Cut | None = None
         self.seeds = Seeds(config.run.seed)
         self.spec = registry.make_spec(config.env, config.run.model.memory.prev_action, config.run.model.memory.prev_reward)
@@ -113,7 +120,10 @@ class Wiring:
         assert cfg is not None and needs.replay is not None
         layout = layout_of(cfg, needs, self.spec, self.policy_factory(acting=False)(), made)
         first = functools.partial(self.config.algorithm.first_priority, self.config.algo) if needs.replay.first_priority else None
-        return ReplayPlan(cfg, layout, made.num_learners, needs.columns, self.seeds, self.config.runner.queue_timeout_sec, first)
+        plan = ReplayPlan(cfg, layout, made.num_learners, needs.columns, self.seeds, self.config.runner.queue_timeout_sec, first)
+        if self.gpu_memory is None:  # asked once: a replay that is there takes of it
+            self.gpu_memory = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else 0
+        return plan.placed(self.device, shards_of(self.config.runner), self.gpu_memory)
 
     def check_memory(self) -> None:
         """UserError before the start where a replay cannot fit."""
@@ -176,6 +186,15 @@ class Wiring:
         config, precision = self.config, self.resources.acting_precision if acting else self.resources.precision
         return PolicyFactory(config.algorithm, config.algo, self.spec, config.run.model, precision, self.seeds.integer("init"), acting)
 
+    def _compile(self, policy: Policy) -> None:
+        """Has the policy's encoders compiled at their first call, where that was asked for."""
+        for module in policy.modules() if self.resources.compile else ():
+            if isinstance(module, ImageEncoder):
+                module.compile(dynamic=False)
+
+    def _recorder(self) -> Recorder | None:
+        return self.recorder or (CudaGraphs(self.device) if self.device.type == "cuda" and self.resources.cuda_graphs else None)
+
     def algorithm(self) -> Algorithm:
         policy = self.policy_factory(acting=False)().to(self.device)
         rng = self.seeds.generator("learner", device=str(self.device))  # the same for every learner: their states never differ
@@ -183,10 +202,11 @@ class Wiring:
             with torch.random.fork_rng(devices=[]):  # critics and other nets that never travel
                 torch.manual_seed(self.seeds.integer("init-learner"))
                 model = Model(self.config.run.model, self.resources.precision)
-                ctx = LearnerContext(self.device, rng, self.beside, ranks=self.ranks, model=model, sparse=self.whole_after is not None)
+                ctx = LearnerContext(self.device, rng, self.beside, self._recorder(), self.ranks, model, sparse=self.whole_after is not None)
                 made = self.config.algorithm(policy, self.spec, self.config.algo, ctx)
         except ValueError as error:
             raise UserError(f"algo={self.config.algo.name}: {error}") from None
+        self._compile(policy)
         if self.config.run.init is not None:
             begin_with(made, Path(self.config.run.init), self.config.algo.name)
         return made
@@ -214,16 +234,12 @@ class Wiring:
             self.ranks.rank * made.num_samplers, made.envs_per_sampler * producers * made.num_learners,
         )  # fmt: skip
         if made.inference == "serial":
-            from rlrun.samplers.serial import SerialSampler
-
             return SerialSampler(plan, self.device, None if self.cut is None else self.cut.of(self.ranks.rank))
-        if made.inference == "local":
-            from rlrun.samplers.local import LocalSampler
-
-            return LocalSampler(plan)
-        from rlrun.samplers.batched import BatchedSampler
-
-        return BatchedSampler(plan, self.device)
+        sampler: LocalSampler | BatchedSampler
+        sampler = LocalSampler(plan) if made.inference == "local" else BatchedSampler(plan, self.device, self._recorder())
+        if self.device.type == "cuda":
+            sampler.pin()
+        return sampler
 
     @property
     def threads(self) -> TunedThreads:

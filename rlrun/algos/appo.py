@@ -72,16 +72,19 @@ class APPO(ActorCritic):
         self.following = Follower(self.target, policy)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
+        self.learn = self.recorded(self._learn)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg = self.cfg
-        loss, metrics = self.loss(batch, cfg.clip(clock), cfg.entropy_coef(clock))
-        steps = self.optimizer.step(loss, clock)
+        cfg, update = self.cfg, self.learn(batch, clock)
         if (clock.updates + 1) % cfg.target_update_interval == 0:
             if cfg.kl_coef > 0:  # judged by how far a whole period went: right after a copy the KL is 0 by construction
                 adapt_kl_coef_(self.kl_coef, self.moved(batch), cfg.kl_target)
             self.following.move(cfg.target_tau)
-        return Update({**metrics, **steps})
+        return update
+
+    def _learn(self, batch: Batch, clock: Clock) -> Update:
+        loss, metrics = self.loss(batch, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
+        return Update({**metrics, **self.optimizer.step(loss, clock)})
 
     @torch.no_grad()
     def moved(self, batch: Batch) -> Tensor:

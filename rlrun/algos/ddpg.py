@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlrun.core.algorithm import Update
+from rlrun.core.algorithm import LearnerContext, Update
 from rlrun.core.batch import Batch
 from rlrun.core.off_policy import ActionNoiseConfig, OffPolicyActorCriticConfig
 from rlrun.core.schedule import Clock
@@ -26,7 +26,7 @@ from rlrun.models.model import Model
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import huber
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import DeterministicActorCritic
+from rlrun.policies import DeterministicActorCritic, DeterministicPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,16 @@ class DDPG(DeterministicActorCritic):
     def make_critic(cls, spec: EnvSpec, model: Model, cfg: Config) -> Critics:
         return Critics(spec, model, cfg.critic, 1)
 
+    def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.learn = self.recorded(self._learn)
+
     def update(self, batch: Batch, clock: Clock) -> Update:
+        metrics, writes = self.learn(batch, clock)
+        self.follow(clock)
+        return Update(metrics | self.policy.explored(clock), writes)
+
+    def _learn(self, batch: Batch, clock: Clock) -> Update:
         cfg, ends = self.cfg, batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
@@ -58,9 +67,6 @@ class DDPG(DeterministicActorCritic):
         actor_loss = -self.mean(self.critic.of(self.fixed_features(*now), self.policy.output(*now)[0])[0])
         actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)
 
-        if (clock.updates + 1) % cfg.target_update_interval == 0:
-            self.actor_following.move(cfg.target_tau)
-            self.critic_following.move(cfg.target_tau)
         size = td_error.detach().abs()
         shares = {"critic_loss": critic_loss, "actor_loss": actor_loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
-        return Update(self.report(shares, critic=critic_steps, actor=actor_steps) | self.policy.explored(clock), {"priority": size})
+        return Update(self.report(shares, critic=critic_steps, actor=actor_steps), {"priority": size})

@@ -63,8 +63,12 @@ class Impala(ActorCritic):
             ids = {id(p) for p in value_only}
             self.optimizer = ctx.optimizer((p for p in policy.parameters() if id(p) not in ids), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
             self.value_optimizer = ctx.optimizer(value_only, cfg.optimizer, cfg.value_lr, cfg.max_grad_norm)
+        self.learn = self.recorded(self._learn)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
+        return self.learn(batch, clock)
+
+    def _learn(self, batch: Batch, clock: Clock) -> Update:
         policy_loss, value_loss, metrics = self.loss(batch, self.cfg.entropy_coef(clock))
         if self.value_optimizer is None:
             steps = self.optimizer.step(policy_loss + self.cfg.value_coef * value_loss, clock)

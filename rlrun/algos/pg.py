@@ -42,8 +42,12 @@ class PG(ActorCritic):
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        self.learn = self.recorded(self._learn)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
+        return self.learn(batch, clock)
+
+    def _learn(self, batch: Batch, clock: Clock) -> Update:
         cfg, valid, ranks = self.cfg, batch.valid, self.ctx.ranks
         count = self.live(valid)
         if cfg.baseline:

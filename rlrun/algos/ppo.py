@@ -97,6 +97,7 @@ class PPO(ActorCritic):
             self.reward_scale = RewardScale().to(ctx.device)
         self.value_scale = ValueScale().to(ctx.device) if cfg.normalize_value else None
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
+        self.learn = self._learn if cfg.lr_kl_target is not None else self.recorded(self._learn)  # an lr that follows the KL is a number of its own
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, ranks = self.cfg, self.ctx.ranks
@@ -136,13 +137,18 @@ class PPO(ActorCritic):
         """One pass over the shuffled rows -> this learner's share of the mean approx_kl of its minibatches []."""
         seen = Means()
         for part in rows.minibatches(1, min(self.minibatch // self.length, rows.valid.shape[1]), self.ctx.rng):
-            loss, metrics = self.loss(part, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
-            steps.add(self.optimizer.step(loss, clock))
+            metrics, step = self.learn(part, clock)
+            steps.add(step)
             shares.add(metrics)
             seen.add({"approx_kl": metrics["approx_kl"]})
             if self.cfg.lr_kl_target is not None:
                 self.optimizer.follow_kl(clock, float(self.ctx.ranks.sum(metrics["approx_kl"])), self.cfg.lr_kl_target, self.cfg.lr_kl_bounds)
         return torch.as_tensor(seen.tensors()["approx_kl"])
+
+    def _learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
+        """A step on a minibatch -> this learner's shares of its metrics, what the optimiser says."""
+        loss, metrics = self.loss(part, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
+        return metrics, self.optimizer.step(loss, clock)
 
     def loss(self, rows: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
         """rows [L, N] with advantage, target and what was recorded -> this learner's share of the minibatch's loss [] and of its metrics."""

@@ -79,6 +79,7 @@ class PQN(Algorithm):
         super().__init__(policy, spec, cfg, ctx)
         self.minibatch = cfg.minibatch_size // ctx.ranks.world  # rows of it on this learner
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        self.learn = self.recorded(self._learn)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, ranks = self.cfg, self.ctx.ranks
@@ -89,8 +90,8 @@ class PQN(Algorithm):
             rows = rows.alive()
         shares, steps = Means(), Means()
         for part in rows.minibatches(cfg.num_epochs, min(self.minibatch, rows.valid.shape[1]), self.ctx.rng):
-            loss, metrics = self.loss(part)
-            steps.add(self.optimizer.step(loss, clock))
+            metrics, step = self.learn(part, clock)
+            steps.add(step)
             shares.add(metrics)
         return Update({**ranks.sum_each(shares.tensors()), **steps.tensors(), **before, **self.policy.explored(clock)})
 
@@ -102,6 +103,11 @@ class PQN(Algorithm):
         reward = clip_reward(batch.reward, self.cfg.reward_clip)
         # the sum of (discount lambda)^k temporal differences of max Q, and max Q itself: the same numbers, by the same recursion
         return gae(reward, batch.discount(self.cfg.discount), value[:-1], value[1:], batch.valid, self.cfg.lambda_) + value[:-1]
+
+    def _learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
+        """A step on a minibatch -> this learner's shares of its metrics, what the optimiser says."""
+        loss, metrics = self.loss(part)
+        return metrics, self.optimizer.step(loss, clock)
 
     def loss(self, rows: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """rows [1, N] with targets -> this learner's share of the minibatch's loss [] and of its metrics."""

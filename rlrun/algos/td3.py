@@ -12,11 +12,12 @@ Checked: tests/algos/test_actor_critics.py (losses by hand, the delays), tuned/t
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
-from rlrun.core.algorithm import Update
+from rlrun.core.algorithm import LearnerContext, Update
 from rlrun.core.batch import Batch
 from rlrun.core.off_policy import ActionNoiseConfig, OffPolicyActorCriticConfig
 from rlrun.core.schedule import Clock
@@ -26,7 +27,7 @@ from rlrun.models.model import Model
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import huber
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import DeterministicActorCritic
+from rlrun.policies import DeterministicActorCritic, DeterministicPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,18 @@ class TD3(DeterministicActorCritic):
     def make_critic(cls, spec: EnvSpec, model: Model, cfg: Config) -> Critics:
         return Critics(spec, model, cfg.critic, 2 if cfg.twin_q else 1)
 
+    def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.learn_critics = self.recorded(functools.partial(self._learn, delayed=True))
+        self.learn_all = self.recorded(functools.partial(self._learn, delayed=False))
+
     def update(self, batch: Batch, clock: Clock) -> Update:
+        delayed = (clock.updates + 1) % self.cfg.policy_delay != 0
+        metrics, writes = (self.learn_critics if delayed else self.learn_all)(batch, clock)
+        self.follow(clock)
+        return Update(metrics | self.policy.explored(clock), writes)
+
+    def _learn(self, batch: Batch, clock: Clock, delayed: bool) -> Update:
         cfg, ends = self.cfg, batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
@@ -72,11 +84,8 @@ class TD3(DeterministicActorCritic):
         shares = {"critic_loss": critic_loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
 
         actor_steps: dict = {}
-        if (clock.updates + 1) % cfg.policy_delay == 0:
+        if not delayed:
             actor_loss = -self.mean(self.critic.of(self.fixed_features(*now), self.policy.output(*now)[0])[0])
             actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)
             shares["actor_loss"] = actor_loss
-        if (clock.updates + 1) % cfg.target_update_interval == 0:
-            self.actor_following.move(cfg.target_tau)
-            self.critic_following.move(cfg.target_tau)
-        return Update(self.report(shares, critic=critic_steps, actor=actor_steps) | self.policy.explored(clock), {"priority": size})
+        return Update(self.report(shares, critic=critic_steps, actor=actor_steps), {"priority": size})

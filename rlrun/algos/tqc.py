@@ -73,10 +73,17 @@ class TQC(OffPolicyActorCritic):
         self.target_entropy = target_entropy_of(spec.action, cfg.target_entropy)  # type: ignore[arg-type]
         self.alpha_optimizer = ctx.optimizer([self.log_alpha], cfg.optimizer, cfg.alpha_lr, 0.0)
         self.target_rng = ctx.another_rng()
+        self.learn = self.recorded(self._learn)
         self.kept = cfg.num_critics * (cfg.num_quantiles - cfg.dropped_quantiles)
         self.fraction = (torch.arange(cfg.num_quantiles, device=ctx.device) + 0.5) / cfg.num_quantiles  # tau of every quantile [K]
 
     def update(self, batch: Batch, clock: Clock) -> Update:
+        update = self.learn(batch, clock)
+        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
+            self.critic_following.move(self.cfg.target_tau)
+        return update
+
+    def _learn(self, batch: Batch, clock: Clock) -> Update:
         cfg, ranks, ends = self.cfg, self.ctx.ranks, batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
@@ -111,6 +118,4 @@ class TQC(OffPolicyActorCritic):
         (size, shares), more = self.ctx.beside(critics, actor)
         steps = {"critic": self.critic_optimizer, "actor": self.actor_optimizer, "alpha": self.alpha_optimizer}
         metrics = self.report(shares | more, **{net: optimizer.apply(clock) for net, optimizer in steps.items()})
-        if (clock.updates + 1) % cfg.target_update_interval == 0:
-            self.critic_following.move(cfg.target_tau)
         return Update(metrics | {"alpha": alpha}, {"priority": size})

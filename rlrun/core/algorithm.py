@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch
 from rlrun.core.errors import Notice, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable
+from rlrun.core.graphs import Recorded, Recorder
 from rlrun.core.moments import Moments, RunningMoments, merged
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.policy import Policy
@@ -71,7 +72,7 @@ class LearnerContext(NamedTuple):
     device: torch.device
     rng: torch.Generator
     beside: Beside = Beside()  # does two things, at the same time where there are threads for it
-    compile: Callable[[Callable], Callable] = lambda function: function
+    recorder: Recorder | None = None  # of functions that are the same kernels every time
     ranks: Ranks = ALONE
     model: Any = None  # models.model.Model, of which an algorithm makes nets that never travel
     sparse: bool = False  # many rows of a batch are dead (complete episodes): what draws minibatches draws from the live ones
@@ -83,7 +84,7 @@ class LearnerContext(NamedTuple):
 
     def optimizer(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float) -> Optimizer:
         """One whose steps reach all learners."""
-        return Optimizer(parameters, cfg, lr, max_grad_norm, self.ranks)
+        return Optimizer(parameters, cfg, lr, max_grad_norm, self.ranks, deferred=True if self.recorder is not None else None)
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,18 @@ class Algorithm(nn.Module):
     def update(self, batch: Batch, clock: Clock) -> Update:
         """Consume one batch [T(+1), B, ...] with any number of optimiser steps."""
         raise NotImplementedError
+
+    def recorded(self, function: Callable[[Batch, Clock], Any]) -> Callable[[Batch, Clock], Any]:
+        """A part of update() that is the same kernels every time, for a GPU to launch as one (core/graphs.py). As it is where there is no recorder, where
+        learners exchange gradients in between, and with memory, whose resets depend on the rows."""
+        if self.ctx.recorder is None or self.ctx.ranks.world > 1 or self.policy.core_spec():
+            return function
+        return Recorded(function, self.ctx.recorder, lambda: [self.ctx.rng, *(rng for _, rng in self.more_rngs())])
+
+    def check(self) -> None:
+        """RunFailed where learning has come to a stop. Asked now and then, since a GPU's numbers have to be waited for."""
+        for _, optimizer in self.optimizers():
+            optimizer.check()
 
     def absorb_returns(self, moments: Sequence[Moments | None]) -> None:
         """Takes note of new fragments' discounted returns, before the update that uses them."""

@@ -1,6 +1,8 @@
 """Optimizer.step(loss): zero, backward, sum over learners, clip, step. Nothing else calls backward.
 
-Where several losses are worked out side by side, differentiate() does the first two and apply() the rest."""
+Where several losses are worked out side by side, differentiate() does the first two and apply() the rest.
+
+On a GPU nothing is read back: whether a gradient is finite is decided there, and check() looks at how often it was not."""
 
 from __future__ import annotations
 
@@ -62,16 +64,26 @@ class Optimizer:
     """Adam, RAdam, RMSProp or SGD over some parameters, with a schedule for lr and a bound on the global gradient norm (0: none). With several learners a
     loss is this learner's share of the whole batch's, so gradients are summed. A parameter that a loss does not reach has gradient 0."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float, ranks: Ranks = ALONE):
+    def __init__(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float, ranks: Ranks = ALONE,
+                 deferred: bool | None = None):  # fmt: skip
+        """deferred: apply() reads nothing back from the parameters' device (None: on a GPU), so that it can be recorded (core/graphs.py)."""
         self.parameters = list(parameters)
         self.lr, self.max_grad_norm, self.ranks = lr, max_grad_norm, ranks
-        self.skipped = 0  # in a row
+        self.deferred = self.parameters[0].device.type == "cuda" if deferred is None else deferred
+        self.skips = torch.zeros((), device=self.parameters[0].device)  # updates skipped in a row
         self.lr_scale = 1.0  # what the schedule's lr is multiplied by, see follow_kl
         self.cfg = cfg
         self.whole = gathered(self.parameters)  # [N]
         self.gradients = self._parts(self.whole.grad)  # type: ignore[arg-type]
         self.stepped = self.whole  # or another process's, of which the parameters are copies
         self.inner = self._inner(self.stepped)
+        if self.deferred:
+            self._begin()
+
+    @property
+    def skipped(self) -> int:
+        """Updates in a row, up to now, whose gradient was not finite."""
+        return int(self.skips)
 
     def _parts(self, whole: Tensor) -> list[Tensor]:
         """What belongs to each parameter of something as long as all of them, as views."""
@@ -79,13 +91,14 @@ class Optimizer:
 
     def _inner(self, whole: nn.Parameter) -> torch.optim.Optimizer:
         cfg, start, parameters = self.cfg, self.lr.values[0], [whole]
+        on_gpu = whole.device.type == "cuda"
         if cfg.kind == "adam":
             return torch.optim.Adam(parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
         if cfg.kind == "radam":  # Liu et al. 2020, arXiv:1908.03265
-            return torch.optim.RAdam(parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, foreach=True)
+            return torch.optim.RAdam(parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, foreach=True, capturable=on_gpu)
         if cfg.kind == "sgd":
             return torch.optim.SGD(parameters, lr=start, momentum=cfg.momentum, foreach=True)
-        return torch.optim.RMSprop(parameters, lr=start, alpha=cfg.decay, eps=cfg.epsilon, momentum=cfg.momentum, foreach=True)
+        return torch.optim.RMSprop(parameters, lr=start, alpha=cfg.decay, eps=cfg.epsilon, momentum=cfg.momentum, foreach=True, capturable=on_gpu)
 
     def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
         """One gradient step on a scalar loss, or on the sum of several of which only one graph is in memory at a time. A non-finite gradient changes
@@ -108,22 +121,52 @@ class Optimizer:
     def apply(self, clock: Clock) -> dict[str, Tensor | float]:
         """A step along the gradient of differentiate()."""
         lr = self.lr(clock) * self.lr_scale
-        for group in self.inner.param_groups:
-            group["lr"] = lr
         gradient = self.whole.grad
         assert gradient is not None
         self.ranks.sum_(gradient)
+        if self.deferred:
+            return self._apply_deferred(gradient, lr)
+        for group in self.inner.param_groups:
+            group["lr"] = lr
         norm = float(torch.linalg.vector_norm(gradient))
         if not math.isfinite(norm):
-            self.skipped += 1
-            if self.skipped >= MAX_SKIPPED:
-                raise RunFailed(f"{MAX_SKIPPED} updates in a row had a non-finite gradient (lr {lr:g}); the last checkpoint is from before that")
+            self.skips += 1
+            self.check()
             return {"grad_norm": norm, "lr": lr, "skipped_updates": 1.0}
-        self.skipped = 0
+        self.skips.zero_()
         if 0 < self.max_grad_norm < norm:
             gradient.mul_(self.max_grad_norm / norm)
         self._step()
         return {"grad_norm": norm, "lr": lr, "skipped_updates": 0.0}
+
+    @torch.no_grad()
+    def _apply_deferred(self, gradient: Tensor, lr: Tensor | float) -> dict[str, Tensor | float]:
+        """The same, decided on the device: a step that should not have been is taken back."""
+        norm = torch.linalg.vector_norm(gradient)
+        failed = ~norm.isfinite()
+        if self.max_grad_norm > 0:
+            gradient.mul_((self.max_grad_norm / norm).clamp(max=1.0))
+        state = self.inner.state[self.stepped]
+        if self.cfg.kind == "adam":
+            self.stepped.grad = gradient
+            self._adam(gradient, state, lr, failed.float())
+        else:
+            place, before = self.stepped.data, self.stepped.data.clone()
+            kept = [(statistic, statistic.clone()) for statistic in state.values()]
+            for group in self.inner.param_groups:
+                group["lr"] = 1.0  # a number that is read while recording; these kinds' steps are proportional to it
+            self.inner.step()
+            place.copy_(torch.where(failed, before, torch.lerp(before, place, lr)))
+            for statistic, old in kept:
+                statistic.copy_(torch.where(failed, old, statistic))
+        self.skips.copy_(torch.where(failed, self.skips + 1, 0.0))
+        return {"grad_norm": norm, "lr": lr, "skipped_updates": failed.float()}
+
+    def check(self) -> None:
+        """RunFailed where gradients have not been finite for MAX_SKIPPED updates."""
+        if self.skipped >= MAX_SKIPPED:
+            largest = max(self.lr.values) * self.lr_scale
+            raise RunFailed(f"{self.skipped} updates in a row had a non-finite gradient (lr up to {largest:g}); the last checkpoint is from before that")
 
     def follow_kl(self, clock: Clock, kl: float, target: float, bounds: tuple[float, float]) -> None:
         """Divides lr by 1.5 when a step's KL(old || new) was above twice the target, multiplies it when below half, as rl_games and rsl_rl do after
@@ -141,10 +184,13 @@ class Optimizer:
         if self.cfg.kind != "adam" or not state or self.stepped.device.type != "cpu":
             self.inner.step()
             return
-        group = self.inner.param_groups[0]
-        with torch.no_grad():  # what inner.step() would call after as long again of hooks, records and lists
-            adam([self.stepped], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True, amsgrad=False,
-                 beta1=self.cfg.beta1, beta2=self.cfg.beta2, lr=group["lr"], weight_decay=0.0, eps=self.cfg.epsilon, maximize=False)  # fmt: skip
+        self._adam(gradient, state, self.inner.param_groups[0]["lr"])
+
+    @torch.no_grad()
+    def _adam(self, gradient: Tensor, state: dict[str, Tensor], lr: Tensor | float, failed: Tensor | None = None) -> None:
+        """What inner.step() would call after as long again of hooks, records and lists. failed []: 1 for no step at all."""
+        adam([self.stepped], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True, amsgrad=False, found_inf=failed,
+             beta1=self.cfg.beta1, beta2=self.cfg.beta2, lr=lr, weight_decay=0.0, eps=self.cfg.epsilon, maximize=False)  # fmt: skip
 
     @torch.no_grad()
     def share(self) -> SharedState:
@@ -196,5 +242,5 @@ class Optimizer:
                 for place, part in enumerate(self._parts(value)) if whole else [(next(iter(each)), value)]:
                     if name in each.get(place, {}):  # momentum may have been 0
                         part.copy_(each[place][name])
-        self.skipped = state["skipped"]
+        self.skips.fill_(float(state["skipped"]))
         self.lr_scale = state.get("lr_scale", 1.0)  # not in checkpoints of before it existed

@@ -26,6 +26,11 @@ class Act(NamedTuple):
 class Policy(nn.Module):
     """How to act. Filters (running mean/std) are its buffers: they travel, save and export with it."""
 
+    @property
+    def recordable(self) -> bool:
+        """Whether act() is the same kernels every time and reads nothing back, so that a GPU may launch it as one (core/graphs.py)."""
+        return False
+
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         """State of `columns` fresh columns, leaves [B, ...]; an empty Batch without memory. It may hold more than core_spec() names, which then is carried
         from row to row and not stored with them. place [B]: where each stands among all columns of the run, from 0 to 1; None: nowhere (evaluation)."""

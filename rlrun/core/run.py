@@ -341,6 +341,7 @@ class Run:
         save_rows(self.replay, self.ranks, folder)
 
     def _log(self, now: float) -> None:
+        self.algorithm.check()
         seconds = max(now - self.last_log, 1e-9)
         sample = self.sample.result()
         spent, fragment = (sample.pop("env_sec", 0.0), sample.pop("policy_sec", 0.0)), sample.pop("fragment_steps", 0.0)

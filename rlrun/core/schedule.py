@@ -7,7 +7,9 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 
 class Clock(NamedTuple):
@@ -27,6 +29,8 @@ class Schedule:
     points: tuple[tuple[float, float], ...]
 
     def __call__(self, clock: Clock) -> float:
+        if isinstance(clock, GraphClock):
+            return clock.value_of(self)
         steps = [point[0] for point in self.points]
         right = bisect.bisect_right(steps, clock.env_steps)
         if right == 0:
@@ -69,3 +73,39 @@ class Schedule:
                 raise ValueError("a schedule's points need rising env_steps")
             return Schedule(points)
         raise ValueError('a schedule is a number, "A to B over N" (env steps), {start, end, steps} or [[env_steps, value], ...]')
+
+
+class GraphClock:
+    """A Clock for functions that are recorded and replayed (core/graphs.py): schedules that change give tensors [], which renew() fills."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.given: dict[Schedule, torch.Tensor] = {}
+        self.filled: dict[Schedule, float] = {}
+        self.now = Clock()
+
+    def value_of(self, schedule: Schedule) -> Any:
+        """A number where it never changes, else a tensor."""
+        if min(schedule.values) == max(schedule.values):
+            return schedule.values[0]
+        if schedule not in self.given:  # at the first plain call, so before anything is recorded
+            self.given[schedule] = torch.full((), schedule(self.now), device=self.device)
+            self.filled[schedule] = schedule(self.now)
+        return self.given[schedule]
+
+    def renew(self, clock: Clock) -> None:
+        """Fills the tensors for this clock."""
+        self.now = clock
+        for schedule, tensor in self.given.items():
+            value = schedule(clock)
+            if self.filled.get(schedule) != value:
+                tensor.fill_(value)
+                self.filled[schedule] = value
+
+    @property
+    def env_steps(self) -> int:
+        raise RuntimeError("what depends on the number of env steps cannot be recorded: a schedule can")
+
+    @property
+    def updates(self) -> int:
+        raise RuntimeError("what is done at some updates only cannot be recorded: do it outside of the recorded function")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import torch
 
 from rlrun.core.batch import Batch, stack_columns
+from rlrun.core.timing import Timers
 from rlrun.dataflow.slots import Fragment
 
 
@@ -68,9 +70,54 @@ class PassRing:
 
 def gather(batches: list[Batch], out: Batch | None, device: torch.device) -> Batch:
     """Fragments side by side in memory of their own, so that the slots they came in can be given back."""
+    if out is not None and len(batches) == 1:  # which may have leaves without columns
+        out.copy_(batches[0])
+        return out
     if out is not None and out.reward.device == device and out.reward.shape[1] == sum(b.reward.shape[1] for b in batches):
         return stack_columns(batches, out)
     stacked = stack_columns(batches)
     if device.type == "cpu":
         return stacked.clone() if len(batches) == 1 else stacked
     return stacked.to(device)
+
+
+AHEAD = 2  # updates that a GPU has been told to make and has not finished
+
+
+class Gatherer:
+    """gather() for one learner. On a GPU fragments are copied by a stream of its own while the update before is still being worked out; the thread waits only
+    where it would get more than AHEAD updates ahead, since weights that nobody has yet are no use to samplers."""
+
+    def __init__(self, device: torch.device, timers: Timers):
+        self.device, self.timers = device, timers
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.told: deque[torch.cuda.Event] = deque()  # one for each batch: everything before it is done
+
+    def __call__(self, batches: list[Batch], out: Batch | None = None) -> Batch:
+        """out: a batch whose memory may be taken (CPU)."""
+        if self.stream is None:
+            with self.timers("copy"):
+                return gather(batches, out, self.device)
+        return self.upload(*batches)
+
+    def upload(self, *batches: Batch) -> Batch:
+        """The same where batches need not be copied on a CPU: one that is nobody else's."""
+        if self.stream is None:
+            return stack_columns(batches)
+        current = torch.cuda.current_stream(self.device)
+        event = torch.cuda.Event(blocking=True)
+        event.record(current)
+        self.told.append(event)
+        with self.timers("gpu"):
+            while len(self.told) >= AHEAD:
+                self.told.popleft().synchronize()
+        with self.timers("copy"):
+            with torch.cuda.stream(self.stream):
+                made = stack_columns([batch.to(self.device) for batch in batches])
+                copied = torch.cuda.Event(blocking=True)
+                copied.record(self.stream)
+            copied.synchronize()  # the slots may be given back
+            current.wait_event(copied)
+            for leaf in made.leaves():
+                leaf.record_stream(current)
+        return made

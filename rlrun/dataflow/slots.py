@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch, RowSpec, allocate, layout_bytes
+from rlrun.core.errors import Notice
 from rlrun.core.moments import Moments
 
 
@@ -49,6 +51,20 @@ class Slots:
         self.layout, self.count = layout, count
         self.stride = layout_bytes(layout)
         self.memory: Tensor = torch.full((count, self.stride), 0x7F, dtype=torch.uint8).share_memory_()  # sentinel: see unwritten()
+        self.pinned = False
+
+    def pin(self) -> None:
+        """Page-locks the memory, so that a GPU reads from it by itself while this process does something else. In the process that has the GPU."""
+        error = int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), self.memory.numel(), 0))
+        if error:
+            warnings.warn(f"the slots of {self.memory.numel() / 1e6:.0f} MB cannot be page-locked (CUDA error {error}): copies to the GPU are slower",
+                          Notice, stacklevel=2)  # fmt: skip
+        self.pinned = not error
+
+    def unpin(self) -> None:
+        if self.pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
+            self.pinned = False
 
     def view(self, slot: int) -> Batch:
         return allocate(self.layout, self.memory[slot])

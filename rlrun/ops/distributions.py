@@ -6,6 +6,7 @@ record(), of which from_record() makes it again. Leading dimensions are [...]; a
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -222,7 +223,12 @@ class SquashedGaussian(Gaussian):
     """tanh of a Gaussian: actions inside (-1, 1) (Haarnoja et al. 2018, arXiv:1801.01290, appendix C). kl is the inner Gaussians', which the
     bijection leaves as it is; entropy has no closed form and is integrated by Gauss-Hermite quadrature."""
 
-    NODES, WEIGHTS = (torch.from_numpy(x).float() for x in np.polynomial.hermite_e.hermegauss(20))
+    @staticmethod
+    @functools.cache
+    def quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
+        """Nodes [20] and weights [20]; made once, since a GPU cannot be sent them while it records."""
+        nodes, weights = (torch.from_numpy(x).float().to(device) for x in np.polynomial.hermite_e.hermegauss(20))
+        return nodes, weights
 
     def sample(self, rng: torch.Generator) -> Tensor:
         return self._shaped(torch.tanh(self._noisy(rng)))
@@ -243,7 +249,7 @@ class SquashedGaussian(Gaussian):
         return self._density(x) - squash_log_slope(x).sum(-1)
 
     def entropy(self) -> Tensor:
-        nodes, weights = self.NODES.to(self.mean.device), self.WEIGHTS.to(self.mean.device)
+        nodes, weights = self.quadrature(self.mean.device)
         x = self.mean.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * nodes  # [..., D, 20]
         slope = (squash_log_slope(x) * weights).sum(-1) / math.sqrt(2 * math.pi)
         return super().entropy() + slope.sum(-1)

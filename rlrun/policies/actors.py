@@ -169,8 +169,8 @@ class DeterministicPolicy(Actor):
                 before = state["ou"] * ~is_first.unsqueeze(1)
                 drawn = before * (1.0 - explore.theta) + drawn
                 changed["ou"] = drawn
-            scale = ladder(explore.scale(clock), explore.scale_min, state["place"] if "place" in state else None).to(best.device)
-            action = (best + scale.unsqueeze(-1) * drawn).clamp(-1.0, 1.0)
+            scale = ladder(explore.scale(clock), explore.scale_min, state["place"] if "place" in state else None)
+            action = (best + (scale.unsqueeze(-1) if isinstance(scale, Tensor) else scale) * drawn).clamp(-1.0, 1.0)
         if clock.env_steps < self.random_steps:
             action = self.uniform(len(best), rng, best.device)
         return action, changed
@@ -261,7 +261,8 @@ class OffPolicyActorCritic(Algorithm):
     def report(self, shares: dict[str, Tensor], **steps: dict[str, Tensor | float]) -> dict[str, Any]:
         """Metrics of the whole batch from this learner's shares, beside what the steps of each net said."""
         told = {f"{net}_{name}": value for net, step in steps.items() for name, value in step.items() if name != "skipped_updates"}
-        told["skipped_updates"] = max(float(step.get("skipped_updates", 0.0)) for step in steps.values())
+        skipped = [step["skipped_updates"] for step in steps.values() if "skipped_updates" in step] or [0.0]
+        told["skipped_updates"] = torch.stack(skipped).max() if isinstance(skipped[0], Tensor) else max(skipped)  # type: ignore[arg-type, type-var]
         return self.ctx.ranks.sum_each({name: value.detach() for name, value in shares.items()}) | told
 
 
@@ -280,6 +281,12 @@ class DeterministicActorCritic(OffPolicyActorCritic):
         super().__init__(policy, spec, cfg, ctx)
         self.target_actor = copy.deepcopy(policy.net).requires_grad_(False)
         self.actor_following = Follower(self.target_actor, policy.net)
+
+    def follow(self, clock: Clock) -> None:
+        """Moves the targets after an update, where it is time."""
+        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
+            self.actor_following.move(self.cfg.target_tau)
+            self.critic_following.move(self.cfg.target_tau)
 
     def renew_targets(self) -> None:
         self.target_actor.load_state_dict(self.policy.net.state_dict())

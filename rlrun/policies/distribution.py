@@ -47,6 +47,10 @@ class DistributionPolicy(Policy):
         self.value_head = model.linear(self.trunk.features, 1, 1.0)
         self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
 
+    @property
+    def recordable(self) -> bool:
+        return True
+
     def value_parameters(self) -> list[nn.Parameter]:
         """Those that only the value uses; empty trunks are not shared. Raises ValueError when the trunk is shared."""
         if self.value_trunk is None:

@@ -14,12 +14,14 @@ from rlrun.core.batch import Batch
 ADAPTATION = 1.01  # of the deviation of parameter noise, per episode (Plappert et al. 2018, appendix C)
 
 
-def ladder(highest: float, lowest: float | None, place: Tensor | None) -> Tensor:
+def ladder(highest: float | Tensor, lowest: float | None, place: Tensor | None) -> float | Tensor:
     """How much every column explores [B]: spaced in logarithm from highest to lowest (rlpyt; Ape-X's, Horgan et al. 2018, section 4.1, is 0.4 to 0.4^8), or
-    highest [] for all. place [B]: where a column stands among all, from 0 to 1."""
-    if lowest is None or place is None or highest == 0:
-        return torch.tensor(highest)
-    return highest * (min(lowest, highest) / highest) ** place
+    highest for all. place [B]: where a column stands among all, from 0 to 1."""
+    if lowest is None or place is None:
+        return highest
+    if isinstance(highest, Tensor):
+        return highest * (lowest / highest).clamp(max=1.0) ** place  # infinite, so 1, where nobody explores any more
+    return highest * (min(lowest, highest) / highest if highest > 0 else 1.0) ** place
 
 
 class NoisyEpisodes:

@@ -120,11 +120,11 @@ class QPolicy(Policy):
             carried |= changed
         soft = mode == "explore" and self.explore.kind == "soft_q"
         best = (chosen / self.explore.temperature).softmax(-1).multinomial(1, generator=rng).squeeze(-1) if soft else chosen.argmax(-1)
-        epsilon = self.epsilon(state, clock) if mode == "explore" else torch.tensor(self.explore.eval_epsilon)
+        epsilon = self.epsilon(state, clock) if mode == "explore" else self.explore.eval_epsilon
         draws = torch.rand(q.shape, generator=rng, device=q.device)
         if "action_mask" in obs:
             draws = draws * obs["action_mask"].bool()  # the largest of random numbers is a fair draw among legal actions
-        explores = torch.rand(q.shape[0], generator=rng, device=q.device) < epsilon.to(q.device)
+        explores = torch.rand(q.shape[0], generator=rng, device=q.device) < epsilon
         action = torch.where(explores, draws.argmax(-1), best)
         known = {"q_taken": lambda: q.gather(1, action.unsqueeze(1)).squeeze(1), "q_max": lambda: q.max(-1).values}
         return Act(action, Batch(carried), Batch({name: known[name]() for name in record}))
@@ -134,8 +134,12 @@ class QPolicy(Policy):
         q, after = self(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         return q[0].argmax(-1), after
 
-    def epsilon(self, state: Batch, clock: Clock) -> Tensor:
-        """Of every column."""
+    @property
+    def recordable(self) -> bool:
+        return self.explore.kind == "epsilon_greedy"  # the others draw for those columns that begin an episode, or are told how many
+
+    def epsilon(self, state: Batch, clock: Clock) -> float | Tensor:
+        """Of every column [B], or of all."""
         return ladder(self.explore.epsilon(clock), self.explore.epsilon_min, state["place"] if "place" in state else None)
 
     def _disturbed(self, obs: Batch, is_first: Tensor, state: Batch, q: Tensor, rng: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
@@ -191,14 +195,19 @@ class QLearning(Algorithm):
         self.target = copy.deepcopy(policy).requires_grad_(False)
         self.following = Follower(self.target, policy)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        self.learn = self.recorded(self._learn)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
-        loss, priority, metrics = self.loss(batch)
-        steps = self.optimizer.step(loss, clock)
+        metrics, writes = self.learn(batch, clock)
         if (clock.updates + 1) % self.cfg.target_update_interval == 0:
             self.following.move(self.cfg.target_tau)
+        return Update({**metrics, **self.policy.explored(clock)}, writes)
+
+    def _learn(self, batch: Batch, clock: Clock) -> Update:
+        loss, priority, metrics = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
         metrics = {name: value.detach() for name, value in metrics.items()}
-        return Update({**self.ctx.ranks.sum_each(metrics), **steps, **self.policy.explored(clock)}, {"priority": priority})
+        return Update({**self.ctx.ranks.sum_each(metrics), **steps}, {"priority": priority})
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """A batch as it was drawn -> this learner's share of the loss [], priorities [B], shares of metrics."""

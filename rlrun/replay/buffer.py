@@ -34,7 +34,7 @@ class ReplayConfig:
     capacity: int
     compress: bool
     directory: str | None
-    device: Literal["cpu", "learner"]
+    device: Literal["auto", "cpu", "learner"]
     checkpoint: Literal["auto"] | bool
     checkpoint_max_gb: float
     alpha: float
@@ -44,9 +44,9 @@ class ReplayConfig:
     def __post_init__(self):
         if self.capacity < 1:
             raise ValueError("capacity must be at least 1")
-        if self.compress and (self.directory is not None or self.device != "cpu"):
+        if self.compress and (self.directory is not None or self.device == "learner"):
             raise ValueError("compress is for replay in memory: directory=null and device=cpu")
-        if self.directory is not None and self.device != "cpu":
+        if self.directory is not None and self.device == "learner":
             raise ValueError("directory is for replay on the CPU: device=cpu")
         if self.alpha < 0 or min(self.beta.values) < 0 or self.priority_epsilon < 0:
             raise ValueError("alpha, beta and priority_epsilon must not be negative")
@@ -264,14 +264,16 @@ class Replay:
         layout, offsets = self.layout, np.arange(self.layout.rows)[:, None]
         index = torch.from_numpy(column * self.length + (row + offsets) % self.length)  # [T, B]
         fields = read({name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, index)
+        valid = self.valid[index]  # not to be waited for where rows are on a GPU
         if layout.rows_from < layout.rows:  # rows beyond the length that was drawn are dead
             lengths = torch.randint(layout.rows_from, layout.rows + 1, (count,), generator=self.rng)
-            fields = fields.replace(valid=fields.valid & (torch.from_numpy(offsets) < lengths).to(fields.valid.device))  # type: ignore[operator, union-attr]
+            valid &= torch.from_numpy(offsets) < lengths
+            assert isinstance(fields.valid, Tensor)
+            fields = fields.replace(valid=valid.to(fields.valid.device))
         if layout.rows == 1:  # which is live
             at = np.stack((column * self.length + row % self.length, column * self.length + (row + 1) % self.length))
         elif layout.ends:
-            assert isinstance(fields.valid, Tensor)
-            over = ~fields.valid.cpu()
+            over = ~valid
             end = torch.where(over.any(0), over.long().argmax(0), layout.rows).numpy()  # the first dead row, which has the last true observation
             at = np.stack((column * self.length + row % self.length, column * self.length + (row + end) % self.length))
         else:

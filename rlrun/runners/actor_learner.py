@@ -17,7 +17,7 @@ from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.run import Job
 from rlrun.core.timing import Timers
-from rlrun.dataflow.reuse import FragmentReplay, PassRing, gather
+from rlrun.dataflow.reuse import FragmentReplay, Gatherer, PassRing
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.runners.base import Factories
 from rlrun.samplers.base import Sampler
@@ -62,8 +62,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             seen.append(algorithm.policy.moments(fragment.batch))
 
         replay = FragmentReplay(cfg.replay_proportion, cfg.replay_slots, make.rng(job.generation))
-        stream = _Stream(sampler, replay, make.columns, cfg.fake_sampler, job.timers, note)
-        ring = PassRing(cfg.minibatch_buffer_size, cfg.num_sgd_iter, lambda old: stream.train_batch(old, algorithm.ctx.device))
+        stream = _Stream(sampler, replay, make.columns, cfg.fake_sampler, job.timers, note, Gatherer(algorithm.ctx.device, job.timers))
+        ring = PassRing(cfg.minibatch_buffer_size, cfg.num_sgd_iter, stream.train_batch)
         job.breaks += [lambda generation: stream.clear(make.rng(generation)), lambda generation: ring.clear()]
         update: Update | None = None
         while job.tick(clock, update):
@@ -85,8 +85,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
 class _Stream:
     """Fragments, new and replayed, in the order in which train batches take them."""
 
-    def __init__(self, sampler: Sampler, replay: FragmentReplay, columns: int, fake: bool, timers: Timers, note: Callable[[Fragment], None]):
-        self.sampler, self.replay, self.fake, self.timers = sampler, replay, fake, timers
+    def __init__(self, sampler: Sampler, replay: FragmentReplay, columns: int, fake: bool, timers: Timers, note: Callable[[Fragment], None], gather: Gatherer):
+        self.sampler, self.replay, self.fake, self.timers, self.gather = sampler, replay, fake, timers, gather
         self.note = note  # told of every new fragment
         self.count = columns // sampler.columns  # fragments of one train batch
         self.ready: list[tuple[Batch, Fragment | None]] = []
@@ -94,7 +94,7 @@ class _Stream:
         self.kept: Batch | None = None  # the one batch of a fake sampler, and its headers
         self.again: list[Header] = []
 
-    def train_batch(self, old: Batch | None, device: torch.device) -> Batch:
+    def train_batch(self, old: Batch | None) -> Batch:
         if self.fake and self.kept is not None:
             self.headers += self.again
             return self.kept
@@ -106,11 +106,10 @@ class _Stream:
                     self.ready += [(batch, None) for batch in self.replay.accompany(fragment)]
                     self.headers.append(fragment.header)
                     self.note(fragment)
-        with self.timers("copy"):
-            chosen, self.ready = self.ready[: self.count], self.ready[self.count :]
-            batch = gather([part for part, _ in chosen], old, device)
-            used: Sequence[Fragment] = [fragment for _, fragment in chosen if fragment is not None]
-            self.sampler.free(used)
+        chosen, self.ready = self.ready[: self.count], self.ready[self.count :]
+        batch = self.gather([part for part, _ in chosen], old)
+        used: Sequence[Fragment] = [fragment for _, fragment in chosen if fragment is not None]
+        self.sampler.free(used)
         if self.fake:
             self.kept, self.again = batch, [fragment.header._replace(episodes=(), returns=None) for fragment in used]
         return batch

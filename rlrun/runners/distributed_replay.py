@@ -16,7 +16,9 @@ from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed
 from rlrun.core.run import Job
+from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment
+from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
 from rlrun.runners.base import Factories
 
@@ -58,6 +60,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             sampler.begin()
             published = clock.env_steps
             copying: dict[int, Fragment] = {}  # by slot: shards still read them
+            gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
             batch: Batch | None = None
             update: Update | None = None
             heard = time.monotonic()
@@ -83,14 +86,14 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                     replay.draw(clock)
                 drawn = replay.take() if limiter.due else None
                 if drawn is not None:
-                    with job.timers("copy"):
-                        batch = copied(drawn.batch, batch, algorithm.ctx.device)
-                        replay.free(drawn)
-                        replay.draw(clock)
+                    key = drawn.batch.key.clone()
+                    batch = gather([drawn.batch], batch)
+                    replay.free(drawn)
+                    replay.draw(clock)
                     with job.timers("learn"), make.threads:
                         update = algorithm.update(batch, clock)
                     if update.writes:
-                        replay.write(drawn, batch.key, update.writes["priority"])
+                        write(drawn, key, priority=update.writes["priority"])
                     limiter.sampled()
                     clock = clock.after(updates=1)
                 if clock.env_steps - published >= cfg.max_weight_sync_delay:
@@ -108,13 +111,3 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             replay.close()
     finally:
         sampler.close()
-
-
-def copied(source: Batch, into: Batch | None, device) -> Batch:
-    """A batch on the learner's device, so that the slot it came in can be used again."""
-    if device.type != "cpu":
-        return source.map(lambda value: value.to(device))
-    if into is None:
-        return source.clone()
-    into.copy_(source)
-    return into

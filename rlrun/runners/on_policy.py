@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlrun.core.algorithm import Update
-from rlrun.core.batch import Batch
 from rlrun.core.run import Job
-from rlrun.dataflow.reuse import gather
+from rlrun.dataflow.reuse import Gatherer
 from rlrun.runners.base import Factories
 
 
@@ -41,15 +40,14 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         job.sampler_ready(sampler)
         sampler.publish(algorithm.policy, clock)
         count = make.columns // sampler.columns  # fragments of one train batch
-        batch: Batch | None = None
+        gather, batch = Gatherer(algorithm.ctx.device, job.timers), None
         update: Update | None = None
         while job.tick(clock, update):
             with job.timers("wait"):
                 # by worker and not by arrival: with local inference the same seed makes the same batch, whoever was faster
                 fragments = sorted(sampler.take(count), key=lambda fragment: (fragment.header.worker, fragment.header.first_row))
             algorithm.absorb_returns([fragment.header.returns for fragment in fragments])
-            with job.timers("copy"):
-                batch = gather([fragment.batch for fragment in fragments], batch, algorithm.ctx.device)
+            batch = gather([fragment.batch for fragment in fragments], batch)
             clock = clock.after(env_steps=job.collected([fragment.header for fragment in fragments]))
             with job.timers("learn"):
                 update = algorithm.update(batch, clock)

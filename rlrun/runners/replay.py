@@ -16,6 +16,8 @@ from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.ranks import Ranks
 from rlrun.core.run import Job
+from rlrun.dataflow.reuse import Gatherer
+from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
 from rlrun.runners.base import Factories
 
@@ -47,16 +49,18 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         job.sampler_ready(sampler)
         job.replay_ready(replay, limiter)
         sampler.publish(algorithm.policy, clock)
+        gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
         update: Update | None = None
         while job.tick(clock, update):
             if limiter.due and algorithm.ctx.ranks.all(replay.starts > 0):
                 with job.timers("draw"):
-                    batch = weighed(replay.sample(make.columns, clock), replay.largest_weight, algorithm.ctx.ranks).to(algorithm.ctx.device)
+                    batch = weighed(replay.sample(make.columns, clock), replay.largest_weight, algorithm.ctx.ranks)
+                rows = gather.upload(batch)
                 with job.timers("learn"), make.threads:
-                    update = algorithm.update(batch, clock)
+                    update = algorithm.update(rows, clock)
                 if update.writes:
                     with job.timers("write"):
-                        replay.write(batch.key, update.writes["priority"])
+                        write(batch.key, priority=update.writes["priority"])
                 limiter.sampled()
                 clock = clock.after(updates=1)
                 continue

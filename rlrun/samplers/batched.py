@@ -23,11 +23,13 @@ import torch
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed
+from rlrun.core.graphs import Recorder
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.workers import READY, Worker
+from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import store_core
 from rlrun.samplers.columns import Columns
 from rlrun.samplers.processes import Plan, ProcessSampler
@@ -87,14 +89,12 @@ class _Group:
 class BatchedSampler(ProcessSampler):
     """Every process has two groups of environments, each a producer of fragments."""
 
-    def __init__(self, plan: Plan, device: torch.device):
+    def __init__(self, plan: Plan, device: torch.device, recorder: Recorder | None = None):
         super().__init__(plan, plan.workers * GROUPS)
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
-        self.rng = plan.seeds.generator("policy", plan.first, plan.generation, device=str(device))
-        self.policy = plan.make_policy().to(device)  # the thread's copy
-        self.policy_lock = threading.Lock()  # held while acting and while weights are exchanged
-        self.version, self.clock = 0, Clock()
+        rng = plan.seeds.generator("policy", plan.first, plan.generation, device=str(device))
+        self.copy = ActingCopy(plan.make_policy(), device, rng, plan.record, plan.columns, plan.workers * GROUPS, recorder)
         self.change = threading.Condition()  # guards what follows
         self.filled: deque[Header] = deque()
         self.spare = [deque(range(g * plan.in_flight, (g + 1) * plan.in_flight)) for g in range(plan.workers * GROUPS)]  # by group
@@ -102,8 +102,9 @@ class BatchedSampler(ProcessSampler):
         self.closing = False
         self.thread: threading.Thread | None = None
         started = self.start(env_process, lambda i: EnvJob(plan.first + i, plan, self.slots))
+        policy = self.copy.policy
         self.groups = {
-            (worker.name, g): _Group(worker, g, index, self.policy.initial_state(plan.columns, plan.place(plan.first * GROUPS + index)))
+            (worker.name, g): _Group(worker, g, index, policy.initial_state(plan.columns, plan.place(plan.first * GROUPS + index)))
             for i, worker in enumerate(started) for g in range(GROUPS) for index in (i * GROUPS + g,)
         }  # fmt: skip
 
@@ -116,7 +117,7 @@ class BatchedSampler(ProcessSampler):
 
     def begin(self) -> None:
         if self.thread is None:
-            assert self.version > 0, "publish() comes first"
+            assert self.copy.published > 0, "publish() comes first"
             self.thread = threading.Thread(target=self._serve, name="inference", daemon=True)
             self.thread.start()
 
@@ -138,15 +139,8 @@ class BatchedSampler(ProcessSampler):
                 self.spare[fragment.header.slot // self.plan.in_flight].append(fragment.header.slot)
             self.change.notify_all()
 
-    @torch.no_grad()
     def publish(self, policy: Policy | None, clock: Clock) -> None:
-        with self.policy_lock:
-            if policy is not None:
-                for mine, theirs in zip([*self.policy.parameters(), *self.policy.buffers()], [*policy.parameters(), *policy.buffers()], strict=True):
-                    mine.copy_(theirs)
-                if self.device.type == "cuda":
-                    torch.cuda.current_stream(self.device).synchronize()
-            self.version, self.clock = self.version + 1, clock
+        self.copy.publish(policy, clock)
 
     def check(self) -> None:
         if self.error is not None:
@@ -186,13 +180,14 @@ class BatchedSampler(ProcessSampler):
                     self.change.wait(0.5)
                     self.heard = time.monotonic()
                     continue
-            ready = []
-            for worker, (number, live, episodes, row, seconds, returns) in self._messages():
+            ready, messages = [], self._messages()
+            self.copy.refresh()
+            for worker, (number, live, episodes, row, seconds, returns) in messages:
                 group = self.groups[worker.name, number]
                 group.env_sec += seconds
                 if group.t == BEGIN:
                     group.first_row = row
-                    group.version, group.updates = self.version, self.clock.updates
+                    group.version, group.updates = self.copy.version, self.copy.clock.updates
                 if group.t == self.rows - 1:
                     self._finish(group, live, episodes, returns)
                     idle.append(group)
@@ -214,26 +209,17 @@ class BatchedSampler(ProcessSampler):
 
     def _act(self, groups: list[_Group]) -> None:
         started = time.perf_counter()
-        with self.policy_lock:
-            clock = self.clock
-            batches = [self.views[group.slot] for group in groups]
-            rows = [(batch.obs[group.t], batch.is_first[group.t]) for batch, group in zip(batches, groups, strict=True)]
-            obs = _join([r[0].to(self.device) for r in rows])
-            is_first = torch.cat([r[1].to(self.device) for r in rows])
-            state = _join([group.state for group in groups])
-            for batch, group in zip(batches, groups, strict=True):
-                store_core(batch, group.t, group.state, self.plan.core_every)
-            act = self.policy.act(obs, is_first, state, clock, "explore", self.rng, self.plan.record)
-            action = act.action.to("cpu")
-            record = act.record.to("cpu")
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()
+        batches = [self.views[group.slot] for group in groups]
+        for batch, group in zip(batches, groups, strict=True):
+            store_core(batch, group.t, group.state, self.plan.core_every)
+        rows = [Batch(obs=batch.obs[group.t], is_first=batch.is_first[group.t]) for batch, group in zip(batches, groups, strict=True)]
+        action, record, state = self.copy.act(rows, [group.state for group in groups])
         for i, (batch, group) in enumerate(zip(batches, groups, strict=True)):
             part = slice(i * self.columns, (i + 1) * self.columns)
             batch.action[group.t].copy_(action[part])
             for name, value in record.items():
                 batch[name][group.t].copy_(value[part])
-            group.state = act.state[part]
+            group.state = state[part]
             if group.t + 1 == self.rows:
                 store_core(batch, self.rows, group.state, self.plan.core_every)
             group.policy_sec += (time.perf_counter() - started) / len(groups)
@@ -244,9 +230,3 @@ class BatchedSampler(ProcessSampler):
         with self.change:
             self.filled.append(header)
             self.change.notify_all()
-
-
-def _join(batches: list[Batch]) -> Batch:
-    """Batches with leaves [B, ...] one after the other."""
-    first = batches[0]
-    return Batch({k: _join([b[k] for b in batches]) if isinstance(v, Batch) else torch.cat([b[k] for b in batches]) for k, v in first.items()})

@@ -67,6 +67,14 @@ class ProcessSampler(Unsaved):
         self.views = [self.slots.view(slot) for slot in range(self.slots.count)]
         self.workers = Workers()
 
+    def pin(self) -> None:
+        """For a learner on a GPU."""
+        self.slots.pin()
+
+    def close(self) -> None:
+        self.slots.unpin()
+        super().close()
+
     def start(self, target: Callable, job: Callable[[int], tuple]) -> list[Worker]:
         """Starts target(pipe, job(i)) for every worker i and waits until all have said READY."""
         return self.workers.start_all(target, {f"sampler-{self.plan.first + i}": (job(i),) for i in range(self.plan.workers)})

@@ -395,7 +395,7 @@ def test_random_steps_scale_and_its_ladder(typed):
     early, late = (torch.stack([act(policy, Clock(steps), seed=seed).action for seed in range(200)]) for steps in (99, 100))
     assert early.min() < -0.95 and early.max() > 0.95 and abs(early.mean()) < 0.1 and abs(early.var() - 1 / 3) < 0.05, "uniform over the whole range"
     torch.testing.assert_close(late.std(0)[:, 0], torch.tensor([0.1, 0.1 * 0.01 ** (1 / 3), 0.1 * 0.01 ** (2 / 3), 0.001]), rtol=0.2, atol=0)
-    assert torch.equal(ladder(0.0, 0.01, torch.ones(2)), torch.tensor(0.0)) and torch.equal(ladder(0.5, None, torch.ones(2)), torch.tensor(0.5))
+    assert torch.equal(ladder(0.0, 0.01, torch.ones(2)), torch.zeros(2)) and ladder(0.5, None, torch.ones(2)) == 0.5
 
 
 def test_parameter_noise_lasts_an_episode_and_is_kept_at_its_distance(typed):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from core.test_graphs import CASES, batches, clocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
@@ -163,3 +164,103 @@ def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
     torch.testing.assert_close(*priorities, atol=1e-4, rtol=1e-3)
     for a, b in zip(made.state_dict().values(), gpu.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b.cpu(), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
+    from rlrun.wiring import Wiring
+
+    words, gpu = [f"algo={case.split()[0]}", "model.hidden=[8]", "logger=[]", *CASES[case]], ["resources.inference=local", "resources.num_samplers=1"]
+    rows = batches(Wiring(typed(*words, "resources=debug")))
+    plain, recorded = (Wiring(typed(*words, *gpu, "resources.device=cuda", f"resources.cuda_graphs={graphs}")).algorithm() for graphs in ("false", "true"))
+    assert plain.ctx.recorder is None and recorded.ctx.recorder is not None
+    recorded.load_state(plain.state())
+    for batch, clock in zip(rows, clocks(), strict=True):
+        wanted, got = (algorithm.update(batch.to("cuda"), clock) for algorithm in (plain, recorded))
+        for name, value in wanted.metrics.items():
+            torch.testing.assert_close(float(got.metrics[name]), float(value), atol=1e-3, rtol=1e-2, msg=name)
+    for (name, a), b in zip(plain.state_dict().items(), recorded.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop", "sgd"])
+def test_every_optimiser_is_recorded(kind):
+    """With a schedule, and with a gradient that is not finite in between."""
+    from rlrun.core.batch import Batch
+    from rlrun.core.graphs import CudaGraphs, Recorded
+    from rlrun.core.optimizer import Optimizer, OptimizerConfig
+    from rlrun.core.schedule import Clock, Schedule
+
+    cfg = OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.99, momentum=0.9, beta1=0.9, beta2=0.999)
+    made = []
+    for recorder in (None, CudaGraphs(torch.device("cuda"))):
+        parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], device="cuda"))
+        optimizer = Optimizer([parameter], cfg, Schedule(((0.0, 0.1), (100.0, 0.0))), 0.5)
+
+        def step(batch, clock, parameter=parameter, optimizer=optimizer):
+            return optimizer.step((parameter * batch.x).square().sum(), clock)
+
+        function = step if recorder is None else Recorded(step, recorder, list)
+        told = []
+        for i, factor in enumerate([1.0, 0.01, float("nan"), 2.0, 1.0, float("inf"), 1.0, float("nan"), 3.0]):
+            told.append(float(function(Batch(x=torch.full((3,), factor, device="cuda")), Clock(env_steps=10 * i))["skipped_updates"]))
+        made.append((parameter.detach(), told))
+    torch.testing.assert_close(made[0][0], made[1][0])
+    assert made[0][1] == made[1][1] == [0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("words", [
+    ["algo=impala", "algo.fragment_length=5", "algo.batch_size=40"], ["algo=appo", "algo.fragment_length=5", "algo.batch_size=40"],
+    ["algo=ppo", "algo.fragment_length=5", "algo.batch_size=40", "algo.minibatch_size=20"],
+    ["algo=dqn", "algo.learning_starts=100", "replay.capacity=1000", "algo.batch_size=16", "algo.num_envs=4"],
+    ["algo=rainbow", "algo.learning_starts=100", "replay.capacity=1000", "algo.batch_size=16", "algo.num_envs=4"],
+])  # fmt: skip
+@pytest.mark.parametrize("graphs", ["true", "false"])
+def test_pong_in_bf16_with_everything_that_a_gpu_uses(typed, tmp_path, words, graphs):
+    from test_actor_learner import run_wired
+
+    from rlrun.wiring import Wiring
+
+    made = Wiring(typed(*words, "env=Pong", "logger=[]", "resources.device=cuda", f"resources.cuda_graphs={graphs}", "resources.num_samplers=2",
+                        "resources.envs_per_sampler=1", "env_steps=1500", "log_every_sec=0.1"))  # fmt: skip
+    assert (made.resources.inference, made.resources.precision, made.resources.cuda_graphs) == ("batched", "bf16", graphs == "true")
+    algorithm, job, rows = run_wired(made, tmp_path)
+    assert job.status == "COMPLETED" and job.clock.updates > 5 and all(p.isfinite().all() for p in algorithm.parameters())
+    assert rows[-1].get("learn/skipped_updates") in (0.0, None)
+
+
+def test_a_replay_lives_where_there_is_room(typed):
+    from rlrun.wiring import Wiring
+
+    words = ["algo=dqn", "env=Pong", "logger=[]", "resources.device=cuda", "replay.capacity=2000", "algo.learning_starts=100"]
+    assert Wiring(typed(*words)).replay_plan().cfg.device == "learner"
+    assert Wiring(typed(*words, "replay.compress=true")).replay_plan().cfg.device == "cpu"
+
+
+def test_slots_are_page_locked(typed):
+    made = wiring(typed, "resources.inference=local")
+    sampler = made.sampler(0)
+    try:
+        assert sampler.slots.pinned and sampler.views[0].reward.is_pinned()
+    finally:
+        sampler.close()
+    assert not sampler.slots.pinned
+
+
+def test_a_compiled_encoder_learns(typed):
+    from rlrun.core.schedule import Clock
+    from rlrun.wiring import Wiring
+
+    words = ["algo=impala", "env=Pong", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.num_samplers=1", "resources.envs_per_sampler=2"]
+    plain = Wiring(typed(*words, "resources.device=cpu", "resources.inference=local"))
+    sampler = plain.sampler(0)
+    try:
+        sampler.publish(plain.algorithm().policy, Clock())
+        rows = sampler.take(1)[0].batch.clone().to("cuda")
+    finally:
+        sampler.close()
+    losses = []
+    for compiled in ("false", "true"):
+        made = Wiring(typed(*words, "resources.device=cuda", f"resources.compile={compiled}")).algorithm()
+        losses.append([float(made.update(rows, Clock()).metrics["policy_loss"]) for _ in range(5)])
+    torch.testing.assert_close(losses[0], losses[1], atol=0.05, rtol=0.05)  # bf16

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from tape import Tapes
 from test_samplers import KINDS, counting
 
 from rlrun.core.checkpoint import Checkpoints
@@ -14,6 +15,7 @@ from rlrun.core.run import Run
 from rlrun.core.signals import Signals
 from rlrun.dataflow.reuse import FragmentReplay, PassRing
 from rlrun.dataflow.slots import Fragment, Header
+from rlrun.wiring import Wiring
 
 
 class Rows:
@@ -133,3 +135,18 @@ def test_replay_keeps_the_last_fragments_and_mixes_in_proportion(typed):
         drawn += [(number, int(b.reward[0, 0])) for b in batches]
     assert len(drawn) / count == pytest.approx(1.5, abs=0.1)
     assert all(number - 4 < old <= number for number, old in drawn)
+
+
+@pytest.mark.parametrize("words", [
+    ["algo=impala", "algo.lr=1e-3 to 0 over 600", "algo.fragment_length=5", "algo.batch_size=20"],
+    ["algo=ppo", "algo.fragment_length=5", "algo.batch_size=20", "algo.minibatch_size=10"],
+    ["algo=dqn", "algo.learning_starts=30", "algo.num_envs=4", "algo.batch_size=16", "replay=prioritized"],
+])  # fmt: skip
+def test_a_whole_run_with_recorded_updates_and_acting(typed, tmp_path, words):
+    """What a GPU does with its graphs, by tests/tape.py."""
+    wiring, tapes = Wiring(typed(*words, "env=CartPole-v1", "model.hidden=[8]", "logger=[]", "resources.device=cpu", "resources.inference=batched",
+                                 "resources.num_samplers=1", "resources.envs_per_sampler=2", "env_steps=600", "log_every_sec=0.001")), Tapes()  # fmt: skip
+    wiring.recorder = tapes
+    _, job, rows = run_wired(wiring, tmp_path)
+    assert job.status == "COMPLETED" and tapes.recorded >= 2 and tapes.replayed > 50
+    assert rows[-1].get("learn/skipped_updates") in (0.0, None) and rows[-1]["sample/episodes"] > 5

@@ -1,0 +1,38 @@
+"""Priorities on their way from the learner to the replay."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class Writes:
+    """write(*where, priorities) of every update: at once on a CPU. From a GPU one update later, so that nobody waits for its numbers: the next batch is drawn
+    while it still works on this one, with the priorities of before."""
+
+    def __init__(self, write: Callable[..., None], device: torch.device):
+        self.write, self.on_gpu = write, device.type == "cuda"
+        self.waiting: deque[tuple[tuple, Tensor, torch.cuda.Event]] = deque()
+
+    def __call__(self, *where: object, priority: Tensor) -> None:
+        if not self.on_gpu:
+            self.write(*where, priority)
+            return
+        home = priority.detach().to("cpu", non_blocking=True)
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+        self.waiting.append((where, home, event))
+        self._finish(1)
+
+    def flush(self) -> None:
+        """Waits for all that are still on their way."""
+        self._finish(0)
+
+    def _finish(self, left: int) -> None:
+        while len(self.waiting) > left:
+            where, home, event = self.waiting.popleft()
+            event.synchronize()
+            self.write(*where, home)

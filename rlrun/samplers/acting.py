@@ -1,0 +1,94 @@
+"""A policy's copy on the learner's device, which a thread acts with while the learner goes on learning."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlrun.core.batch import Batch
+from rlrun.core.graphs import Recorded, Recorder, map_tensors
+from rlrun.core.policy import Act, Policy
+from rlrun.core.schedule import Clock
+
+
+class ActingCopy:
+    """Acts on rows of several groups of columns at once. On a GPU rows are copied from page-locked memory into one place, acting is recorded once for every
+    power of two of groups (core/graphs.py), and new weights wait in a letter box, so that neither thread ever waits for the other."""
+
+    def __init__(self, policy: Policy, device: torch.device, rng: torch.Generator, record: tuple[str, ...], columns: int, groups: int,
+                 recorder: Recorder | None):  # fmt: skip
+        """columns: of a group. groups: the most that rows come from."""
+        self.policy, self.device, self.rng, self.record, self.columns, self.groups = policy.to(device), device, rng, record, columns, groups
+        self.version, self.clock = 0, Clock()  # of the weights that act
+        self.recorder = recorder if policy.recordable else None
+        self._call = self._act if self.recorder is None else Recorded(self._act, self.recorder, lambda: [self.rng])
+        self.on_gpu = device.type == "cuda"
+        self.lock = threading.Lock()  # of the letter box; on a CPU also of the weights
+        self.published, self.newest = 0, Clock()
+        self.letter = [tensor.clone() for tensor in self._weights(self.policy)] if self.on_gpu else self._weights(self.policy)
+        self.written: torch.cuda.Event | None = None
+        self.taken: torch.cuda.Event | None = None
+        self.seats: Batch | None = None  # rows of all groups on the device
+
+    @staticmethod
+    def _weights(policy: Policy) -> list[Tensor]:
+        return [*(parameter.detach() for parameter in policy.parameters()), *policy.buffers()]
+
+    @torch.no_grad()
+    def publish(self, policy: Policy | None, clock: Clock) -> None:
+        """By the learner: its weights (None: the same as before) act from the next row on."""
+        with self.lock:
+            if policy is not None:
+                if self.taken is not None:
+                    self.taken.wait()  # the learner's stream, not its thread
+                torch._foreach_copy_(self.letter, self._weights(policy))
+                if self.on_gpu:
+                    self.written = torch.cuda.current_stream(self.device).record_event()
+            self.published, self.newest = self.published + 1, clock
+
+    def refresh(self) -> None:
+        """By the thread that acts: takes what was published."""
+        with self.lock:
+            if self.version == self.published:
+                return
+            self.version, self.clock = self.published, self.newest
+            if self.written is not None:
+                self.written.wait()
+                torch._foreach_copy_(self._weights(self.policy), self.letter)
+                self.written, self.taken = None, torch.cuda.current_stream(self.device).record_event()
+
+    def act(self, rows: Sequence[Batch], states: Sequence[Batch]) -> tuple[Tensor | Batch, Batch, Batch]:
+        """rows of obs and is_first, states: [columns, ...] of every group -> actions and records [groups * columns, ...] on the CPU, states on the device."""
+        count = len(rows) * self.columns
+        with contextlib.nullcontext() if self.on_gpu else self.lock:
+            made: Act = self._call(self._together(rows, states), self.clock)
+            action, record = map_tensors(lambda x: x[:count].to("cpu", non_blocking=True), (made.action, made.record))
+            if self.on_gpu:
+                torch.cuda.current_stream(self.device).synchronize()
+        return action, record, made.state[:count]
+
+    def _act(self, batch: Batch, clock: Clock) -> Act:
+        return self.policy.act(batch["obs"], batch["is_first"], batch["state"], clock, "explore", self.rng, self.record)
+
+    def _together(self, rows: Sequence[Batch], states: Sequence[Batch]) -> Batch:
+        """One Batch of all groups' rows; where acting is recorded, of as many as a power of two, of which the last mean nothing."""
+        if not self.on_gpu and self.recorder is None:
+            return _join(rows).replace(state=_join(states))
+        padded = len(rows) if self.recorder is None else min(self.groups, 1 << (len(rows) - 1).bit_length())
+        if self.seats is None:
+            total = self.groups * self.columns
+            self.seats = rows[0].map(lambda x: torch.zeros(total, *x.shape[1:], dtype=x.dtype, device=self.device))
+        for i, row in enumerate(rows):
+            for mine, theirs in zip(self.seats[i * self.columns : (i + 1) * self.columns].leaves(), row.leaves(), strict=True):
+                mine.copy_(theirs, non_blocking=True)
+        return self.seats[: padded * self.columns].replace(state=_join([*states, *[states[-1]] * (padded - len(rows))]))
+
+
+def _join(batches: Sequence[Batch]) -> Batch:
+    """Batches with leaves [B, ...] one after the other."""
+    first = batches[0]
+    return Batch({k: _join([b[k] for b in batches]) if isinstance(v, Batch) else torch.cat([b[k] for b in batches]) for k, v in first.items()})  # type: ignore[misc, arg-type]
