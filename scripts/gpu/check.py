@@ -1,0 +1,195 @@
+"""scripts/gpu_check [PART ...] [--out FOLDER] [--pong-seconds N] [--list]
+
+What a GPU machine is asked for, part by part, each with a time limit, so that all of them take less than ten minutes together. A part that fails is said
+in the table and in the exit status, and the others go on. FOLDER (out/gpu_check) gets table.txt, results.json (every figure, with its command, versions
+and hardware) and the end of what a failed part printed.
+
+  tests       the tests that need a GPU
+  emulator    Pong's emulator alone, a process for every core: what no training can exceed
+  impala      training speed, IMPALA on Pong at 84x84
+  ppo         PPO, 4 epochs, 128 environments
+  dqn         DQN, batches of 512
+  pong        IMPALA on Pong until 18, wall time from the start of the command
+  eager       impala without CUDA graphs         (not run unless asked for)
+  compiled    impala with torch.compile          (not run unless asked for)
+  rainbow, appo, apex, local                     (not run unless asked for)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+IMPALA = ["tuned=impala/pong_gpu"]
+SPEED: dict[str, tuple[list[str], float]] = {  # options, the bar in env steps/s (0: none)
+    "impala": (IMPALA, 30_000),
+    "ppo": (["algo=ppo", "env=Pong", "algo.batch_size=16384", "algo.minibatch_size=4096"], 12_000),
+    "dqn": (["algo=dqn", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.learning_starts=20000", "replay.capacity=200000"], 5_000),
+    "eager": ([*IMPALA, "resources.cuda_graphs=false"], 0),
+    "compiled": ([*IMPALA, "resources.compile=true"], 0),
+    "local": ([*IMPALA, "resources.inference=local"], 0),
+    "rainbow": (["algo=rainbow", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.learning_starts=20000", "replay.capacity=200000"], 0),
+    "appo": (["algo=appo", "env=Pong", "algo.batch_size=640"], 0),
+    "apex": (["algo=apex", "env=Pong", "algo.inner.batch_size=512", "algo.inner.learning_starts=20000", "algo.inner.num_envs=60"], 0),
+}
+USUAL = ["tests", "emulator", "impala", "ppo", "dqn", "pong"]
+KEPT = ("reached", "bound", "ratio", "parts", "learner_time", "sampler_time", "policy_lag", "memory_pss_mb", "resources")  # of a benchmark
+EMULATOR_SEC, SPEED_SEC = 8.0, 15
+LIMIT_SEC = {"tests": 150.0, "emulator": 60.0, "speed": 90.0}
+START_SEC = 60.0  # beyond a run's own limit, for its start and its last checkpoint
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS)
+    parser.add_argument("parts", nargs="*")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu_check")
+    parser.add_argument("--pong-seconds", type=float, default=200.0)
+    parser.add_argument("--list", action="store_true", help="only say what would be run")
+    asked = parser.parse_args(words)
+    known = [*USUAL, *(name for name in SPEED if name not in USUAL)]
+    if unknown := [name for name in asked.parts if name not in known]:
+        print(f"gpu_check: there is no part {unknown[0]!r}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    parts = asked.parts or USUAL
+    if asked.list:
+        print("\n".join(f"{name:<10}{' '.join(command_of(name, asked))}" for name in parts))
+        return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        print("gpu_check: no CUDA GPU is visible to torch", file=sys.stderr)
+        return 2
+    asked.out.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cores": len(os.sched_getaffinity(0)), "parts": {}}
+    table = Table(asked.out / "table.txt", f"{results['gpu']}, {results['cores']} cores, torch {results['torch']}")
+    for name in parts:
+        started = time.monotonic()
+        try:
+            figures, sentence = emulator() if name == "emulator" else run(name, asked, results["parts"].get("emulator", {}).get("env_steps_per_sec"))
+        except Failed as error:
+            figures, sentence = {"failed": str(error)}, f"FAILED: {error}"
+        figures["seconds"] = round(time.monotonic() - started, 1)
+        results["parts"][name] = figures
+        table.row(name, f"{sentence}  ({figures['seconds']:.0f} s)")
+        (asked.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")  # after every part: a machine may be taken away
+    return int(any("failed" in figures or figures.get("met") is False for figures in results["parts"].values()))
+
+
+class Failed(Exception):
+    """A part did not give its figures."""
+
+
+class Table:
+    def __init__(self, path: Path, head: str):
+        self.path = path
+        path.write_text(head + "\n")
+        print(head, flush=True)
+
+    def row(self, name: str, sentence: str) -> None:
+        line = f"{name:<10}{sentence}"
+        print(line, flush=True)
+        with open(self.path, "a") as file:
+            file.write(line + "\n")
+
+
+def command_of(name: str, asked: argparse.Namespace) -> list[str]:
+    if name == "tests":
+        try:
+            import xdist  # noqa: F401
+
+            spread = ["-n", "8"]
+        except ImportError:
+            spread = []
+        return [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *spread, "tests/gpu", "tests/test_ranks.py"]
+    if name == "pong":
+        return [sys.executable, "-m", "rlrun", "train", *IMPALA, "seed=1", f"stop.wall_sec={asked.pong_seconds:g}", "logger=[console]",
+                f"run_dir={asked.out / 'pong'}"]  # fmt: skip
+    if name == "emulator":
+        return ["(in this process)"]
+    words, _ = SPEED[name]
+    return [sys.executable, "-m", "rlrun", "benchmark", "throughput", *words, f"seconds={SPEED_SEC}", "--json", str(asked.out / f"{name}.json")]
+
+
+def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> tuple[dict[str, Any], str]:
+    """Figures and a sentence of one part. emulated: env steps/s of the emulator alone, of which a bar asks for three quarters at most. Failed says why not."""
+    command = command_of(name, asked)
+    if name == "pong":
+        subprocess.run(["rm", "-rf", str(asked.out / "pong")], check=True)
+    limit = asked.pong_seconds + START_SEC if name == "pong" else LIMIT_SEC.get(name, LIMIT_SEC["speed"])
+    log, started = asked.out / f"{name}.log", time.monotonic()
+    with open(log, "w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            raise Failed(f"longer than {limit:.0f} s; {last_line(log)}") from None
+    wall = time.monotonic() - started
+    figures: dict[str, Any] = {"command": " ".join(["rlrun", *command[3:]] if "rlrun" in command else command[1:])}
+    if name == "tests":
+        if status:
+            raise Failed(last_line(log))
+        return figures | {"met": True}, last_line(log)
+    if status:
+        raise Failed(last_line(log))
+    if name == "pong":
+        summary = json.loads((asked.out / "pong" / "summary.json").read_text())
+        reached = summary.get("return_mean")
+        met = reached is not None and reached >= 18.0 and wall <= 180.0
+        figures |= {"return": reached, "env_steps": summary["env_steps"], "wall_sec": round(wall, 1), "train_sec": summary["wall_sec"], "met": met}
+        return figures, f"return {reached} at {summary['env_steps']:,} env steps in {wall:.0f} s; {summary['reason']}; bar 18 in 180 s {said(met)}"
+    measured, bar = json.loads((asked.out / f"{name}.json").read_text()), SPEED[name][1]
+    figures |= {key: measured[key] for key in KEPT}
+    sentence = f"{measured['reached']:,.0f} env steps/s, ratio {measured['ratio']:.2f}"
+    if bar:
+        bar = bar if emulated is None else min(bar, 0.75 * emulated)
+        figures["met"] = measured["reached"] >= bar
+        sentence += f"; bar {bar:,.0f} {said(figures['met'])}"
+    return figures, sentence
+
+
+def said(met: bool) -> str:
+    return "met" if met else "NOT met"
+
+
+def last_line(path: Path) -> str:
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "it printed nothing"
+
+
+def emulator() -> tuple[dict[str, Any], str]:
+    """Env steps/s of Pong with random actions, in as many processes as there are cores."""
+    cores = len(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(cores) as pool:
+        rates = pool.map(steps_per_sec, [EMULATOR_SEC] * cores, chunksize=1)
+    total = sum(rates)
+    return {"env_steps_per_sec": total, "processes": cores}, f"{total:,.0f} env steps/s by {cores} processes of 16 environments"
+
+
+def steps_per_sec(seconds: float) -> float:
+    import numpy as np
+    from ale_py.vector_env import AtariVectorEnv
+
+    env = AtariVectorEnv("pong", num_envs=16, num_threads=1)
+    env.reset(seed=os.getpid() % 1000)
+    rng, steps = np.random.default_rng(0), 0
+    env.step(rng.integers(6, size=16))
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        env.step(rng.integers(6, size=16))
+        steps += 16
+    return steps / (time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

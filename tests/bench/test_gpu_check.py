@@ -1,0 +1,71 @@
+"""scripts/gpu_check without a GPU: its options compose, its limits hold, and what fails is said."""
+
+import argparse
+import importlib.util
+import json
+import sys
+
+import pytest
+
+from rlrun.paths import root
+
+
+@pytest.fixture
+def check():
+    spec = importlib.util.spec_from_file_location("gpu_check", root() / "scripts" / "gpu" / "check.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def asked(folder):
+    return argparse.Namespace(out=folder, pong_seconds=1.0)
+
+
+def test_every_part_composes_and_together_they_take_ten_minutes(check, typed, tmp_path):
+    for name, (words, _) in check.SPEED.items():
+        typed(*words)
+        assert check.command_of(name, asked(tmp_path))[3:5] == ["benchmark", "throughput"]
+    longest = check.LIMIT_SEC["tests"] + check.LIMIT_SEC["emulator"] + 3 * check.LIMIT_SEC["speed"] + 200.0 + check.START_SEC
+    usual = 120 + 15 + 3 * 60 + 200  # seconds that the parts should take: tests, emulator, three speeds, Pong
+    assert usual < 600 and longest < 800
+
+
+def script(monkeypatch, check, code):
+    monkeypatch.setattr(check, "command_of", lambda name, asked: [sys.executable, "-c", code, "rlrun"])
+
+
+def test_what_fails_or_hangs_is_said(check, monkeypatch, tmp_path):
+    script(monkeypatch, check, "print('first'); raise SystemExit('no room')")
+    with pytest.raises(check.Failed, match="no room"):
+        check.run("impala", asked(tmp_path))
+    script(monkeypatch, check, "import time; print('begun', flush=True); time.sleep(60)")
+    monkeypatch.setitem(check.LIMIT_SEC, "speed", 1.0)
+    with pytest.raises(check.Failed, match="longer than 1 s; begun"):
+        check.run("impala", asked(tmp_path))
+
+
+@pytest.mark.parametrize("reached, emulated, met", [(31e3, None, True), (20e3, None, False), (20e3, 25e3, True), (18e3, 25e3, False)])
+def test_a_speed_is_held_against_its_bar(check, monkeypatch, tmp_path, reached, emulated, met):
+    figures = dict.fromkeys(("bound", "ratio", "parts", "learner_time", "sampler_time", "policy_lag", "memory_pss_mb", "resources"), 1.0) | {"reached": reached}
+    (tmp_path / "impala.json").write_text(json.dumps(figures))
+    script(monkeypatch, check, "pass")
+    made, sentence = check.run("impala", asked(tmp_path), emulated)
+    assert made["met"] is met and ("NOT met" in sentence) is not met
+
+
+@pytest.mark.parametrize("reached, met", [(18.2, True), (17.0, False), (None, False)])
+def test_pong_is_held_against_its_bar(check, monkeypatch, tmp_path, reached, met):
+    summary = {"return_mean": reached, "env_steps": 5_000_000, "wall_sec": 100.0, "reason": "it was said"}
+    write = f"p = pathlib.Path({str(tmp_path)!r}) / 'pong'; p.mkdir(); (p / 'summary.json').write_text({json.dumps(summary)!r})"
+    script(monkeypatch, check, f"import pathlib; {write}")
+    made, _ = check.run("pong", asked(tmp_path))
+    assert made["met"] is met and made["env_steps"] == 5_000_000
+
+
+def test_without_a_gpu_or_with_a_mistyped_part_it_says_so(check, capsys, monkeypatch):
+    assert check.main(["impla"]) == 2 and "there are tests" in capsys.readouterr().err
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert check.main([]) == 2 and "no CUDA GPU" in capsys.readouterr().err
