@@ -37,7 +37,7 @@ SPEED: dict[str, tuple[list[str], float]] = {  # options, the bar in env steps/s
     "compiled": ([*IMPALA, "resources.compile=true"], 0),
     "local": ([*IMPALA, "resources.inference=local"], 0),
     "rainbow": (["algo=rainbow", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.learning_starts=20000", "replay.capacity=200000"], 0),
-    "appo": (["algo=appo", "env=Pong", "algo.batch_size=640"], 0),
+    "appo": (["algo=appo", "env=Pong", "algo.batch_size=800"], 0),
     "apex": (["algo=apex", "env=Pong", "algo.inner.batch_size=512", "algo.inner.learning_starts=20000", "algo.inner.num_envs=60"], 0),
 }
 USUAL = ["tests", "emulator", "impala", "ppo", "dqn", "pong"]
