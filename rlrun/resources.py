@@ -26,6 +26,7 @@ GROUPS = {"serial": 1, "local": 1, "batched": 2}  # producers of fragments per s
 THREADED_ROWS = 128  # of an update of vectors, from which on threads may pay
 UPDATE_SEC = 2e-3  # that small nets take; large ones take more
 MINOR_SHARE = 0.25  # of learning: env steps that take less are not worth a process of their own
+GPU_COLUMNS = 4  # of a group whose rows go to a replay and which a GPU acts for: handing over fewer costs more than stepping them
 CHEAP_STEP_SEC = 30e-6  # per env and step: below this, handing fragments between processes costs more than it gains
 
 
@@ -186,7 +187,9 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
     groups = GROUPS[inference]
     samplers = cfg.num_samplers
     if samplers == "auto":
-        samplers = _samplers(inference, columns, groups, available, shared)
+        on_gpu = inference == "batched" and device.type == "cuda"
+        least = GPU_COLUMNS if on_gpu and needs.replay is not None else 1
+        samplers = _samplers(inference, columns, groups, max(1, available - (on_gpu and shared)), shared, least)
         if inference != "serial":
             each = " for each learner" if learners > 1 else ""
             what = f", {columns} columns of its batch" if needs.replay is None else f", algo.num_envs={total}"
@@ -304,14 +307,16 @@ def _either(numbers: list[int]) -> str:
     return " or ".join(map(str, numbers))
 
 
-def _samplers(inference: str, columns: int, groups: int, available: int, synchronous: bool) -> int:
+def _samplers(inference: str, columns: int, groups: int, available: int, shared: bool, least: int) -> int:
     """How many sampler processes `auto` takes. On few cores samplers and learner take turns by back-pressure; on many the learner gets a core of its
-    own. Samplers that must wait for the learner take all cores, as far as the columns of a train batch can be shared out evenly."""
+    own. Samplers that share columns, because they wait for the learner or feed one replay, take all cores, as far as columns can be shared out evenly,
+    `least` for each group."""
     if inference == "serial":
         return 1
-    if not synchronous:
+    if not shared:
         return available if available <= 2 else available - 1
-    return max((n for n in range(1, available + 1) if columns % (n * groups) == 0), default=1)
+    fitting = [n for n in range(1, available + 1) if columns % (n * groups) == 0]
+    return max((n for n in fitting if columns // (n * groups) >= least), default=min(fitting, default=1))
 
 
 def _inference(

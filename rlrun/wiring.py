@@ -143,7 +143,10 @@ class Wiring:
         return self.replay_plan().replay(generation, self.ranks, self.device)
 
     def sharded_replay(self, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
-        return self.replay_plan().sharded(generation, sampler, shards)
+        made = self.replay_plan().sharded(generation, sampler, shards)
+        if self.device.type == "cuda":
+            made.pin()
+        return made
 
     def noise(self) -> NoiseTable:
         """Of an algorithm that learns from a population; made once, by the learner."""
@@ -192,17 +195,19 @@ class Wiring:
             if isinstance(module, ImageEncoder):
                 module.compile(dynamic=False)
 
-    def _recorder(self) -> Recorder | None:
-        return self.recorder or (CudaGraphs(self.device) if self.device.type == "cuda" and self.resources.cuda_graphs else None)
+    def make_recorder(self, first: bool = False) -> Recorder | None:
+        """Of this learner, or (first) of what acts on its GPU: one for each thread."""
+        return self.recorder or (CudaGraphs(self.device, first) if self.device.type == "cuda" and self.resources.cuda_graphs else None)
 
     def algorithm(self) -> Algorithm:
         policy = self.policy_factory(acting=False)().to(self.device)
         rng = self.seeds.generator("learner", device=str(self.device))  # the same for every learner: their states never differ
+        torch.backends.cudnn.benchmark = True  # on a GPU: shapes are the same for a whole run
         try:
             with torch.random.fork_rng(devices=[]):  # critics and other nets that never travel
                 torch.manual_seed(self.seeds.integer("init-learner"))
                 model = Model(self.config.run.model, self.resources.precision)
-                ctx = LearnerContext(self.device, rng, self.beside, self._recorder(), self.ranks, model, sparse=self.whole_after is not None)
+                ctx = LearnerContext(self.device, rng, self.beside, self.make_recorder(), self.ranks, model, sparse=self.whole_after is not None)
                 made = self.config.algorithm(policy, self.spec, self.config.algo, ctx)
         except ValueError as error:
             raise UserError(f"algo={self.config.algo.name}: {error}") from None
@@ -236,7 +241,10 @@ class Wiring:
         if made.inference == "serial":
             return SerialSampler(plan, self.device, None if self.cut is None else self.cut.of(self.ranks.rank))
         sampler: LocalSampler | BatchedSampler
-        sampler = LocalSampler(plan) if made.inference == "local" else BatchedSampler(plan, self.device, self._recorder())
+        if made.inference == "local":
+            sampler = LocalSampler(plan)
+        else:
+            sampler = BatchedSampler(plan, self.device, self.make_recorder(first=True), newest_only=self.config.runner.synchronous)
         if self.device.type == "cuda":
             sampler.pin()
         return sampler

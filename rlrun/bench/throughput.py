@@ -5,7 +5,8 @@ environment; inference = acting on one row of a fragment, records included; lear
 batch; with a replay also replay = storing rows, drawing batches and writing priorities, and learning is counted by the env steps that one update stands for.
 Where the learner may take several threads, learning is measured with those too: what training reaches is compared with the fastest of them. Each part is
 the median of three measurements before and three after training. With c cores, no schedule of these parts can exceed
-c / (1/env + 1/inference + 1/learning + 1/replay) env steps/s, as long as a core does not slow down when its neighbour works.
+c / (1/env + 1/inference + 1/learning + 1/replay) env steps/s, as long as a core does not slow down when its neighbour works. Where a GPU acts and learns, the
+bound is the smaller of what the cores' environments and the GPU can do.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ from rlrun.resources import Resources, cores
 from rlrun.run_config import Typed
 from rlrun.rundir import command_line, hardware, versions
 from rlrun.runners.evolution import gathered
+from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import Collector, act_row
 from rlrun.samplers.evaluator import to_torch
 from rlrun.samplers.population import Order, Player
 from rlrun.wiring import Wiring
 
 PART_SEC = 1.0
+DIFFERENT = 8  # fragments that a large train batch is made of here, again and again
 REPLAYED = 2000  # rows in the replay that the parts are measured with, and 8 fragments at least
 LATE = Clock(2**40)  # when nobody acts at random any more
 WARM_SHARE = 0.25  # of the time that it learns, not counted
@@ -65,7 +68,7 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     alone = {name: rates.pop(name) for name in list(rates) if name.startswith("learning, ")} or {"learning": rates["learning"]}
     fastest = max([rates["learning"], *alone.values()])
     used = min(cores(), made.num_learners * max(made.learner_threads)) if made.inference == "serial" else cores()
-    bound = used / sum(1.0 / rate for rate in rates.values())
+    bound = bound_of(made, rates, used)
     return {
         "bound": bound, "reached": reached, "ratio": reached / bound, "parts": rates, "learning_alone": alone, "of_learning_alone": reached / fastest,
         "cores": used, "memory_pss_mb": memory, "policy_lag": lag,
@@ -76,13 +79,22 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def bound_of(made: Resources, rates: dict[str, float], used: int) -> float:
+    """Env steps/s that no schedule can exceed. With batched inference on a GPU `used` cores do nothing but step environments, while the GPU acts and learns;
+    else every core does all of it, one after the other."""
+    if made.inference == "batched" and made.device.type == "cuda":
+        on_gpu = sum(1.0 / rate for name, rate in rates.items() if name != "env") / made.num_learners
+        return min(rates["env"] * min(used, made.num_samplers * made.num_learners), 1.0 / on_gpu)
+    return used / sum(1.0 / rate for rate in rates.values())
+
+
 class _Parts:
     def __init__(self, wiring: Wiring):
         self.wiring, made = wiring, wiring.resources
         self.columns = made.envs_per_sampler
         self.env = wiring.make_env(0, self.columns)
-        self.policy = wiring.policy_factory(acting=True)().to(made.device if made.inference == "batched" else "cpu")
-        self.rng = wiring.seeds.generator("policy", 0)
+        self.policy = wiring.policy_factory(acting=True)()
+        self.rng = wiring.seeds.generator("policy", 0, device=str(made.device) if made.inference == "batched" else "cpu")
         layout = wiring.layout(self.policy)
         self.out = allocate(layout)
         self.algorithm = wiring.algorithm()
@@ -90,7 +102,8 @@ class _Parts:
         acting = wiring.policy_factory(acting=True)()
         fragments = []
         self.replay: Replay | None = None
-        for number in range(max(8, REPLAYED // (wiring.rows * self.columns)) if wiring.needs.replay is not None else wiring.needs.columns // self.columns):
+        needed = wiring.needs.columns // self.columns
+        for number in range(max(8, REPLAYED // (wiring.rows * self.columns)) if wiring.needs.replay is not None else min(needed, DIFFERENT)):
             batch = allocate(layout)
             header = collector.collect(batch, acting, 1, Clock())
             if wiring.needs.replay is not None:
@@ -100,7 +113,7 @@ class _Parts:
             if number < 64:
                 fragments.append(batch)
         self.obs = collector.columns.obs
-        self.fragments = fragments
+        self.fragments = fragments if wiring.needs.replay is not None else [fragments[i % len(fragments)] for i in range(needed)]
         self.batch: Batch | None = None
         self.out.copy_(fragments[0])
 
@@ -119,14 +132,7 @@ class _Parts:
             self.obs = self.env.step(random_actions(spec, self.obs, self.columns, rng) if masked else actions[count % 64]).obs
             return self.columns
 
-        state = self.policy.initial_state(self.columns)
-
-        def inference() -> int:
-            with torch.inference_mode():
-                for t in range(rows):
-                    act_row(self.policy, self.out, t, state, self.wiring.needs.core_every, LATE, self.rng, self.wiring.needs.record)
-            return rows * self.columns
-
+        inference = self._together(rows) if self.wiring.resources.inference == "batched" else self._alone(rows)
         asked, replay = self.wiring.needs.replay, self.replay
         if asked is not None and replay is not None:
             steps = self.wiring.needs.columns * asked.rows_learnt / asked.ratio  # env steps that one update stands for
@@ -169,6 +175,33 @@ class _Parts:
 
         three = (("env", env), ("inference", inference), ("learning", learning))
         return {name: [_rate(call) for _ in range(3)] for name, call in three} | self._threaded(learning)
+
+    def _alone(self, rows: int) -> Callable[[], int]:
+        """Acting on a sampler's own columns."""
+        state = self.policy.initial_state(self.columns)
+
+        def inference() -> int:
+            with torch.inference_mode():
+                for t in range(rows):
+                    act_row(self.policy, self.out, t, state, self.wiring.needs.core_every, LATE, self.rng, self.wiring.needs.record)
+            return rows * self.columns
+
+        return inference
+
+    def _together(self, rows: int) -> Callable[[], int]:
+        """Acting as the inference thread does, on one of every sampler's two groups."""
+        made, samplers = self.wiring.resources, self.wiring.resources.num_samplers
+        copy = ActingCopy(self.policy, made.device, self.rng, self.wiring.needs.record, self.columns, samplers, self.wiring.make_recorder())
+        state = copy.policy.initial_state(self.columns)
+        groups = [[Batch(obs=self.out.obs[t], is_first=self.out.is_first[t])] * samplers for t in range(rows)]
+
+        def inference() -> int:
+            with torch.no_grad():
+                for row in groups:
+                    copy.act(row, [state] * samplers)
+            return rows * self.columns * samplers
+
+        return inference
 
     def _threaded(self, learning: Callable[[], float]) -> dict[str, list[float]]:
         """Learning with as many threads as the run may take for it."""

@@ -8,6 +8,7 @@ recorded they are tensors (GraphClock), renewed before every replay.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -40,9 +41,10 @@ class Recorder(Protocol):
 class CudaGraphs:
     """Recorder on a GPU."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, first: bool = False):
+        """first: its kernels go before those of others that wait for the GPU."""
         self.device = device
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device, priority=-1 if first else 0)
         self.pool: Any = None
 
     def plainly(self, run: Callable[[], Any]) -> Any:
@@ -59,9 +61,16 @@ class CudaGraphs:
         for rng in rngs:
             graph.register_generator_state(rng)
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        # thread_local: another thread goes on with its own streams meanwhile
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            made = run()
+        collects = gc.isenabled()
+        gc.collect()
+        gc.disable()  # an old graph that is collected meanwhile would end the recording
+        try:
+            # thread_local: another thread goes on with its own streams meanwhile
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                made = run()
+        finally:
+            if collects:
+                gc.enable()
         self.pool = graph.pool()  # results are copied before the next replay, so that all graphs may use the same memory
         return made, graph.replay
 

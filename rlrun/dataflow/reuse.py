@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -81,43 +81,54 @@ def gather(batches: list[Batch], out: Batch | None, device: torch.device) -> Bat
     return stacked.to(device)
 
 
-AHEAD = 2  # updates that a GPU has been told to make and has not finished
+class Courier:
+    """Copies Batches from main memory to a GPU by a stream of its own, beside what the GPU is doing. They may be written over when the call is over."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.stream = device, torch.cuda.Stream(device)
+
+    def __call__(self, batches: Sequence[Batch]) -> list[Batch]:
+        current = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.stream):
+            made = [batch.to(self.device) for batch in batches]
+            copied = torch.cuda.Event(blocking=True)
+            copied.record(self.stream)
+        copied.synchronize()
+        current.wait_event(copied)
+        for batch in made:
+            for leaf in batch.leaves():
+                leaf.record_stream(current)
+        return made
+
+
+AHEAD = 2  # batches that a GPU has been told to learn from and has not finished
 
 
 class Gatherer:
-    """gather() for one learner. On a GPU fragments are copied by a stream of its own while the update before is still being worked out; the thread waits only
-    where it would get more than AHEAD updates ahead, since weights that nobody has yet are no use to samplers."""
+    """gather() for one learner. On a GPU fragments are copied while the update before is still being worked out; the thread waits only where it would get more
+    than AHEAD batches ahead, since weights that nobody has yet are no use to samplers."""
 
     def __init__(self, device: torch.device, timers: Timers):
         self.device, self.timers = device, timers
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.courier = Courier(device) if device.type == "cuda" else None
         self.told: deque[torch.cuda.Event] = deque()  # one for each batch: everything before it is done
 
     def __call__(self, batches: list[Batch], out: Batch | None = None) -> Batch:
         """out: a batch whose memory may be taken (CPU)."""
-        if self.stream is None:
+        if self.courier is None:
             with self.timers("copy"):
                 return gather(batches, out, self.device)
         return self.upload(*batches)
 
     def upload(self, *batches: Batch) -> Batch:
         """The same where batches need not be copied on a CPU: one that is nobody else's."""
-        if self.stream is None:
+        if self.courier is None:
             return stack_columns(batches)
-        current = torch.cuda.current_stream(self.device)
         event = torch.cuda.Event(blocking=True)
-        event.record(current)
+        event.record(torch.cuda.current_stream(self.device))
         self.told.append(event)
         with self.timers("gpu"):
             while len(self.told) >= AHEAD:
                 self.told.popleft().synchronize()
         with self.timers("copy"):
-            with torch.cuda.stream(self.stream):
-                made = stack_columns([batch.to(self.device) for batch in batches])
-                copied = torch.cuda.Event(blocking=True)
-                copied.record(self.stream)
-            copied.synchronize()  # the slots may be given back
-            current.wait_event(copied)
-            for leaf in made.leaves():
-                leaf.record_stream(current)
-        return made
+            return stack_columns(self.courier(batches))

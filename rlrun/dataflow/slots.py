@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ class Slots:
         """Page-locks the memory, so that a GPU reads from it by itself while this process does something else. In the process that has the GPU."""
         error = int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), self.memory.numel(), 0))
         if error:
+            with contextlib.suppress(RuntimeError):  # the error waits to be said by whatever is done next
+                torch.zeros(1, device="cuda")
             warnings.warn(f"the slots of {self.memory.numel() / 1e6:.0f} MB cannot be page-locked (CUDA error {error}): copies to the GPU are slower",
                           Notice, stacklevel=2)  # fmt: skip
         self.pinned = not error

@@ -20,6 +20,7 @@ from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.checkpoint import rows_file
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock, Schedule
+from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
 from rlrun.replay.storage import Frames, Packed, Plain, Tree, build, in_files, in_memory, read, row_bytes, stores, write
 from rlrun.replay.sum_tree import SumTree
@@ -110,6 +111,9 @@ class Replay:
         if layout.fragment_rows % layout.starts_every or (layout.core and layout.starts_every % layout.core_every):
             raise UserError("replayed fragments must begin where recurrent state is stored, and samplers' fragments hold a whole number of them")
         where = device if cfg.device == "learner" else torch.device("cpu")
+        self.gpu = where if where.type == "cuda" else None
+        self.courier = None if self.gpu is None else Courier(self.gpu)
+        self.settle: Callable[[], None] = lambda: None  # brings priorities that are on their way, before anything is saved
         self.length = layout.rows_per_column
         allocate = in_memory(where) if cfg.directory is None else in_files(Path(cfg.directory))
         columns = layout.columns
@@ -156,6 +160,9 @@ class Replay:
         columns = slice(block * layout.block, (block + 1) * layout.block)
         slot = int(self.head[block] % self.length)
         last = (slot + rows) % self.length
+        valid = batch.valid
+        if self.courier is not None:
+            (batch,) = self.courier([batch])
         for name in self.tree:
             part = batch[name]
             leading = part.map(lambda x: x[:rows]) if isinstance(part, Batch) else part[:rows]
@@ -167,7 +174,7 @@ class Replay:
             every = layout.core_every
             write(self.core, columns, slot // every, batch.core.map(lambda x: x[: rows // every]))
         by_column = self.valid.view(layout.columns, self.length)
-        by_column[columns, slot : slot + rows] = batch.valid.T
+        by_column[columns, slot : slot + rows] = valid.T
         self._advance(block, rows)
         self.next_row[block] = header.first_row + rows
 
@@ -263,13 +270,12 @@ class Replay:
         column, row, weight = self._draw(count, clock)
         layout, offsets = self.layout, np.arange(self.layout.rows)[:, None]
         index = torch.from_numpy(column * self.length + (row + offsets) % self.length)  # [T, B]
-        fields = read({name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, index)
+        fields = read({name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, self._sent(index))
         valid = self.valid[index]  # not to be waited for where rows are on a GPU
         if layout.rows_from < layout.rows:  # rows beyond the length that was drawn are dead
             lengths = torch.randint(layout.rows_from, layout.rows + 1, (count,), generator=self.rng)
             valid &= torch.from_numpy(offsets) < lengths
-            assert isinstance(fields.valid, Tensor)
-            fields = fields.replace(valid=valid.to(fields.valid.device))
+            fields = fields.replace(valid=self._sent(valid))
         if layout.rows == 1:  # which is live
             at = np.stack((column * self.length + row % self.length, column * self.length + (row + 1) % self.length))
         elif layout.ends:
@@ -278,12 +284,16 @@ class Replay:
             at = np.stack((column * self.length + row % self.length, column * self.length + (row + end) % self.length))
         else:
             at = column * self.length + (row + np.arange(layout.rows + 1)[:, None]) % self.length
-        seen = read({name: self.tree[name] for name in ("obs", "is_first")}, torch.from_numpy(at))
+        seen = read({name: self.tree[name] for name in ("obs", "is_first")}, self._sent(torch.from_numpy(at)))
         batch = Batch(**{**fields, **seen})
         if self.core:
             spot = torch.from_numpy(column * (self.length // layout.core_every) + row % self.length // layout.core_every)
-            batch = batch.replace(core=read(self.core, spot[None]))  # [1, B]
+            batch = batch.replace(core=read(self.core, self._sent(spot[None])))  # [1, B]
         return batch.replace(weight=torch.from_numpy(weight), key=torch.from_numpy(row * layout.columns + column))
+
+    def _sent(self, index: Tensor) -> Tensor:
+        """Where the rows are, without waiting for what a GPU is doing."""
+        return index if self.gpu is None else index.pin_memory().to(self.gpu, non_blocking=True)
 
     def _draw(self, count: int, clock: Clock) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """columns [count], absolute rows [count], weights [count] float32."""
@@ -349,11 +359,13 @@ class Replay:
 
     def state(self) -> dict:
         """Counters and the random stream; the rows are save_rows'."""
+        self.settle()
         return {"head": self.head.tolist(), "next_row": list(self.next_row), "largest": self.largest, "rng": self.rng.get_state(), "length": self.length,
                 "columns": self.layout.columns}  # fmt: skip
 
     def save_rows(self, folder: Path) -> None:
         """Streams the rows into a file of this folder: nothing is held twice in memory."""
+        self.settle()
         filled = int(min(self.head.max(initial=0) + 1, self.length))
         every = self.layout.core_every or 1
         with open(folder / rows_file(self.number), "wb", buffering=1 << 20) as file:

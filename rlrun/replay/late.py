@@ -23,12 +23,12 @@ class Writes:
             return
         home = priority.detach().to("cpu", non_blocking=True)
         event = torch.cuda.Event(blocking=True)
-        event.record()
+        event.record(torch.cuda.current_stream(priority.device))
         self.waiting.append((where, home, event))
         self._finish(1)
 
     def flush(self) -> None:
-        """Waits for all that are still on their way."""
+        """Waits for all that are still on their way: a replay's settle()."""
         self._finish(0)
 
     def _finish(self, left: int) -> None:

@@ -159,6 +159,8 @@ class Frames:
         began = self.is_first[where]  # the episode begins at that row, so that frames before it are another's
         later = began.flip(-1).cumsum(-1).flip(-1) - began.long()  # how many beginnings lie after a frame, up to this row
         frames = self.one.read(where)  # [..., S, *frame]
+        if frames.device.type == "cuda":  # which need not say how many those are
+            return frames.masked_fill_((later > 0).view(*later.shape, *[1] * (frames.ndim - later.ndim)), 0)
         frames.view(-1, *frames.shape[index.ndim + 1 :]).index_fill_(0, (later > 0).view(-1).nonzero().squeeze(1).to(frames.device), 0)
         return frames
 

@@ -61,6 +61,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             published = clock.env_steps
             copying: dict[int, Fragment] = {}  # by slot: shards still read them
             gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
+            replay.settle = write.flush
             batch: Batch | None = None
             update: Update | None = None
             heard = time.monotonic()

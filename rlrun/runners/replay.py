@@ -50,6 +50,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         job.replay_ready(replay, limiter)
         sampler.publish(algorithm.policy, clock)
         gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
+        replay.settle = write.flush
+        changed = False  # since weights were published
         update: Update | None = None
         while job.tick(clock, update):
             if limiter.due and algorithm.ctx.ranks.all(replay.starts > 0):
@@ -62,11 +64,12 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                     with job.timers("write"):
                         write(batch.key, priority=update.writes["priority"])
                 limiter.sampled()
-                clock = clock.after(updates=1)
+                clock, changed = clock.after(updates=1), True
                 continue
             update = None
             with job.timers("publish"):
-                sampler.publish(algorithm.policy, clock)
+                sampler.publish(algorithm.policy if changed else None, clock)
+                changed = False
             with job.timers("wait"):
                 fragments = sampler.take(1)
             with job.timers("insert"):
@@ -75,7 +78,9 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             steps = job.collected([fragment.header for fragment in fragments])
             limiter.inserted(steps)
             clock = clock.after(env_steps=steps)
-            algorithm.absorb_rows([algorithm.policy.moments(fragment.batch) for fragment in fragments])
+            moments = [algorithm.policy.moments(fragment.batch) for fragment in fragments]
+            algorithm.absorb_rows(moments)
+            changed = changed or any(one is not None for one in moments)
             sampler.free(fragments)
     finally:
         sampler.close()

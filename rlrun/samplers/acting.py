@@ -17,16 +17,17 @@ from rlrun.core.schedule import Clock
 
 class ActingCopy:
     """Acts on rows of several groups of columns at once. On a GPU rows are copied from page-locked memory into one place, acting is recorded once for every
-    power of two of groups (core/graphs.py), and new weights wait in a letter box, so that neither thread ever waits for the other."""
+    power of two of groups (core/graphs.py), and new weights lie in a letter box until the update that makes them is done, so that neither thread waits for the
+    other."""
 
     def __init__(self, policy: Policy, device: torch.device, rng: torch.Generator, record: tuple[str, ...], columns: int, groups: int,
-                 recorder: Recorder | None):  # fmt: skip
-        """columns: of a group. groups: the most that rows come from."""
+                 recorder: Recorder | None, newest_only: bool = False):  # fmt: skip
+        """columns: of a group. groups: the most that rows come from. newest_only: rows must not be older than what was published last, so that acting waits."""
         self.policy, self.device, self.rng, self.record, self.columns, self.groups = policy.to(device), device, rng, record, columns, groups
         self.version, self.clock = 0, Clock()  # of the weights that act
         self.recorder = recorder if policy.recordable else None
         self._call = self._act if self.recorder is None else Recorded(self._act, self.recorder, lambda: [self.rng])
-        self.on_gpu = device.type == "cuda"
+        self.on_gpu, self.newest_only = device.type == "cuda", newest_only
         self.lock = threading.Lock()  # of the letter box; on a CPU also of the weights
         self.published, self.newest = 0, Clock()
         self.letter = [tensor.clone() for tensor in self._weights(self.policy)] if self.on_gpu else self._weights(self.policy)
@@ -40,26 +41,33 @@ class ActingCopy:
 
     @torch.no_grad()
     def publish(self, policy: Policy | None, clock: Clock) -> None:
-        """By the learner: its weights (None: the same as before) act from the next row on."""
+        """By the learner: its weights (None: the same as before) act from the next row on. Where the last ones still lie in the box, later ones will do."""
         with self.lock:
+            if policy is not None and self.written is not None and not self.newest_only:
+                return
             if policy is not None:
                 if self.taken is not None:
                     self.taken.wait()  # the learner's stream, not its thread
-                torch._foreach_copy_(self.letter, self._weights(policy))
+                for mine, theirs in zip(self.letter, self._weights(policy), strict=True):
+                    mine.copy_(theirs)
                 if self.on_gpu:
                     self.written = torch.cuda.current_stream(self.device).record_event()
             self.published, self.newest = self.published + 1, clock
 
+    @torch.no_grad()
     def refresh(self) -> None:
         """By the thread that acts: takes what was published."""
         with self.lock:
             if self.version == self.published:
                 return
-            self.version, self.clock = self.published, self.newest
             if self.written is not None:
+                if not self.newest_only and not self.written.query():
+                    return
                 self.written.wait()
-                torch._foreach_copy_(self._weights(self.policy), self.letter)
+                for mine, theirs in zip(self._weights(self.policy), self.letter, strict=True):
+                    mine.copy_(theirs)
                 self.written, self.taken = None, torch.cuda.current_stream(self.device).record_event()
+            self.version, self.clock = self.published, self.newest
 
     def act(self, rows: Sequence[Batch], states: Sequence[Batch]) -> tuple[Tensor | Batch, Batch, Batch]:
         """rows of obs and is_first, states: [columns, ...] of every group -> actions and records [groups * columns, ...] on the CPU, states on the device."""

@@ -89,12 +89,12 @@ class _Group:
 class BatchedSampler(ProcessSampler):
     """Every process has two groups of environments, each a producer of fragments."""
 
-    def __init__(self, plan: Plan, device: torch.device, recorder: Recorder | None = None):
+    def __init__(self, plan: Plan, device: torch.device, recorder: Recorder | None = None, newest_only: bool = False):
         super().__init__(plan, plan.workers * GROUPS)
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
         rng = plan.seeds.generator("policy", plan.first, plan.generation, device=str(device))
-        self.copy = ActingCopy(plan.make_policy(), device, rng, plan.record, plan.columns, plan.workers * GROUPS, recorder)
+        self.copy = ActingCopy(plan.make_policy(), device, rng, plan.record, plan.columns, plan.workers * GROUPS, recorder, newest_only)
         self.change = threading.Condition()  # guards what follows
         self.filled: deque[Header] = deque()
         self.spare = [deque(range(g * plan.in_flight, (g + 1) * plan.in_flight)) for g in range(plan.workers * GROUPS)]  # by group
@@ -158,8 +158,8 @@ class BatchedSampler(ProcessSampler):
 
     def _serve(self) -> None:
         try:
-            stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-            with torch.inference_mode(), torch.cuda.stream(stream):
+            stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None  # environments wait for it
+            with torch.no_grad(), torch.cuda.stream(stream):  # not inference_mode: recorded graphs share memory with the learner's
                 self._loop()
         except BaseException as error:
             with self.change:

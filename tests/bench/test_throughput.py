@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlrun.bench.throughput import _sampler_time
+from rlrun.bench.throughput import _sampler_time, bound_of
 
 
 def made(inference, samplers=2, learners=1):
@@ -24,3 +24,12 @@ def test_the_thread_that_acts_for_all_is_apart():
 
 def test_evolution_says_nothing():
     assert _sampler_time(made("local"), 1000.0, {}) == {}
+
+
+def test_a_gpu_works_beside_the_cores():
+    rates = {"env": 2000.0, "inference": 100_000.0, "learning": 50_000.0}
+    gpu = SimpleNamespace(inference="batched", num_samplers=15, num_learners=1, device=SimpleNamespace(type="cuda"))
+    assert bound_of(gpu, rates, 16) == pytest.approx(30_000.0)
+    assert bound_of(gpu, rates | {"env": 4000.0}, 16) == pytest.approx(1 / (1 / 100_000 + 1 / 50_000))
+    cpu = SimpleNamespace(inference="local", num_samplers=2, num_learners=1, device=SimpleNamespace(type="cpu"))
+    assert bound_of(cpu, {"env": 1500.0, "inference": 1800.0, "learning": 900.0}, 2) == pytest.approx(2 / (1 / 1500 + 1 / 1800 + 1 / 900))

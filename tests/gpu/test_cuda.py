@@ -264,3 +264,54 @@ def test_a_compiled_encoder_learns(typed):
         made = Wiring(typed(*words, "resources.device=cuda", f"resources.compile={compiled}")).algorithm()
         losses.append([float(made.update(rows, Clock()).metrics["policy_loss"]) for _ in range(5)])
     torch.testing.assert_close(losses[0], losses[1], atol=0.05, rtol=0.05)  # bf16
+
+
+@pytest.mark.parametrize("newest_only", [True, False])
+def test_published_weights_act_in_bf16_too(typed, newest_only):
+    """Through the letter box, while the GPU is busy and when it is not."""
+    from rlrun.core.schedule import Clock
+    from rlrun.samplers.acting import ActingCopy
+    from rlrun.wiring import Wiring
+
+    made = Wiring(typed("algo=impala", "env=Pong", "logger=[]", "resources.device=cuda", "resources.inference=batched", "resources.num_samplers=1"))
+    learner = made.algorithm().policy
+    copy = ActingCopy(made.policy_factory(acting=True)(), torch.device("cuda"), torch.Generator("cuda"), (), 2, 2, made.make_recorder(), newest_only)
+    busy = torch.randn(4096, 4096, device="cuda")
+    for i in range(4):
+        with torch.no_grad():
+            for parameter in learner.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+            for _ in range(50):
+                busy = (busy @ busy).clamp(-1, 1)
+        copy.publish(learner, Clock(updates=i))
+        with torch.no_grad():
+            copy.refresh()
+        if not newest_only:
+            torch.cuda.synchronize()
+            copy.refresh()
+        assert copy.clock.updates == i
+        torch.cuda.synchronize()
+        for mine, theirs in zip(copy.policy.parameters(), learner.parameters(), strict=True):
+            assert torch.equal(mine, theirs.to(mine.dtype))
+
+
+def test_rows_on_a_gpu_are_the_rows_on_a_cpu(typed):
+    """The same fragments into replays on either side: the same draws, frames and ends."""
+    from rlrun.core.schedule import Clock
+    from rlrun.wiring import Wiring
+
+    words = ["algo=dqn", "env=Pong", "logger=[]", "algo.n_step=[1,3]", "algo.learning_starts=100", "replay.capacity=400", "algo.batch_size=64"]
+    cpu = Wiring(typed(*words, "resources=debug"))
+    gpu = Wiring(typed(*words, "resources.device=cuda", "resources.inference=local", "resources.num_samplers=1", "replay.device=learner"))
+    sampler, replays = cpu.sampler(0), [cpu.replay(0), gpu.replay(0)]
+    sampler.publish(cpu.algorithm().policy, Clock())
+    for _ in range(150):
+        (fragment,) = sampler.take(1)
+        for replay in replays:
+            replay.add(fragment)
+        sampler.free([fragment])
+    for _ in range(3):
+        one, other = (replay.sample(64, Clock()) for replay in replays)
+        assert other.obs.observation.is_cuda
+        for a, b in zip(one.leaves(), other.leaves(), strict=True):
+            assert torch.equal(a, b.cpu())
