@@ -286,6 +286,8 @@ class Wiring:
         """Runs the runner, as one of these learners."""
         module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
         make = self.factories(ranks)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         make.threads.take(make.threads.chosen)
         module.run(make, self.config.runner, job)
 
