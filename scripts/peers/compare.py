@@ -30,6 +30,7 @@ PACKAGES = {  # beside torch, which is the version of scripts/constraints.txt
     "cleanrl_style": ["gymnasium[atari]", "ale-py", "opencv-python-headless"],
 }
 KNOWN = {"impala": list(PACKAGES), "ppo": list(PACKAGES), "dqn": ["stable_baselines3", "cleanrl_style"]}
+SAME_WORK = {"dqn": ["replay.capacity=30000", "algo.double=false", "algo.head.dueling=false"]}  # what the others' defaults are, not rlrun's
 START_SEC = 180.0  # for a program to start, beside the time that it measures
 
 
@@ -82,11 +83,11 @@ def make_environment(peer: str, folder: Path) -> Path:
 
 
 def rlrun(algo: str, seconds: float, words: list[str]) -> dict[str, Any]:
-    """rlrun with its default settings, but for what `words` change."""
+    """rlrun with its default settings, but for what makes the work the same and what `words` change."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told.json"
-        replay = ["replay.capacity=30000"] if algo == "dqn" else []
-        command = [sys.executable, "-m", "rlrun", "benchmark", "throughput", f"algo={algo}", "env=Pong", f"seconds={max(5.0, seconds):g}", *replay, *words]
+        words = [*SAME_WORK.get(algo, []), *words]
+        command = [sys.executable, "-m", "rlrun", "benchmark", "throughput", f"algo={algo}", "env=Pong", f"seconds={max(5.0, seconds):g}", *words]
         done = subprocess.run([*command, "--json", str(told)], capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
             raise Failed(last((done.stderr.strip() or done.stdout.strip()).splitlines(), done.returncode))
