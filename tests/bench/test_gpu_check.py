@@ -90,7 +90,7 @@ def test_pong_is_held_against_its_bar(check, monkeypatch, tmp_path, reached, met
 
 
 def test_without_a_gpu_or_with_a_mistyped_part_it_says_so(check, capsys, monkeypatch):
-    assert check.main(["impla"]) == 2 and "there are tests" in capsys.readouterr().err
+    assert check.main(["impla"]) == 2 and "there are emulator" in capsys.readouterr().err
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
