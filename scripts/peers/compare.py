@@ -193,7 +193,7 @@ def main() -> int:
                 broken[peer] = {"rates": [], "failed": str(error)}
         found[algo] = measured(contestants, said.rounds, note) | broken
         if said.json:  # after every algorithm, so that none is lost with a later one
-            said.json.write_text(json.dumps(found, indent=1) + "\n")
+            said.json.write_text(json.dumps({"command": ["scripts/compare_peers", *sys.argv[1:]], "results": found}, indent=1) + "\n")
     print()
     for algo, results in found.items():
         print(table(algo, results) + "\n", flush=True)
