@@ -20,6 +20,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock, GraphClock
 
 WARM_UP = 3  # plain calls before a function is recorded: lazily made state, cuDNN's choice of algorithms
+MOST_SHAPES = 16  # that are recorded: where every batch has another shape, recordings would fill the memory
 RECORDING = threading.Lock()  # one thread records at a time
 
 
@@ -86,6 +87,8 @@ class Recorded:
     def __call__(self, batch: Batch, clock: Clock) -> Any:
         leaves = list(batch.leaves())
         key = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        if key not in self.ways and len(self.ways) >= MOST_SHAPES:
+            return self.recorder.plainly(lambda: self.function(batch, clock))
         if key not in self.ways:
             self.ways[key] = _Way(self.function, self.recorder, list(self.rngs()))
         return self.ways[key](batch, leaves, clock)

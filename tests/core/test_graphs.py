@@ -6,7 +6,7 @@ from tape import Tapes, Unrecordable
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed
-from rlrun.core.graphs import WARM_UP, Recorded, map_tensors
+from rlrun.core.graphs import MOST_SHAPES, WARM_UP, Recorded, map_tensors
 from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, GraphClock, Schedule
 from rlrun.wiring import Wiring
@@ -137,6 +137,15 @@ def test_every_shape_is_recorded_once():
     rows = [[1.0], [1.0, 2.0]] * (WARM_UP + 3)
     made = once(lambda batch, clock: batch.x.sum(), *rows, tapes=tapes)
     assert [float(x) for x in made] == [1.0, 3.0] * (WARM_UP + 3) and tapes.recorded == 2 and tapes.replayed == 6
+
+
+def test_batches_that_are_never_alike_do_not_fill_the_memory():
+    tapes = Tapes()
+    recorded = Recorded(lambda batch, clock: batch.x.sum(), tapes, list)
+    for _ in range(WARM_UP + 1):
+        for size in range(1, 2 * MOST_SHAPES):
+            assert float(recorded(Batch(x=torch.ones(size)), Clock())) == size
+    assert tapes.recorded == MOST_SHAPES == len(recorded.ways)
 
 
 @pytest.mark.parametrize("function", [
