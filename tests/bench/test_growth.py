@@ -112,7 +112,7 @@ def test_the_command_measures_prints_and_draws(tmp_path, monkeypatch, capsys):
     assert main(words, measure) == 0
     assert all(words[:2] == ["algo=impala", "env=CartPole-v1"] for words in asked)
     said = capsys.readouterr().out
-    assert "no room" in said and said.count("Knee at") == 2
+    assert "no room" in said and said.count("Knee at") == 1  # models do not lie on a line
     told = json.loads((tmp_path / "g.json").read_text())
     assert list(told["axes"]) == ["samplers", "model"] and (tmp_path / "g.png").stat().st_size > 5000
 
