@@ -119,7 +119,8 @@ def known_keys(algo: str | None = None) -> list[str]:
                 walk(value, f"{prefix}{key}.")
 
     def read(path: str, prefix: str) -> None:
-        walk(yaml.safe_load((root() / "conf" / f"{path}.yaml").read_text()) or {}, prefix)
+        text = (root() / "conf" / f"{path}.yaml").read_text()
+        walk(yaml.safe_load(text) or {}, "" if text.startswith("# @package _global_") else prefix)
 
     read("train", "")
     for group in ("env", "model", "resources", "runner", "replay"):

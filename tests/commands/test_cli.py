@@ -192,3 +192,10 @@ def test_an_env_of_the_users_own_package(tmp_path, monkeypatch):
     assert process.returncode == 0, process.stderr
     shutil.rmtree(tmp_path / "runs", ignore_errors=True)
     assert (run / "summary.json").exists()
+
+
+def test_suggestions_name_options_that_exist():
+    from rlrun.hydra_errors import known_keys
+
+    known = known_keys("impala")
+    assert "resources.cuda_graphs" in known and not [name for name in known if name.startswith(("resources.resources.", "resources.checkpoint."))]
