@@ -22,6 +22,7 @@ from rlrun.core.graphs import CudaGraphs, Recorder
 from rlrun.core.learners import Follower
 from rlrun.core.plugins import load_object
 from rlrun.core.policy import Policy
+from rlrun.core.products import Products
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.run import Job, Run
 from rlrun.core.seeding import Seeds
@@ -252,7 +253,13 @@ class Wiring:
     @property
     def threads(self) -> TunedThreads:
         """Of a learner's updates."""
-        return TunedThreads(self.resources.learner_threads, beside=self.beside if self.config.algorithm.side_by_side else None)
+        beside = self.beside if self.config.algorithm.side_by_side else None
+        return TunedThreads(self.resources.learner_threads, beside=beside, products=self.products)
+
+    @property
+    def products(self) -> Products:
+        """Of a learner's updates."""
+        return Products(possible=self.resources.device.type == "cpu" and not self.resources.exact)
 
     @property
     def device(self) -> torch.device:

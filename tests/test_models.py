@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 from rlrun.core.batch import Batch
+from rlrun.core.q_learning import QHeadConfig
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models import encoders
 from rlrun.models.encoders import ImpalaResNet, NatureCNN
+from rlrun.models.heads import QHead
 from rlrun.models.model import Model, lower_precision
 from rlrun.models.recurrent import Memory
 from rlrun.policies import DistributionPolicy
@@ -62,6 +65,31 @@ def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
     for got in (learning, acting):
         assert got.value.dtype == torch.float32
         torch.testing.assert_close(got.value, expected.value, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_wide_layers_of_action_values_are_bf16_too(noisy):
+    torch.manual_seed(0)
+    cfg = QHeadConfig(hidden="auto", dueling=True, encoder_layer=False, noisy=noisy, sigma0=0.5, gradient_scale=0.7)
+
+    def head(precision):
+        return QHead(3136, 6, 1, (512,), "relu", cfg, lambda inputs, outputs, gain: nn.Linear(inputs, outputs), precision=precision)
+
+    low, exact = head("bf16"), head("fp32")
+    exact.load_state_dict(low.state_dict())
+    few, many = torch.rand(1, 1, 3136), torch.rand(1, 32, 3136)
+    assert torch.equal(low(few), exact(few)), "a weight is not converted for a single row"
+    assert not torch.equal(low(many), exact(many))
+    torch.testing.assert_close(low(many), exact(many), atol=0.05, rtol=0.05)
+    low(many).sum().backward()
+    exact(many).sum().backward()
+    for got, wanted in zip(low.parameters(), exact.parameters(), strict=True):
+        assert got.grad.dtype == torch.float32
+        torch.testing.assert_close(got.grad, wanted.grad, atol=0.5, rtol=0.1)
+    lower_precision(low)
+    assert [low.value[0].weight.dtype, low.value[-1].weight.dtype] == [torch.bfloat16, torch.float32]
+    assert low(few).dtype == torch.float32
+    torch.testing.assert_close(low(few), exact(few), atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])

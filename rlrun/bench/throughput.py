@@ -98,6 +98,7 @@ class _Parts:
         layout = wiring.layout(self.policy)
         self.out = allocate(layout)
         self.algorithm = wiring.algorithm()
+        self.products = wiring.products
         collector = Collector(self.env, self.rng, wiring.needs.record, wiring.needs.core_every, 0, 0, 0)
         acting = wiring.policy_factory(acting=True)()
         fragments = []
@@ -140,7 +141,8 @@ class _Parts:
             headers = dict.fromkeys(range(replay.layout.blocks), 0)
 
             def from_replay() -> float:
-                writes = self.algorithm.update(drawn, Clock()).writes
+                with self.products:
+                    writes = self.algorithm.update(drawn, Clock()).writes
                 if self.wiring.resources.device.type == "cuda":
                     torch.cuda.synchronize()
                 self.priority = (writes or {}).get("priority")
@@ -168,7 +170,8 @@ class _Parts:
 
         def learning() -> int:
             self.batch = gather(self.fragments, self.batch, self.wiring.resources.device)
-            self.algorithm.update(self.batch, Clock())
+            with self.products:
+                self.algorithm.update(self.batch, Clock())
             if self.wiring.resources.device.type == "cuda":
                 torch.cuda.synchronize()
             return rows * self.wiring.needs.columns

@@ -13,6 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from rlrun.core.products import Products
+
 WARM_UP = 1  # updates after a change that are not counted
 TRIED = 5  # updates that are
 HOPELESS = 1.5  # times the best so far: not tried to the end
@@ -74,9 +76,9 @@ class TunedThreads:
     """Gives PyTorch threads for what is done inside it, and one thread outside. All numbers of threads are tried at the start and every AGAIN_SEC, and at
     once when updates become slow: two threads are up to twice as fast as one on idle cores, and many times slower beside another busy process."""
 
-    def __init__(self, choices: Sequence[int], now: Callable[[], float] = time.perf_counter, beside: Beside | None = None):
-        """beside: of an algorithm that can use it, for which half of the threads then are."""
-        self.choices, self.now, self.beside = tuple(choices), now, beside
+    def __init__(self, choices: Sequence[int], now: Callable[[], float] = time.perf_counter, beside: Beside | None = None, products: Products | None = None):
+        """beside: of an algorithm that can use it, for which half of the threads then are. products: entered too."""
+        self.choices, self.now, self.beside, self.products = tuple(choices), now, beside, products
         self.chosen = self.choices[0]
         self.expected = float("inf")  # seconds of an update
         self.recent: deque[float] = deque(maxlen=TRIED)
@@ -93,8 +95,12 @@ class TunedThreads:
         if len(self.choices) > 1:
             self.take(self.threads)
             self.started = self.now()
+        if self.products is not None:
+            self.products.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.products is not None:
+            self.products.__exit__(kind, error, trace)
         if len(self.choices) > 1:
             self.take(1)
             self.note(self.now() - self.started)

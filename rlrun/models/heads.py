@@ -15,7 +15,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.q_learning import QHeadConfig
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
 from rlrun.models.encoders import ACTIVATIONS, flat_size, flatten
-from rlrun.models.noisy import NoisyLinear
+from rlrun.models.noisy import FEW_ROWS, NoisyLinear
 from rlrun.ops.distributions import Bernoulli, Beta, Categorical, Distribution, Gaussian, Joint, MultiCategorical, SquashedGaussian
 
 BoxDistribution = Literal["gaussian", "squashed_gaussian", "beta"]
@@ -207,8 +207,10 @@ class QHead(nn.Module):
     1 / sqrt 2). Noisy: every layer of the head (Fortunato et al. 2018)."""
 
     def __init__(self, inputs: int, actions: int, atoms: int, hidden: tuple[int, ...], activation: str, cfg: QHeadConfig, linear: Linear,
-                 layer_norm: bool = False):  # fmt: skip
+                 layer_norm: bool = False, precision: str = "fp32"):  # fmt: skip
+        """precision: of the layers before the last one of each stream."""
         super().__init__()
+        self.precision = precision
         self.actions, self.atoms, self.scale = actions, atoms, cfg.gradient_scale if cfg.dueling else 1.0
 
         def stream(outputs: int) -> nn.Sequential:
@@ -225,7 +227,23 @@ class QHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         if self.scale != 1.0 and features.requires_grad:
             features = features * self.scale + features.detach() * (1.0 - self.scale)
-        advantage = self.advantage(features).unflatten(-1, (self.actions, self.atoms))
+        advantage = self._through(self.advantage, features).unflatten(-1, (self.actions, self.atoms))
         if self.value is None:
             return advantage
-        return self.value(features).unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
+        return self._through(self.value, features).unsqueeze(-2) + advantage - advantage.mean(-2, keepdim=True)
+
+    def hidden(self) -> list[nn.Module]:
+        """The layers of each stream before its last one."""
+        return [stream[:-1] for stream in (self.advantage, self.value) if stream is not None]
+
+    def _through(self, stream: nn.Sequential, features: Tensor) -> Tensor:
+        """features [..., F] -> what a stream makes of them, in float32."""
+        if self.precision != "bf16" or len(stream) == 1:
+            return stream(features)
+        stored = stream[0].weight.dtype
+        if stored == torch.bfloat16:
+            features = features.to(stored)
+        few = features.device.type == "cpu" and features.numel() <= FEW_ROWS * features.shape[-1]  # making bf16 weights for them would cost more than it gains
+        with torch.autocast(features.device.type, torch.bfloat16, enabled=stored != torch.bfloat16 and not few, cache_enabled=False):
+            features = stream[:-1](features)
+        return stream[-1](features.float())

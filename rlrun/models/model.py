@@ -170,7 +170,7 @@ def embedding_of(spec: EnvSpec, name: str) -> tuple[EnvSpec, int]:
 
 
 class Model:
-    """Builds the parts that policies are made of. `precision` ("fp32" or "bf16") concerns convolutional encoders only."""
+    """Builds the parts that policies are made of. `precision` ("fp32" or "bf16") concerns convolutional encoders and hidden layers of action values on them."""
 
     def __init__(self, cfg: ModelConfig, precision: str = "fp32"):
         self.cfg, self.precision = cfg, precision
@@ -223,7 +223,8 @@ class Model:
             if cfg.dueling:
                 raise UserError("model.action_embedding has no advantages to take a mean of: set head.dueling=false with it")
             actions = embedding_of(spec, self.cfg.action_embedding)[1]  # numbers that are multiplied with each action's
-        return QHead(trunk.features, actions, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear, self.cfg.layer_norm)
+        precision = self.precision if image else "fp32"  # what stands behind convolutions is as wide as they make it
+        return QHead(trunk.features, actions, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear, self.cfg.layer_norm, precision)
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:
         cfg = self.cfg.memory
@@ -258,8 +259,11 @@ def orthogonal(module: nn.Module, gain: float) -> None:
 
 
 def lower_precision(module: nn.Module) -> None:
-    """Casts convolutional encoders to bfloat16 for acting, where no gradient needs the float32 weights (autocast would convert all of them at
-    every call)."""
+    """Casts convolutional encoders, and the wide layers behind them, to bfloat16 for acting, where no gradient needs the float32 weights (autocast would
+    convert all of them at every call)."""
     for part in module.modules():
         if isinstance(part, ImageEncoder) and part.precision == "bf16":
             part.to(torch.bfloat16)
+        elif isinstance(part, QHead) and part.precision == "bf16":
+            for layers in part.hidden():
+                layers.to(torch.bfloat16)

@@ -71,7 +71,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             headers = stream.new_headers()
             algorithm.absorb_returns([header.returns for header in headers])
             clock = clock.after(env_steps=job.collected(headers))
-            with job.timers("learn"):
+            with job.timers("learn"), make.threads:
                 update = algorithm.update(batch, clock)
             clock = clock.after(updates=1)
             with job.timers("publish"):

@@ -145,7 +145,8 @@ def worker_process(pipe: Connection, make: Callable[[int], Factories], number: i
         sampler.publish(algorithm.policy, clock)
         fragments = sampler.take(count)
         batch = gather([fragment.batch for fragment in fragments], batch, algorithm.ctx.device)
-        update = algorithm.update(batch, clock)
+        with factories.threads:
+            update = algorithm.update(batch, clock)
         metrics = {name: float(value) for name, value in update.metrics.items()}
         pipe.send(([fragment.header for fragment in fragments], metrics, plain(algorithm.policy.moments(batch))))
         sampler.free(fragments)

@@ -31,6 +31,6 @@ class Factories(NamedTuple):
     sharded_replay: Callable[[int, Any, int], ShardedReplay]  # generation, sampler (of processes), shards; for runner=distributed_replay
     noise: Callable[[], NoiseTable] = _none  # for runner=evolution
     population: Callable[[NoiseTable], Population] = _none
-    threads: TunedThreads = TunedThreads((1,))  # for updates of a learner that has the cores to itself
+    threads: TunedThreads = TunedThreads((1,))  # entered for every update
     learners: int = 1  # processes of a runner whose learners do not go in lockstep
     elsewhere: Callable[[int], Any] = lambda number: None  # picklable: the Factories of process i, called there

@@ -49,7 +49,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             algorithm.absorb_returns([fragment.header.returns for fragment in fragments])
             batch = gather([fragment.batch for fragment in fragments], batch)
             clock = clock.after(env_steps=job.collected([fragment.header for fragment in fragments]))
-            with job.timers("learn"):
+            with job.timers("learn"), make.threads:
                 update = algorithm.update(batch, clock)
             clock = clock.after(updates=1)
             with job.timers("publish"):
