@@ -217,7 +217,7 @@ def decide(cfg: ResourcesConfig, needs: Needs, make_env: EnvFactory, image: bool
                         f"resources.envs_per_sampler={envs} must divide the {batch}")  # fmt: skip
     return Resources(
         inference=inference, num_learners=learners, num_samplers=samplers, envs_per_sampler=envs, device=device, precision=precision,
-        acting_precision=acting_precision, learner_threads=_threads(cfg, needs, image, inference, device, learners, why),
+        acting_precision=acting_precision, learner_threads=_threads(cfg, needs, image, inference, device, learners, why, synchronous),
         cuda_graphs=_graphs(cfg, device, learners, why), compile=cfg.compile, exact=cfg.exact, why=tuple(why),
     )  # fmt: skip
 
@@ -268,9 +268,6 @@ def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool
         if needs.every_process_learns and not cfg.exact:
             why.append(f"num_learners={best}: every process samples and learns; {there}" + (f", {needs.columns} columns of a train batch" if lockstep else ""))
             return best
-        if image and synchronous and not on_gpus and not cfg.exact and cfg.inference in ("auto", "local") and cfg.num_samplers == "auto" and best > 1:
-            why.append(f"num_learners={best}: samplers wait while convolutions learn, so that every core can; {there}")
-            return best
         return 1
     if cfg.num_learners > devices:
         raise UserError(f"resources.num_learners={cfg.num_learners}: there {'is' if devices == 1 else 'are'} {there}; {_either(fitting)} would fit")
@@ -280,11 +277,14 @@ def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool
     return cfg.num_learners
 
 
-def _threads(cfg: ResourcesConfig, needs: Needs, image: bool, inference: str, device: torch.device, learners: int, why: list[str]) -> tuple[int, ...]:
+def _threads(cfg: ResourcesConfig, needs: Needs, image: bool, inference: str, device: torch.device, learners: int, why: list[str],
+             synchronous: bool = False) -> tuple[int, ...]:  # fmt: skip
+    """A learner that has cores to itself, at least while samplers wait for it, takes threads where its updates are large."""
     if cfg.learner_threads != "auto":
         return (cfg.learner_threads,)
-    free = cores() if inference == "serial" or cores() == 2 else cores() - 1
-    if needs.replay is None or not (image or _rows(needs) >= THREADED_ROWS) or device.type != "cpu" or learners > 1 or cfg.exact or free < 2:
+    free = cores() if inference == "serial" or synchronous or cores() == 2 else cores() - 1
+    large = (image or _rows(needs) >= THREADED_ROWS) if needs.replay is not None else image and synchronous and not needs.every_process_learns
+    if not large or device.type != "cpu" or learners > 1 or cfg.exact or free < 2:
         return (1,)
     choices = tuple(2**power for power in range(min(free, MAX_THREADS).bit_length()))
     why.append(f"learner_threads={' or '.join(map(str, choices))}: whichever is quickest, tried again all the time")

@@ -93,8 +93,14 @@ class Batch(Mapping[str, "Tensor | Batch"]):
             mine.copy_(theirs)
 
     def columns(self, index) -> Batch:
-        """These columns (dimension 1) of every field, as views where `index` is a slice."""
-        return self.map(lambda value: value[:, index])
+        """These columns (dimension 1) of every field, as views where `index` is a slice, else copies of those that a tensor of numbers [N] says."""
+        if isinstance(index, slice):
+            return self.map(lambda value: value[:, index])
+
+        def select(value: Tensor) -> Tensor:  # value[:, index] would copy images byte by byte, twenty times as slowly on a CPU
+            return value[0].index_select(0, index).unsqueeze(0) if len(value) == 1 else value.index_select(1, index)
+
+        return self.map(select)
 
     def discount(self, value: float) -> Tensor:
         """value * (1 - terminated)  [T, B]; truncation never zeroes it."""

@@ -15,10 +15,10 @@ import torch
 
 from rlrun.core.products import Products
 
-WARM_UP = 1  # updates after a change that are not counted
-TRIED = 5  # updates that are
+WARM_UP_SEC = 0.25  # a first update after a change is not counted, unless it is so long that beginnings hardly matter
+TRIED, TRIED_SEC = 5, 1.0  # updates that are, or fewer that take so long together
 HOPELESS = 1.5  # times the best so far: not tried to the end
-AGAIN_SEC = 30.0
+AGAIN_SEC, AGAIN_TIMES = 30.0, 20.0  # until all are tried again: this, and so many times as long as trying took
 
 
 First = TypeVar("First")
@@ -73,8 +73,8 @@ class Beside:
 
 
 class TunedThreads:
-    """Gives PyTorch threads for what is done inside it, and one thread outside. All numbers of threads are tried at the start and every AGAIN_SEC, and at
-    once when updates become slow: two threads are up to twice as fast as one on idle cores, and many times slower beside another busy process."""
+    """Gives PyTorch threads for what is done inside it, and one thread outside. All numbers of threads are tried at the start and again from time to time, and
+    at once when updates become slow: two threads are up to twice as fast as one on idle cores, and many times slower beside another busy process."""
 
     def __init__(self, choices: Sequence[int], now: Callable[[], float] = time.perf_counter, beside: Beside | None = None, products: Products | None = None):
         """beside: of an algorithm that can use it, for which half of the threads then are. products: entered too."""
@@ -85,6 +85,7 @@ class TunedThreads:
         self.trials: list[int] = list(self.choices)  # still to be tried, the first one is
         self.seconds: list[float] = []  # of its updates
         self.results: dict[int, float] = {}
+        self.spent = 0.0  # seconds of these trials so far
         self.again = 0.0
 
     @property
@@ -119,13 +120,14 @@ class TunedThreads:
         self.recent.append(seconds)
         slow = len(self.recent) == TRIED and min(self.recent) > HOPELESS * self.expected
         if slow or self.now() >= self.again:
-            self.trials, self.results = list(self.choices), {}
+            self.trials, self.results, self.spent = list(self.choices), {}, 0.0
 
     def _tried(self, seconds: float) -> None:
         self.seconds.append(seconds)
-        counted = self.seconds[WARM_UP:]
+        self.spent += seconds
+        counted = self.seconds[1:] if self.seconds[0] < WARM_UP_SEC else self.seconds
         hopeless = bool(counted and self.results) and min(counted) > HOPELESS * min(self.results.values())
-        if len(counted) < TRIED and not hopeless:
+        if len(counted) < TRIED and sum(counted) < TRIED_SEC and not hopeless:
             return
         self.results[self.trials.pop(0)] = statistics.median(counted)
         self.seconds = []
@@ -133,4 +135,4 @@ class TunedThreads:
             self.chosen = min(self.results, key=self.results.__getitem__)
             self.expected = self.results[self.chosen]
             self.recent.clear()
-            self.again = self.now() + AGAIN_SEC
+            self.again = self.now() + max(AGAIN_SEC, AGAIN_TIMES * self.spent)
