@@ -264,8 +264,8 @@ def _learners(cfg: ResourcesConfig, needs: Needs, image: bool, synchronous: bool
     if needs.replay is not None and cfg.num_learners == "auto":
         return 1  # small batches: two learners of 16 rows each were slower than one with 32
     if cfg.num_learners == "auto":
-        best = max(n for n in fitting if not lockstep or all(count % n == 0 for count in needs.shared))
         if needs.every_process_learns and not cfg.exact:
+            best = max(n for n in fitting if not lockstep or all(count % n == 0 for count in needs.shared))
             why.append(f"num_learners={best}: every process samples and learns; {there}" + (f", {needs.columns} columns of a train batch" if lockstep else ""))
             return best
         return 1

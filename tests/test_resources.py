@@ -49,6 +49,20 @@ def test_threads_are_tried_where_a_batch_is_large(typed, machine):
     assert Wiring(typed(*SAC)).resources.learner_threads == (1,)
 
 
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_a_learner_that_samplers_wait_for_takes_all_cores_where_it_learns_images(typed, machine, algo):
+    machine(2, 1e-3)
+    pong = [f"algo={algo}", "env=Pong", "logger=[]"]
+    made = Wiring(typed(*pong)).resources
+    assert (made.num_learners, made.num_samplers, made.learner_threads) == (1, 2, (1, 2))
+    assert Wiring(typed(*pong, "resources.num_learners=2")).resources.learner_threads == (1,), "each learner has a core"
+    assert Wiring(typed(*pong, "resources=debug")).resources.learner_threads == (1,)
+    assert Wiring(typed(f"algo={algo}", "env=CartPole-v1", "logger=[]")).resources.learner_threads == (1,), "small nets gain nothing"
+    assert Wiring(typed("algo=impala", "env=Pong", "logger=[]")).resources.learner_threads == (1,), "its samplers never wait"
+    machine(16, 1e-3)
+    assert Wiring(typed(*pong)).resources.learner_threads == (1, 2, 4, 8)
+
+
 def test_with_a_gpu_samplers_keep_a_process(typed, machine):
     machine(8, 1e-4, gpu=True)
     config = typed(*SAC)

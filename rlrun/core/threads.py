@@ -18,7 +18,7 @@ from rlrun.core.products import Products
 WARM_UP_SEC = 0.25  # a first update after a change is not counted, unless it is so long that beginnings hardly matter
 TRIED, TRIED_SEC = 5, 1.0  # updates that are, or fewer that take so long together
 HOPELESS = 1.5  # times the best so far: not tried to the end
-AGAIN_SEC, AGAIN_TIMES = 30.0, 20.0  # until all are tried again: this, and so many times as long as trying took
+AGAIN_SEC, AGAIN_TIMES = 60.0, 10.0  # until all are tried again: this, and so many times as long as trying the worse ones cost
 
 
 First = TypeVar("First")
@@ -85,7 +85,7 @@ class TunedThreads:
         self.trials: list[int] = list(self.choices)  # still to be tried, the first one is
         self.seconds: list[float] = []  # of its updates
         self.results: dict[int, float] = {}
-        self.spent = 0.0  # seconds of these trials so far
+        self.tried: list[float] = []  # seconds of all updates of these trials
         self.again = 0.0
 
     @property
@@ -120,11 +120,11 @@ class TunedThreads:
         self.recent.append(seconds)
         slow = len(self.recent) == TRIED and min(self.recent) > HOPELESS * self.expected
         if slow or self.now() >= self.again:
-            self.trials, self.results, self.spent = list(self.choices), {}, 0.0
+            self.trials, self.results, self.tried = list(self.choices), {}, []
 
     def _tried(self, seconds: float) -> None:
         self.seconds.append(seconds)
-        self.spent += seconds
+        self.tried.append(seconds)
         counted = self.seconds[1:] if self.seconds[0] < WARM_UP_SEC else self.seconds
         hopeless = bool(counted and self.results) and min(counted) > HOPELESS * min(self.results.values())
         if len(counted) < TRIED and sum(counted) < TRIED_SEC and not hopeless:
@@ -135,4 +135,5 @@ class TunedThreads:
             self.chosen = min(self.results, key=self.results.__getitem__)
             self.expected = self.results[self.chosen]
             self.recent.clear()
-            self.again = self.now() + max(AGAIN_SEC, AGAIN_TIMES * self.spent)
+            lost = sum(max(0.0, seconds - self.expected) for seconds in self.tried)
+            self.again = self.now() + max(AGAIN_SEC, AGAIN_TIMES * lost)

@@ -256,9 +256,19 @@ def test_the_quickest_number_of_threads_is_found_and_left_when_the_machine_gets_
     assert machine.updates(20) == 1
     assert machine.time - before < 14, "noticed after a few updates"
     machine.of = {1: 0.1, 2: 0.06, 4: 0.3}.get
-    machine.updates(500)
+    machine.updates(800)
     assert machine.threads.chosen == 2, "and tried again when there is room"
     assert machine.used[-100:].count(2) > 80
+
+
+def test_trying_costs_little_where_updates_are_long():
+    machine = Machine((1, 2), {1: 2.0, 2: 1.0}.get)
+    machine.updates(1000)
+    assert machine.threads.chosen == 2 and machine.used[0] == 1 and machine.used[1] == 2, "one such update says enough"
+    assert 10 < machine.used.count(1) < 25
+    bad = Machine((1, 2), {1: 1.0, 2: 40.0}.get)
+    bad.updates(1000)
+    assert bad.threads.chosen == 1 and bad.time < 1150, "what costs much is seldom tried"
 
 
 def test_two_things_are_done_beside_each_other():
