@@ -74,7 +74,8 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
         "cores": used, "memory_pss_mb": memory, "policy_lag": lag,
         "learner_time": shares, "sampler_time": _sampler_time(made, reached, spent), "resources": {
             "inference": made.inference, "num_learners": made.num_learners, "num_samplers": made.num_samplers * made.num_learners,
-            "envs_per_sampler": made.envs_per_sampler, "precision": made.precision, "device": str(made.device), "why": list(made.why),
+            "envs_per_sampler": made.envs_per_sampler, "learner_threads": "/".join(map(str, made.learner_threads)), "precision": made.precision,
+            "device": str(made.device), "why": list(made.why),
         }, "rows": wiring.needs.rows, "columns": wiring.needs.columns, "hardware": hardware(), "versions": versions(), "command": command_line(),
     }  # fmt: skip
 

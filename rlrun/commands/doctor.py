@@ -38,6 +38,7 @@ def main(words: list[str]) -> int:
     print("rlrun doctor", flush=True)
     import torch
 
+    from rlrun.core.products import pays
     from rlrun.resources import cores, cpu_flags
     from rlrun.rundir import hardware, versions
 
@@ -47,6 +48,7 @@ def main(words: list[str]) -> int:
     fast = cpu_flags() & {"avx512_bf16", "amx_bf16", "avx512f", "avx2"}
     print(f"cpu         {facts['cpu']}, {cores()} cores for this process ({os.cpu_count()} in the machine), {', '.join(sorted(fast)) or 'no AVX2'}")
     print("bf16        " + ("fast on this CPU" if fast & {"avx512_bf16", "amx_bf16"} else "would be slow on this CPU: auto uses fp32"))
+    print("products    large ones in float32 are made by " + ("oneDNN, which knows this CPU's AVX-512" if pays() else "MKL"))
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)

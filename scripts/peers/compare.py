@@ -93,7 +93,7 @@ def rlrun(algo: str, seconds: float, words: list[str]) -> dict[str, Any]:
             raise Failed(last((done.stderr.strip() or done.stdout.strip()).splitlines(), done.returncode))
         result = json.loads(told.read_text())
     made = result["resources"]
-    settings = {name: made[name] for name in ("inference", "num_learners", "num_samplers", "envs_per_sampler", "precision")}
+    settings = {name: made[name] for name in ("inference", "num_learners", "learner_threads", "num_samplers", "envs_per_sampler", "precision")}
     settings |= dict(word.split("=", 1) for word in words)
     versions = {name: result["versions"][name] for name in ("rlrun", "torch")}
     more = {"ratio_to_bound": result["ratio"], "hardware": result["hardware"]}
