@@ -119,7 +119,7 @@ def test_the_filter_that_acted_is_the_filter_that_learns(typed):
 
 def test_pixels_are_filtered_one_by_one(typed):
     """Before any moments a filtered network sees what an unfiltered one does; after them every pixel's mean is 0."""
-    words = ["algo=ppo", "env=Pong", "env.size=42", "resources.device=cpu"]
+    words = ["algo=ppo", "env=Pong", "env.size=42", "resources.device=cpu", "resources.precision=fp32"]
     plain, made = (Wiring(typed(*words, *more)).algorithm().policy for more in ([], ["model.observation_filter=mean_std", "model.observation_clip=5"]))
     one = made.filter.filters[0]
     own = {name: value for name, value in made.state_dict().items() if not name.startswith("filter")}
