@@ -16,7 +16,7 @@ import torch
 from rlrun.core.products import Products
 
 WARM_UP_SEC = 0.25  # a first update after a change is not counted, unless it is so long that beginnings hardly matter
-TRIED, TRIED_SEC = 5, 1.0  # updates that are, or fewer that take so long together
+TRIED, TRIED_SEC = 5, 2.0  # updates that are, or fewer that take so long together
 HOPELESS = 1.5  # times the best so far: not tried to the end
 AGAIN_SEC, AGAIN_TIMES = 60.0, 10.0  # until all are tried again: this, and so many times as long as trying the worse ones cost
 
