@@ -67,8 +67,11 @@ def main(words: list[str]) -> int:
     if asked.list:
         print("\n".join(f"{name:<10}{' '.join(command_of(name, asked))}" for name in parts))
         return 0
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        print(f"gpu_check: {sys.executable} has no torch; PYTHON=... scripts/gpu_check names one that has it with CUDA", file=sys.stderr)
+        return 2
     if not torch.cuda.is_available():
         print("gpu_check: no CUDA GPU is visible to torch", file=sys.stderr)
         return 2
