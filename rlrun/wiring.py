@@ -234,8 +234,9 @@ class Wiring:
             in_flight = 2  # one is filled while another is stored
         else:
             in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
+        make_env = replace(self.make_env, threads=max(made.learner_threads)) if made.inference == "serial" else self.make_env  # which learn at other times
         plan = Plan(
-            self.make_env, acting, self.layout(acting()), needs.record, needs.core_every, needs.return_discount, made.envs_per_sampler, made.num_samplers,
+            make_env, acting, self.layout(acting()), needs.record, needs.core_every, needs.return_discount, made.envs_per_sampler, made.num_samplers,
             in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec, self.whole_after,
             self.ranks.rank * made.num_samplers, made.envs_per_sampler * producers * made.num_learners,
         )  # fmt: skip

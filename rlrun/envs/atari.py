@@ -54,9 +54,9 @@ def import_ale():
 
 
 class AtariEnv:
-    """`count` games in one C++ vector environment with one thread."""
+    """`count` games in one C++ vector environment, with one thread or, at most, as many as games; its games are the same either way."""
 
-    def __init__(self, cfg: AtariConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, learning: bool, **screen: Any):
+    def __init__(self, cfg: AtariConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, learning: bool, threads: int = 1, **screen: Any):
         import_ale()
         assert isinstance(spec.action, Discrete)
         self.actions = spec.action
@@ -67,7 +67,7 @@ class AtariEnv:
         self.env = AtariVectorEnv(
             games()[cfg.name],
             num_envs=count,
-            num_threads=1,
+            num_threads=min(threads, count),
             frameskip=cfg.frame_skip,
             stack_num=screen.pop("stack", cfg.stack),
             img_height=screen.pop("height", cfg.size),

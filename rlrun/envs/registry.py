@@ -25,11 +25,12 @@ class Factory:
     seeds: Seeds
     stream: str
     learning: bool  # False: life losses are no ends
+    threads: int = 1  # that games may be stepped with, where nothing else runs at that time
 
     def __call__(self, worker: int, count: int) -> VectorEnv:
         env: VectorEnv
         if isinstance(self.cfg, AtariConfig):
-            env = atari.AtariEnv(self.cfg, self.spec, self.seeds, self.stream, worker, count, self.learning)
+            env = atari.AtariEnv(self.cfg, self.spec, self.seeds, self.stream, worker, count, self.learning, self.threads)
         else:
             env = gym.GymEnv(self.cfg, self.spec, self.seeds, self.stream, worker, count)
         return Previous(env, self.spec) if {"prev_action", "prev_reward"} & self.spec.obs.keys() else env
