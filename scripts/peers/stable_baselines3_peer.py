@@ -11,7 +11,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFram
 
 gymnasium.register_envs(ale_py)  # here, so that processes of environments do it too
 
-WAYS = {f"{kind}, {threads} thread{'s' * (threads > 1)}": (kind, threads) for kind in ("one process", "processes") for threads in (1, 2)}
+KINDS = {"one process": 0, "processes": 0, "one environment": 1, "four in one process": 4, "four processes": 4}  # environments, where that is free
+WAYS = {f"{kind}, {threads} thread{'s' * (threads > 1)}": (kind, threads) for kind in KINDS for threads in (1, 2)}
 
 
 class Timed(BaseCallback):
@@ -30,11 +31,13 @@ class Timed(BaseCallback):
 
 
 def main():
-    said = common.words({"impala": WAYS, "ppo": WAYS, "dqn": [way for way in WAYS if way.startswith("one")]})
+    free = [way for way, (kind, _) in WAYS.items() if KINDS[kind]]
+    fixed = [way for way in WAYS if way not in free]
+    said = common.words({"impala": fixed, "ppo": fixed, "dqn": free})
     kind, threads = WAYS[said.variant]
     torch.set_num_threads(threads)
-    count = {"impala": 10, "ppo": 8, "dqn": 1}[said.algo]
-    made = make_atari_env("PongNoFrameskip-v4", n_envs=count, seed=0, vec_env_cls=SubprocVecEnv if kind == "processes" else DummyVecEnv)
+    count = {"impala": 10, "ppo": 8, "dqn": KINDS[kind]}[said.algo]
+    made = make_atari_env("PongNoFrameskip-v4", n_envs=count, seed=0, vec_env_cls=SubprocVecEnv if "processes" in kind else DummyVecEnv)
     env = VecFrameStack(made, n_stack=4)
     if said.algo == "impala":
         settings = {"n_envs": 10, "n_steps": 50}
@@ -43,8 +46,9 @@ def main():
         settings = {"n_envs": 8, "n_steps": 128, "batch_size": 256, "n_epochs": 4}
         model = PPO("CnnPolicy", env, device="cpu", n_steps=128, batch_size=256, n_epochs=4)
     else:
-        settings = {"train_freq": 4, "gradient_steps": 1, "batch_size": 32, "buffer_size": 30000}
-        model = DQN("CnnPolicy", env, device="cpu", train_freq=4, gradient_steps=1, batch_size=32, buffer_size=30000, learning_starts=1000)
+        every = 4 // count  # steps of all environments
+        settings = {"n_envs": count, "train_freq": every, "gradient_steps": 1, "batch_size": 32, "buffer_size": 30000}
+        model = DQN("CnnPolicy", env, device="cpu", train_freq=every, gradient_steps=1, batch_size=32, buffer_size=30000, learning_starts=1000)
     meter = common.Meter(said.seconds)
     model.learn(10**9, callback=Timed(meter))
     env.close()

@@ -15,13 +15,14 @@ from rlrun.envs.names import family_of, games, names, resolve
 from rlrun.envs.single import make_single
 from rlrun.run_config import type_config
 from rlrun.samplers.columns import Columns
+from rlrun.wiring import Wiring
 
 
-def make(game, count=4, learning=True, **options):
+def make(game, count=4, learning=True, threads=1, **options):
     words = [f"env.{k}={v}" for k, v in options.items()]
     cfg = type_config(compose("algo=impala", f"env={game}", *words)).env
     spec = registry.make_spec(cfg)
-    return registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(0), stream="env", learning=learning)(0, count)
+    return registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(0), stream="env", learning=learning, threads=threads)(0, count)
 
 
 def play(env, steps, seed=0):
@@ -118,6 +119,29 @@ def test_seeds_repeat_and_generations_differ():
     one = [env.seed_of(slot) for slot in range(2)]
     env.reset(1)
     assert len({*one, *(env.seed_of(slot) for slot in range(2))}) == 4
+
+
+def test_threads_change_no_game():
+    """Rows in the order of games, whichever thread was done first, through lost lives and new games."""
+    one, three, ends = make("Breakout", fire="true"), make("Breakout", fire="true", threads=3), 0
+    assert np.array_equal(one.reset(0)["observation"], three.reset(0)["observation"])
+    for here, there in zip(play(one, 400), play(three, 400), strict=True):
+        assert np.array_equal(here.obs["observation"], there.obs["observation"])
+        for name in ("reward", "terminated", "truncated", "valid", "is_first"):
+            assert np.array_equal(getattr(here, name), getattr(there, name)), name
+        ends += int(here.is_first.sum())
+    assert ends >= 4
+    one.close()
+    three.close()
+
+
+@pytest.mark.parametrize("words, threads", [(["resources.learner_threads=3"], 3), (["resources.learner_threads=1"], 1), (["resources.exact=true"], 1)])
+def test_a_serial_sampler_steps_games_with_the_threads_that_learn(typed, monkeypatch, words, threads):
+    made = []
+    monkeypatch.setattr("rlrun.envs.atari.AtariEnv", lambda *facts: made.append(facts[-1]) or AtariEnv(*facts))
+    wiring = Wiring(typed("algo=dqn", "env=Pong", "resources.inference=serial", "replay.capacity=2000", "algo.learning_starts=100", "logger=[]", *words))
+    wiring.sampler(0).close()
+    assert made == [threads] and wiring.resources.envs_per_sampler == 4
 
 
 def test_a_wrong_action_is_refused_instead_of_hanging():
