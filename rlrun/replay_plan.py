@@ -14,7 +14,8 @@ from rlrun.core.policy import Policy
 from rlrun.core.ranks import Ranks
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
-from rlrun.replay.buffer import FirstPriority, Layout, Replay, ReplayConfig, refuse_too_large
+from rlrun.replay.buffer import FirstPriority, Replay
+from rlrun.replay.layout import Layout, ReplayConfig, refuse_too_large
 from rlrun.replay.service import ShardedReplay
 from rlrun.resources import GROUPS, Resources
 from rlrun.samplers.processes import ProcessSampler

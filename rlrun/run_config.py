@@ -13,7 +13,7 @@ from rlrun.core.run import CheckpointConfig, EvalConfig, StopConfig
 from rlrun.envs import registry
 from rlrun.models.model import ModelConfig
 from rlrun.paths import options
-from rlrun.replay.buffer import ReplayConfig
+from rlrun.replay.layout import ReplayConfig
 from rlrun.resources import ResourcesConfig
 
 

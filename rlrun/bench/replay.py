@@ -17,7 +17,8 @@ import torch
 from rlrun.core.batch import Batch, Field, allocate, fragment_layout
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header
-from rlrun.replay.buffer import Layout, Replay, ReplayConfig
+from rlrun.replay.buffer import Replay
+from rlrun.replay.layout import Layout, ReplayConfig
 from rlrun.rundir import hardware, versions
 
 ROWS, COLUMNS = 64, 8  # of a fragment that is stored

@@ -6,97 +6,24 @@ fragment is a start (column, row) and a length. The observation behind the newes
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.batch import Batch, Field
 from rlrun.core.checkpoint import rows_file
 from rlrun.core.errors import RunFailed, UserError
-from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
-from rlrun.replay.storage import Frames, Packed, Plain, Tree, build, in_files, in_memory, read, row_bytes, stores, write
+from rlrun.replay.layout import SCALARS, Layout, ReplayConfig
+from rlrun.replay.storage import Frames, Packed, Plain, Tree, build, in_files, in_memory, read, stores, write
 from rlrun.replay.sum_tree import SumTree
 
 FirstPriority = Callable[[Batch], Tensor]  # fragments [T + 1, N] without observations -> [N]
-SCALARS: RowSpec = {"reward": Field((), torch.float32), "terminated": Field((), torch.bool), "valid": Field((), torch.bool), "is_first": Field((), torch.bool)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
-    name: Literal["uniform", "prioritized"]
-    capacity: int
-    compress: bool
-    directory: str | None
-    device: Literal["auto", "cpu", "learner"]
-    checkpoint: Literal["auto"] | bool
-    checkpoint_max_gb: float
-    alpha: float
-    beta: Schedule
-    priority_epsilon: float
-
-    def __post_init__(self):
-        if self.capacity < 1:
-            raise ValueError("capacity must be at least 1")
-        if self.compress and (self.directory is not None or self.device == "learner"):
-            raise ValueError("compress is for replay in memory: directory=null and device=cpu")
-        if self.directory is not None and self.device == "learner":
-            raise ValueError("directory is for replay on the CPU: device=cpu")
-        if self.alpha < 0 or min(self.beta.values) < 0 or self.priority_epsilon < 0:
-            raise ValueError("alpha, beta and priority_epsilon must not be negative")
-        if self.checkpoint_max_gb < 0:
-            raise ValueError("checkpoint_max_gb must not be negative")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What is stored and what is drawn."""
-
-    obs: RowSpec  # of one row
-    action: Field | RowSpec
-    record: RowSpec
-    core: RowSpec
-    core_every: int
-    block: int  # columns that come in one fragment
-    blocks: int  # producers of fragments
-    fragment_rows: int
-    rows: int  # T of what is drawn
-    rows_from: int  # T is drawn from rows_from .. rows, for every fragment anew
-    ends: bool  # observations of a fragment's first row and of its end only
-    starts_every: int  # fragments begin at multiples of it
-    sequences: bool  # which may begin with a dead row as long as a later one lives
-    stack: int = 1  # frames in obs.observation, each shared by so many rows
-    capacity: int = 1
-
-    @property
-    def columns(self) -> int:
-        return self.block * self.blocks
-
-    @property
-    def rows_per_column(self) -> int:
-        """At least capacity / columns, in whole fragments, and the row that the next observation waits in."""
-        need = max(-(-self.capacity // self.columns), self.rows + self.stack + 2 * self.starts_every + 1) + 1
-        unit = self.fragment_rows
-        return -(-need // unit) * unit
-
-    @property
-    def stored(self) -> RowSpec:
-        """Of one row, recurrent state left out."""
-        return {"obs": self.obs, "action": self.action, **SCALARS, **self.record}
-
-    @property
-    def bytes(self) -> int:
-        """Of the whole ring, priorities left out."""
-        frames = ("obs", "observation") if self.stack > 1 else None
-        core = row_bytes(self.core, None, 1) // self.core_every if self.core else 0
-        return self.columns * self.rows_per_column * (row_bytes(self.stored, frames, self.stack) + core)
 
 
 class Replay:
@@ -431,26 +358,3 @@ class Replay:
             assert ((leaves > 0) == may).all()
             for below, level in zip(tree.levels, tree.levels[1:], strict=False):
                 assert (level.reshape(-1)[: len(below)] == below.sum(1)).all()
-
-
-def memory_needed(layout: Layout, cfg: ReplayConfig, device: torch.device) -> int:
-    """Bytes of main memory that a full replay takes; an unknown share of them with compress."""
-    return 0 if cfg.directory is not None or (cfg.device == "learner" and device.type != "cpu") else layout.bytes
-
-
-def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: torch.device, count: int = 1) -> None:
-    """UserError before a run starts whose replays would not fit. device: the learner's; count: of replays with this layout, which share cfg.capacity."""
-    if cfg.directory is not None:
-        folder = Path(cfg.directory)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(folder).free
-        except OSError as error:
-            raise UserError(f"replay.directory={folder} cannot be made: {error.strerror}") from None
-        if count * layout.bytes > free:
-            raise UserError(f"replay.directory={folder}: {count * layout.bytes / 1e9:.1f} GB of replay, and {free / 1e9:.1f} GB are free there")
-    need = count * memory_needed(layout, cfg, device)
-    if need > available and not cfg.compress:
-        fitting = int(cfg.capacity * available / need * 0.9)
-        raise UserError(f"a replay of {cfg.capacity:,} rows takes {need / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; "
-                        f"replay.capacity={fitting} would fit, or replay.compress=true (LZ4), or replay.directory=DIR (a file)")  # fmt: skip

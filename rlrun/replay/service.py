@@ -26,7 +26,8 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.workers import READY, Worker, Workers
-from rlrun.replay.buffer import FirstPriority, Layout, Replay, ReplayConfig
+from rlrun.replay.buffer import FirstPriority, Replay
+from rlrun.replay.layout import Layout, ReplayConfig
 
 PREFETCHED = 2  # batches that a shard has ready or in work
 AHEAD = 2  # batches that a shard may give before its turn

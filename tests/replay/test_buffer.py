@@ -12,7 +12,8 @@ from rlrun.core.batch import Batch, Field
 from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.slots import Fragment, Header
-from rlrun.replay.buffer import Layout, Replay, ReplayConfig
+from rlrun.replay.buffer import Replay
+from rlrun.replay.layout import Layout, ReplayConfig
 from rlrun.runners.replay import weighed
 
 S = 4  # frames in a stack
