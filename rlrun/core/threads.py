@@ -18,7 +18,8 @@ from rlrun.core.products import Products
 WARM_UP_SEC = 0.25  # a first update after a change is not counted, unless it is so long that beginnings hardly matter
 TRIED, TRIED_SEC = 5, 2.0  # updates that are, or fewer that take so long together
 HOPELESS = 1.5  # times the best so far: not tried to the end
-AGAIN_SEC, AGAIN_TIMES = 60.0, 10.0  # until all are tried again: this, and so many times as long as trying the worse ones cost
+AGAIN_SEC = (2.0, 60.0)  # until all are tried again: the first time and after a new choice, then twice as long each time, at most
+AGAIN_TIMES = 10.0  # and at least so many times as long as trying the worse ones cost
 
 
 First = TypeVar("First")
@@ -74,7 +75,8 @@ class Beside:
 
 class TunedThreads:
     """Gives PyTorch threads for what is done inside it, and one thread outside. All numbers of threads are tried at the start and again from time to time, and
-    at once when updates become slow: two threads are up to twice as fast as one on idle cores, and many times slower beside another busy process."""
+    at once when updates become slow: two threads are up to twice as fast as one on idle cores, and many times slower beside another busy process. A choice is
+    soon looked at again: in a tenth of a second of trying, two threads may have been on one core all the time."""
 
     def __init__(self, choices: Sequence[int], now: Callable[[], float] = time.perf_counter, beside: Beside | None = None, products: Products | None = None):
         """beside: of an algorithm that can use it, for which half of the threads then are. products: entered too."""
@@ -86,7 +88,7 @@ class TunedThreads:
         self.seconds: list[float] = []  # of its updates
         self.results: dict[int, float] = {}
         self.tried: list[float] = []  # seconds of all updates of these trials
-        self.again = 0.0
+        self.pause = self.again = 0.0  # seconds between two trials, and when the next one is
 
     @property
     def threads(self) -> int:
@@ -132,8 +134,10 @@ class TunedThreads:
         self.results[self.trials.pop(0)] = statistics.median(counted)
         self.seconds = []
         if not self.trials:
-            self.chosen = min(self.results, key=self.results.__getitem__)
+            before, self.chosen = self.chosen, min(self.results, key=self.results.__getitem__)
+            shortest, longest = AGAIN_SEC
+            self.pause = min(max(shortest, 2 * self.pause), longest) if self.chosen == before else shortest
             self.expected = self.results[self.chosen]
             self.recent.clear()
             lost = sum(max(0.0, seconds - self.expected) for seconds in self.tried)
-            self.again = self.now() + max(AGAIN_SEC, AGAIN_TIMES * lost)
+            self.again = self.now() + max(self.pause, AGAIN_TIMES * lost)

@@ -261,6 +261,19 @@ def test_the_quickest_number_of_threads_is_found_and_left_when_the_machine_gets_
     assert machine.used[-100:].count(2) > 80
 
 
+def test_a_wrong_choice_is_soon_seen_and_a_right_one_is_seldom_asked_again():
+    misled = {"on one core": True}
+    machine = Machine((1, 2), lambda threads: 0.015 if threads == 1 else 0.016 if misled["on one core"] else 0.01)
+    assert machine.updates(12) == 1
+    misled["on one core"] = False
+    while machine.threads.chosen == 1:
+        machine.updates(1)
+    assert machine.time < 3.0, "seconds"
+    machine.used.clear()
+    machine.updates(30_000)  # five minutes
+    assert machine.threads.chosen == 2 and 6 * 6 <= machine.used.count(1) <= 6 * 10, "after 2, 4, 8, 16, 32 and 60 seconds"
+
+
 def test_trying_costs_little_where_updates_are_long():
     machine = Machine((1, 2), {1: 2.0, 2: 1.0}.get)
     machine.updates(1000)
