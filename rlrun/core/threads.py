@@ -19,7 +19,7 @@ WARM_UP_SEC = 0.25  # a first update after a change is not counted, unless it is
 TRIED, TRIED_SEC = 5, 2.0  # updates that are, or fewer that take so long together
 HOPELESS = 1.5  # times the best so far: not tried to the end
 AGAIN_SEC = (2.0, 60.0)  # until all are tried again: the first time and after a new choice, then twice as long each time, at most
-AGAIN_TIMES = 10.0  # and at least so many times as long as trying the worse ones cost
+AGAIN_TIMES = 20.0  # and at least so many times as long as trying the worse ones cost
 
 
 First = TypeVar("First")

@@ -256,7 +256,7 @@ def test_the_quickest_number_of_threads_is_found_and_left_when_the_machine_gets_
     assert machine.updates(20) == 1
     assert machine.time - before < 14, "noticed after a few updates"
     machine.of = {1: 0.1, 2: 0.06, 4: 0.3}.get
-    machine.updates(800)
+    machine.updates(1600)
     assert machine.threads.chosen == 2, "and tried again when there is room"
     assert machine.used[-100:].count(2) > 80
 
