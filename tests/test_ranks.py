@@ -223,7 +223,8 @@ def test_resumed_learners_begin_with_the_same_weights(tmp_path, capfd):
 
 def test_every_learners_replay_is_saved_and_goes_on(tmp_path):
     path = tmp_path / "run"
-    words = ["algo=dqn", "env=CartPole-v1", "resources.num_learners=2", "replay=prioritized", "replay.capacity=5000", "logger=[]", "env_steps=1500"]
+    words = ["algo=dqn", "env=CartPole-v1", "resources.num_learners=2", "replay=prioritized", "replay.capacity=5000", "logger=[]", "env_steps=1500",
+             "algo.num_envs=2"]  # fmt: skip
     assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
     (first,) = (path / "checkpoints").glob("0*")
     rows = [len((first / f"replay-{rank}.bin").read_bytes()) for rank in range(2)]
@@ -310,7 +311,8 @@ def test_a_signal_to_the_whole_group_saves_and_exits(tmp_path, words):
 
 
 @pytest.mark.parametrize("words, inference, device", [
-    (["env=Pong"], "local", "cuda"),  # one environment has nobody to take turns with
+    (["env=Pong", "algo.num_envs=1"], "local", "cuda"),  # one environment has nobody to take turns with
+    (["env=Pong"], "batched", "cuda"),
     (["env=Pong", "algo.num_envs=8"], "batched", "cuda"),
     (["env=Pong", "resources.device=cpu"], "serial" if cores() <= 2 else "local", "cpu"),
 ])  # fmt: skip
