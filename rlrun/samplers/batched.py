@@ -176,10 +176,13 @@ class BatchedSampler(ProcessSampler):
                     group.slot, group.t = self.spare[group.index].popleft(), BEGIN
                     group.env_sec = group.policy_sec = 0.0
                     self.workers.send(group.worker, (group.number, group.slot, BEGIN))
-                if len(idle) == len(self.groups):  # every slot is the learner's
+                nobody_steps = len(idle) == len(self.groups)  # every slot is the learner's, which may evaluate for long
+                if nobody_steps:
                     self.change.wait(0.5)
-                    self.heard = time.monotonic()
-                    continue
+            if nobody_steps:
+                self.workers.receive_or_nothing(0.0)  # none has anything to say, but one may have died
+                self.heard = time.monotonic()
+                continue
             ready, messages = [], self._messages()
             self.copy.refresh()
             for worker, (number, live, episodes, row, seconds, returns) in messages:

@@ -104,9 +104,19 @@ def test_a_broken_sampler_ends_the_run_fast(typed, tmp_path, fault):
     assert time.monotonic() - started < 25  # two processes start, and import torch, within this
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["slots_free", "slots_full"])
 @pytest.mark.parametrize("kind", ["local", "batched"])
-def test_a_sampler_that_dies_during_an_evaluation_is_noticed_then(typed, tmp_path, kind):
+def test_a_sampler_that_dies_during_an_evaluation_is_noticed_then(typed, tmp_path, kind, full):
+    wiring = counting(typed, kind, "eval.every=1")
+    samplers = []
+    original = wiring.sampler
+    wiring.sampler = lambda generation: samplers.append(original(generation)) or samplers[-1]  # type: ignore[method-assign]
+
     def evaluate(algorithm, clock, round_, stop):
+        deadline = time.monotonic() + 10
+        while full and samplers[0].queued < samplers[0].slots.count:  # then nobody steps, and nobody waits for an action
+            assert not stop() and time.monotonic() < deadline
+            time.sleep(0.01)
         multiprocessing.active_children()[0].kill()
         for _ in range(100):  # an evaluation of 10 s
             assert not stop()
@@ -114,7 +124,7 @@ def test_a_sampler_that_dies_during_an_evaluation_is_noticed_then(typed, tmp_pat
         raise AssertionError("nobody noticed")
 
     with pytest.raises(RunFailed, match=r"sampler-\d was killed by SIGKILL"):
-        run_wired(counting(typed, kind, "eval.every=1"), tmp_path, evaluate)
+        run_wired(wiring, tmp_path, evaluate)
 
 
 def test_pass_ring_emits_each_batch_as_often_as_asked():
