@@ -15,6 +15,7 @@ from rlrun.core.algorithm import Needs
 from rlrun.core.env import EnvFactory
 from rlrun.core.errors import EnvError, UserError
 from rlrun.core.evolution import FromPopulation
+from rlrun.core.processor import cpu_flags
 from rlrun.core.specs import random_actions
 
 MAX_ENVS = 64  # of one run chosen by `auto`: more would leave games unfinished in short runs
@@ -106,16 +107,6 @@ def free_shared() -> int:
     except OSError:
         return free_memory()
     return stat.f_bavail * stat.f_frsize
-
-
-def cpu_flags() -> set[str]:
-    try:
-        for line in open("/proc/cpuinfo"):
-            if line.startswith("flags"):
-                return set(line.split(":", 1)[1].split())
-    except OSError:
-        pass
-    return set()
 
 
 def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> float:

@@ -18,6 +18,7 @@ import torch
 
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
+from rlrun.core.processor import processor
 
 
 class RunDir:
@@ -101,14 +102,7 @@ def versions() -> dict[str, str]:
 def hardware() -> dict[str, Any]:
     from rlrun.resources import cores
 
-    cpu = platform.processor() or platform.machine()
-    try:
-        for line in open("/proc/cpuinfo"):
-            if line.startswith("model name"):
-                cpu = line.split(":", 1)[1].strip()
-                break
-    except OSError:
-        pass
+    cpu = processor().get("model name") or platform.processor() or platform.machine()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return {"cpu": cpu, "cores": cores(), "gpus": gpus}
 

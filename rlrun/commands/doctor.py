@@ -38,8 +38,9 @@ def main(words: list[str]) -> int:
     print("rlrun doctor", flush=True)
     import torch
 
+    from rlrun.core.processor import cpu_flags
     from rlrun.core.products import pays
-    from rlrun.resources import cores, cpu_flags
+    from rlrun.resources import cores
     from rlrun.rundir import hardware, versions
 
     problems = []

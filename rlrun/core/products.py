@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlrun.core.processor import cpu_flags, processor
+
 SMALLEST = 2**12  # multiplications: PyTorch asks MKL for fewer in any case
 SAVED_US = 1e-5  # per multiplication: 48,000 and 97,000 of them per microsecond
 COST_US = 15.0  # per product
@@ -25,12 +27,7 @@ def library() -> Any:
 
 def pays() -> bool:
     """Whether this processor is one for which oneDNN's products are as exact as MKL's and faster when large."""
-    try:
-        facts = dict(line.split(":", 1) for line in open("/proc/cpuinfo").read().split("\n\n")[0].splitlines() if ":" in line)
-    except OSError:
-        return False
-    known = {name.strip(): value.split() for name, value in facts.items()}
-    there = known.get("vendor_id") == ["AuthenticAMD"] and "avx512f" in known.get("flags", [])
+    there = processor().get("vendor_id") == "AuthenticAMD" and "avx512f" in cpu_flags()
     return there and library() is not None and exact()
 
 
