@@ -196,14 +196,20 @@ class Wiring:
             if isinstance(module, ImageEncoder):
                 module.compile(dynamic=False)
 
+    @property
+    def records(self) -> bool:
+        """Whether what is done again and again is recorded as CUDA graphs."""
+        return self.device.type == "cuda" and self.resources.cuda_graphs
+
     def make_recorder(self, first: bool = False) -> Recorder | None:
         """Of this learner, or (first) of what acts on its GPU: one for each thread."""
-        return self.recorder or (CudaGraphs(self.device, first) if self.device.type == "cuda" and self.resources.cuda_graphs else None)
+        return self.recorder or (CudaGraphs(self.device, first) if self.records else None)
 
     def algorithm(self) -> Algorithm:
         policy = self.policy_factory(acting=False)().to(self.device)
         rng = self.seeds.generator("learner", device=str(self.device))  # the same for every learner: their states never differ
-        torch.backends.cudnn.benchmark = True  # on a GPU: shapes are the same for a whole run
+        # Shapes are the same for a whole run, so the fastest algorithms might be searched for; but a search ends what another thread records (core/graphs.py).
+        torch.backends.cudnn.benchmark = not self.records
         try:
             with torch.random.fork_rng(devices=[]):  # critics and other nets that never travel
                 torch.manual_seed(self.seeds.integer("init-learner"))

@@ -32,12 +32,14 @@ from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.specs import random_actions
-from rlrun.dataflow.reuse import gather
+from rlrun.core.timing import Timers
+from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.replay.buffer import Replay
 from rlrun.resources import Resources, cores
 from rlrun.run_config import Typed
 from rlrun.rundir import command_line, hardware, versions
+from rlrun.runners import actor_learner
 from rlrun.runners.evolution import gathered
 from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import Collector, act_row
@@ -97,16 +99,17 @@ class _Parts:
         self.policy = wiring.policy_factory(acting=True)()
         self.rng = wiring.seeds.generator("policy", 0, device=str(made.device) if made.inference == "batched" else "cpu")
         layout = wiring.layout(self.policy)
-        self.out = allocate(layout)
+        self.on_gpu = made.device.type == "cuda"
+        self.out = allocate(layout, pin=self.on_gpu)  # as a run's fragments are
         self.algorithm = wiring.algorithm()
         self.products = wiring.products
-        collector = Collector(self.env, self.rng, wiring.needs.record, wiring.needs.core_every, 0, 0, 0)
+        collector = Collector(self.env, wiring.seeds.generator("policy", 0), wiring.needs.record, wiring.needs.core_every, 0, 0, 0)
         acting = wiring.policy_factory(acting=True)()
         fragments = []
         self.replay: Replay | None = None
         needed = wiring.needs.columns // self.columns
         for number in range(max(8, REPLAYED // (wiring.rows * self.columns)) if wiring.needs.replay is not None else min(needed, DIFFERENT)):
-            batch = allocate(layout)
+            batch = allocate(layout, pin=self.on_gpu)
             header = collector.collect(batch, acting, 1, Clock())
             if wiring.needs.replay is not None:
                 self.replay = self.replay or wiring.replay(0)
@@ -144,7 +147,7 @@ class _Parts:
             def from_replay() -> float:
                 with self.products:
                     writes = self.algorithm.update(drawn, Clock()).writes
-                if self.wiring.resources.device.type == "cuda":
+                if self.on_gpu:
                     torch.cuda.synchronize()
                 self.priority = (writes or {}).get("priority")
                 return steps
@@ -169,13 +172,16 @@ class _Parts:
             four = (("env", env), ("inference", inference), ("learning", from_replay), ("replay", storing))
             return {name: [_rate(call) for _ in range(3)] for name, call in four} | self._threaded(from_replay)
 
-        def learning() -> int:
-            self.batch = gather(self.fragments, self.batch, self.wiring.resources.device)
+        gathers = Gatherer(self.wiring.resources.device, Timers())
+        steps_learnt = rows * self.wiring.needs.columns / updates_per_row(self.wiring.config.runner)
+
+        def learning() -> float:
+            self.batch = gathers(self.fragments, self.batch)
             with self.products:
                 self.algorithm.update(self.batch, Clock())
-            if self.wiring.resources.device.type == "cuda":
+            if self.on_gpu:
                 torch.cuda.synchronize()
-            return rows * self.wiring.needs.columns
+            return steps_learnt
 
         three = (("env", env), ("inference", inference), ("learning", learning))
         return {name: [_rate(call) for _ in range(3)] for name, call in three} | self._threaded(learning)
@@ -215,6 +221,12 @@ class _Parts:
             rates[f"learning, {number} threads"] = [_rate(learning) for _ in range(3)]
         self.wiring.threads.take(1)
         return rates
+
+
+def updates_per_row(runner: Any) -> float:
+    """How often a row is learnt from: train batches several times, or with fragments that came before (runners/actor_learner.py). What an algorithm does with
+    a batch inside one update is not counted."""
+    return runner.num_sgd_iter * (1.0 + runner.replay_proportion) if isinstance(runner, actor_learner.Config) else 1.0
 
 
 class _PartsOfEvolution:

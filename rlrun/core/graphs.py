@@ -19,9 +19,11 @@ from torch import Tensor
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock, GraphClock
 
-WARM_UP = 3  # plain calls before a function is recorded: lazily made state, cuDNN's choice of algorithms
+WARM_UP = 3  # plain calls before a function is recorded: lazily made state, cuDNN's plans
 MOST_SHAPES = 16  # that are recorded: where every batch has another shape, recordings would fill the memory
-RECORDING = threading.Lock()  # one thread records at a time
+# One thread records, or does for the first times what it will record, while others replay at most: a device that is synchronised while any of its streams is
+# being recorded ends that recording, and libraries do so when they begin (cuDNN's handles and searches, cuBLAS' workspaces).
+RECORDING = threading.RLock()
 
 
 class Recorder(Protocol):
@@ -88,7 +90,8 @@ class Recorded:
         leaves = list(batch.leaves())
         key = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self.ways and len(self.ways) >= MOST_SHAPES:
-            return self.recorder.plainly(lambda: self.function(batch, clock))
+            with RECORDING:
+                return self.recorder.plainly(lambda: self.function(batch, clock))
         if key not in self.ways:
             self.ways[key] = _Way(self.function, self.recorder, list(self.rngs()))
         return self.ways[key](batch, leaves, clock)
@@ -108,7 +111,8 @@ class _Way:
         if self.replay is None:
             self.calls += 1
             if self.calls <= WARM_UP:
-                return self.recorder.plainly(lambda: self.function(batch, self.clock))
+                with RECORDING:
+                    return self.recorder.plainly(lambda: self.function(batch, self.clock))
             self._record(batch)
         for mine, given in zip(self.inputs, leaves, strict=True):
             mine.copy_(given, non_blocking=True)

@@ -109,6 +109,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                 if time.monotonic() - heard > cfg.queue_timeout_sec:
                     raise RunFailed(f"no fragment for {cfg.queue_timeout_sec:.0f} s: an environment may hang")
         finally:
+            sampler.close()  # first: an acting thread may be recording on the GPU, which unlocking a shard's pages would end
             replay.close()
     finally:
         sampler.close()

@@ -1,4 +1,4 @@
-"""scripts/gpu_check [PART ...] [--out FOLDER] [--minutes 9.5] [--pong-seconds 190] [--list]
+"""scripts/gpu_check [PART ...] [--out FOLDER] [--minutes 9.2] [--pong-seconds 190] [--list]
 
 What a GPU machine is asked for, part by part, each with a time limit; what no time is left for is said to be not run. A part that fails is said in the
 table and in the exit status, and the others go on. FOLDER (out/gpu_check) gets table.txt, results.json (every figure, with its command, versions and
@@ -9,15 +9,18 @@ hardware) and logs.txt (all that was printed).
   pong        IMPALA on Pong until 18, wall time from the start of the command
   ppo         PPO, 4 epochs, 120 environments
   dqn         DQN, batches of 512
-  tests       the tests that need a GPU
+  tests       the tests that need a GPU, in what time is left: about two minutes. On a machine of a new kind run this part first, alone
+  compiling   the slow one of them               (not run unless asked for)
   eager       impala without CUDA graphs         (not run unless asked for)
   compiled    impala with torch.compile          (not run unless asked for)
+  spare       impala with two cores that do not step environments (not run unless asked for)
   rainbow, appo, apex, local                     (not run unless asked for)
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -33,18 +36,19 @@ IMPALA = ["tuned=impala/pong_gpu"]
 SPEED: dict[str, tuple[list[str], float]] = {  # options, the bar in env steps/s (0: none)
     "impala": (IMPALA, 30_000),
     "ppo": (["algo=ppo", "env=Pong", "algo.batch_size=15360", "algo.minibatch_size=3840"], 12_000),
-    "dqn": (["algo=dqn", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.learning_starts=20000", "replay.capacity=200000"], 5_000),
+    "dqn": (["algo=dqn", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.fragment_length=4", "algo.learning_starts=20000", "replay.capacity=200000"], 5_000),
     "eager": ([*IMPALA, "resources.cuda_graphs=false"], 0),
     "compiled": ([*IMPALA, "resources.compile=true"], 0),
+    "spare": ([*IMPALA, f"resources.num_samplers={max(1, len(os.sched_getaffinity(0)) - 2)}"], 0),
     "local": ([*IMPALA, "resources.inference=local"], 0),
-    "rainbow": (["algo=rainbow", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.learning_starts=20000", "replay.capacity=200000"], 0),
+    "rainbow": (["algo=rainbow", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.fragment_length=4", "algo.learning_starts=20000", "replay.capacity=200000"], 0),
     "appo": (["algo=appo", "env=Pong", "algo.batch_size=800"], 0),
     "apex": (["algo=apex", "env=Pong", "algo.inner.batch_size=512", "algo.inner.learning_starts=20000", "algo.inner.num_envs=60"], 0),
 }
 USUAL = ["emulator", "impala", "pong", "ppo", "dqn", "tests"]
 KEPT = ("reached", "bound", "ratio", "parts", "learner_time", "sampler_time", "policy_lag", "memory_pss_mb", "resources")  # of a benchmark
 EMULATOR_SEC, SPEED_SEC = 8.0, 15
-LIMIT_SEC = {"tests": 300.0, "emulator": 60.0, "speed": 100.0}
+LIMIT_SEC = {"tests": 400.0, "compiling": 200.0, "emulator": 60.0, "speed": 100.0}
 START_SEC = 40.0  # beyond a run's own limit, for its start and its last checkpoint
 LEAST_SEC = 30.0  # a part that has less is not begun
 
@@ -53,13 +57,13 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS)
     parser.add_argument("parts", nargs="*")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu_check")
-    parser.add_argument("--minutes", type=float, default=9.5, help="after which the last part is ended")
+    parser.add_argument("--minutes", type=float, default=9.2, help="after which the last part is ended")
     parser.add_argument("--pong-seconds", type=float, default=190.0)
     parser.add_argument("--list", action="store_true", help="only say what would be run")
     asked = parser.parse_args(words)
     asked.out, asked.end = asked.out.resolve(), time.monotonic() + 60 * asked.minutes
     asked.work = Path(tempfile.mkdtemp(prefix="gpu_check-"))
-    known = [*USUAL, *(name for name in SPEED if name not in USUAL)]
+    known = [*USUAL, "compiling", *(name for name in SPEED if name not in USUAL)]
     if unknown := [name for name in asked.parts if name not in known]:
         print(f"gpu_check: there is no part {unknown[0]!r}; there are {', '.join(known)}", file=sys.stderr)
         return 2
@@ -77,8 +81,11 @@ def main(words: list[str]) -> int:
         return 2
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "logs.txt").unlink(missing_ok=True)
-    results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cores": len(os.sched_getaffinity(0)), "parts": {}}
-    table = Table(asked.out / "table.txt", f"{results['gpu']}, {results['cores']} cores, torch {results['torch']}")
+    shared = os.statvfs("/dev/shm")  # PPO's slots need half of a GB of it
+    results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cores": len(os.sched_getaffinity(0)),
+                               "shared_memory_gb": round(shared.f_bavail * shared.f_frsize / 2**30, 2), "parts": {}}  # fmt: skip
+    head = f"{results['gpu']}, {results['cores']} cores, {results['shared_memory_gb']} GB of /dev/shm free, torch {results['torch']}"
+    table = Table(asked.out / "table.txt", head)
     for name in parts:
         started = time.monotonic()
         try:
@@ -114,14 +121,11 @@ class Table:
 
 
 def command_of(name: str, asked: argparse.Namespace) -> list[str]:
-    if name == "tests":
-        try:
-            import xdist  # noqa: F401
-
-            spread = ["-n", "8"]
-        except ImportError:
-            spread = []
-        return [sys.executable, "-m", "pytest", "-o", "addopts=", "-m", "gpu", *spread, "tests/gpu"]
+    if name in ("tests", "compiling"):
+        there = {plugin: importlib.util.find_spec(plugin) is not None for plugin in ("xdist", "pytest_timeout")}
+        spread = ["-n", "8", "--dist", "worksteal"] if there["xdist"] and name == "tests" else []
+        bound = ["--timeout", "100"] if there["pytest_timeout"] else []  # one that hangs is not to take the others' time
+        return [sys.executable, "-m", "pytest", "-o", "addopts=", "-m", "gpu and slow" if name == "compiling" else "gpu and not slow", *spread, *bound, "tests/gpu"]
     if name == "pong":
         return [sys.executable, "-m", "rlrun", "train", *IMPALA, "seed=1", f"stop.wall_sec={asked.pong_seconds:g}", "logger=[console]",
                 f"run_dir={asked.work / 'pong'}"]  # fmt: skip
@@ -149,7 +153,7 @@ def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> 
             raise Failed(f"longer than {limit:.0f} s; {last_line(log)}") from None
     wall = time.monotonic() - started
     figures: dict[str, Any] = {"command": " ".join(["rlrun", *command[3:]] if "rlrun" in command else command[1:])}
-    if name == "tests":
+    if name in ("tests", "compiling"):
         if status:
             raise Failed(last_line(log))
         return figures | {"met": True}, last_line(log)

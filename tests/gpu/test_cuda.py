@@ -20,12 +20,13 @@ def test_an_update_on_the_gpu_equals_the_cpus(typed):
     from rlrun.core.schedule import Clock
     from rlrun.wiring import Wiring
 
-    words = ["algo=impala", "env=CartPole-v1", "resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20"]
+    smooth = "algo.optimizer.epsilon=0.001"  # else Adam's first step is lr whatever the size of a gradient, and a sign decides
+    words = ["algo=impala", "env=CartPole-v1", "resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", smooth]
     cpu = Wiring(typed(*words))
     made, sampler = cpu.algorithm(), cpu.sampler(0)
     sampler.publish(made.policy, Clock())
     batch = sampler.take(1)[0].batch.clone()
-    gpu = wiring(typed).algorithm()
+    gpu = wiring(typed, smooth).algorithm()
     gpu.load_state(made.state())
     made.update(batch, Clock())
     gpu.update(batch.to("cuda"), Clock())
@@ -149,7 +150,7 @@ def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
     from rlrun.core.schedule import Clock
     from rlrun.wiring import Wiring
 
-    words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", "replay=prioritized", *REPLAYING]
+    words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", "replay=prioritized", "algo.optimizer.epsilon=0.001", *REPLAYING]  # as above
     cpu = Wiring(typed(*words, "resources=debug"))
     made, sampler, replay = cpu.algorithm(), cpu.sampler(0), cpu.replay(0)
     sampler.publish(made.policy, Clock())
@@ -247,6 +248,7 @@ def test_slots_are_page_locked(typed):
     assert not sampler.slots.pinned
 
 
+@pytest.mark.slow
 def test_a_compiled_encoder_learns(typed):
     from rlrun.core.schedule import Clock
     from rlrun.wiring import Wiring
@@ -315,3 +317,17 @@ def test_rows_on_a_gpu_are_the_rows_on_a_cpu(typed):
         assert other.obs.observation.is_cuda
         for a, b in zip(one.leaves(), other.leaves(), strict=True):
             assert torch.equal(a, b.cpu())
+
+
+@pytest.mark.parametrize("words", [
+    ["algo=impala", "algo.fragment_length=5", "algo.batch_size=40", "runner.num_sgd_iter=2"],
+    ["algo=ppo", "algo.fragment_length=5", "algo.batch_size=40", "algo.minibatch_size=20"],
+    ["algo=dqn", "algo.learning_starts=100", "replay.capacity=2000", "algo.batch_size=16", "algo.num_envs=4"],
+])  # fmt: skip
+@pytest.mark.parametrize("inference", ["batched", "local"])
+def test_speed_is_measured(typed, words, inference):
+    from rlrun.bench.throughput import measure
+
+    made = measure(typed(*words, "env=Pong", "logger=[]", "resources.device=cuda", f"resources.inference={inference}", "resources.num_samplers=2",
+                         "resources.envs_per_sampler=1" if inference == "batched" else "resources.envs_per_sampler=2"), 2.0)  # fmt: skip
+    assert made["reached"] > 0 and {"env", "inference", "learning"} <= set(made["parts"])
