@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import selectors
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from rlrun.core.errors import EnvError, RunFailed, UserError
@@ -97,13 +98,15 @@ class Workers:
     def __init__(self) -> None:
         self.members: list[Worker] = []
         self.by_handle: dict[Any, Worker] = {}
+        self.selector = selectors.DefaultSelector()  # of all handles; registering them anew at every wait would cost more than the wait
 
     def start(self, name: str, target: Callable, args: tuple, learner: bool = False) -> Worker:
         """target(pipe, *args) runs in a fresh process; args are pickled."""
         worker = Worker(name, target, args, learner)
         self.members.append(worker)
-        self.by_handle[worker.pipe] = worker
-        self.by_handle[worker.process.sentinel] = worker
+        for handle in (worker.pipe, worker.process.sentinel):
+            self.by_handle[handle] = worker
+            self.selector.register(handle, selectors.EVENT_READ)
         return worker
 
     def start_all(self, target: Callable, jobs: Mapping[str, tuple], learner: bool = False) -> list[Worker]:
@@ -127,12 +130,12 @@ class Workers:
 
     def receive_or_nothing(self, timeout: float) -> list[tuple[Worker, Any]]:
         """receive(), but silence is no failure."""
-        ready = wait(list(self.by_handle), timeout)
+        ready = self._ready(timeout)
         messages = []
         for handle in ready:
             worker = self.by_handle[handle]
             if handle is worker.pipe:
-                messages += self._drain(worker)
+                messages += self._drain(worker, there=True)
         for handle in ready:
             worker = self.by_handle[handle]
             if handle is not worker.pipe:
@@ -143,7 +146,7 @@ class Workers:
     def receive_from_survivors(self, timeout: float) -> tuple[list[tuple[Worker, Any]], list[tuple[Worker, str]]]:
         """Messages that are there, or come within `timeout` seconds, and the workers that have died meanwhile, each with what became of it."""
         messages, lost = [], {}
-        ready = wait(list(self.by_handle), timeout)
+        ready = self._ready(timeout)
         for worker in dict.fromkeys(self.by_handle[handle] for handle in ready):
             try:
                 messages += self._drain(worker)
@@ -158,16 +161,23 @@ class Workers:
         self.members.remove(worker)
         for handle in [handle for handle, one in self.by_handle.items() if one is worker]:
             del self.by_handle[handle]
+            self.selector.unregister(handle)
         worker.pipe.close()
         if worker.process.is_alive():
             worker.process.kill()
         worker.process.join()
         worker.process.close()
 
-    def _drain(self, worker: Worker) -> list[tuple[Worker, Any]]:
+    def _ready(self, timeout: float) -> list[Any]:
+        """Pipes with a message and sentinels of the dead, now or within `timeout` seconds."""
+        return [key.fileobj for key, _ in self.selector.select(timeout)]
+
+    def _drain(self, worker: Worker, there: bool = False) -> list[tuple[Worker, Any]]:
+        """there: one message is known to be, or the end of the pipe."""
         messages = []
         try:
-            while worker.pipe.poll():
+            while there or worker.pipe.poll():
+                there = False
                 message = worker.pipe.recv()
                 if isinstance(message, _Failure):
                     raise RunFailed(f"{worker.name} failed:\n{message[0].rstrip()}")
@@ -185,6 +195,7 @@ class Workers:
 
     def stop(self, grace_sec: float = 5.0) -> None:
         """Ends every process: closed pipes first, then SIGKILL. Returns when all are gone."""
+        self.selector.close()
         for worker in self.members:
             worker.pipe.close()
         deadline = time.monotonic() + grace_sec
@@ -196,7 +207,7 @@ class Workers:
         for worker in self.members:
             worker.process.join()
             worker.process.close()
-        self.members, self.by_handle = [], {}
+        self.members, self.by_handle, self.selector = [], {}, selectors.DefaultSelector()
 
 
 def how_it_ended(process) -> str:

@@ -34,6 +34,7 @@ class ActingCopy:
         self.written: torch.cuda.Event | None = None
         self.taken: torch.cuda.Event | None = None
         self.seats: Batch | None = None  # rows of all groups on the device
+        self.seat: list[list[Tensor]] = []  # leaves of each group's part of them
 
     @staticmethod
     def _weights(policy: Policy) -> list[Tensor]:
@@ -90,8 +91,9 @@ class ActingCopy:
         if self.seats is None:
             total = self.groups * self.columns
             self.seats = rows[0].map(lambda x: torch.zeros(total, *x.shape[1:], dtype=x.dtype, device=self.device))
-        for i, row in enumerate(rows):
-            for mine, theirs in zip(self.seats[i * self.columns : (i + 1) * self.columns].leaves(), row.leaves(), strict=True):
+            self.seat = [list(self.seats[first : first + self.columns].leaves()) for first in range(0, total, self.columns)]
+        for seat, row in zip(self.seat, rows, strict=False):
+            for mine, theirs in zip(seat, row.leaves(), strict=True):
                 mine.copy_(theirs, non_blocking=True)
         return self.seats[: padded * self.columns].replace(state=_join([*states, *[states[-1]] * (padded - len(rows))]))
 

@@ -20,10 +20,11 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed
-from rlrun.core.graphs import Recorder
+from rlrun.core.graphs import Recorder, tensors
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
@@ -69,6 +70,13 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
         pipe.send((group, columns.live, tuple(columns.episodes), columns.row, time.perf_counter() - started, columns.return_moments() if t == last else None))
 
 
+class _Row(NamedTuple):
+    """Views of one row of a slot, made once: with many small groups the thread's time goes into making such."""
+
+    seen: Batch  # obs, is_first
+    acted: dict[str, list[Tensor]]  # leaves of the action and of every record
+
+
 @dataclass
 class _Group:
     """The inference thread's side of one group."""
@@ -94,6 +102,7 @@ class BatchedSampler(ProcessSampler):
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
         rng = plan.seeds.generator("policy", plan.first, plan.generation, device=str(device))
+        self.rows_of: list[list[_Row]] = [[] for _ in self.views]  # by slot, when it is first acted in
         self.copy = ActingCopy(plan.make_policy(), device, rng, plan.record, plan.columns, plan.workers * GROUPS, recorder, newest_only)
         self.change = threading.Condition()  # guards what follows
         self.filled: deque[Header] = deque()
@@ -212,21 +221,31 @@ class BatchedSampler(ProcessSampler):
 
     def _act(self, groups: list[_Group]) -> None:
         started = time.perf_counter()
-        batches = [self.views[group.slot] for group in groups]
-        for batch, group in zip(batches, groups, strict=True):
-            store_core(batch, group.t, group.state, self.plan.core_every)
-        rows = [Batch(obs=batch.obs[group.t], is_first=batch.is_first[group.t]) for batch, group in zip(batches, groups, strict=True)]
-        action, record, state = self.copy.act(rows, [group.state for group in groups])
-        for i, (batch, group) in enumerate(zip(batches, groups, strict=True)):
-            part = slice(i * self.columns, (i + 1) * self.columns)
-            batch.action[group.t].copy_(action[part])
-            for name, value in record.items():
-                batch[name][group.t].copy_(value[part])
-            group.state = state[part]
+        for group in groups:
+            store_core(self.views[group.slot], group.t, group.state, self.plan.core_every)
+        rows = [self._row(group) for group in groups]
+        action, record, state = self.copy.act([row.seen for row in rows], [group.state for group in groups])
+        made = {name: [leaf.split(self.columns) for leaf in tensors(value)] for name, value in (("action", action), *record.items())}
+        stateless = next(state.leaves(), None) is None
+        for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
+            for name, leaves in made.items():
+                for mine, theirs in zip(row.acted[name], leaves, strict=True):
+                    mine.copy_(theirs[i])
+            group.state = state if stateless else state[i * self.columns : (i + 1) * self.columns]
             if group.t + 1 == self.rows:
-                store_core(batch, self.rows, group.state, self.plan.core_every)
+                store_core(self.views[group.slot], self.rows, group.state, self.plan.core_every)
             group.policy_sec += (time.perf_counter() - started) / len(groups)
             self.workers.send(group.worker, (group.number, group.slot, group.t))
+
+    def _row(self, group: _Group) -> _Row:
+        """The one that the group is about to act on."""
+        rows, batch = self.rows_of[group.slot], self.views[group.slot]
+        if not rows:
+            names = ("action", *self.plan.record)
+            rows += [
+                _Row(Batch(obs=batch.obs[t], is_first=batch.is_first[t]), {name: tensors(batch[name][t]) for name in names}) for t in range(self.rows)
+            ]
+        return rows[group.t]
 
     def _finish(self, group: _Group, live: int, episodes: tuple, returns: Moments | None) -> None:
         header = Header(group.index, group.slot, group.first_row, group.version, group.updates, live, episodes, (group.env_sec, group.policy_sec), returns)
