@@ -2,7 +2,8 @@
 
 A part is the run's own code at the run's batch sizes and precision, on one thread, with nothing else running: env = stepping the vector
 environment; inference = acting on one row of a fragment, records included; learning = copy, conversion, loss, clip and optimiser of one train
-batch; with a replay also replay = storing rows, drawing batches and writing priorities, and learning is counted by the env steps that one update stands for.
+batch, counted by the env steps that one update stands for (fewer with runner.num_sgd_iter or replayed fragments); with a replay also replay =
+storing rows, drawing batches and writing priorities.
 Where the learner may take several threads, learning is measured with those too: what training reaches is compared with the fastest of them. Each part is
 the median of three measurements before and three after training. With c cores, no schedule of these parts can exceed
 c / (1/env + 1/inference + 1/learning + 1/replay) env steps/s, as long as a core does not slow down when its neighbour works. Where a GPU acts and learns, the

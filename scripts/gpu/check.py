@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has no affinity
 IMPALA = ["tuned=impala/pong_gpu"]
 SPEED: dict[str, tuple[list[str], float]] = {  # options, the bar in env steps/s (0: none)
     "impala": (IMPALA, 30_000),
@@ -39,7 +40,7 @@ SPEED: dict[str, tuple[list[str], float]] = {  # options, the bar in env steps/s
     "dqn": (["algo=dqn", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.fragment_length=4", "algo.learning_starts=20000", "replay.capacity=200000"], 5_000),
     "eager": ([*IMPALA, "resources.cuda_graphs=false"], 0),
     "compiled": ([*IMPALA, "resources.compile=true"], 0),
-    "spare": ([*IMPALA, f"resources.num_samplers={max(1, len(os.sched_getaffinity(0)) - 2)}"], 0),
+    "spare": ([*IMPALA, f"resources.num_samplers={max(1, CORES - 2)}"], 0),
     "local": ([*IMPALA, "resources.inference=local"], 0),
     "rainbow": (["algo=rainbow", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.fragment_length=4", "algo.learning_starts=20000", "replay.capacity=200000"], 0),
     "appo": (["algo=appo", "env=Pong", "algo.batch_size=800"], 0),
@@ -82,7 +83,7 @@ def main(words: list[str]) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "logs.txt").unlink(missing_ok=True)
     shared = os.statvfs("/dev/shm")  # PPO's slots need half of a GB of it
-    results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cores": len(os.sched_getaffinity(0)),
+    results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cores": CORES,
                                "shared_memory_gb": round(shared.f_bavail * shared.f_frsize / 2**30, 2), "parts": {}}  # fmt: skip
     head = f"{results['gpu']}, {results['cores']} cores, {results['shared_memory_gb']} GB of /dev/shm free, torch {results['torch']}"
     table = Table(asked.out / "table.txt", head)
@@ -186,12 +187,11 @@ def last_line(path: Path) -> str:
 
 def emulator() -> tuple[dict[str, Any], str]:
     """Env steps/s of Pong with random actions, in as many processes as there are cores."""
-    cores = len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("spawn")
-    with context.Pool(cores) as pool:
-        rates = pool.map(steps_per_sec, [EMULATOR_SEC] * cores, chunksize=1)
+    with context.Pool(CORES) as pool:
+        rates = pool.map(steps_per_sec, [EMULATOR_SEC] * CORES, chunksize=1)
     total = sum(rates)
-    return {"env_steps_per_sec": total, "processes": cores}, f"{total:,.0f} env steps/s by {cores} processes of 16 environments"
+    return {"env_steps_per_sec": total, "processes": CORES}, f"{total:,.0f} env steps/s by {CORES} processes of 16 environments"
 
 
 def steps_per_sec(seconds: float) -> float:

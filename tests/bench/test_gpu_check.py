@@ -29,6 +29,11 @@ def test_every_part_composes(check, typed, tmp_path):
         assert check.command_of(name, asked(tmp_path))[3:5] == ["benchmark", "throughput"]
 
 
+def test_the_slow_gpu_tests_are_a_part_of_their_own(check, tmp_path):
+    tests, slow = (check.command_of(name, asked(tmp_path)) for name in ("tests", "compiling"))
+    assert "gpu and not slow" in tests and "gpu and slow" in slow and tests[-1] == slow[-1] == "tests/gpu"
+
+
 def script(monkeypatch, check, code):
     monkeypatch.setattr(check, "command_of", lambda name, asked: [sys.executable, "-c", code, "rlrun"])
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlrun.bench.throughput import _sampler_time, bound_of
+from rlrun.bench.throughput import _sampler_time, bound_of, updates_per_row
 
 
 def made(inference, samplers=2, learners=1):
@@ -33,3 +33,10 @@ def test_a_gpu_works_beside_the_cores():
     assert bound_of(gpu, rates | {"env": 4000.0}, 16) == pytest.approx(1 / (1 / 100_000 + 1 / 50_000))
     cpu = SimpleNamespace(inference="local", num_samplers=2, num_learners=1, device=SimpleNamespace(type="cpu"))
     assert bound_of(cpu, {"env": 1500.0, "inference": 1800.0, "learning": 900.0}, 2) == pytest.approx(2 / (1 / 1500 + 1 / 1800 + 1 / 900))
+
+
+def test_an_update_stands_for_fewer_env_steps_where_batches_are_used_again(typed):
+    """That rows are used so often is tests/runners/test_actor_learner.py's."""
+    runner = typed("algo=impala", "env=CartPole-v1", "runner.num_sgd_iter=2", "runner.replay_proportion=0.5", "runner.replay_slots=5").runner
+    assert updates_per_row(runner) == 3.0
+    assert updates_per_row(typed("algo=impala", "env=CartPole-v1").runner) == updates_per_row(typed("algo=ppo", "env=CartPole-v1").runner) == 1.0

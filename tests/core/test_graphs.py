@@ -1,12 +1,14 @@
 """Recorded updates make the weights that plain ones make; what cannot be recorded says so."""
 
+import threading
+
 import pytest
 import torch
 from tape import Tapes, Unrecordable
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed
-from rlrun.core.graphs import MOST_SHAPES, WARM_UP, Recorded, map_tensors
+from rlrun.core.graphs import MOST_SHAPES, RECORDING, WARM_UP, Recorded, map_tensors
 from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, GraphClock, Schedule
 from rlrun.wiring import Wiring
@@ -130,6 +132,28 @@ def test_results_are_copies_and_schedules_are_renewed():
     made = once(lambda batch, clock: ({"sum": batch.x.sum() * FALLING(clock)}, batch.x * 2, 3.0), *[[float(i), 1.0] for i in range(8)])
     for i, (metrics, doubled, number) in enumerate(made):
         assert metrics["sum"].item() == pytest.approx((i + 1) * (1 - 0.1 * i)) and doubled.tolist() == [2.0 * i, 2.0] and number == 3.0
+
+
+def test_no_other_thread_does_for_the_first_times_what_it_records():
+    """A library that begins in one thread would end another's recording."""
+    tapes, free = Tapes(), []
+
+    def function(batch, clock):
+        def asks():
+            if RECORDING.acquire(blocking=False):
+                RECORDING.release()
+                free.append(len(batch.x))
+
+        other = threading.Thread(target=asks)
+        other.start()
+        other.join()
+        return batch.x.sum()
+
+    many = [[1.0] * (2 + i) for i in range(MOST_SHAPES)]  # the last one is never recorded
+    once(function, *[[1.0]] * (WARM_UP + 1), *many, tapes=tapes)
+    assert free == [] and tapes.recorded == 1
+    assert RECORDING.acquire(blocking=False)
+    RECORDING.release()
 
 
 def test_every_shape_is_recorded_once():
