@@ -1,4 +1,4 @@
-"""Everything is in pyproject.toml but this: the wheel carries conf/ and tuned/ as rlrun/_data/, where rlrun/paths.py finds them."""
+"""Everything is in pyproject.toml but this: the wheel carries conf/ and tuned/ as rlrun/_data/, where rlrun/config/paths.py finds them."""
 
 import shutil
 from pathlib import Path

@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str):
     if name == "load":  # torch is imported only when it is needed: completion must be quick
-        from rlrun.trained import load
+        from rlrun.runtime.trained import load
 
         return load
     if name == "Callback":

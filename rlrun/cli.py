@@ -10,25 +10,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from rlrun.commands import COMMANDS
 from rlrun.core.errors import EnvError, Notice, RunFailed, UserError, closest
-
-COMMANDS = {
-    "train": "learn: algo=impala env=Pong, or tuned=impala/pong",
-    "sweep": "algo=ppo,impala env=Pong seed=1,2,3: every combination, packed on this machine",
-    "resume": "RUN_DIR [env_steps=...]: continue a run exactly",
-    "evaluate": "RUN_DIR [episodes=10]: play full games with a trained policy",
-    "watch": "RUN_DIR: an mp4 and a gif of a trained policy",
-    "export": "RUN_DIR: the trained policy as .pt2, .safetensors or .onnx, for programs without rlrun",
-    "list": "algos, envs or tuned",
-    "explain": "ALGO: paper, what is recorded, every option",
-    "benchmark": "throughput, growth, replay, reproduce-tables or tuned: speed, and results beside the published ones",
-    "plot": "RUN_DIR ...: learning curves with their spread over seeds",
-    "compare": "RUN_DIR RUN_DIR: what differs, and what came of it",
-    "report": "RUN_DIR or SWEEP_DIR: one HTML file about it",
-    "import-rllib": "FILE.yaml: RLlib's tuned file as rlrun's",
-    "doctor": "versions, cores, GPU, shared memory, optional parts",
-}
-
 
 # Hydra's own that make sense here; --multirun is `rlrun sweep`
 FLAGS = ("--help", "--hydra-help", "--cfg", "--resolve", "--package", "--info", "--config-dir", "--version", "--shell-completion", "--json")
@@ -65,7 +48,7 @@ def main() -> None:
 
 def _dispatch(words: list[str]) -> int:
     if words[:1] == ["-sc"]:
-        from rlrun.completion import complete
+        from rlrun.config.completion import complete
 
         return complete(words)
     if not words or words[0] in ("-h", "--help", "help"):
@@ -90,9 +73,9 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from rlrun.hydra_errors import check_groups, translate
-    from rlrun.hydra_plugins import install
-    from rlrun.paths import root
+    from rlrun.config.hydra_errors import check_groups, translate
+    from rlrun.config.hydra_plugins import install
+    from rlrun.config.paths import root
 
     install()
     for word in words:

@@ -30,9 +30,9 @@ def composed(words: tuple[str, ...]) -> dict:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    from rlrun.config import plain
-    from rlrun.hydra_plugins import install
-    from rlrun.paths import root
+    from rlrun.config.hydra_plugins import install
+    from rlrun.config.paths import root
+    from rlrun.config.types import plain
 
     install()
     with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
@@ -41,7 +41,7 @@ def composed(words: tuple[str, ...]) -> dict:
 
 @pytest.fixture
 def typed():
-    from rlrun.run_config import type_config
+    from rlrun.config.run import type_config
 
     return lambda *words: type_config(compose(*words))
 

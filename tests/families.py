@@ -2,8 +2,8 @@
 
 from conftest import compose
 
-from rlrun.paths import options
-from rlrun.run_config import type_config
+from rlrun.config.paths import options
+from rlrun.config.run import type_config
 
 
 def _needs(algo: str):

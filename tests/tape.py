@@ -3,6 +3,8 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlrun.machine.graphs import GraphRecorder
+
 READ_BACK = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::equal"}
 
 
@@ -47,19 +49,19 @@ def _tensors(tree):
     return [t for part in tree for t in _tensors(part)] if isinstance(tree, list | tuple) else []
 
 
-class Tapes:
-    """A Recorder that counts."""
+class Tapes(GraphRecorder):
+    """Recordings and replays are counted."""
 
     device = torch.device("cpu")
 
     def __init__(self):
-        self.recorded = self.replayed = 0
+        self.recordings = self.replayed = 0
 
     def plainly(self, run):
         return run()
 
     def record(self, run, rngs):
-        self.recorded += 1
+        self.recordings += 1
         tape, done = Tape(), True
         with tape:
             made = run()

@@ -9,7 +9,7 @@ Differs from the paper: means are over all live rows, so a process that was cut 
 several environments (fragment_length x columns / num_learners rows).
 Worth it where learning or the environment is dear; on CartPole one process, algo=ppo, is faster.
 Metrics: as PPO.
-Checked: tests/test_ranks.py (two processes make the update of one), tests/samplers/test_samplers.py (the cut), tuned/ddppo/.
+Checked: tests/dataflow/test_ranks.py (two processes make the update of one), tests/samplers/test_samplers.py (the cut), tuned/ddppo/.
 """
 
 from __future__ import annotations

@@ -145,10 +145,10 @@ def setting_of(words: list[str]) -> Setting:
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         from rlrun.commands.train import check_tuned
-        from rlrun.config import plain
-        from rlrun.resources import GROUPS, cores
-        from rlrun.run_config import type_config
-        from rlrun.wiring import Wiring
+        from rlrun.config.run import type_config
+        from rlrun.config.types import plain
+        from rlrun.machine.resources import GROUPS, cores
+        from rlrun.runtime.wiring import Wiring
 
         values = plain(cfg)
         check_tuned(choices, values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from rlrun.paths import package
+from rlrun.config.paths import package
 
 
 def escape(text: object) -> str:

@@ -19,7 +19,7 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.replay.buffer import Replay
 from rlrun.replay.layout import Layout, ReplayConfig
-from rlrun.rundir import hardware, versions
+from rlrun.runtime.rundir import hardware, versions
 
 ROWS, COLUMNS = 64, 8  # of a fragment that is stored
 BATCHES = (32, 512)

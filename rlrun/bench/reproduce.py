@@ -14,12 +14,12 @@ from typing import Any
 from rlrun.bench.results import Key, default_folder, from_run, key_of, read, write
 from rlrun.bench.tables import Table, Wanted, load, select
 from rlrun.cli import take_flags
+from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
 from rlrun.experiments.jobs import DONE, Job, Outcome, Pool, clear, known, places
 from rlrun.experiments.runs import SavedRun, science_of
 from rlrun.experiments.view import view
 from rlrun.loggers.mlflow import flatten
-from rlrun.paths import options
 
 FLAGS = {"--only-render": bool, "--dry-run": bool, "--jobs": int, "--timeout": float, "--results": str, "--runs": str}
 KEYS = ("table", "game", "algo", "seeds", "budget")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlrun.bench.tables import Cell, Table, Wanted
-from rlrun.config import load_yaml
+from rlrun.config.paths import root
+from rlrun.config.types import load_yaml
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.loggers.jsonl import read as read_rows
-from rlrun.paths import root
 
 FORMAT = 1
 CURVE_POINTS = 200

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlrun.config import load_yaml, typed
+from rlrun.config.paths import options, root
+from rlrun.config.types import load_yaml, typed
 from rlrun.core.errors import UserError, closest
-from rlrun.paths import options, root
 
 
 @dataclass(frozen=True, kw_only=True)

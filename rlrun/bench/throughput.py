@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlrun.config.run import Typed
 from rlrun.core.batch import Batch, allocate
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
-from rlrun.core.memory import keep_freed
 from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
@@ -36,17 +36,17 @@ from rlrun.core.specs import random_actions
 from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment, Header
+from rlrun.machine.memory import keep_freed
+from rlrun.machine.resources import Resources, cores
 from rlrun.replay.buffer import Replay
-from rlrun.resources import Resources, cores
-from rlrun.run_config import Typed
-from rlrun.rundir import command_line, hardware, versions
 from rlrun.runners import actor_learner
 from rlrun.runners.evolution import gathered
+from rlrun.runtime.rundir import command_line, hardware, versions
+from rlrun.runtime.wiring import Wiring
 from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import Collector, act_row
 from rlrun.samplers.evaluator import to_torch
 from rlrun.samplers.population import Order, Player
-from rlrun.wiring import Wiring
 
 PART_SEC = 1.0
 DIFFERENT = 8  # fragments that a large train batch is made of here, again and again

@@ -16,12 +16,12 @@ import yaml
 
 from rlrun.bench.reproduce import number
 from rlrun.cli import take_flags
+from rlrun.config.paths import options, root
 from rlrun.core.errors import UserError, closest
 from rlrun.experiments.jobs import DONE, Fixed, Job, Outcome, Pool, places
 from rlrun.experiments.view import text_table, view
 from rlrun.loggers.console import duration
 from rlrun.loggers.jsonl import read as read_rows
-from rlrun.paths import options, root
 
 FLAGS = {"--fast": bool, "--jobs": int, "--timeout": float, "--json": str, "--runs": str, "--dry-run": bool}
 FAST_SEC = 15 * 60.0

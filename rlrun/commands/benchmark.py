@@ -50,8 +50,8 @@ def main(words: list[str]) -> int:
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         from rlrun.bench.throughput import measure, table
         from rlrun.commands.train import check_tuned
-        from rlrun.config import plain
-        from rlrun.run_config import type_config
+        from rlrun.config.run import type_config
+        from rlrun.config.types import plain
 
         values = plain(cfg)
         check_tuned(choices, values)
@@ -89,9 +89,9 @@ def replay(words: list[str], json_file: str | None) -> int:
         import torch
 
         from rlrun.bench.replay import measure, table
-        from rlrun.config import plain
-        from rlrun.resources import free_memory
-        from rlrun.run_config import type_config
+        from rlrun.config.run import type_config
+        from rlrun.config.types import plain
+        from rlrun.machine.resources import free_memory
 
         torch.set_num_threads(1)
         config = type_config(plain(cfg)).run.replay

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.config import parse_assignments, typed
+from rlrun.config.types import parse_assignments, typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,10 @@ def main(words: list[str]) -> int:
     print("rlrun doctor", flush=True)
     import torch
 
-    from rlrun.core.processor import cpu_flags
-    from rlrun.core.products import pays
-    from rlrun.resources import cores
-    from rlrun.rundir import hardware, versions
+    from rlrun.machine.processor import cpu_flags
+    from rlrun.machine.products import pays
+    from rlrun.machine.resources import cores
+    from rlrun.runtime.rundir import hardware, versions
 
     problems = []
     print("versions    " + ", ".join(f"{name} {version}" for name, version in versions().items()))

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from rlrun.cli import run_dir_argument
-from rlrun.config import parse_assignments, typed
+from rlrun.config.types import parse_assignments, typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ def main(words: list[str]) -> int:
     from rlrun.bench.charts import t95
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
+    from rlrun.runtime.trained import load
     from rlrun.samplers.evaluator import Evaluator
-    from rlrun.trained import load
 
     torch.set_num_threads(1)
     trained = load(path, str(options.checkpoint))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rlrun.commands.list import docstring
+from rlrun.config.paths import base_options, inner_algorithm, options, root
 from rlrun.core.errors import UserError, closest
-from rlrun.paths import base_options, inner_algorithm, options, root
-from rlrun.rllib import option_map
+from rlrun.rllib.option_map import option_map
 
 EVERY_RUN = """Metrics of every run, beside those above
 

@@ -24,10 +24,10 @@ def main(words: list[str]) -> int:
         return 0
     flags, rest = take_flags(words, {"--formats": str, "--dir": str})
     path, rest = run_dir_argument(rest, "export")
-    from rlrun.config import parse_assignments, typed
+    from rlrun.config.types import parse_assignments, typed
 
     options = typed(ExportOptions, {"checkpoint": "last", **parse_assignments(rest)})
-    from rlrun.export import FORMATS, write
+    from rlrun.runtime.export import FORMATS, write
 
     formats = tuple(dict.fromkeys(name for name in (flags["--formats"] or "pt2,safetensors").split(",") if name))
     for name in formats:
@@ -37,7 +37,7 @@ def main(words: list[str]) -> int:
         raise UserError(f"--formats names none of {', '.join(FORMATS)}")
     import torch
 
-    from rlrun.trained import load
+    from rlrun.runtime.trained import load
 
     torch.set_num_threads(1)
     for file, checked in write(load(path, str(options.checkpoint)), Path(flags["--dir"]) if flags["--dir"] else path / "export", formats):

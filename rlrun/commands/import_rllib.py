@@ -23,8 +23,8 @@ def main(words: list[str]) -> int:
     if not files:
         raise UserError("import-rllib needs a file of RLlib's, such as atari-ppo.yaml")
     folder = Path(flags["--dir"] or "rllib_imported")
-    from rlrun.experiments.rllib_translate import translate
-    from rlrun.experiments.rllib_yaml import Imported, read
+    from rlrun.rllib.translate import translate
+    from rlrun.rllib.yaml_files import Imported, read
 
     made: list[tuple[Imported, str]] = []
     skipped: list[str] = []
@@ -60,7 +60,7 @@ def main(words: list[str]) -> int:
 
 def told(one: Any) -> list[str]:
     """A line for every option: what it was, what it is, why."""
-    from rlrun.experiments.rllib_yaml import flow
+    from rlrun.rllib.yaml_files import flow
 
     rows = []
     for line in sorted(one.lines, key=lambda line: list(MARKS).index(line.how)):
@@ -71,7 +71,7 @@ def told(one: Any) -> list[str]:
 
 
 def sweep(folder: Path, one: Any) -> str:
-    from rlrun.experiments.rllib_yaml import flow
+    from rlrun.rllib.yaml_files import flow
 
     if not one.grid:
         return ""
@@ -82,8 +82,8 @@ def sweep(folder: Path, one: Any) -> str:
 def starts(folder: Path, one: Any) -> None:
     """UserError where rlrun would not take the file."""
     from rlrun.cli import compose
-    from rlrun.config import plain
-    from rlrun.run_config import type_config
+    from rlrun.config.run import type_config
+    from rlrun.config.types import plain
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         type_config(plain(cfg))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
+from rlrun.config.paths import options, root
 from rlrun.core.errors import UserError, closest
-from rlrun.paths import options, root
 
 
 def main(words: list[str]) -> int:

@@ -8,9 +8,9 @@ import shlex
 from typing import Any
 
 from rlrun.cli import run_dir_argument
-from rlrun.config import parse_assignments, save_yaml
+from rlrun.config.saved import saved_config
+from rlrun.config.types import parse_assignments, save_yaml
 from rlrun.core.errors import UserError, closest
-from rlrun.saved import saved_config
 
 CHANGEABLE = ("env_steps", "log_every_sec", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
 
@@ -24,10 +24,10 @@ def main(words: list[str]) -> int:
     values = saved_config(path)
     for key, value in changes.items():
         change(values, key, value)
-    from rlrun import session
-    from rlrun.run_config import type_config
-    from rlrun.rundir import RunDir
-    from rlrun.wiring import checkpoints_of, preflight
+    from rlrun.config.run import type_config
+    from rlrun.runtime import session
+    from rlrun.runtime.rundir import RunDir
+    from rlrun.runtime.wiring import checkpoints_of, preflight
 
     config = type_config({**values, "init": None})  # the checkpoint has what came of it
     print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)

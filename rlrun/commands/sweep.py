@@ -140,8 +140,8 @@ def made(flags: dict[str, Any], config: dict[str, Any]) -> Path:
 def checked(words: Sequence[str], name: str) -> dict[str, Any]:
     """The plain config of a job. UserError with its name where it would not start."""
     from rlrun.commands.train import check_tuned
-    from rlrun.config import plain
-    from rlrun.run_config import type_config
+    from rlrun.config.run import type_config
+    from rlrun.config.types import plain
 
     found: list[dict[str, Any]] = []
 

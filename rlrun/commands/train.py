@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.cli import compose
+from rlrun.config.saved import saved_config
 from rlrun.core.errors import UserError
-from rlrun.saved import saved_config
 
 
 def main(words: list[str]) -> int:
@@ -24,7 +24,7 @@ FROM_RUN = "--from-run"
 def again(words: list[str]) -> int:
     """The config of a run, with these changes, as a new run."""
     from rlrun.commands.resume import dotted, set_option
-    from rlrun.config import parse_assignments
+    from rlrun.config.types import parse_assignments
 
     place = next(i for i, word in enumerate(words) if word.split("=")[0] == FROM_RUN)
     _, equals, given = words[place].partition("=")
@@ -46,7 +46,7 @@ def again(words: list[str]) -> int:
 
 
 def train(cfg: Any, choices: dict[str, Any]) -> int:
-    from rlrun.config import plain
+    from rlrun.config.types import plain
 
     values = plain(cfg)
     check_tuned(choices, values)
@@ -55,10 +55,10 @@ def train(cfg: Any, choices: dict[str, Any]) -> int:
 
 def start(values: dict[str, Any]) -> int:
     """A new run of this plain config."""
-    from rlrun.config import save_yaml
-    from rlrun.run_config import type_config
-    from rlrun.rundir import RunDir, default_path
-    from rlrun.wiring import preflight
+    from rlrun.config.run import type_config
+    from rlrun.config.types import save_yaml
+    from rlrun.runtime.rundir import RunDir, default_path
+    from rlrun.runtime.wiring import preflight
 
     print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
     config = type_config(values)
@@ -69,7 +69,7 @@ def start(values: dict[str, Any]) -> int:
     directory = RunDir.create(path)
     values["resources"] |= wiring.layout_decided()  # a resumed run goes on with it, whatever the machine is busy with then
     save_yaml(values, path / "config.yaml")
-    from rlrun import session
+    from rlrun.runtime import session
 
     return session.run(wiring, values, directory, restored=None)
 
@@ -84,7 +84,7 @@ def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:
         raise UserError(f"tuned={tuned} is for algo={folder}, not algo={values['algo']['name']}: leave one of them out")
     import yaml
 
-    from rlrun.paths import root
+    from rlrun.config.paths import root
 
     file = root() / "tuned" / f"{tuned}.yaml"
     for line in yaml.safe_load(file.read_text())["defaults"] if file.is_file() else []:  # else it is the user's own, of --config-dir

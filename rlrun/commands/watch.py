@@ -11,7 +11,7 @@ from typing import Any
 
 from rlrun.cli import run_dir_argument
 from rlrun.commands.evaluate import DEFAULTS, PlayOptions
-from rlrun.config import parse_assignments, typed
+from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError
 
 
@@ -45,7 +45,7 @@ def main(words: list[str]) -> int:
     import torch
 
     from rlrun.loggers.mlflow import add_artifact
-    from rlrun.trained import load
+    from rlrun.runtime.trained import load
 
     torch.set_num_threads(1)
     trained = load(path, str(options.checkpoint))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch
 from rlrun.core.errors import Notice, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable
-from rlrun.core.graphs import Recorded, Recorder
 from rlrun.core.moments import Moments, RunningMoments, merged
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.core.threads import Beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +64,35 @@ class Update(NamedTuple):
     writes: dict[str, Tensor] | None = None
 
 
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+
+class Recorder(Protocol):
+    """How functions that are the same kernels every time are recorded, for a GPU to launch as one (machine/graphs.py)."""
+
+    def recorded(self, function: Callable[[Batch, Clock], Any], rngs: Callable[[], Iterable[torch.Generator]]) -> Callable[[Batch, Clock], Any]:
+        """rngs: the generators that the function draws from, asked for when it is recorded."""
+        ...
+
+
+class Beside(Protocol):
+    """Does two things that have nothing to write in common (machine/threads.py)."""
+
+    def __call__(self, first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]: ...
+
+
+def in_turn(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
+    """One after the other."""
+    return first(), second()
+
+
 class LearnerContext(NamedTuple):
     """Where and how a learner runs."""
 
     device: torch.device
     rng: torch.Generator
-    beside: Beside = Beside()  # does two things, at the same time where there are threads for it
+    beside: Beside = in_turn  # does two things, at the same time where there are threads for it
     recorder: Recorder | None = None  # of functions that are the same kernels every time
     ranks: Ranks = ALONE
     model: Any = None  # models.model.Model, of which an algorithm makes nets that never travel
@@ -134,11 +155,11 @@ class Algorithm(nn.Module):
         raise NotImplementedError
 
     def recorded(self, function: Callable[[Batch, Clock], Any]) -> Callable[[Batch, Clock], Any]:
-        """A part of update() that is the same kernels every time, for a GPU to launch as one (core/graphs.py). As it is where there is no recorder, where
+        """A part of update() that is the same kernels every time, for a GPU to launch as one (machine/graphs.py). As it is where there is no recorder, where
         learners exchange gradients in between, and with memory, whose resets depend on the rows."""
         if self.ctx.recorder is None or self.ctx.ranks.world > 1 or self.policy.core_spec():
             return function
-        return Recorded(function, self.ctx.recorder, lambda: [self.ctx.rng, *(rng for _, rng in self.more_rngs())])
+        return self.ctx.recorder.recorded(function, lambda: [self.ctx.rng, *(rng for _, rng in self.more_rngs())])
 
     def check(self) -> None:
         """RunFailed where learning has come to a stop. Asked now and then, since a GPU's numbers have to be waited for."""

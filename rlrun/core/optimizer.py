@@ -66,7 +66,7 @@ class Optimizer:
 
     def __init__(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float, ranks: Ranks = ALONE,
                  deferred: bool | None = None):  # fmt: skip
-        """deferred: apply() reads nothing back from the parameters' device (None: on a GPU), so that it can be recorded (core/graphs.py)."""
+        """deferred: apply() reads nothing back from the parameters' device (None: on a GPU), so that it can be recorded (machine/graphs.py)."""
         self.parameters = list(parameters)
         self.lr, self.max_grad_norm, self.ranks = lr, max_grad_norm, ranks
         self.deferred = self.parameters[0].device.type == "cuda" if deferred is None else deferred

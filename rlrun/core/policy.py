@@ -28,7 +28,7 @@ class Policy(nn.Module):
 
     @property
     def recordable(self) -> bool:
-        """Whether act() is the same kernels every time and reads nothing back, so that a GPU may launch it as one (core/graphs.py)."""
+        """Whether act() is the same kernels every time and reads nothing back, so that a GPU may launch it as one (machine/graphs.py)."""
         return False
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:

@@ -76,7 +76,7 @@ class Schedule:
 
 
 class GraphClock:
-    """A Clock for functions that are recorded and replayed (core/graphs.py): schedules that change give tensors [], which renew() fills."""
+    """A Clock for functions that are recorded and replayed (machine/graphs.py): schedules that change give tensors [], which renew() fills."""
 
     def __init__(self, device: torch.device):
         self.device = device

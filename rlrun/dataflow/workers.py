@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlrun.core.errors import EnvError, RunFailed, UserError
-from rlrun.core.memory import keep_freed
+from rlrun.machine.memory import keep_freed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
 START_SEC = 120.0

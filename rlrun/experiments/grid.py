@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
-from rlrun.paths import options
 
 NAMED = ("algo", "env", "tuned", "model", "resources", "replay", "runner")  # groups, whose value says enough
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.config import load_yaml, save_yaml
+from rlrun.config.types import load_yaml, save_yaml
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import Interval, Space
@@ -241,6 +241,6 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
 
 def yaml_value(value: Any) -> Any:
     """What a word of the command line stands for."""
-    from rlrun.config import parse_assignments
+    from rlrun.config.types import parse_assignments
 
     return parse_assignments([f"x={value}"])["x"] if isinstance(value, str) else value

@@ -30,7 +30,7 @@ class Record(NamedTuple):
 def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence[str]]], config: dict[str, Any],
           search: dict[str, Any] | None = None) -> None:  # fmt: skip
     """config: of the first job."""
-    from rlrun.rundir import command_line, git_commit, hardware, started_at, versions
+    from rlrun.runtime.rundir import command_line, git_commit, hardware, started_at, versions
 
     mlflow = (config.get("logger") or {}).get("mlflow") or {"enabled": False}
     store = {"uri": mlflow["uri"], "experiment": mlflow["experiment"], "root": str(Path(config["runs_root"]).resolve())} if mlflow["enabled"] else None

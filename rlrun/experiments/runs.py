@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rlrun.config import load_yaml
+from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError, closest
 from rlrun.experiments.jobs import summary_of
 from rlrun.loggers.jsonl import read as read_rows

@@ -129,7 +129,7 @@ class ImageEncoder(nn.Module):
         cast = self.precision == "bf16" and stored != torch.bfloat16
         compute = torch.bfloat16 if self.precision == "bf16" else stored
         whole = x.device.type != "cpu" or torch.compiler.is_exporting()  # an exported policy takes any number of rows
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=cast, cache_enabled=False):  # threads share the cache (core/threads.py)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=cast, cache_enabled=False):  # threads share the cache (machine/threads.py)
             weight = self.first.weight * self.scale if x.dtype == torch.uint8 else self.first.weight
             hidden = []
             for part in (x,) if whole else x.split(CHUNK_ROWS):

@@ -9,7 +9,7 @@ import torch
 
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.evolution import NoiseTable
-from rlrun.core.threads import TunedThreads
+from rlrun.machine.threads import TunedThreads
 from rlrun.replay.buffer import Replay
 from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.base import Sampler

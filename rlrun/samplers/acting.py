@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch
-from rlrun.core.graphs import Recorded, Recorder, map_tensors
 from rlrun.core.policy import Act, Policy
 from rlrun.core.schedule import Clock
+from rlrun.machine.graphs import GraphRecorder, Recorded, map_tensors
 
 
 class ActingCopy:
     """Acts on rows of several groups of columns at once. On a GPU rows are copied from page-locked memory into one place, acting is recorded once for every
-    power of two of groups (core/graphs.py), and new weights lie in a letter box until the update that makes them is done, so that neither thread waits for the
-    other."""
+    power of two of groups (machine/graphs.py), and new weights lie in a letter box until the update that makes them is done, so that neither thread waits for
+    the other."""
 
     def __init__(self, policy: Policy, device: torch.device, rng: torch.Generator, record: tuple[str, ...], columns: int, groups: int,
-                 recorder: Recorder | None, newest_only: bool = False):  # fmt: skip
+                 recorder: GraphRecorder | None, newest_only: bool = False):  # fmt: skip
         """columns: of a group. groups: the most that rows come from. newest_only: rows must not be older than what was published last, so that acting waits."""
         self.policy, self.device, self.rng, self.record, self.columns, self.groups = policy.to(device), device, rng, record, columns, groups
         self.version, self.clock = 0, Clock()  # of the weights that act

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed
-from rlrun.core.graphs import Recorder, tensors
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.workers import READY, Worker
+from rlrun.machine.graphs import GraphRecorder, tensors
 from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import store_core
 from rlrun.samplers.columns import Columns
@@ -97,7 +97,7 @@ class _Group:
 class BatchedSampler(ProcessSampler):
     """Every process has two groups of environments, each a producer of fragments."""
 
-    def __init__(self, plan: Plan, device: torch.device, recorder: Recorder | None = None, newest_only: bool = False):
+    def __init__(self, plan: Plan, device: torch.device, recorder: GraphRecorder | None = None, newest_only: bool = False):
         super().__init__(plan, plan.workers * GROUPS)
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]

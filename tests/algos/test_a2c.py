@@ -11,7 +11,7 @@ from rlrun.core.metrics import Sums
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
 from rlrun.policies import Outputs
-from rlrun.wiring import Wiring
+from rlrun.runtime.wiring import Wiring
 
 
 def wiring(typed, *words):

@@ -18,7 +18,7 @@ from rlrun.core.schedule import Clock
 from rlrun.models.critic import Critics
 from rlrun.ops.distributions import Beta, SquashedGaussian
 from rlrun.policies.noise import ladder
-from rlrun.wiring import Wiring, preflight
+from rlrun.runtime.wiring import Wiring, preflight
 
 WORDS = [*SMALL, "model.hidden=[]", "algo.learning_starts=30", "replay.capacity=300", "algo.actor.hidden=[8]", "algo.critic.hidden=[8]", "algo.discount=0.5",
          "algo.random_steps=0", "algo.target_update_interval=100"]  # fmt: skip

@@ -12,11 +12,11 @@ from conftest import SMALL
 from families import ACTORS, ANY_ACTION, BOX, DISCRETE, FRESH, MEMORY, REPLAYING, ROWS, fits, simple
 from test_actor_learner import run_wired
 
+from rlrun.config.paths import inner_algorithm, options
 from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock
-from rlrun.paths import inner_algorithm, options
+from rlrun.runtime.wiring import Wiring
 from rlrun.samplers.serial import SerialSampler
-from rlrun.wiring import Wiring
 
 GTRXL = ["model=gtrxl", "model.memory.size=4", "model.memory.length=3"]
 CASES = {

@@ -19,7 +19,7 @@ from rlrun.core.schedule import Clock
 from rlrun.models.heads import QHead
 from rlrun.models.noisy import NoisyLinear
 from rlrun.ops.td import categorical_projection
-from rlrun.wiring import Wiring, preflight
+from rlrun.runtime.wiring import Wiring, preflight
 
 WORDS = ["env=CartPole-v1", *SMALL, "algo.learning_starts=30", "replay.capacity=300", "algo.exploration.epsilon=0"]
 

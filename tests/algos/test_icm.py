@@ -8,7 +8,7 @@ import torch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.wiring import Wiring
+from rlrun.runtime.wiring import Wiring
 
 WORDS = ["algo=icm", "env=rlrun/Identity-v0", "resources=debug", "logger=[]", "model.hidden=[8]", "algo.inner.fragment_length=5", "algo.inner.batch_size=20",
          "algo.inner.minibatch_size=20", "algo.feature_size=6", "algo.forward_hidden=[7]", "algo.inverse_hidden=[9]"]  # fmt: skip

@@ -7,7 +7,7 @@ from conftest import SMALL
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.wiring import Wiring, preflight
+from rlrun.runtime.wiring import Wiring, preflight
 
 ENV = ["env=ParametricActionsCartPole-v0", "model.action_embedding=avail_actions"]
 WHICH = {"dqn": ["algo.head.dueling=false", "algo.learning_starts=30"], "c51": ["algo.learning_starts=30"], "iqn": ["algo.learning_starts=30"],

@@ -12,7 +12,7 @@ from rlrun.ops.distributions import Categorical
 from rlrun.ops.masked import masked_mean
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.policies import Outputs
-from rlrun.wiring import Wiring
+from rlrun.runtime.wiring import Wiring
 
 FIT = ["algo.minibatch_size=10", "algo.sequence_length=5"]
 

@@ -5,7 +5,7 @@ import torch
 from conftest import SMALL
 
 from rlrun.core.batch import Batch
-from rlrun.wiring import Wiring
+from rlrun.runtime.wiring import Wiring
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.65, 1.0])

@@ -8,7 +8,7 @@ from test_all import start
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.ops.td import signed_hyperbolic, signed_parabolic
-from rlrun.wiring import Wiring
+from rlrun.runtime.wiring import Wiring
 
 WORDS = ["algo.num_envs=2", "algo.learning_starts=40", "replay.capacity=600", "algo.sequence_stride=5", "algo.fragment_length=10", "model.memory.size=4"]
 

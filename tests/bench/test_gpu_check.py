@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rlrun.paths import root
+from rlrun.config.paths import root
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ LOCAL = "resources.inference=local"
 )
 def test_every_point_is_a_run_that_can_be(typed, algo, words, replay):
     """Each is wired as rlrun train would, and differs from the others in what its axis says."""
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     base = [f"algo={algo}", "env=CartPole-v1", *words]
     setting = setting_of(base)

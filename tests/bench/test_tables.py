@@ -10,8 +10,8 @@ from rlrun.bench.publish import markdown, publish, rows, spread
 from rlrun.bench.results import Key, curve_of, expected_protocol, from_run, key_of, measured, read, thinned, write
 from rlrun.bench.tables import Wanted, load, select
 from rlrun.cli import _dispatch
+from rlrun.config.paths import options
 from rlrun.core.errors import UserError
-from rlrun.paths import options
 
 # RLlib's page: game -> figures in the order of the tables below
 PUBLISHED = {

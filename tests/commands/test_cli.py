@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from rlrun import cli
-from rlrun.completion import suggestions
+from rlrun.config.completion import suggestions
+from rlrun.config.hydra_errors import known_keys
+from rlrun.config.paths import package
 from rlrun.core.errors import UserError
-from rlrun.hydra_errors import known_keys
-from rlrun.paths import package
 
 PONG = ["train", "algo=impala", "env=Pong"]
 CARTPOLE = ["train", "algo=impala", "env=CartPole-v1"]
@@ -195,7 +195,7 @@ def test_an_env_of_the_users_own_package(tmp_path, monkeypatch):
 
 
 def test_suggestions_name_options_that_exist():
-    from rlrun.hydra_errors import known_keys
+    from rlrun.config.hydra_errors import known_keys
 
     known = known_keys("impala")
     assert "resources.cuda_graphs" in known and not [name for name in known if name.startswith(("resources.resources.", "resources.checkpoint."))]

@@ -31,7 +31,7 @@ def rlrun(site: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess:
 
 def test_the_wheel_has_everything(installed):
     names = set(zipfile.ZipFile(installed[0]).namelist())
-    assert {"rlrun/py.typed", "rlrun/_data/conf/train.yaml", "rlrun/_data/tuned/impala/pong.yaml", "rlrun/data/rllib/impala.yaml"} <= names
+    assert {"rlrun/py.typed", "rlrun/_data/conf/train.yaml", "rlrun/_data/tuned/impala/pong.yaml", "rlrun/rllib/options/impala.yaml"} <= names
     packages = {str(p.relative_to(ROOT).as_posix()) for p in (ROOT / "rlrun").rglob("*.py")}
     tracked = set(subprocess.run(["git", "-C", str(ROOT), "ls-files", "rlrun/*.py"], capture_output=True, text=True, check=True).stdout.split())
     assert packages & tracked <= names
@@ -41,7 +41,7 @@ def test_the_wheel_has_everything(installed):
 def test_it_trains_and_evaluates(installed, tmp_path):
     site = installed[1]
     where = subprocess.run(
-        [sys.executable, "-c", "import rlrun.paths as p; print(p.root())"],
+        [sys.executable, "-c", "import rlrun.config.paths as p; print(p.root())"],
         env={**os.environ, "PYTHONPATH": str(site)},
         cwd=tmp_path,
         capture_output=True,

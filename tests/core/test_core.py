@@ -16,8 +16,8 @@ from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
-from rlrun.core.threads import Beside, TunedThreads
 from rlrun.core.timing import Every
+from rlrun.machine.threads import Beside, TunedThreads
 
 ROW = {"observation": Field((3,), torch.uint8)}
 

@@ -8,14 +8,14 @@ from conftest import compose
 
 pytest.importorskip("ale_py")
 
+from rlrun.config.run import type_config
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.envs.atari import AtariEnv, ScreenStack
 from rlrun.envs.names import family_of, games, names, resolve
 from rlrun.envs.single import make_single
-from rlrun.run_config import type_config
+from rlrun.runtime.wiring import Wiring
 from rlrun.samplers.columns import Columns
-from rlrun.wiring import Wiring
 
 
 def make(game, count=4, learning=True, threads=1, **options):

@@ -10,7 +10,7 @@ from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.envs import registry
-from rlrun.wiring import Wiring
+from rlrun.runtime.wiring import Wiring
 
 TOLD = ["model=lstm", "model.memory.size=4", "model.memory.prev_action=true", "model.memory.prev_reward=true"]
 

@@ -229,7 +229,7 @@ def test_a_signal_before_a_job_listens_is_an_interruption(tmp_path):
 
 def test_a_run_that_still_saves_is_waited_for(tmp_path, capsys):
     from rlrun.experiments.jobs import clear, in_use
-    from rlrun.rundir import RunDir
+    from rlrun.runtime.rundir import RunDir
 
     one = job(tmp_path, "a")
     held = RunDir.create(one.run_dir)

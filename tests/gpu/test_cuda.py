@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from core.test_graphs import CASES, batches, clocks
+from machine.test_graphs import CASES, batches, clocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
 def wiring(typed, *words):
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     return Wiring(
         typed("algo=impala", "env=CartPole-v1", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.device=cuda",
@@ -18,7 +18,7 @@ def wiring(typed, *words):
 
 def test_an_update_on_the_gpu_equals_the_cpus(typed):
     from rlrun.core.schedule import Clock
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     smooth = "algo.optimizer.epsilon=0.001"  # else Adam's first step is lr whatever the size of a gradient, and a sign decides
     words = ["algo=impala", "env=CartPole-v1", "resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", smooth]
@@ -66,7 +66,7 @@ PLAIN = ["algo.fragment_length=5", "algo.batch_size=20", "resources.num_samplers
 def test_the_policy_gradient_family_on_the_gpu(typed, tmp_path, algo, kind):
     from test_actor_learner import run_wired
 
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     words = [f"algo={algo}", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", f"resources.inference={kind}",
              "model.observation_filter=mean_std",
@@ -79,7 +79,7 @@ def test_the_policy_gradient_family_on_the_gpu(typed, tmp_path, algo, kind):
 def test_a_process_that_samples_and_learns_on_its_gpu(typed, tmp_path, model):
     from test_actor_learner import run_wired
 
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     words = ["algo=ddppo", "env=CartPole-v1", "logger=[]", "resources.device=cuda", "resources.num_learners=1", "env_steps=200", "algo.fragment_length=5",
              "algo.batch_size=20", "algo.minibatch_size=10", "algo.sequence_length=5", *model]  # fmt: skip
@@ -90,7 +90,7 @@ def test_a_process_that_samples_and_learns_on_its_gpu(typed, tmp_path, model):
 def test_curiosity_on_the_gpu(typed, tmp_path):
     from test_actor_learner import run_wired
 
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     words = ["algo=icm", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", "resources.inference=local", "env_steps=200",
              "algo.num_minibatches=2",
@@ -112,7 +112,7 @@ def test_the_q_family_on_the_gpu(typed, tmp_path, algo, kind, device):
     """With rows of the replay on either side."""
     from test_actor_learner import run_wired
 
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", "resources.device=cuda", f"resources.inference={kind}", "resources.num_samplers=2",
              "replay=prioritized", f"replay.device={device}", "env_steps=300", *(SEQUENCES if algo == "r2d2" else REPLAYING)]  # fmt: skip
@@ -124,7 +124,7 @@ def test_the_q_family_on_the_gpu(typed, tmp_path, algo, kind, device):
 def test_exploration_on_the_gpu(typed, tmp_path, explore):
     from test_actor_learner import run_wired
 
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     words = ["algo=dqn", "env=CartPole-v1", "logger=[]", "resources.device=cuda", "resources.inference=batched", "resources.num_samplers=2", "env_steps=200",
              f"algo.exploration.kind={explore}", *REPLAYING]  # fmt: skip
@@ -136,7 +136,7 @@ def test_exploration_on_the_gpu(typed, tmp_path, explore):
 def test_apex_on_the_gpu(typed, tmp_path, kind):
     from test_actor_learner import run_wired
 
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     inner = [word.replace("algo.", "algo.inner.") for word in REPLAYING]
     words = ["algo=apex", "env=CartPole-v1", "logger=[]", "resources.device=cuda", f"resources.inference={kind}", "resources.num_samplers=2",
@@ -148,7 +148,7 @@ def test_apex_on_the_gpu(typed, tmp_path, kind):
 @pytest.mark.parametrize("algo", ["dqn", "c51", "qr_dqn"])
 def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
     from rlrun.core.schedule import Clock
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", "replay=prioritized", "algo.optimizer.epsilon=0.001", *REPLAYING]  # as above
     cpu = Wiring(typed(*words, "resources=debug"))
@@ -169,7 +169,7 @@ def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
 
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     words, gpu = [f"algo={case.split()[0]}", "model.hidden=[8]", "logger=[]", *CASES[case]], ["resources.inference=local", "resources.num_samplers=1"]
     rows = batches(Wiring(typed(*words, "resources=debug")))
@@ -188,9 +188,9 @@ def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
 def test_every_optimiser_is_recorded(kind):
     """With a schedule, and with a gradient that is not finite in between."""
     from rlrun.core.batch import Batch
-    from rlrun.core.graphs import CudaGraphs, Recorded
     from rlrun.core.optimizer import Optimizer, OptimizerConfig
     from rlrun.core.schedule import Clock, Schedule
+    from rlrun.machine.graphs import CudaGraphs, Recorded
 
     cfg = OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.99, momentum=0.9, beta1=0.9, beta2=0.999)
     made = []
@@ -220,7 +220,7 @@ def test_every_optimiser_is_recorded(kind):
 def test_pong_in_bf16_with_everything_that_a_gpu_uses(typed, tmp_path, words, graphs):
     from test_actor_learner import run_wired
 
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     made = Wiring(typed(*words, "env=Pong", "logger=[]", "resources.device=cuda", f"resources.cuda_graphs={graphs}", "resources.num_samplers=2",
                         "resources.envs_per_sampler=1", "env_steps=1500", "log_every_sec=0.1"))  # fmt: skip
@@ -231,7 +231,7 @@ def test_pong_in_bf16_with_everything_that_a_gpu_uses(typed, tmp_path, words, gr
 
 
 def test_a_replay_lives_where_there_is_room(typed):
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     words = ["algo=dqn", "env=Pong", "logger=[]", "resources.device=cuda", "replay.capacity=2000", "algo.learning_starts=100"]
     assert Wiring(typed(*words)).replay_plan().cfg.device == "learner"
@@ -251,7 +251,7 @@ def test_slots_are_page_locked(typed):
 @pytest.mark.slow
 def test_a_compiled_encoder_learns(typed):
     from rlrun.core.schedule import Clock
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     words = ["algo=impala", "env=Pong", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.num_samplers=1", "resources.envs_per_sampler=2"]
     plain = Wiring(typed(*words, "resources.device=cpu", "resources.inference=local"))
@@ -272,8 +272,8 @@ def test_a_compiled_encoder_learns(typed):
 def test_published_weights_act_in_bf16_too(typed, newest_only):
     """Through the letter box, while the GPU is busy and when it is not."""
     from rlrun.core.schedule import Clock
+    from rlrun.runtime.wiring import Wiring
     from rlrun.samplers.acting import ActingCopy
-    from rlrun.wiring import Wiring
 
     made = Wiring(typed("algo=impala", "env=Pong", "logger=[]", "resources.device=cuda", "resources.inference=batched", "resources.num_samplers=1"))
     learner = made.algorithm().policy
@@ -300,7 +300,7 @@ def test_published_weights_act_in_bf16_too(typed, newest_only):
 def test_rows_on_a_gpu_are_the_rows_on_a_cpu(typed):
     """The same fragments into replays on either side: the same draws, frames and ends."""
     from rlrun.core.schedule import Clock
-    from rlrun.wiring import Wiring
+    from rlrun.runtime.wiring import Wiring
 
     words = ["algo=dqn", "env=Pong", "logger=[]", "algo.n_step=[1,3]", "algo.learning_starts=100", "replay.capacity=400", "algo.batch_size=64"]
     cpu = Wiring(typed(*words, "resources=debug"))

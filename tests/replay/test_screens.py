@@ -5,7 +5,7 @@ import torch
 from conftest import SMALL
 
 from rlrun.core.schedule import Clock
-from rlrun.wiring import Wiring
+from rlrun.runtime.wiring import Wiring
 
 
 @pytest.mark.parametrize("game, more", [("Breakout", ["env.size=42"]), ("Pong", ["env.size=42", "env.max_frames=400"])])

@@ -15,7 +15,7 @@ from rlrun.core.run import Run
 from rlrun.core.signals import Signals
 from rlrun.dataflow.reuse import FragmentReplay, PassRing
 from rlrun.dataflow.slots import Fragment, Header
-from rlrun.wiring import Wiring
+from rlrun.runtime.wiring import Wiring
 
 
 class Rows:
@@ -158,5 +158,5 @@ def test_a_whole_run_with_recorded_updates_and_acting(typed, tmp_path, words):
                                  "resources.num_samplers=1", "resources.envs_per_sampler=2", "env_steps=600", "log_every_sec=0.001")), Tapes()  # fmt: skip
     wiring.recorder = tapes
     _, job, rows = run_wired(wiring, tmp_path)
-    assert job.status == "COMPLETED" and tapes.recorded >= 2 and tapes.replayed > 50
+    assert job.status == "COMPLETED" and tapes.recordings >= 2 and tapes.replayed > 50
     assert rows[-1].get("learn/skipped_updates") in (0.0, None) and rows[-1]["sample/episodes"] > 5

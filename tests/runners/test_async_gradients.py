@@ -16,8 +16,8 @@ from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.workers import Workers
-from rlrun.resources import cores
-from rlrun.wiring import Wiring
+from rlrun.machine.resources import cores
+from rlrun.runtime.wiring import Wiring
 
 ASYNC = ["algo=a3c", "resources.num_learners=2", "logger=[]", "model.hidden=[64]"]
 

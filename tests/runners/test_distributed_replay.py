@@ -17,7 +17,7 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.replay.limiter import Limiter
 from rlrun.replay.service import Drawn, ShardedReplay
-from rlrun.wiring import Wiring, preflight
+from rlrun.runtime.wiring import Wiring, preflight
 
 APEX = ["algo=apex", "logger=[]", "resources.device=cpu", "resources.num_samplers=2", "algo.inner.num_envs=4", "algo.inner.fragment_length=10",
         "algo.inner.batch_size=16", "algo.inner.learning_starts=100", "replay.capacity=2000", "model.hidden=[8]", "log_every_sec=0.05"]  # fmt: skip

@@ -16,8 +16,8 @@ from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.runners.evolution import gathered
+from rlrun.runtime.wiring import Wiring
 from rlrun.samplers.population import Order, Player
-from rlrun.wiring import Wiring
 
 TINY = ["logger=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]", "log_every_sec=0.01"]
 SERIAL = [word for word in SMALL if not word.startswith("algo.")] + ["model.hidden=[]", *TINY]

@@ -5,10 +5,10 @@ import torch
 from tape import Tapes
 
 from rlrun.core.batch import Batch
-from rlrun.core.graphs import WARM_UP
 from rlrun.core.schedule import Clock
+from rlrun.machine.graphs import WARM_UP
+from rlrun.runtime.wiring import Wiring
 from rlrun.samplers.acting import ActingCopy
-from rlrun.wiring import Wiring
 
 COLUMNS, GROUPS = 2, 3
 CASES = {
@@ -47,7 +47,7 @@ def test_recorded_acting_is_plain_acting(typed, case):
         assert torch.equal(action, wanted) and action.shape == (2 * COLUMNS,)
         for name in record:
             torch.testing.assert_close(told[name], expected[name])
-    assert tapes.recorded == 1 and tapes.replayed == 3
+    assert tapes.recordings == 1 and tapes.replayed == 3
     for one, other in zip(states[plain], states[recorded], strict=True):
         for a, b in zip(one.leaves(), other.leaves(), strict=True):
             torch.testing.assert_close(a, b)
@@ -65,7 +65,7 @@ def test_rows_that_pad_a_recording_reach_nobody(typed):
             _, expected, _ = plain.act(wiring_rows[:count], states)
             assert len(action) == count * COLUMNS
             torch.testing.assert_close(told["value"], expected["value"])
-    assert tapes.recorded == 3  # 1, 2, and all three
+    assert tapes.recordings == 3  # 1, 2, and all three
 
 
 def test_weights_act_once_they_are_taken(typed):
@@ -90,4 +90,4 @@ def test_policies_that_read_numbers_back_are_not_recorded(typed):
     states = [copy.policy.initial_state(COLUMNS)]
     for i in range(WARM_UP + 2):
         copy.act(rows_of(1, i), states)
-    assert tapes.recorded == 0
+    assert tapes.recordings == 0

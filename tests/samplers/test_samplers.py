@@ -7,7 +7,7 @@ import torch
 from counting import LENGTH, CountingAlgorithm, check_rows
 
 from rlrun.core.schedule import Clock
-from rlrun.wiring import Wiring
+from rlrun.runtime.wiring import Wiring
 
 KINDS = {
     "serial": ["resources.inference=serial", "resources.num_samplers=2"],

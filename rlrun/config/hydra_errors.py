@@ -1,0 +1,132 @@
+"""Hydra's complaints as sentences with the closest name."""
+
+from __future__ import annotations
+
+import re
+
+from rlrun.config.paths import base_options, inner_algorithm, options, package, root
+from rlrun.core.errors import UserError, closest
+
+GROUPS = ("algo", "model", "resources", "runner", "tuned")
+
+
+def check_groups(words: list[str]) -> None:
+    """UserError for an option of a group that does not exist: Hydra would print all 400 envs."""
+    if any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words):
+        return  # the user brought options of their own; Hydra judges
+    for word in words:
+        group, equals, value = word.partition("=")
+        if group == "resume":
+            raise UserError("rlrun train begins a new run; rlrun resume RUN_DIR goes on with one")
+        if not equals or "," in value or value in ("", "null", "???"):
+            continue
+        if group == "env":
+            from rlrun.envs.names import family_of
+
+            if value not in ("atari", "gym"):
+                family_of(value)
+        elif group in GROUPS or group == "model/memory":
+            known = options(group)
+            if value not in known:
+                raise UserError(f"There is no {group} {value!r}.{closest(value, known)} There are: {', '.join(known)}")
+
+
+def translate(error: Exception, words: list[str]) -> str:
+    """One sentence for an exception of Hydra or OmegaConf."""
+    text = str(error)
+    cause = str(error.__cause__ or "")
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    if unknown and "not in struct" in text + cause:
+        return f"There is no option {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or nearest(unknown[1], words)}"
+    if "Ambiguous value" in text:
+        return f"{text.split(chr(39))[1]}: one value each; several values are for rlrun sweep, which runs every combination"
+    if "Error parsing override" in text:
+        return f"{text.split(chr(39))[1]!r} is not of the form key=value"
+    if "no viable alternative" in text or "mismatched input" in text or "extraneous input" in text or "token recognition" in text:
+        return f"a word cannot be read as key=value: {text.splitlines()[0]}. In lists and dictionaries write key: value, and quote other punctuation"
+    unloadable = re.search(r"Could not load '(\w+)/([^']+)'", text)
+    if unloadable:
+        known = options(unloadable[1])
+        return f"There is no {unloadable[1]} {unloadable[2]!r}.{closest(unloadable[2], known)} There are: {', '.join(known)}"
+    if "You must specify" in text:
+        group = re.search(r"specify '([^']+)'", text)
+        name = group[1] if group else "a group"
+        return f"{name}= is missing: say algo=... and env=..., or tuned=... (rlrun list {'envs' if name == 'env' else name + 's'})"
+    first = [line.strip() for line in text.splitlines() if line.strip()]
+    return first[0] if first else type(error).__name__
+
+
+def nearest(key: str, words: list[str]) -> str:
+    """' Did you mean ...?', among the options of the chosen algorithm, or of the one inside where the key is one of those."""
+    algo = chosen(words)
+    inner = chosen(words, "algo@algo.inner") or (inner_algorithm(algo) if algo else None)
+    if key.startswith("algo.inner."):
+        return closest(key, [name.replace("algo.", "algo.inner.", 1) for name in known_keys(inner) if name.startswith("algo.")])
+    return closest(key, [name for name in known_keys(algo) if name != key])
+
+
+def elsewhere(key: str) -> str:
+    """' with these groups' for a key that exists, but not in the options that were chosen."""
+    return " with the algo, env and runner that were chosen" if key in known_keys() else ""
+
+
+def counterpart(key: str, words: list[str]) -> str:
+    """' RLlib's gamma is algo.discount here.' where the last part of the key is RLlib's or Stable-Baselines3's name of one of our options."""
+    import yaml
+
+    from rlrun.rllib.option_map import option_map
+
+    algo, name, inside = chosen(words), key.split(".")[-1], key.startswith("algo.inner.")
+    if algo is None:
+        return ""
+    for row in option_map(algo):
+        if row["rllib"] == name and row["rlrun"] != key:
+            return f" RLlib's {name} is {row['rlrun']} here." if row["rlrun"] else f" RLlib's {name} has no counterpart: {row['why']}."
+    theirs = yaml.safe_load((package() / "data" / "stable_baselines3.yaml").read_text())
+    known = known_keys((chosen(words, "algo@algo.inner") or inner_algorithm(algo)) if inside else algo)
+    row = theirs.get(name, {"ours": []})
+    ours = next((option for option in row["ours"] if option in known and option != key), None)
+    how = f" ({row['how']})" if "how" in row else ""
+    if ours and inside:
+        ours = ours.replace("algo.", "algo.inner.", 1)
+    return f" Stable-Baselines3's {name} is {ours} here{how}." if ours else ""
+
+
+def chosen(words: list[str], group: str = "algo") -> str | None:
+    """The algorithm of algo=..., or of tuned=...; None where there is none of that name."""
+    import yaml
+
+    said = dict(word.split("=", 1) for word in words if "=" in word)
+    algo = said.get(group)
+    if algo is None and group == "algo" and said.get("tuned") in options("tuned"):
+        tuned = yaml.safe_load((root() / "tuned" / f"{said['tuned']}.yaml").read_text())
+        algo = next((line["override /algo"] for line in tuned["defaults"] if isinstance(line, dict) and "override /algo" in line), None)
+    return algo if algo in options("algo") else None
+
+
+def known_keys(algo: str | None = None) -> list[str]:
+    """Every dotted key of conf/, for suggestions; of this algorithm alone where one is given, of all else."""
+    import yaml
+
+    found: set[str] = set()
+
+    def walk(values: dict, prefix: str) -> None:
+        for key, value in values.items():
+            if key in ("defaults", "hydra"):
+                continue
+            found.add(f"{prefix}{key}")
+            if isinstance(value, dict):
+                walk(value, f"{prefix}{key}.")
+
+    def read(path: str, prefix: str) -> None:
+        text = (root() / "conf" / f"{path}.yaml").read_text()
+        walk(yaml.safe_load(text) or {}, "" if text.startswith("# @package _global_") else prefix)
+
+    read("train", "")
+    for group in ("env", "model", "resources", "runner", "replay"):
+        for name in options(group):
+            read(f"{group}/{name}", f"{group}." if "/" not in name else f"{group}.{name.split('/')[0]}.")
+    for name in options("algo") if algo is None else [algo]:
+        for path in (f"algo/{name}", *base_options(name)):
+            read(path, "algo.")
+    return sorted(found)

@@ -1,0 +1,138 @@
+"""train.yaml, typed: a run's whole config, every part in the type that its name chooses."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from rlrun.config.paths import options
+from rlrun.config.types import ConfigError, typed
+from rlrun.core.algorithm import Algorithm, Inner
+from rlrun.core.errors import UserError, closest
+from rlrun.core.run import CheckpointConfig, EvalConfig, StopConfig
+from rlrun.envs import registry
+from rlrun.machine.resources import ResourcesConfig
+from rlrun.models.model import ModelConfig
+from rlrun.replay.layout import ReplayConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkConfig:
+    enabled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlflowConfig:
+    enabled: bool
+    uri: str | None
+    experiment: str
+    parent: str | None
+
+
+SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": SinkConfig, "mlflow": MlflowConfig}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """train.yaml, typed. algo, env and runner are typed by the class that their name chooses."""
+
+    seed: int
+    env_steps: int
+    run_dir: str | None
+    runs_root: str
+    log_every_sec: float
+    init: str | None
+    callbacks: tuple[str, ...]
+    algo: Any
+    env: Any
+    runner: Any
+    replay: ReplayConfig | None
+    model: ModelConfig
+    resources: ResourcesConfig
+    logger: dict[str, Any]
+    stop: StopConfig
+    eval: EvalConfig
+    checkpoint: CheckpointConfig
+    expected: dict[str, Any] | None
+    measured: dict[str, Any] | None
+
+    def __post_init__(self):
+        if self.seed < 0:
+            raise ValueError("seed must not be negative")
+        if self.env_steps < 1:
+            raise ValueError("env_steps must be at least 1")
+        if self.log_every_sec <= 0:
+            raise ValueError("log_every_sec must be positive")
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A whole config, every part in its own type."""
+
+    run: RunConfig
+    algo: Any
+    env: registry.EnvConfig
+    runner: Any
+    algorithm: type[Algorithm]
+
+
+def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
+    """The Algorithm in rlrun/algos/<name>.py."""
+    name = values.get("name")
+    if "module" in values:
+        return own_algorithm(values["module"])
+    if name not in options("algo"):
+        raise UserError(f"There is no algorithm {name!r}.{closest(str(name), options('algo'))}")
+    module = importlib.import_module(f"rlrun.algos.{name}")
+    found = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Algorithm) and v.__module__ == module.__name__]
+    assert len(found) == 1, f"{module.__name__} must define one Algorithm"
+    return found[0]
+
+
+def own_algorithm(module: str) -> type[Algorithm]:
+    """The one Algorithm that the user's own module defines, beside its Config."""
+    try:
+        made = importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"algo.module={module} cannot be imported: {error}") from None
+    found = [v for v in vars(made).values() if isinstance(v, type) and issubclass(v, Algorithm) and v.__module__ == made.__name__]
+    if len(found) != 1 or not hasattr(made, "Config"):
+        what = f"{len(found)} and {'a' if hasattr(made, 'Config') else 'no'} Config"
+        raise UserError(f"algo.module={module} must define one Algorithm and its Config; it defines {what}")
+    return found[0]
+
+
+def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
+    """The algorithm that a config names, and its typed options; those of an algorithm inside it too."""
+    algorithm = algorithm_class(values)
+    if "inner" in values:
+        if not isinstance(values["inner"], dict):
+            raise UserError(f"The algorithm inside is chosen with algo@{path}.inner={values['inner']}, not with {path}.inner=")
+        refused = algorithm.can_hold(algorithm_class(values["inner"]))
+        if refused is not None:
+            raise UserError(f"{values['inner']['name']} cannot be inside {values['name']}: {refused}")
+        values = {**values, "inner": type_algorithm(values["inner"], f"{path}.inner")}
+    values = {key: value for key, value in values.items() if key != "module"}  # where its file is, no option of its own
+    return Inner(algorithm, typed(importlib.import_module(algorithm.__module__).Config, values, path))
+
+
+def type_config(values: dict[str, Any]) -> Typed:
+    """Types a plain config. Raises UserError naming what does not fit."""
+    run = typed(RunConfig, {"logger": {}, "init": None, "callbacks": [], "replay": None, **values})  # logger=[] leaves no node behind
+    algorithm = type_algorithm(run.algo)
+    family = run.env.get("family")
+    if family not in registry.FAMILIES:
+        raise ConfigError(f"env.family must be one of {', '.join(registry.FAMILIES)}, not {family!r}")
+    for name, node in run.logger.items():
+        if name not in SINKS:
+            raise ConfigError(f"There is no logger {name!r}.{closest(name, SINKS)}")
+        typed(SINKS[name], node, f"logger.{name}")
+    runner = importlib.import_module(f"rlrun.runners.{run.runner['name']}")
+    return Typed(
+        run=run,
+        algorithm=algorithm.algorithm,
+        algo=algorithm.cfg,
+        env=typed(registry.FAMILIES[family], run.env, "env"),
+        runner=typed(runner.Config, run.runner, "runner"),
+    )

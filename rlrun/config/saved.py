@@ -1,0 +1,63 @@
+"""config.yaml of a run directory, also of one that is older than some of today's options."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.paths import options, root
+from rlrun.config.types import MissingOption, load_yaml, plain
+
+
+def saved_config(run_dir: Path) -> dict[str, Any]:
+    """Its plain config. Options that did not exist when it was saved take today's defaults, and are named on stderr; an environment's own, and those of an
+    algorithm of the user's, do not. UserError where it cannot be read."""
+    from rlrun.config.run import type_config
+
+    values = load_yaml(run_dir / "config.yaml")
+    try:
+        type_config(values)
+    except MissingOption:
+        added = list(_fill(values, _defaults(values), ""))
+        if added:
+            print(f"  {run_dir} is older than {', '.join(added)}: defaults are taken", file=sys.stderr, flush=True)
+    return values
+
+
+def _defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """What the command that chooses the same groups composes to, without an environment's own options."""
+    from hydra import compose, initialize_config_dir
+
+    from rlrun.config.hydra_plugins import install
+
+    ours = "module" not in values["algo"] and values["algo"]["name"] in options("algo")
+    words = [f"algo={values['algo']['name'] if ours else 'impala'}", f"runner={values['runner']['name']}"]
+    if ours and isinstance(values["algo"].get("inner"), dict):
+        words.append(f"algo@algo.inner={values['algo']['inner']['name']}")
+    if values["resources"].get("exact"):
+        words.append("resources=debug")
+    clip = values["env"].get("reward_clip")  # what algorithms take over from it
+    if clip is not None:
+        words.append(f"env.reward_clip={clip}")
+    if values.get("replay"):
+        words.append(f"replay={values['replay']['name']}")
+    install()
+    with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
+        made = plain(compose("train", overrides=[*words, "env=CartPole-v1"]))
+    made["logger"] = {name: node for name, node in made["logger"].items() if name in (values.get("logger") or {})}
+    without = {"env"} if ours else {"env", "algo"}
+    if not made["logger"]:  # logger=[] leaves nothing behind
+        without.add("logger")
+    return {name: part for name, part in made.items() if name not in without}
+
+
+def _fill(values: dict[str, Any], defaults: dict[str, Any], path: str):
+    """Adds what is missing; yields the names of what was added."""
+    for key, default in defaults.items():
+        name = f"{path}{key}"
+        if key not in values:
+            values[key] = default
+            yield name
+        elif isinstance(values[key], dict) and isinstance(default, dict):
+            yield from _fill(values[key], default, f"{name}.")

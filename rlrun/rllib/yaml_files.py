@@ -1,0 +1,143 @@
+"""RLlib's tuned YAML files as they are read, and rlrun's as they are written; translate.py makes the one from the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from rlrun.config.paths import package
+from rlrun.core.errors import UserError
+from rlrun.envs.names import resolve
+
+How = Literal["mapped", "default", "dropped", "not mapped"]
+NESTED = ("model", "exploration_config", "replay_buffer_config", "optimizer")  # groups of RLlib's whose keys count as its own
+
+
+class Line(NamedTuple):
+    """What has become of one option."""
+
+    key: str
+    value: Any
+    how: How
+    became: str  # the option here with its value; empty where there is none
+    why: str
+
+
+@dataclass
+class Imported:
+    """One tuned file."""
+
+    name: str
+    algo: str
+    env: str
+    values: dict[str, Any] = field(default_factory=dict)  # dotted key -> value
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    comment: str = ""
+
+    def text(self, source: str) -> str:
+        """The file."""
+        nested: dict[str, Any] = {}
+        for key, value in self.values.items():
+            *groups, last = key.split(".")
+            node = nested
+            for group in groups:
+                node = node.setdefault(group, {})
+            node[last] = value
+        defaults = [f"  - override /env: {self.env}", f"  - override /algo: {self.algo}"]
+        for group in ("model", "replay"):
+            chosen = nested.get(group, {}).pop("_choice", None)
+            if chosen:
+                defaults.append(f"  - override /{group}: {chosen}")
+            if not nested.get(group, True):
+                del nested[group]
+        said = [f"# Imported from RLlib's {source} ({self.name})."]
+        if self.grid:
+            said.append("# Its grid: rlrun sweep tuned=... " + " ".join(f"{key}={','.join(map(flow, values))}" for key, values in self.grid.items()))
+        body = yaml.safe_dump(nested, sort_keys=False, default_flow_style=None, width=140)
+        return "\n".join(["# @package _global_", *said, "defaults:", *defaults, "", body])
+
+
+def flow(value: Any) -> str:
+    """A value as it stands on a command line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...").replace(": ", ":")
+
+
+def read(text: str, source: str) -> dict[str, dict[str, Any]]:
+    """Experiments by name. UserError where this is no file of RLlib's."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{source} is no YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, dict) or not found or not all(isinstance(one, dict) and "run" in one for one in found.values()):
+        raise UserError(f"{source} is no tuned file of RLlib's: those hold experiments, each with `run: <algorithm>`, `env:` and `config:`")
+    return found
+
+
+def numbers(value: Any) -> Any:
+    """YAML 1.1 reads 5e-4 and 1e6 as text; RLlib's loader does not care, we must."""
+    if isinstance(value, dict):
+        return {str(key): numbers(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [numbers(one) for one in value]
+    if isinstance(value, str):
+        try:
+            return float(value) if value.strip()[:1] in "+-.0123456789" and value.strip() else value
+        except ValueError:
+            return value
+    return value
+
+
+def options_of(value: Any) -> list[Any] | None:
+    """Those of {grid_search: [...]}, else None."""
+    return list(value["grid_search"]) if isinstance(value, dict) and set(value) == {"grid_search"} else None
+
+
+def slug(env: Any) -> str:
+    text = str(resolve(str(env).removeprefix("ale_py:")) or env)
+    return "".join(c if c.isalnum() else "_" for c in text).strip("_").lower()
+
+
+def rounded(value: float) -> int | float:
+    """Whole numbers as such."""
+    return int(value) if float(value).is_integer() else value
+
+
+@cache
+def _data(name: str) -> Any:
+    """A file of rlrun/rllib; nobody changes what it returns."""
+    return yaml.safe_load((package() / "rllib" / name).read_text())
+
+
+def defaults(run: str, old: bool) -> dict[str, Any]:
+    """RLlib's, where a file says nothing."""
+    table = _data("defaults.yaml")
+    made = dict(table["common"])
+    own = dict(table[run])
+    before = own.pop("old", {})
+    for part in (own, before if old else {}):
+        for key, value in part.items():
+            made[key] = {**made[key], **value} if isinstance(value, dict) and isinstance(made.get(key), dict) else value
+    return made
+
+
+def flattened(config: dict[str, Any]) -> dict[str, Any]:
+    """The groups that count as RLlib's own, with dotted keys."""
+    made: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in NESTED and isinstance(value, dict) and options_of(value) is None:
+            made |= {f"{key}.{inner}": one for inner, one in value.items()}
+        elif key == "env_config" and isinstance(value, dict):
+            made |= {f"{key}.{inner}": one for inner, one in value.items()}
+        else:
+            made[key] = value
+    return made
+
+
+def machinery() -> dict[str, str]:
+    """Options that no algorithm sees -> why they are left out."""
+    groups = _data("machinery.yaml")
+    return {name: group["why"] for group in groups for name in group["names"]}

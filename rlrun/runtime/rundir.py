@@ -1,0 +1,130 @@
+"""A run's directory: made, locked, described; and the one function that runs a typed config in it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.core.checkpoint import write_atomically
+from rlrun.core.errors import UserError
+from rlrun.machine.processor import processor
+
+
+class RunDir:
+    """`config.yaml progress.jsonl summary.json checkpoints/` and TensorBoard events. Held by one process at a time (flock)."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.lock: Any = None
+
+    @staticmethod
+    def create(path: Path) -> RunDir:
+        """A new or empty directory. UserError when it holds a run, is in use or cannot be written."""
+        made = RunDir(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"the run directory {path} cannot be made: {error.strerror}") from None
+        made.acquire()
+        if (path / "config.yaml").exists() or (path / "progress.jsonl").exists():
+            made.release()
+            saved = any((path / "checkpoints").glob("[0-9]*"))
+            way = f"rlrun resume {shlex.quote(str(path))}" if saved else "it ended before its first checkpoint, so remove it"
+            raise UserError(f"{path} already holds a run: {way}, or choose another run_dir")
+        return made
+
+    def acquire(self) -> None:
+        try:
+            self.lock = (self.path / "run.lock").open("a+")
+        except OSError as error:
+            raise UserError(f"the run directory {self.path} is not writable: {error.strerror}") from None
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.lock.seek(0)
+            holder = self.lock.read().strip()
+            raise UserError(f"{self.path} is in use by {holder or 'another process'}") from None
+        self.lock.truncate(0)
+        self.lock.write(f"process {os.getpid()} on {platform.node()}")
+        self.lock.flush()
+
+    def release(self) -> None:
+        if self.lock is not None:
+            (self.path / "run.lock").unlink(missing_ok=True)
+            self.lock.close()
+            self.lock = None
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """summary.json as it stands; empty where there is none that can be read."""
+        try:
+            return json.loads((self.path / "summary.json").read_text())
+        except (OSError, ValueError):
+            return {}
+
+    def summary(self, **values: Any) -> dict[str, Any]:
+        """Writes summary.json and returns it."""
+        write_atomically(self.path / "summary.json", json.dumps(values, indent=1) + "\n")
+        return values
+
+
+def default_path(root: str, algo: str, env: str, seed: int) -> Path:
+    slug = "".join(c if c.isalnum() or c in "-_." else "_" for c in env)
+    base = Path(root) / algo / slug / f"{datetime.now():%Y%m%d-%H%M%S}-seed{seed}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("rlrun", "torch", "gymnasium", "ale-py", "numpy", "hydra-core"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    from rlrun.machine.resources import cores
+
+    cpu = processor().get("model name") or platform.processor() or platform.machine()
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return {"cpu": cpu, "cores": cores(), "gpus": gpus}
+
+
+def git_commit() -> str | None:
+    """Of the checkout that rlrun runs from, with `+` when it has changes; None elsewhere."""
+    here = Path(__file__).resolve().parents[2]
+    try:
+        commit = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        dirty = subprocess.run(["git", "-C", str(here), "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True).stdout
+        return commit + ("+" if dirty.strip() else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def command_line() -> str:
+    """What the user typed, from the subcommand on (sys.argv itself is rewritten for Hydra)."""
+    words = sys.orig_argv[1:]
+    while words and not words[0].isalpha():  # the path of the script, or -m
+        words = words[1:]
+    return shlex.join(["rlrun", *(words[1:] if words[:1] == ["rlrun"] else words)])
+
+
+def started_at() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")

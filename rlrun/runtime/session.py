@@ -1,0 +1,121 @@
+"""One session of a run: a typed config in a run directory, from its start or its last checkpoint to its end, whatever that end is."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.config.run import Typed
+from rlrun.core.algorithm import Algorithm
+from rlrun.core.errors import RunFailed
+from rlrun.core.run import Run
+from rlrun.core.schedule import Clock
+from rlrun.core.signals import Signals
+from rlrun.loggers.console import console
+from rlrun.loggers.jsonl import Jsonl
+from rlrun.loggers.mlflow import Mlflow
+from rlrun.loggers.sinks import Sink, Sinks
+from rlrun.loggers.tensorboard import TensorBoard
+from rlrun.machine.memory import keep_freed
+from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
+from rlrun.runtime.wiring import Wiring, callbacks_of, checkpoints_of
+
+
+def run(wiring: Wiring, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
+    """Trains; returns the exit code. `values` is the plain config that was saved."""
+    keep_freed()
+    torch.set_num_threads(1)  # until the learner takes its own
+    signals = Signals()
+    signals.install()
+    try:
+        return _run(wiring, values, directory, restored, command or command_line(), signals)
+    finally:
+        signals.restore()
+        directory.release()
+
+
+def _run(wiring: Wiring, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals) -> int:
+    config = wiring.config
+    for reason in wiring.resources.why:
+        print(f"  {reason}", flush=True)
+    if config.run.init is not None and restored is None:
+        print(f"  begins with the weights of {config.run.init}", flush=True)
+    facts = {
+        "seed": config.run.seed, "algo": config.algo.name, "env": wiring.spec.name, "versions": versions(), "git_commit": git_commit(),
+        "hardware": hardware(), "command": command, "started": started_at(), "resources": list(wiring.resources.why),
+    }  # fmt: skip
+    before = directory.known if restored else {}
+    if before.get("command"):  # a resumed run keeps what made it
+        facts["resumed_by"] = [*before.get("resumed_by", []), command]
+        facts |= {name: before[name] for name in ("command", "started", "git_commit") if name in before}
+    resume_at = restored[1]["env_steps"] if restored else None
+    directory.summary(status="RUNNING", **facts)
+    logger = _loggers(config, values, directory.path, resume_at, facts)
+    job = Run(
+        env_steps=config.run.env_steps,
+        stop=config.run.stop,
+        evaluation=config.run.eval,
+        checkpoint=config.run.checkpoint,
+        log_every_sec=config.run.log_every_sec,
+        checkpoints=checkpoints_of(directory.path, config.run.checkpoint.keep),
+        logger=logger,
+        signals=signals,
+        evaluate=_evaluation(wiring) if config.run.eval.every is not None else None,
+        exact=wiring.resources.exact,
+        restored=restored,
+        callbacks=callbacks_of(config.run.callbacks),
+    )
+    error: BaseException | None = None
+    try:
+        wiring.train(job, None if resume_at is None else checkpoints_of(directory.path).directory / f"{resume_at:012d}")
+    except BaseException as caught:
+        error = caught
+        job.status, job.reason = ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
+        if not isinstance(caught, RunFailed | KeyboardInterrupt):
+            job.reason = "".join(traceback.format_exception(caught)).rstrip()
+    summary = directory.summary(
+        status=job.status, reason=job.reason, env_steps=job.clock.env_steps, updates=job.clock.updates, wall_sec=round(job.wall_sec, 2),
+        return_mean=job.episodes.mean, episodes=job.episodes.count, eval_return_mean=job.eval_mean, best_return_mean=job.best, **facts,
+    )  # fmt: skip
+    logger.close(job.status, summary)
+    print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
+    if isinstance(error, KeyboardInterrupt):
+        return job.exit_code or 130
+    if error is not None:
+        print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
+        return 1
+    return job.exit_code
+
+
+def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, facts: dict) -> Sinks:
+    chosen = {name: node for name, node in config.run.logger.items() if node["enabled"]}
+    direct: list[Sink] = [Jsonl(path / "progress.jsonl", resume_at)]
+    slow: dict = {}
+    if "console" in chosen:
+        direct.append(console(config.run.env_steps, f"{config.algo.name} on {config.env.name}, seed {config.run.seed}"))
+    if "tensorboard" in chosen:
+        slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
+    if "mlflow" in chosen:
+        mlflow = chosen["mlflow"]
+        slow["mlflow"] = lambda: Mlflow(mlflow["uri"], Path(config.run.runs_root), mlflow["experiment"], path, values, facts, mlflow["parent"])
+    return Sinks(direct, slow)
+
+
+def _evaluation(wiring: Wiring):
+    from rlrun.samplers.evaluator import Evaluator
+
+    evaluator: list[Evaluator] = []
+
+    def evaluate(algorithm: Algorithm, clock: Clock, round_: int, stop: Callable[[], bool]) -> list[float]:
+        cfg = wiring.config.run.eval
+        if not evaluator:
+            evaluator.append(Evaluator(wiring.eval_env(), min(cfg.episodes, 8), wiring.seeds))
+        games = evaluator[0].play(algorithm.policy, cfg.episodes, "greedy" if cfg.greedy else "explore", clock, round_, stop)
+        return [ret for ret, _ in games]
+
+    return evaluate

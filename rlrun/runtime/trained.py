@@ -1,0 +1,143 @@
+"""rlrun.load(RUN_DIR): a trained policy with its preprocessing, ready to act."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from rlrun.config.run import Typed, type_config
+from rlrun.config.saved import saved_config
+from rlrun.core.batch import Batch
+from rlrun.core.env import Rows, map_rows
+from rlrun.core.errors import UserError
+from rlrun.core.policy import Mode, Policy
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import EnvSpec, leaves
+from rlrun.envs import registry
+from rlrun.envs.atari import AtariConfig, ScreenStack
+from rlrun.envs.gym import to_rows
+from rlrun.envs.single import make_single
+from rlrun.models.model import Model
+from rlrun.runtime.wiring import checkpoints_of
+from rlrun.samplers.evaluator import to_torch
+
+
+class Trained:
+    """A policy of a run, on the CPU in float32.
+
+    `act` takes one observation or a batch of them and remembers recurrent state (and, given raw Atari screens, frames) between calls; `reset`
+    forgets it. `make_env` makes the environment that it knows, preprocessing included."""
+
+    def __init__(self, run_dir: Path, config: Typed, spec: EnvSpec, policy: Policy, clock: Clock):
+        self.run_dir, self.config, self.spec, self.policy, self.clock = run_dir, config, spec, policy, clock
+        self.rng = torch.Generator().manual_seed(config.run.seed)
+        self.screens = ScreenStack(config.env) if isinstance(config.env, AtariConfig) else None
+        self.reset()
+
+    def make_env(self, seed: int = 0) -> gymnasium.Env:
+        """The run's environment as training preprocessed it, for full games: reset() and step(action) as in Gymnasium, with what act() takes and gives.
+        Its seeds are never those of training."""
+        return make_single(registry.Factory(cfg=self.config.env, spec=self.spec, seeds=Seeds(seed), stream="user", learning=False))
+
+    def reset(self, is_first: np.ndarray | None = None) -> None:
+        """Begins new episodes everywhere, or where is_first [B]."""
+        if is_first is None or self._state is None:
+            self._state: Batch | None = None
+            self._action: Any = None
+            self._first: torch.Tensor | None = None
+            if self.screens is not None:
+                self.screens.reset()
+        else:
+            self._first = torch.from_numpy(np.asarray(is_first, dtype=bool).copy())
+
+    def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None) -> Any:
+        """Observation as the environment gives it, one or a batch (every part [...] or [B, ...]) -> action as the environment takes it. Of an Atari
+        game also the raw screen of every decision, [H, W, 3] uint8, or its last two frames [2, H, W, 3], which training merges; the stack of frames
+        is kept here. reward, one or [B]: what came of the last action, for models that are told (model.memory.prev_reward)."""
+        if self.screens is not None:
+            obs = self._screens(np.asarray(obs))
+        path, space = next(leaves(self.spec.observation))
+        first = obs
+        for name in path:
+            first = first[int(name)] if isinstance(first, tuple) else first[name]
+        given = np.asarray(first)
+        shape = space.field.shape
+        single = given.shape == shape
+        if given.shape[given.ndim - len(shape) :] != shape or given.ndim > len(shape) + 1:
+            raise ValueError(f"an observation of {self.spec.name} has the shape {shape}, not {given.shape}")
+        rows = to_rows(self.spec, _each(obs, lambda part: np.asarray(part)[None]) if single else obs)
+        action = self.spec.action.to_env(self.policy_action(rows, mode, reward))
+        return _each(action, lambda part: part[0]) if single else action
+
+    def _screens(self, given: np.ndarray) -> np.ndarray:
+        """What act() was given of an Atari game -> the stack of frames that the policy knows."""
+        assert self.screens is not None
+        if given.dtype != np.uint8:
+            raise ValueError(f"an observation of {self.spec.name} is uint8, 0 to 255, not {given.dtype}")
+        shape = (self.screens.cfg.stack, self.screens.cfg.size, self.screens.cfg.size)
+        if given.ndim in (3, 4) and given.shape[-1] == 3 and given.shape[-3:] != shape:
+            if given.ndim == 4 and len(given) != 2:
+                raise ValueError(f"raw screens are [H, W, 3] or [2, H, W, 3], not {given.shape}")
+            return self.screens.push(given)
+        return given
+
+    def policy_action(self, rows: Rows, mode: Mode = "greedy", reward: Any = None) -> Any:
+        """Observations [B, ...] as rows hold them -> actions as rows hold them (rlrun's own environments give and take these)."""
+        obs = to_torch(rows).clone()
+        count = len(next(obs.leaves()))
+        obs = self._told(obs, count, reward)
+        if self._state is None or not len(self._state):
+            self._state = self.policy.initial_state(count)
+        elif len(next(iter(self._state.values()))) != count:
+            raise ValueError(f"the policy remembers {len(next(iter(self._state.values())))} episodes and is given {count}: reset() comes first")
+        first = torch.zeros(count, dtype=torch.bool) if self._first is None else self._first
+        with torch.inference_mode():
+            act = self.policy.act(obs, first, self._state, self.clock, mode, self.rng)
+        self._state, self._first, self._action = act.state, None, act.action
+        return act.action.numpy()
+
+    def _told(self, obs: Batch, count: int, reward: Any) -> Batch:
+        """With what a memory is told of the last row; nothing where an episode begins."""
+        fresh = torch.zeros(count, dtype=torch.bool) if self._state is not None else torch.ones(count, dtype=torch.bool)
+        fresh = fresh if self._first is None else self._first
+        if "prev_action" in self.spec.obs and "prev_action" not in obs:
+            nothing = to_torch({"action": map_rows(self.spec.action.sample(np.random.default_rng(0), count), np.zeros_like)})
+            action: Any = nothing if self._state is None else Batch(action=self._action)
+            action = action.map(lambda x: x.masked_fill(fresh.view(-1, *[1] * (x.ndim - 1)), 0))
+            obs = obs.replace(prev_action=action["action"])
+        if "prev_reward" in self.spec.obs and "prev_reward" not in obs:
+            if reward is None and not fresh.all():
+                raise ValueError("this policy is told the last reward: act(obs, reward=...)")
+            last = torch.zeros(count) if reward is None else torch.as_tensor(np.asarray(reward, dtype=np.float32)).reshape(count)
+            obs = obs.replace(prev_reward=last.masked_fill(fresh, 0.0).unsqueeze(1))
+        return obs
+
+
+def _each(value: Any, function: Callable[[Any], Any]) -> Any:
+    """A dictionary or tuple of parts with `function` applied to each part, or to the value itself."""
+    if isinstance(value, Mapping):
+        return {name: _each(part, function) for name, part in value.items()}
+    return tuple(_each(part, function) for part in value) if isinstance(value, tuple) else function(value)
+
+
+def load(run_dir: str | Path, checkpoint: str = "last") -> Trained:
+    """The policy of a run directory: its last checkpoint, its best one ("best") or the one at so many env steps.
+
+    Raises UserError when the directory holds no run, or the checkpoint is missing or damaged."""
+    path = Path(run_dir)
+    config = type_config(saved_config(path))
+    tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
+    spec = registry.make_spec(config.env, config.run.model.memory.prev_action, config.run.model.memory.prev_reward)
+    policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)
+    try:
+        policy.load_state_dict(tensors["policy"])
+    except RuntimeError as error:
+        raise UserError(f"the checkpoint in {path} does not fit its config.yaml: {error}") from None
+    policy.requires_grad_(False)
+    return Trained(path, config, spec, policy, Clock(run["env_steps"], run["updates"]))

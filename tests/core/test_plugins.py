@@ -1,0 +1,168 @@
+"""The user's own package (tests/example), by config alone, as a user runs it: from its folder, in fresh processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import compose
+
+from rlrun.cli import _dispatch
+from rlrun.config.run import type_config
+from rlrun.config.types import load_yaml
+from rlrun.core.errors import UserError
+from rlrun.runtime.wiring import Wiring, checkpoints_of
+
+EXAMPLE = Path(__file__).parents[1] / "example"
+BASE = ["env=my_rl:Corridor-v0", "logger=[]", "log_every_sec=0.1", "model.hidden=[32]"]
+
+
+@pytest.fixture(autouse=True)
+def in_the_example(monkeypatch):
+    monkeypatch.chdir(EXAMPLE)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+
+
+def rlrun(*words, code=0):
+    """Standard output of the command, run in the example's folder."""
+    command = [sys.executable, "-c", "import sys; sys.path.pop(0); from rlrun.cli import main; main()", *map(str, words)]
+    done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows_of(path):
+    return [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+
+
+def test_env_wrapper_encoder_and_callback_in_sampler_processes(tmp_path):
+    path = tmp_path / "run"
+    said = rlrun("train", "algo=ppo", *BASE, "model.encoder=my_rl.models:Positions", "model.encoder_kwargs.size=8", "callbacks=[my_rl.callbacks:Best]",
+                 "env.wrappers=[{name: my_rl.envs:Hurry, price: 0.1}]", "resources.inference=local", "resources.num_samplers=2", "algo.lr=3e-3",
+                 "env_steps=20000", "stop.return_mean=0.5", f"run_dir={path}")  # fmt: skip
+    last = rows_of(path)[-1]
+    assert last["sample/return_mean"] >= 0.5, "4 steps to the right, 0.1 each: 0.6"
+    assert last["sample/success_rate"] > 0.9 and 4 < last["sample/info/cell"] < 8 and not any("note" in key for key in last)
+    assert last["my/best_episode"] == pytest.approx(0.6, abs=1e-5)
+    assert f"Best: STOPPED after {last['updates']} updates, best episode 0.60" in said
+    assert "return 0.6" in rlrun("evaluate", path, "episodes=3")
+    rlrun("resume", path, "env_steps=40000", "stop.return_mean=0.55")
+
+
+def test_an_algorithm_of_ones_own_trains_resumes_and_evaluates(tmp_path):
+    path = tmp_path / "run"
+    rlrun("train", "--config-dir", "conf", "algo=clipped_pg", *BASE, "env_steps=20000", "stop.return_mean=0.95", "stop.wall_sec=60", f"run_dir={path}")
+    assert rows_of(path)[-1]["sample/return_mean"] >= 0.95
+    assert "return 1.00" in rlrun("evaluate", path, "episodes=3")
+    rlrun("resume", path, "env_steps=30000", "stop.return_mean=null")
+
+
+def test_fine_tuning_begins_with_another_runs_weights(tmp_path):
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    words = [*BASE, "env_steps=30000", "stop.return_mean=0.98", "algo.lr=3e-3"]
+    rlrun("train", "algo=ppo", *words, f"run_dir={first}")
+    rlrun("train", "algo=ppo", *words, "seed=7", f"init={first}", f"run_dir={second}")
+    checkpoint = next((first / "checkpoints").glob("0*"))
+    rlrun("train", "algo=impala", *words, "seed=7", f"init={checkpoint}", f"run_dir={third}")
+    steps = {path: rows_of(path)[-1]["env_steps"] for path in (first, second, third)}
+    assert steps[second] < steps[first] and steps[third] < steps[first], steps
+    rlrun("resume", second, "env_steps=40000", "stop.return_mean=null")
+    assert rows_of(second)[-1]["env_steps"] >= 40000
+
+
+def test_fine_tuning_takes_weights_and_no_coefficients(tmp_path):
+    """The penalty's weight is the new run's, and a reward scale comes along only where both have one."""
+    small = ["algo=ppo", "env=rlrun/Identity-v0", "resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "algo.minibatch_size=20",
+             "model.hidden=[8]", "env_steps=40"]  # fmt: skip
+    plain = tmp_path / "plain"
+    assert _dispatch(["train", *small, f"run_dir={plain}"]) == 0
+    saved = checkpoints_of(plain).load(parts=("policy",))[0]["policy"]
+    made = Wiring(type_config(compose(*small, f"init={plain}", "algo.kl_coef=0.5", "algo.normalize_reward=true", "seed=3"))).algorithm()
+    assert float(made.kl_coef) == 0.5 and float(made.reward_scale.count) == 0.0
+    assert all(torch.equal(value, saved[name]) for name, value in made.policy.state_dict().items())
+
+
+def test_the_same_run_again(tmp_path):
+    paths = [tmp_path / name for name in ("one", "two", "three")]
+    words = ["algo=ppo", *BASE, "resources=debug", "algo.fragment_length=16", "algo.batch_size=64", "algo.minibatch_size=32", "env_steps=600"]
+    assert _dispatch(["train", *words, f"run_dir={paths[0]}"]) == 0
+    assert _dispatch(["train", "--from-run", str(paths[0]), f"run_dir={paths[1]}"]) == 0
+    assert _dispatch(["train", f"--from-run={paths[0]}", "seed=5", "algo.lr=1e-3", f"run_dir={paths[2]}"]) == 0
+    one, two, three = (checkpoints_of(path).load(parts=("policy",))[0]["policy"] for path in paths)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not all(torch.equal(one[name], three[name]) for name in one)
+    assert rows_of(paths[2])[-1]["learn/lr"] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["model.encoder=my_rl.models:Position"], "my_rl.models has no Position. Did you mean Positions"),
+    (["model.encoder=my_rl.model:Positions"], "cannot import my_rl.model"),
+    (["model.encoder=my_rl.envs:Corridor"], "must make a torch.nn.Module"),
+    (["model.encoder=my_rl.models:Positions", "env=CartPole-v1"], "does not fit CartPole-v1"),
+    (["model.encoder=naturecnn"], "Did you mean nature_cnn"),
+    (["model.encoder_kwargs.size=3"], "encoder_kwargs are for an encoder of your own"),
+    (["env.wrappers=[my_rl.envs]"], "package.module:Name"),
+    (["env.wrappers=[my_rl.models:Positions]"], "env.wrappers=my_rl.models:Positions"),
+    (["env.wrappers=[{name: my_rl.envs:Hurry, cost: 1}]"], "unexpected keyword argument 'cost'"),
+    (["env.wrappers=[3]"], "wrappers are package.module:Name"),
+    (["callbacks=[my_rl.models:Positions]"], "no subclass of rlrun.Callback"),
+    (["init=nowhere"], "init=nowhere is neither a run directory"),
+    (["callbacks=[my_rl.broken:Unmade]"], "callbacks=my_rl.broken:Unmade cannot be made: ValueError: no"),
+    (["env.kwargs={lenght:3}"], "unexpected keyword argument 'lenght'"),
+    (["env.wrappers=[{my_rl.envs:Hurry: {price: 0.1}}]"], "cannot be read as key=value"),
+])  # fmt: skip
+def test_what_does_not_fit_gets_a_sentence(words, said, tmp_path):
+    with pytest.raises(UserError) as caught:
+        _dispatch(["train", "algo=ppo", *BASE, f"run_dir={tmp_path / 'run'}", *words])
+    assert said in str(caught.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words, said", [
+    ([], "--from-run is not a run directory"),
+    (["nowhere"], "nowhere is not a run directory"),
+])  # fmt: skip
+def test_from_run_needs_a_run(words, said):
+    with pytest.raises(UserError, match=said):
+        _dispatch(["train", "--from-run", *words])
+
+
+def test_weights_that_do_not_fit_get_a_sentence(tmp_path):
+    path = tmp_path / "run"
+    small = ["resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "env_steps=20"]
+    assert _dispatch(["train", "algo=impala", "env=rlrun/Identity-v0", *small, "model.hidden=[8]", f"run_dir={path}"]) == 0
+    with pytest.raises(UserError, match="do not fit this run's env and model"):
+        _dispatch(["train", "algo=impala", "env=rlrun/Identity-v0", *small, "model.hidden=[9]", f"init={path}", f"run_dir={tmp_path / 'b'}"])
+    with pytest.raises(UserError, match=r"There is no option algo\.lrr"):
+        _dispatch(["train", "--from-run", str(path), "algo.lrr=3"])
+    with pytest.raises(UserError, match="cannot be chosen anew with --from-run"):
+        _dispatch(["train", "--from-run", str(path), "env=CartPole-v1"])
+
+
+@pytest.mark.parametrize("words, said", [
+    (["algo=icm", "algo@algo.inner=icm"], "There is no|cannot be inside icm"),
+    (["algo=icm", "algo@algo.inner=a3c"], "a2c is its synchronous form"),
+    (["algo=icm", "algo.inner=a2c"], r"chosen with algo@algo\.inner=a2c"),
+    (["algo=icm", "algo.inner.lrr=1"], r"Did you mean algo\.inner\.lr"),
+])  # fmt: skip
+def test_what_cannot_be_inside_gets_a_sentence(words, said):
+    with pytest.raises(UserError, match=said):
+        _dispatch(["train", "env=CartPole-v1", "logger=[]", *words])
+
+
+def test_a_callback_that_raises_is_named(tmp_path, capsys):
+    assert _dispatch(["train", "algo=ppo", *BASE, "callbacks=[my_rl.broken:Raising]", f"run_dir={tmp_path / 'run'}"]) == 1
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "FAILED" and summary["reason"] == "callbacks=my_rl.broken:Raising failed in on_update: KeyError: 'nothing'"
+
+
+def test_a_run_keeps_the_layout_that_was_decided(tmp_path):
+    """Measured once: a resumed run must not change over because the machine is busier."""
+    path = tmp_path / "run"
+    assert _dispatch(["train", "algo=ppo", *BASE, "env_steps=300", "algo.batch_size=256", "algo.minibatch_size=64", f"run_dir={path}"]) == 0
+    resources = load_yaml(path / "config.yaml")["resources"]
+    assert resources["inference"] in ("serial", "local") and resources["num_learners"] == 1
+    assert isinstance(resources["num_samplers"], int) and isinstance(resources["envs_per_sampler"], int)
+    wiring = Wiring(type_config(load_yaml(path / "config.yaml")))
+    assert wiring.layout_decided() == {key: resources[key] for key in ("inference", "num_learners", "num_samplers", "envs_per_sampler")}

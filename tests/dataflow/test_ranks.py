@@ -1,0 +1,324 @@
+"""Several learners: together they make one learner's update, hold the same weights, count every row once, and never wait for a dead one."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from conftest import SMALL, compose
+from families import ACTORS, fits
+from test_actor_learner import run_wired
+from test_all import CASES, QUICK, batches, start
+from test_samplers import counting
+
+from rlrun.cli import _dispatch
+from rlrun.config.paths import options
+from rlrun.config.run import type_config
+from rlrun.core.batch import Batch
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.learners import OVER, SAVE, Follower, check_equal, save_rows
+from rlrun.core.moments import moments_of
+from rlrun.core.ranks import Ranks
+from rlrun.core.schedule import Clock
+from rlrun.dataflow.cut import Cut
+from rlrun.dataflow.ranks import company
+from rlrun.dataflow.workers import Workers
+from rlrun.machine.resources import _learners, cores
+from rlrun.runtime.wiring import Wiring, preflight
+
+# one minibatch of everything, so that the order of rows does not matter, and every option that sums over learners
+WHOLE = {
+    "ppo": ["algo.minibatch_size=20", "algo.num_epochs=2", "algo.sequence_length=5", "algo.kl_coef=0.1", "algo.normalize_reward=true", "algo.reward_clip=none"],
+    "pg": ["algo.baseline=true", "algo.normalize_advantage=true"],
+    "a2c": ["algo.normalize_advantage=true", "algo.microbatch_size=5"],
+    "appo": ["algo.kl_coef=0.1", "algo.target_update_interval=1"],
+    "impala": ["algo.loss_reduction=mean"],
+}
+WHOLE["pqn"] = ["algo.minibatch_size=20", "algo.num_epochs=2"]
+WHOLE["ddppo"] = [*WHOLE["ppo"], "algo.cut_share=1"]
+WHOLE |= {algo: ["algo.actor_lr=0.01", "algo.critic_lr=0.01", "algo.l2=0.01"] for algo in ACTORS}
+WHOLE["td3"] += ["algo.policy_delay=1"]
+WHOLE["icm"] = ["algo.minibatch_size=20", "algo.sequence_length=5", "+algo.max_grad_norm=1.0"]
+SPACES = {"discrete": CASES["discrete"], "lstm": CASES["lstm"], "every space": CASES["every space"], "box": CASES["box"]}
+TOGETHER = [(algo, case) for algo in options("algo") for case in SPACES if fits(algo, case) and (case != "box" or algo in ACTORS)]
+
+
+def typed(*words):
+    return type_config(compose(*words))
+
+
+def updates(ranks: Ranks, algo: str, case: str):
+    """(weights, last metrics) after two updates with this learner's columns of the same two batches."""
+    words = [*SPACES[case], *WHOLE.get(algo, []), *([] if algo in ACTORS else ["algo.lr=0.01"])]
+    wiring, _, sampler = start(typed, algo, *words)
+    data = batches(wiring, sampler, 2)
+    wiring.ranks = ranks
+    made = wiring.algorithm()
+    share = wiring.needs.columns // ranks.world
+    for number, batch in enumerate(data):
+        valid = batch.valid.clone()
+        for row, column in ((1, 0), (2, -1), (3, -1)):  # learners with unequal numbers of live rows
+            valid[row : row + 1, column] = False
+        mine = part(batch.replace(valid=valid), slice(ranks.rank * share, (ranks.rank + 1) * share))
+        returns = [moments_of(torch.arange(1.0 + 10 * part, 4.0 + 10 * part)) for part in range(2)]
+        made.absorb_returns(returns[ranks.rank :: ranks.world])
+        metrics = made.update(mine, Clock(100 * number, number)).metrics
+        made.absorb_rows([made.policy.moments(mine)])
+    return made, {name: float(value) for name, value in metrics.items()}
+
+
+def part(batch: Batch, columns: slice) -> Batch:
+    """These columns; what replay adds has no rows."""
+    single = {name: batch[name][columns] for name in ("weight", "key") if name in batch}
+    return Batch({**Batch({name: value for name, value in batch.items() if name not in single}).columns(columns), **single})
+
+
+def flat(made) -> torch.Tensor:
+    return torch.cat([value.flatten().double() for value in made.state_dict().values()])
+
+
+def everything(ranks: Ranks) -> None:
+    """The other learner's side of the test below."""
+    for algo, case in TOGETHER:
+        made, _ = updates(ranks, algo, case)
+        ranks.gather(flat(made))
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    """{(algo, case): (weights of every rank, metrics)}"""
+    results = {}
+    with company(2, everything, 60.0, 1) as ranks:
+        for algo, case in TOGETHER:
+            made, metrics = updates(ranks, algo, case)
+            results[algo, case] = (ranks.gather(flat(made)), metrics)
+    return results
+
+
+@pytest.mark.parametrize("algo, case", TOGETHER)
+def test_two_learners_make_the_update_of_one_with_the_whole_batch(two_ranks, algo, case):
+    weights, metrics = two_ranks[algo, case]
+    assert torch.equal(*weights), "learners must hold the same bits"
+    alone, whole = updates(Ranks(), algo, case)
+    torch.testing.assert_close(weights[0], flat(alone), rtol=1e-4, atol=1e-5)
+    assert metrics == {name: pytest.approx(value, rel=1e-3, abs=1e-5) for name, value in whole.items()}
+
+
+@pytest.mark.parametrize("kind", ["serial", "local"])
+@pytest.mark.parametrize("runner", ["actor_learner", "on_policy"])
+def test_every_row_is_counted_once(tmp_path, kind, runner):
+    """The counting algorithm asserts in both processes that the clock is the sum of all learners' rows."""
+    words = ["resources.num_learners=2", "env_steps=600", "log_every_sec=0.001", f"runner={runner}"]
+    algorithm, job, rows = run_wired(counting(typed, kind, *words, "resources.envs_per_sampler=1" if kind == "serial" else "seed=0"), tmp_path)
+    assert job.status == "COMPLETED" and 600 <= job.clock.env_steps < 640
+    assert job.episodes.mean == 28.0 and job.episodes.count >= 60, "episodes of both learners"
+    assert algorithm.updates == job.clock.updates and rows[-1]["env_steps"] == job.clock.env_steps
+
+
+@pytest.mark.parametrize("algo, runner", [("ppo", []), ("impala", ["runner.num_sgd_iter=2"]), ("ddppo", []), ("rainbow", [])])
+def test_two_learners_learn_what_one_does(tmp_path, algo, runner):
+    words = ["env=rlrun/Identity-v0", "resources.num_learners=2", "resources.inference=serial", "algo.fragment_length=20", "algo.batch_size=80", "logger=[]",
+             "algo.lr=3e-3", "algo.discount=0", "model.hidden=[64]", "env_steps=60000", "stop.return_mean=18", *QUICK.get(algo, []), *runner]  # fmt: skip
+    words += ["algo.minibatch_size=40", "algo.sequence_length=20"] if algo == "ddppo" else []
+    _, job, _ = run_wired(Wiring(typed(f"algo={algo}", *words)), tmp_path)
+    assert job.status == "STOPPED" and job.episodes.mean >= 18
+
+
+def test_a_killed_learner_ends_the_run(tmp_path):
+    wiring = counting(typed, "serial", "resources.num_learners=2", "resources.envs_per_sampler=1", f"env_steps={10**7}")
+    started = Workers.start
+
+    def start_and_kill(self, name, *args, **more):
+        worker = started(self, name, *args, **more)
+        threading.Timer(8.0, os.kill, (worker.process.pid, signal.SIGKILL)).start()
+        return worker
+
+    Workers.start = start_and_kill  # type: ignore[method-assign]
+    begun = time.monotonic()
+    try:
+        with pytest.raises(RunFailed, match="learner-1 was killed by SIGKILL"):
+            run_wired(wiring, tmp_path)
+    finally:
+        Workers.start = started  # type: ignore[method-assign]
+    assert time.monotonic() - begun < 25
+
+
+def test_a_broken_sampler_of_another_learner_ends_the_run(tmp_path):
+    """Both learners' samplers fail; whichever is first, the run says which one."""
+    with pytest.raises(RunFailed, match=r"sampler-\d failed"):
+        run_wired(counting(typed, "local", "resources.num_learners=2", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise"), tmp_path)
+
+
+def test_a_cut_learner_stops_short_and_its_episodes_go_on(tmp_path):
+    """Three learners of which two have finished: the third stops after a quarter of its rows."""
+    cut = Cut(3, 0.6)
+    assert cut.enough == 2
+    wiring = Wiring(typed("algo=ddppo", "env=rlrun/Counting-v0", *SMALL, "algo.fragment_length=20", "algo.batch_size=40", "algo.minibatch_size=40",
+                          "algo.sequence_length=20"))  # fmt: skip
+    wiring.cut, wiring.ranks = cut, Ranks(2, 3)
+    sampler = wiring.sampler(0)
+    sampler.publish(wiring.policy_factory(acting=True)(), Clock())
+    fragments = []
+    for others in (0, 1, 2):
+        cut.finished[:2] = torch.tensor([len(fragments) + (others > 0), len(fragments) + (others > 1)])
+        fragments.append(sampler.take(1)[0].batch.clone())
+    whole, almost, short = fragments
+    for batch in (whole, almost):
+        assert batch.valid[6:].any(0).all()
+    assert short.valid[:5].sum() >= 8 and not short.valid[5:].any()
+    assert torch.equal(short.obs.observation[5], short.obs.observation[20]), "what waits to be acted on is row T"
+    values = wiring.policy_factory(acting=True)().unroll(short)[1]
+    torch.testing.assert_close(short.value[5], values[5])  # what row 4 bootstraps from
+    cut.finished[:2] = 3
+    after = sampler.take(1)[0].batch
+    check_rows_follow = after.obs.observation[0]
+    assert torch.equal(check_rows_follow, short.obs.observation[20]) and not after.is_first[0].any() | short.is_first[20].any()
+    assert int(cut.finished[2]) == 4
+
+
+def test_learners_with_different_weights_do_not_begin():
+    class Two(Ranks):
+        def gather(self, x):
+            return [x, x + self.off]
+
+    made = Wiring(typed("algo=impala", "env=CartPole-v1", *SMALL)).algorithm()
+    ranks = Two(0, 2)
+    ranks.off = 0.0
+    check_equal(made, ranks)
+    ranks.off = 1e-9
+    with pytest.raises(RunFailed, match="different weights"):
+        check_equal(made, ranks)
+
+
+def test_only_broken_connections_are_blamed_on_other_learners():
+    with pytest.raises(RuntimeError, match="my own mistake"), company(2, everything, 60.0, 1):
+        raise RuntimeError("my own mistake")
+
+
+def test_a_named_gpu_is_the_only_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    config = typed("algo=ddppo", "env=CartPole-v1")
+    needs = config.algorithm.needs(config.algo)
+    for device, learners in (("auto", 4), ("cuda", 4), ("cuda:1", 1), ("cpu", min(cores(), 8))):
+        cfg = dataclasses.replace(config.run.resources, device=device)
+        assert _learners(cfg, needs, False, True, True, False, []) == learners
+
+
+def test_resumed_learners_begin_with_the_same_weights(tmp_path, capfd):
+    path = tmp_path / "run"
+    words = ["algo=ppo", "env=CartPole-v1", "resources.num_learners=2", "resources.inference=serial", "algo.batch_size=256", "algo.minibatch_size=64",
+             "algo.fragment_length=32", "model.observation_filter=mean_std", "logger=[]", "env_steps=600"]  # fmt: skip
+    assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
+    assert _dispatch(["resume", str(path), "env_steps=1200"]) == 0
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "COMPLETED" and 1200 <= summary["env_steps"] < 1500
+
+
+def test_every_learners_replay_is_saved_and_goes_on(tmp_path):
+    path = tmp_path / "run"
+    words = ["algo=dqn", "env=CartPole-v1", "resources.num_learners=2", "replay=prioritized", "replay.capacity=5000", "logger=[]", "env_steps=1500",
+             "algo.num_envs=2"]  # fmt: skip
+    assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
+    (first,) = (path / "checkpoints").glob("0*")
+    rows = [len((first / f"replay-{rank}.bin").read_bytes()) for rank in range(2)]
+    assert _dispatch(["resume", str(path), "env_steps=1900"]) == 0
+    last = max((path / "checkpoints").glob("0*"))
+    for rank, part in enumerate(("replay.pt", "replay-1.pt")):
+        before, after = (torch.load(folder / part, weights_only=True)["replay"] for folder in (first, last))
+        assert 700 < before["head"][0] < after["head"][0] < before["head"][0] + 300, "this learner's rows, and new ones behind them"
+        assert len((last / f"replay-{rank}.bin").read_bytes()) > rows[rank]
+    updates = [json.loads((folder / "run.json").read_text())["updates"] for folder in (first, last)]
+    assert updates[1] - updates[0] == pytest.approx(100, abs=4), "an update every 4 env steps, from the first on"
+    before = (path / "config.yaml").read_text()
+    with pytest.raises(UserError, match="another capacity, runner, num_shards, num_learners"):
+        _dispatch(["resume", str(path), "env_steps=3000", "resources.num_learners=1", "resources.num_samplers=1", "resources.envs_per_sampler=1"])
+    assert (path / "config.yaml").read_text() == before
+
+
+class FullDisk:
+    def save_rows(self, folder) -> None:
+        if folder.name == "full":
+            raise OSError("no space left on device")
+
+    def state(self) -> dict:
+        return {}
+
+
+def save_twice(ranks: Ranks) -> None:
+    """The other learner's side of the test below: its disk is full the first time."""
+    follower = Follower(ranks, None)
+    follower.replay = FullDisk()
+    assert not follower.tick(Clock(), None), "two saves, and it is over"
+
+
+def test_a_learner_that_cannot_write_its_replay_leaves_a_checkpoint_out(tmp_path):
+    (tmp_path / "full").mkdir()
+    with company(2, save_twice, 60.0, 1) as ranks:
+        ranks.first(SAVE)
+        with pytest.raises(OSError, match="another learner"):
+            save_rows(Healthy(), ranks, tmp_path / "full")
+        ranks.first(SAVE)
+        save_rows(Healthy(), ranks, tmp_path)
+        ranks.first(OVER)
+    assert (tmp_path / "replay-1.pt").is_file() and not (tmp_path / "full" / "replay-1.pt").exists()
+
+
+class Healthy:
+    def save_rows(self, folder) -> None:
+        (folder / "replay-0.bin").write_bytes(b"rows")
+
+
+@pytest.mark.parametrize("words, said", [
+    (["resources.num_learners=99"], r"there (is|are) \d+ cores?; .*1.* would fit"),
+    (["resources.num_learners=2", "algo.batch_size=384", "algo.minibatch_size=384", "algo.fragment_length=128"], "must divide the 3 columns"),
+    (["resources.num_learners=2", "resources.num_samplers=3"], "multiple of num_learners"),
+    (["resources=debug", "resources.num_learners=2"], "set num_learners=1"),
+    (["resources.num_learners=0"], "at least 1"),
+    (["resources.num_learners=2", "algo.minibatch_size=1", "algo.batch_size=1024"], "num_learners 2"),
+])  # fmt: skip
+def test_what_cannot_be_shared_gets_a_sentence(words, said):
+    with pytest.raises(UserError, match=said):
+        preflight(typed("algo=ppo", "env=CartPole-v1", *words))
+
+
+def test_a_cut_needs_samplers_that_learn():
+    with pytest.raises(UserError, match="cut_share=1"):
+        Wiring(typed("algo=ddppo", "env=CartPole-v1", "resources.inference=local", "resources.num_samplers=2"))
+
+
+@pytest.mark.parametrize("words", [["algo=ppo", "resources.num_learners=2", "resources.inference=local"], ["algo=a3c"]])
+def test_a_signal_to_the_whole_group_saves_and_exits(tmp_path, words):
+    """As schedulers send it: samplers and other learners leave the decision to the run."""
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "rlrun", "train", "env=CartPole-v1", "env_steps=1e9", "logger=[]", "log_every_sec=0.2", f"run_dir={path}", *words]
+    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not (path / "progress.jsonl").exists() or not (path / "progress.jsonl").read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "INTERRUPTED" and list((path / "checkpoints").glob("0*"))
+
+
+@pytest.mark.parametrize("words, inference, device", [
+    (["env=Pong", "algo.num_envs=1"], "local", "cuda"),  # one environment has nobody to take turns with
+    (["env=Pong"], "batched", "cuda"),
+    (["env=Pong", "algo.num_envs=8"], "batched", "cuda"),
+    (["env=Pong", "resources.device=cpu"], "serial" if cores() <= 2 else "local", "cpu"),
+])  # fmt: skip
+def test_a_replays_defaults_fit_beside_a_gpu(monkeypatch, words, inference, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    made = Wiring(typed("algo=dqn", *words)).resources
+    assert (made.inference, made.device.type) == (inference, device)

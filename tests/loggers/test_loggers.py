@@ -1,0 +1,147 @@
+"""What was logged, read back with the readers that people use; loggers that fail."""
+
+import json
+import threading
+import time
+import urllib.request  # noqa: F401
+
+import pytest
+from conftest import SMALL, compose
+
+from rlrun.config.run import type_config
+from rlrun.config.types import save_yaml
+from rlrun.loggers.console import Lines, console, duration
+from rlrun.loggers.sinks import Sinks
+from rlrun.runtime import session
+from rlrun.runtime.rundir import RunDir
+from rlrun.runtime.wiring import preflight
+
+
+def train(tmp_path, *words, resumed=None):
+    path = tmp_path / "run"
+    small = [word for word in SMALL if not word.startswith("logger")]
+    values = compose("algo=impala", "env=CartPole-v1", *small, f"run_dir={path}", f"runs_root={tmp_path}", "env_steps=300", "log_every_sec=0.01", *words)
+    config = type_config(values)
+    directory = RunDir.create(path)
+    save_yaml(values, path / "config.yaml")
+    return path, session.run(preflight(config), values, directory, None)
+
+
+def test_tensorboard_and_mlflow_hold_what_progress_holds(tmp_path):
+    from mlflow import MlflowClient
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from rlrun.commands.resume import main as resume
+
+    path, code = train(tmp_path, "logger=[tensorboard,mlflow]")
+    assert code == 0
+    assert resume([str(path), "env_steps=500"]) == 0
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    events = EventAccumulator(str(path))
+    events.Reload()
+    logged = {event.step: event.value for event in events.Scalars("learn/policy_loss")}
+    expected = {row["env_steps"]: row["learn/policy_loss"] for row in rows if row.get("learn/policy_loss") is not None}
+    assert logged.keys() == expected.keys() and all(logged[k] == pytest.approx(expected[k]) for k in expected)
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("rlrun").experiment_id])
+    assert len(runs) == 1, "a resumed run continues its own MLflow run"
+    run = runs[0]
+    assert run.info.status == "FINISHED" and run.data.params["algo.lr"] == "0.0005" and run.data.params["env.name"] == "CartPole-v1"
+    history = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "learn/policy_loss")}
+    assert history.keys() == expected.keys()
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert {"config.yaml", "summary.json", "checkpoint"} <= files
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_a_failed_run_is_failed_in_mlflow(tmp_path):
+    from mlflow import MlflowClient
+
+    path = tmp_path / "run"
+    small = [word for word in SMALL if not word.startswith("logger")]
+    values = compose("algo=impala", "env=rlrun/Counting-v0", "++env.kwargs.fail_at=30", *small, f"run_dir={path}", f"runs_root={tmp_path}", "logger=[mlflow]")
+    directory = RunDir.create(path)
+    save_yaml(values, path / "config.yaml")
+    assert session.run(preflight(type_config(values)), values, directory, None) == 1
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert client.search_runs(["1"])[0].info.status == "FAILED"
+    assert json.loads((path / "summary.json").read_text())["status"] == "FAILED"
+
+
+def test_a_dead_mlflow_server_costs_a_warning(tmp_path, capsys):
+    started = time.monotonic()
+    _, code = train(tmp_path, "logger=[mlflow]", "logger.mlflow.uri=http://127.0.0.1:9")
+    assert code == 0 and time.monotonic() - started < 45
+    assert "mlflow: " in capsys.readouterr().err
+
+
+def test_without_mlflow_a_sentence_and_a_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("rlrun.loggers.mlflow.available", lambda: False)
+    _, code = train(tmp_path, "logger=[mlflow]")
+    assert code == 0 and "mlflow is not installed (pip install mlflow)" in capsys.readouterr().err
+
+
+class Recorder:
+    def __init__(self, fail_at=None, wait=None):
+        self.rows, self.closed, self.fail_at, self.wait = [], None, fail_at, wait
+
+    def log(self, row):
+        if self.wait:
+            self.wait.wait(10)
+        if len(self.rows) == self.fail_at:
+            raise OSError("disk full")
+        self.rows.append(row)
+
+    def close(self, status, summary):
+        self.closed = status
+
+
+def test_a_failing_sink_is_left_out_and_the_others_go_on(capsys):
+    direct, good, bad = Recorder(), Recorder(), Recorder(fail_at=2)
+    sinks = Sinks([direct], {"good": lambda: good, "bad": lambda: bad})
+    for number in range(5):
+        sinks.log({"env_steps": number})
+    sinks.close("COMPLETED", {})
+    assert [len(s.rows) for s in (direct, good, bad)] == [5, 5, 2] and good.closed == "COMPLETED"
+    assert capsys.readouterr().err.count("disk full") == 1
+
+
+def test_a_hanging_sink_never_blocks_log(capsys, monkeypatch):
+    monkeypatch.setattr("rlrun.loggers.sinks.PENDING", 5)
+    monkeypatch.setattr("rlrun.loggers.sinks.CLOSE_SEC", 0.3)
+    gate = threading.Event()
+    sinks = Sinks([], {"stuck": lambda: Recorder(wait=gate)})
+    started = time.monotonic()
+    for number in range(50):
+        sinks.log({"env_steps": number})
+    sinks.close("COMPLETED", {})
+    assert time.monotonic() - started < 5 and sinks.dropped > 30
+    gate.set()
+    assert "were dropped" in capsys.readouterr().err
+
+
+def test_lines_off_a_terminal(capsys):
+    row = {"env_steps": 500, "time_sec": 65.0, "sample/env_steps_per_sec": 100.0, "sample/return_mean": None, "sample/episodes": 0, "learn/entropy": 0.5}
+    made = console(1000, "impala on Pong")
+    assert isinstance(made, Lines)
+    made.log(row)
+    assert "500/1,000 steps" in (out := capsys.readouterr().out) and "no finished episode" in out and "left 5s" in out
+    assert [duration(s) for s in (5, 65, 3725)] == ["5s", "1m05s", "1h02m"]
+
+
+def test_the_live_view_shows_progress_and_load():
+    from io import StringIO
+
+    from rich.console import Console
+
+    from rlrun.loggers.console import Live
+
+    live = Live(1000, "impala on Pong")
+    row = {"env_steps": 500, "time_sec": 65.0, "sample/env_steps_per_sec": 100.0, "sample/return_mean": 1.5, "sample/episodes": 7, "learn/entropy": 0.5}
+    live.log(row)
+    text = StringIO()
+    Console(file=text, width=120).print(live._table(row))
+    live.close("COMPLETED", {})
+    for said in ("500 of 1,000 env steps", "5s left", "return, last 100", "processor load", "entropy"):
+        assert said in text.getvalue()

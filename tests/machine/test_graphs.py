@@ -1,0 +1,224 @@
+"""Recorded updates make the weights that plain ones make; what cannot be recorded says so."""
+
+import threading
+
+import pytest
+import torch
+from tape import Tapes, Unrecordable
+
+from rlrun.core.batch import Batch
+from rlrun.core.errors import RunFailed
+from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
+from rlrun.core.schedule import Clock, GraphClock, Schedule
+from rlrun.machine.graphs import MOST_SHAPES, RECORDING, WARM_UP, Recorded, map_tensors
+from rlrun.runtime.wiring import Wiring
+
+ADAM = OptimizerConfig(kind="adam", epsilon=1e-8, decay=0.99, momentum=0.9, beta1=0.9, beta2=0.999)
+FALLING = Schedule(((0.0, 1.0), (100.0, 0.0)))
+ON_POLICY = ["env=CartPole-v1", "algo.fragment_length=5", "algo.batch_size=20", "algo.lr=1e-2 to 0 over 500"]
+MINIBATCHES = [*ON_POLICY, "algo.minibatch_size=10"]
+REPLAY = ["env=CartPole-v1", "algo.learning_starts=30", "algo.batch_size=16", "algo.fragment_length=5", "algo.num_envs=4", "replay=prioritized",
+          "algo.target_update_interval=3"]  # fmt: skip
+ACTOR = [
+    "env=Pendulum-v1",
+    "algo.learning_starts=30",
+    "algo.batch_size=16",
+    "algo.actor.hidden=[8]",
+    "algo.critic.hidden=[8]",
+    "algo.actor_lr=1e-2 to 0 over 500",
+]
+UPDATES = 9
+CASES = {
+    "impala": [*ON_POLICY, "algo.entropy_coef=0.1 to 0 over 400"],
+    "impala rmsprop": [*ON_POLICY, "algo.optimizer.kind=rmsprop", "algo.optimizer.momentum=0.5"],
+    "impala sgd": [*ON_POLICY, "algo.optimizer.kind=sgd", "algo.optimizer.momentum=0.5"],
+    "impala two optimisers": [*ON_POLICY, "model.share_value=false", "algo.value_lr=1e-2"],
+    "appo": [*ON_POLICY, "algo.kl_coef=0.1", "algo.clip=0.4 to 0.1 over 300"],
+    "a2c": [*ON_POLICY, "algo.microbatch_size=10"],
+    "pg": ON_POLICY,
+    "ppo": [*MINIBATCHES, "algo.kl_coef=0.2", "algo.stop_kl=0.5", "algo.clip=0.3 to 0.1 over 400", "algo.normalize_value=true"],
+    "pqn": MINIBATCHES,
+    "dqn": [*REPLAY, "algo.lr=1e-2 to 0 over 500", "algo.double=true", "algo.n_step=[1,3]"],
+    "c51": REPLAY,
+    "rainbow": REPLAY,
+    "qr_dqn": REPLAY,
+    "iqn": REPLAY,
+    "ddpg": ACTOR,
+    "td3": [*ACTOR, "algo.policy_delay=2"],
+    "sac": [*ACTOR, "algo.alpha_lr=1e-2"],
+    "tqc": [*ACTOR, "algo.num_critics=2"],
+}
+
+
+def clocks():
+    return [Clock(env_steps=60 * i, updates=i) for i in range(UPDATES)]
+
+
+def batches(wiring):
+    """As many train batches as there are clocks, of rows that a policy made."""
+    sampler, policy = wiring.sampler(0), wiring.policy_factory(acting=False)()
+    try:
+        sampler.publish(policy, Clock())
+        replay = None if wiring.needs.replay is None else wiring.replay(0)
+        for _ in range(20 if replay is not None else 0):
+            (fragment,) = sampler.take(1)
+            replay.add(fragment)
+            sampler.free([fragment])
+        made = []
+        for clock in clocks():
+            if replay is not None:
+                made.append(replay.sample(wiring.needs.columns, clock))
+            else:
+                (fragment,) = sampler.take(1)
+                made.append(fragment.batch.clone())
+                sampler.free([fragment])
+        return made
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
+    words = [f"algo={case.split()[0]}", "resources=debug", "model.hidden=[8]", "logger=[]", *CASES[case]]
+    plain, recorded, tapes = Wiring(typed(*words)), Wiring(typed(*words)), Tapes()
+    recorded.recorder = tapes
+    rows = batches(plain)
+    one, other = plain.algorithm(), recorded.algorithm()
+    other.load_state(one.state())
+    for batch, clock in zip(rows, clocks(), strict=True):
+        wanted, got = one.update(batch, clock), other.update(batch, clock)
+        assert wanted.metrics.keys() == got.metrics.keys()
+        for name, value in wanted.metrics.items():
+            torch.testing.assert_close(torch.as_tensor(got.metrics[name]).float(), torch.as_tensor(value).float(), atol=1e-4, rtol=1e-3, msg=name)
+        for name, value in (wanted.writes or {}).items():
+            torch.testing.assert_close(got.writes[name], value, atol=1e-4, rtol=1e-3)
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
+    assert tapes.recordings >= 1 and tapes.replayed >= UPDATES // 2 - WARM_UP
+    a, b = one.state(), other.state()
+    assert torch.equal(a["rng"], b["rng"])  # as many random numbers
+
+
+def test_a_filter_that_learns_between_replays(typed):
+    words = ["algo=impala", "resources=debug", "model.hidden=[8]", "logger=[]", "model.observation_filter=mean_std", *ON_POLICY]
+    plain, recorded = Wiring(typed(*words)), Wiring(typed(*words))
+    recorded.recorder = Tapes()
+    rows, one, other = batches(plain), plain.algorithm(), recorded.algorithm()
+    for batch, clock in zip(rows, clocks(), strict=True):
+        for algorithm in (one, other):
+            algorithm.update(batch, clock)
+            algorithm.absorb_rows([algorithm.policy.moments(batch)])
+    for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_memory_and_an_lr_that_follows_the_kl_are_not_recorded(typed):
+    words = ["algo=ppo", "resources=debug", "model.hidden=[8]", "logger=[]", *MINIBATCHES, "algo.sequence_length=5"]
+    for more in (["model=lstm", "model.memory.size=8"], ["algo.lr_kl_target=0.01"]):
+        wiring, tapes = Wiring(typed(*words, *more)), Tapes()
+        wiring.recorder = tapes
+        made = wiring.algorithm()
+        for batch, clock in zip(batches(wiring), clocks(), strict=True):
+            made.update(batch, clock)
+        assert tapes.recordings == 0
+
+
+def once(function, *rows, tapes=None):
+    recorded = Recorded(function, tapes or Tapes(), list)
+    return [recorded(Batch(x=torch.tensor(row)), Clock(env_steps=10 * i)) for i, row in enumerate(rows)]
+
+
+def test_results_are_copies_and_schedules_are_renewed():
+    made = once(lambda batch, clock: ({"sum": batch.x.sum() * FALLING(clock)}, batch.x * 2, 3.0), *[[float(i), 1.0] for i in range(8)])
+    for i, (metrics, doubled, number) in enumerate(made):
+        assert metrics["sum"].item() == pytest.approx((i + 1) * (1 - 0.1 * i)) and doubled.tolist() == [2.0 * i, 2.0] and number == 3.0
+
+
+def test_no_other_thread_does_for_the_first_times_what_it_records():
+    """A library that begins in one thread would end another's recording."""
+    tapes, free = Tapes(), []
+
+    def function(batch, clock):
+        def asks():
+            if RECORDING.acquire(blocking=False):
+                RECORDING.release()
+                free.append(len(batch.x))
+
+        other = threading.Thread(target=asks)
+        other.start()
+        other.join()
+        return batch.x.sum()
+
+    many = [[1.0] * (2 + i) for i in range(MOST_SHAPES)]  # the last one is never recorded
+    once(function, *[[1.0]] * (WARM_UP + 1), *many, tapes=tapes)
+    assert free == [] and tapes.recordings == 1
+    assert RECORDING.acquire(blocking=False)
+    RECORDING.release()
+
+
+def test_every_shape_is_recorded_once():
+    tapes = Tapes()
+    rows = [[1.0], [1.0, 2.0]] * (WARM_UP + 3)
+    made = once(lambda batch, clock: batch.x.sum(), *rows, tapes=tapes)
+    assert [float(x) for x in made] == [1.0, 3.0] * (WARM_UP + 3) and tapes.recordings == 2 and tapes.replayed == 6
+
+
+def test_batches_that_are_never_alike_do_not_fill_the_memory():
+    tapes = Tapes()
+    recorded = Recorded(lambda batch, clock: batch.x.sum(), tapes, list)
+    for _ in range(WARM_UP + 1):
+        for size in range(1, 2 * MOST_SHAPES):
+            assert float(recorded(Batch(x=torch.ones(size)), Clock())) == size
+    assert tapes.recordings == MOST_SHAPES == len(recorded.ways)
+
+
+@pytest.mark.parametrize("function", [
+    lambda batch, clock: batch.x * float(batch.x.sum()),
+    lambda batch, clock: batch.x[batch.x > 0],
+    lambda batch, clock: batch.x if (batch.x > 0).all() else -batch.x,
+])  # fmt: skip
+def test_the_tape_refuses_what_a_gpu_would(function):
+    with pytest.raises(Unrecordable):
+        once(function, *[[1.0]] * (WARM_UP + 1))
+
+
+def test_a_recorded_function_cannot_look_at_the_clock():
+    for word in ("env_steps", "updates"):
+        with pytest.raises(RuntimeError, match="cannot be recorded"):
+            getattr(GraphClock(torch.device("cpu")), word)
+    assert GraphClock(torch.device("cpu")).value_of(Schedule(((0.0, 0.5),))) == 0.5  # never changes
+
+
+def test_map_tensors_keeps_the_tree():
+    tree = (Batch(a=torch.ones(1)), {"b": torch.ones(2), "c": None}, 4)
+    batch, names, number = map_tensors(lambda x: x + 1, tree)
+    assert batch.a.item() == 2 and names["b"].tolist() == [2, 2] and names["c"] is None and number == 4
+
+
+@pytest.mark.parametrize("kind", ["adam", "rmsprop", "radam", "sgd"])
+def test_a_deferred_optimiser_steps_as_the_other_does(kind):
+    cfg = OptimizerConfig(**{**vars(ADAM), "kind": kind})
+    made = []
+    for deferred in (False, True):
+        parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+        optimizer = Optimizer([parameter], cfg, Schedule(((0.0, 0.1),)), 0.5, deferred=deferred)
+        told = []
+        for factor in (1.0, 0.01, float("nan"), 2.0, float("inf"), 1.0):
+            told.append(optimizer.step((parameter * factor).square().sum(), Clock()))
+        made.append((parameter.detach().clone(), [float(one["skipped_updates"]) for one in told], optimizer.state_dict()))
+    torch.testing.assert_close(made[0][0], made[1][0])
+    assert made[0][1] == made[1][1] == [0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    for name, value in made[0][2]["inner"]["state"][0].items():
+        torch.testing.assert_close(value, made[1][2]["inner"]["state"][0][name])
+
+
+def test_a_deferred_optimiser_ends_the_run_when_asked():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = Optimizer([parameter], ADAM, Schedule(((0.0, 0.1),)), 0.5, deferred=True)
+    for _ in range(MAX_SKIPPED - 1):
+        optimizer.step((parameter * float("nan")).sum(), Clock())
+    optimizer.check()
+    optimizer.step((parameter * float("nan")).sum(), Clock())
+    with pytest.raises(RunFailed, match="non-finite"):
+        optimizer.check()
+    assert torch.equal(parameter.detach(), torch.ones(2))

@@ -1,0 +1,271 @@
+"""RLlib's tuned examples, release by release, as rlrun's."""
+
+import copy
+import functools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import compose
+
+from rlrun.cli import _dispatch
+from rlrun.config.run import type_config
+from rlrun.core.errors import UserError
+from rlrun.rllib.translate import translate
+from rlrun.rllib.translation import RUNS
+from rlrun.rllib.yaml_files import machinery, numbers, read
+
+RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text())
+# experiments of each release whose environment rlrun has; the rest stand on environments of RLlib's own test suite
+COVERED = {"0.7.0": (47, 47), "1.13": (84, 101), "2.7": (90, 112), "2.49": (31, 38)}
+# what no option here means; everything else is mapped, or dropped with a reason
+NOT_MAPPED = {
+    "model.conv_filters": 4, "model.conv_activation": 4, "batch_mode": 3, "_tf_policy_handles_more_than_one_loss": 2, "observation_fliter": 1,
+    "grad_clip_by": 1, "model.post_fcnet_hiddens": 1, "num_cpus_for_local_worker": 1,
+}  # fmt: skip
+
+
+@functools.cache
+def translated():
+    made, refused = {}, {}
+    for release, files in RELEASES.items():
+        for name, experiment in files.items():
+            try:
+                made[release, name] = translate(name, experiment, name)
+            except UserError as error:
+                refused[release, name] = str(error)
+    return made, refused
+
+
+def values(release, name, **other):
+    (one,) = translate(name, {**RELEASES[release][name], **other}, name)
+    return one.values
+
+
+def test_every_example_of_an_algorithm_that_rlrun_has_is_imported_or_lacks_its_environment():
+    made, refused = translated()
+    count = {release: (sum(key[0] == release for key in made), len(files)) for release, files in RELEASES.items()}
+    assert count == COVERED
+    assert all("is an environment of RLlib's own examples" in reason or "unity3d" in reason or "Bullet" in reason for reason in refused.values())
+
+
+def test_every_option_is_listed_and_few_have_no_counterpart():
+    missing = Counter()
+    for (release, name), files in translated()[0].items():
+        for one in files:
+            listed = {line.key for line in one.lines}
+            config = RELEASES[release][name]["config"]
+            for key, value in config.items():
+                inner = {f"{key}.{part}" for part in value} if isinstance(value, dict) and "grid_search" not in value else set()
+                assert key in listed or inner <= listed, (release, name, key)
+            for line in one.lines:
+                assert line.became or line.why, line
+                if line.how == "not mapped":
+                    missing[line.key] += 1
+    assert missing == NOT_MAPPED
+
+
+@functools.cache
+def base(algo, env, model, replay):
+    chosen = [f"{group}={name}" for group, name in (("model", model), ("replay", replay)) if name]
+    return compose(f"algo={algo}", f"env={env}", *chosen)
+
+
+def test_every_imported_file_would_start():
+    for files in translated()[0].values():
+        for one in files:
+            config = copy.deepcopy(base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice")))
+            for key, value in one.values.items():
+                *groups, last = key.split(".")
+                node = config
+                for group in groups:
+                    node = node[group]
+                if last != "_choice":
+                    assert last in node, key
+                    node[last] = value
+            type_config(config)
+
+
+def test_ppo_of_atari_means_the_same():
+    games = translate("atari-ppo", RELEASES["0.7.0"]["atari-ppo.yaml"], "atari-ppo.yaml")
+    assert [(one.name, one.env) for one in games] == [
+        (f"atari-ppo-{game.lower()}", game) for game in ("Breakout", "BeamRider", "Qbert", "SpaceInvaders")
+    ]  # fmt: skip
+    expected = {
+        "algo.fragment_length": 100, "algo.batch_size": 5000, "algo.minibatch_size": 500, "algo.num_epochs": 10, "algo.lambda_": 0.95, "algo.kl_coef": 0.5,
+        "algo.clip": 0.1, "algo.value_clip": 10, "algo.entropy_coef": 0.01, "algo.reward_clip": "sign", "model.share_value": True,
+        "algo.lr": 5e-5, "algo.max_grad_norm": 0.0, "algo.normalize_advantage": "batch", "algo.value_coef": 2.0, "env_steps": 10_000_000, "env.size": 84,
+    }  # fmt: skip
+    assert {key: games[0].values[key] for key in expected} == expected
+
+
+def test_dqn_counts_target_updates_and_schedules_in_our_units():
+    (one, *_) = translate("atari-dqn", RELEASES["0.7.0"]["atari-dqn.yaml"], "atari-dqn.yaml")
+    assert one.algo == "dqn" and one.values["replay._choice"] == "uniform" and one.values["replay.capacity"] == 1_000_000
+    assert one.values["algo.replay_ratio"] == 8 and one.values["algo.target_update_interval"] == 2000  # 8,000 env steps, an update of 32 every 4
+    assert one.values["algo.exploration.epsilon"] == {"start": 1.0, "end": 0.01, "steps": 200_000}
+    assert one.values["algo.optimizer.epsilon"] == 1.5e-4 and one.values["algo.learning_starts"] == 20_000 and not one.values["algo.double"]
+    apex, *_ = translate("atari-apex", RELEASES["0.7.0"]["atari-apex.yaml"], "atari-apex.yaml")
+    assert apex.algo == "apex" and apex.values["algo.inner.target_update_interval"] == 98 and apex.values["algo.inner.num_envs"] == 64
+    assert apex.values["algo.inner.n_step"] == 3 and apex.values["runner.num_shards"] == 4
+    assert apex.values["replay.beta"] == {"start": 0.4, "end": 1.0, "steps": 2_000_000.0}
+
+
+def test_atoms_and_noise_choose_the_algorithm():
+    assert translate("a", RELEASES["0.7.0"]["atari-dist-dqn.yaml"], "a")[0].algo == "c51"
+    (rainbow,) = translate("a", RELEASES["0.7.0"]["pong-rainbow.yaml"], "a")
+    assert rainbow.algo == "rainbow" and rainbow.values["algo.exploration.epsilon"] == {"start": 1.0, "end": 0.0, "steps": 2.0}
+    assert rainbow.values["algo.head.noisy"] is True and rainbow.values["env.size"] == 42 and rainbow.values["replay._choice"] == "prioritized"
+    assert values("2.7", "simple_q/cartpole-simpleq.yaml")["algo.head.hidden"] == []
+
+
+def test_memory_exploration_and_whole_episodes():
+    r2d2 = values("2.7", "r2d2/stateless-cartpole-r2d2.yaml")
+    assert r2d2["algo.batch_size"] == 50 and r2d2["algo.sequence_length"] == 20 and r2d2["algo.burn_in"] == 20 and r2d2["algo.zero_init_state"] is True
+    assert r2d2["replay.capacity"] == 2_000_000 and r2d2["model.memory.size"] == 64 and r2d2["algo.value_rescaling"] == 1e-3
+    soft = values("2.7", "dqn/cartpole-dqn-softq.yaml")
+    assert soft["algo.exploration.kind"] == "soft_q" and soft["algo.exploration.temperature"] == 0.5 and soft["algo.exploration.epsilon"] == 0.0
+    noise = values("2.7", "dqn/cartpole-dqn-param-noise.yaml")
+    assert noise["algo.exploration.kind"] == "parameter_noise" and noise["algo.exploration.epsilon"] == [[0, 1.0], [10000, 1.0], [10001, 0.0]]
+    hopper = values("0.7.0", "hopper-ppo.yaml")  # 64 environments play until they have 2,500 rows each
+    assert hopper["runner.complete_episodes"] is True and hopper["algo.fragment_length"] == 2600 and hopper["algo.batch_size"] == 166_400
+    cheetah = values("0.7.0", "halfcheetah-ppo.yaml")  # two rounds of 200 rows of 256 environments
+    assert cheetah["algo.fragment_length"] == 200 and cheetah["algo.batch_size"] == 102_400 and cheetah["algo.batch_size"] % cheetah["algo.minibatch_size"] == 0
+
+
+def test_the_older_defaults_are_those_of_their_time():
+    old = RELEASES["0.7.0"]["regression_tests/cartpole-appo.yaml"]
+    assert values("0.7.0", "regression_tests/cartpole-appo.yaml")["algo.vtrace"] is False
+    (one,) = translate("a", {**old, "config": {"sample_batch_size": 10}}, "a")
+    assert one.values["algo.vtrace"] is False
+    (one,) = translate("a", {**old, "config": {"rollout_fragment_length": 10}}, "a")
+    assert one.values["algo.vtrace"] is True
+
+
+def test_stops():
+    (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "stop": {"evaluation/env_runners/episode_return_mean": 400, "training_iteration": 5,
+                       "time_total_s": 60, "mystery": 1}, "pass_criteria": {"num_env_steps_sampled_lifetime": "1e5"}}, "a")  # fmt: skip
+    assert one.values["eval.every"] and "stop.return_mean" not in one.values and one.values["stop.wall_sec"] == 60 and one.values["env_steps"] == 100_000
+    assert {line.key: line.how for line in one.lines if line.key.startswith(("stop", "pass"))} == {
+        "stop.evaluation/env_runners/episode_return_mean": "not mapped", "stop.training_iteration": "dropped", "stop.time_total_s": "mapped",
+        "stop.mystery": "not mapped", "pass_criteria.num_env_steps_sampled_lifetime": "mapped",
+    }  # fmt: skip
+    (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "stop": {"episode_reward_mean": 150, "timesteps_total": 1e5}}, "a")
+    assert one.values["stop.return_mean"] == 150 and one.values["expected"]["return"] == 150 and one.values["expected"]["env_steps"] == 100_000
+
+
+def test_bounds_and_epsilons_mean_what_they_meant():
+    (a2c, *_) = translate("a", RELEASES["0.7.0"]["atari-a2c.yaml"], "a")
+    assert a2c.values["algo.batch_size"] == 500 and a2c.values["algo.max_grad_norm"] == 0.08  # 40, of a sum over 500 rows
+    block = {"opt_type": "adam", "decay": 0.99, "momentum": 0.0, "epsilon": 0.1}
+    (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": block}, "a")
+    assert "algo.optimizer.epsilon" not in impala.values and {line.key: line.how for line in impala.lines}["epsilon"] == "dropped"
+    (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": {"opt_type": "rmsprop"}}, "a")
+    assert impala.values["algo.optimizer.epsilon"] == 0.1 and impala.values["algo.optimizer.kind"] == "rmsprop"
+    (new,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": {"rollout_fragment_length": 50, "vf_clip_param": 7.0}}, "a")
+    assert new.values["algo.value_loss_clip"] == 7 and "algo.value_clip" not in new.values
+
+
+def test_what_a_grid_loses_is_said():
+    config = {"train_batch_size": {"grid_search": [4000, 8000]}, "num_sgd_iter": {"grid_search": [3, 5]}}
+    (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": config}, "a")
+    said = {line.key: line.why for line in one.lines}
+    assert "the first of 2: a sweep over the others is yours" in said["train_batch_size"] and "yours" not in said["num_sgd_iter"]
+    assert one.grid == {"algo.num_epochs": [3, 5]}
+
+
+def test_sticky_actions_are_those_of_the_id():
+    (one,) = translate("a", {"run": "PPO", "env": "ale_py:ALE/Breakout-v5", "config": {"env_config": {"frameskip": 1}}}, "a")
+    assert one.values["env.sticky_actions"] == 0.25
+    assert "env.sticky_actions" not in translate("a", {"run": "PPO", "env": "BreakoutNoFrameskip-v4"}, "a")[0].values
+
+
+def test_continuous_control_and_evolution():
+    made = values("0.7.0", "mountaincarcontinuous-ddpg.yaml")
+    assert made["algo.exploration.std"] == 0.3 and made["algo.exploration.scale"] == {"start": 1.0, "end": 0.02, "steps": 40000}
+    assert made["algo.actor.hidden"] == [32, 64] and made["algo.huber_delta"] is None and made["replay._choice"] == "uniform" and made["algo.l2"] == 1e-5
+    made = values("1.13", "ddpg/pendulum-td3.yaml")
+    assert made["algo.policy_delay"] == 2 and made["algo.target_noise"] == 0.2 and made["algo.exploration.kind"] == "gaussian"
+    assert made["algo.random_steps"] == made["algo.learning_starts"] == 5000 and made["algo.replay_ratio"] == 100
+    made = values("1.13", "sac/mspacman-sac.yaml")
+    assert made["algo.critic.hidden"] == made["algo.actor.hidden"] == [512] and made["algo.target_update_interval"] == 8000 and made["algo.target_tau"] == 1
+    made = values("0.7.0", "pendulum-apex-ddpg.yaml")
+    assert made["algo.inner.huber_delta"] == 1.0 and made["algo.inner.exploration.scale"] == 0.4 and made["algo.inner.exploration.scale_min"] == 0.4**8
+    made = values("0.7.0", "regression_tests/cartpole-ars.yaml")
+    assert made["algo.eval_share"] == 1.0 and made["algo.rollouts_used"] == 25 and made["algo.actor.hidden"] == []
+    made = values("2.7", "es/humanoid-es.yaml")
+    assert made["algo.episodes_per_batch"] == 1000 and made["algo.env_steps_per_batch"] == 10000 and made["model.observation_filter"] == "mean_std"
+
+
+def test_defaults_are_not_said_beside_what_the_file_says_under_another_name():
+    config = {"num_epochs": 20, "lambda_": 0.95, "num_env_runners": 2, "num_envs_per_env_runner": 4, "train_batch_size_per_learner": 2000}
+    (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": config}, "a")
+    assert one.values["algo.num_epochs"] == 20 and one.values["algo.batch_size"] == 2000 and one.values["algo.fragment_length"] == 250
+    assert not [line for line in one.lines if line.key in ("num_sgd_iter", "train_batch_size")]
+    (old,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": {"num_workers": 2}}, "a")
+    assert old.values["algo.fragment_length"] == 200, "before 2.0"
+    (dqn,) = translate("a", {"run": "DQN", "env": "CartPole-v1", "config": {"prioritized_replay": False, "buffer_size": 7000}}, "a")
+    assert [line.value for line in dqn.lines if line.became.startswith("replay.capacity")] == [7000]
+
+
+def test_files_changed_by_hand_are_not_written_over(tmp_path):
+    file, out = tmp_path / "a.yaml", tmp_path / "out"
+    file.write_text("x: {run: PG, env: CartPole-v1}")
+    assert _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet"]) == 0
+    assert _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet"]) == 0, "the same again"
+    made = out / "tuned" / "pg" / "x.yaml"
+    made.write_text(made.read_text() + "\n# by hand\n")
+    with pytest.raises(UserError, match="may have been changed by hand"):
+        _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet"])
+    assert _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet", "--force"]) == 0 and "by hand" not in made.read_text()
+
+
+def test_numbers_that_yaml_reads_as_text():
+    assert numbers(yaml.safe_load("{a: 5e-4, b: 1e6, c: [[0, 1e-3]], d: MeanStdFilter, e: 3, f: '-1e2', g: '.', h: ''}")) == {
+        "a": 5e-4, "b": 1e6, "c": [[0, 1e-3]], "d": "MeanStdFilter", "e": 3, "f": -100.0, "g": ".", "h": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("defaults:\n  - override /env: Pong\n", "is no tuned file of RLlib's"),
+        ("a: [1", "is no YAML"),
+        ("", "is no tuned file"),
+        ("x: {run: QMIX, env: Pendulum-v1}", "rlrun is to have QMIX in a later release"),
+        ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
+        ("x: {run: PPO}", "it names no environment"),
+        ("x: {run: PPO, env: ray.rllib.examples.env.random_env.RandomEnv}", "--env names another one"),
+    ],
+)
+def test_other_files_are_refused(text, said, tmp_path):
+    file = tmp_path / "file.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=said):
+        _dispatch(["import-rllib", str(file), "--dir", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
+    file = tmp_path / "cartpole.yaml"
+    example = RELEASES["2.7"]["ppo/cartpole-ppo-grid-search-example.yaml"]
+    file.write_text(yaml.safe_dump({"cartpole-ppo": example, "later": {"run": "QMIX", "env": "Pendulum-v1"}}))
+    out = tmp_path / "out"
+    assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert (out / "tuned" / "ppo" / "cartpole-ppo.yaml").is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said  # divisors of 4000
+    assert "left out: cartpole.yaml, later: rlrun is to have QMIX" in said
+    assert _dispatch(["train", "--config-dir", str(out), "tuned=ppo/cartpole-ppo", "--cfg", "job"]) == 0
+    assert "num_epochs: 1" in capsys.readouterr().out
+    words = ["--config-dir", str(out), "tuned=ppo/cartpole-ppo", "algo.num_epochs=1,4", "algo.minibatch_size=125,250", "--dry-run"]
+    assert _dispatch(["sweep", *words]) == 0
+    assert "4 jobs" in capsys.readouterr().out
+
+
+def test_tables_name_algorithms_and_reasons():
+    from rlrun.config.paths import options
+
+    assert set(RUNS.values()) <= set(options("algo"))
+    assert all(why for why in machinery().values()) and "framework" in machinery()
+    assert read("x: {run: PPO, env: a}", "f") == {"x": {"run": "PPO", "env": "a"}}

@@ -1,0 +1,504 @@
+"""Whole sessions: what a run leaves, exact resume, damaged checkpoints, signals, stops."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL, compose
+
+from rlrun.config.run import type_config
+from rlrun.config.types import load_yaml, save_yaml
+from rlrun.core.checkpoint import Checkpoints, verify
+from rlrun.core.errors import UserError
+from rlrun.runtime import session
+from rlrun.runtime.rundir import RunDir
+from rlrun.runtime.trained import load
+from rlrun.runtime.wiring import checkpoints_of, preflight
+
+
+def train(path: Path, *words: str) -> int:
+    algo = [] if any(word.startswith("algo=") for word in words) else ["algo=impala"]
+    small = [word for word in SMALL if not word.startswith("algo.")] if any(word in ("algo=es", "algo=ars") for word in words) else SMALL
+    values = compose(*algo, *small, f"run_dir={path}", *words)
+    config = type_config(values)
+    directory = RunDir.create(path)
+    save_yaml(values, path / "config.yaml")
+    return session.run(preflight(config), values, directory, None)
+
+
+def resume(path: Path, *words: str) -> int:
+    from rlrun.commands.resume import main
+
+    return main([str(path), *words])
+
+
+def tensors(path: Path) -> dict:
+    return checkpoints_of(path).load()[0]
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
+
+
+REPLAYED = ["env=CartPole-v1", "algo.learning_starts=50", "replay.capacity=200", "algo.replay_ratio=2", "algo.target_update_interval=7"]
+ACTORS = ["algo.actor.hidden=[8]", "algo.critic.hidden=[8]", "algo.random_steps=20"]
+EVOLVED = ["algo.noise_size=5000", "algo.actor.hidden=[4]", "algo.eval_share=0.5"]
+ENVS = {
+    "vector": ["env=CartPole-v1"],
+    "attention": ["env=StatelessCartPole-v0", "model=gtrxl", "model.memory.size=4", "model.memory.length=6"],
+    "memory": ["env=StatelessCartPole-v0", "model=lstm", "model.memory.size=4"],
+    "box": ["env=Pendulum-v1", "model.share_value=false", "algo.value_lr=1e-3"],
+    "sync": ["env=rlrun/Identity-v0", "algo.optimizer.kind=rmsprop", "algo.optimizer.momentum=0.5"],
+    "reuse": ["env=CartPole-v1", "runner.num_sgd_iter=2", "runner.minibatch_buffer_size=3", "runner.replay_proportion=0.5", "runner.replay_slots=4"],
+    "evaluated": ["env=CartPole-v1", "eval.every=150", "eval.episodes=2", "eval.greedy=false"],
+    "episodes": ["env=CartPole-v1", "env.max_episode_steps=12", "runner=on_policy", "runner.complete_episodes=true", "model=lstm", "model.memory.size=4"],
+    "replay": ["algo=dqn", *REPLAYED, "replay=prioritized", "algo.n_step=[1,3]", "algo.input_priorities=true"],
+    "noise": ["algo=rainbow", *REPLAYED, "model.observation_filter=mean_std"],
+    "disturbed": ["algo=dqn", *REPLAYED, "algo.exploration.kind=parameter_noise", "algo.num_envs=2"],
+    "sequences": [
+        "algo=r2d2",
+        *REPLAYED,
+        "algo.burn_in=5",
+        "algo.sequence_length=5",
+        "algo.sequence_stride=5",
+        "model.memory.size=4",
+        "model.memory.prev_action=true",
+        "model.memory.prev_reward=true",
+    ],
+    "screens": ["algo=c51", "env=Breakout", "env.size=42", "env.noop_max=3", "env.max_frames=60", *REPLAYED[1:], "algo.num_envs=2", "replay.compress=true"],
+    "q lambda": ["algo=pqn", "env=CartPole-v1", "algo.minibatch_size=10", "model.layer_norm=true"],
+    "actor and critics": ["algo=td3", "env=Pendulum-v1", *REPLAYED[1:], *ACTORS, "algo.exploration.kind=ou", "algo.policy_delay=3", "algo.num_envs=2"],
+    "disturbed actor": [
+        "algo=ddpg",
+        "env=Pendulum-v1",
+        *REPLAYED[1:],
+        *ACTORS,
+        "algo.exploration.kind=parameter_noise",
+        "replay=prioritized",
+        "algo.input_priorities=true",
+    ],
+    "temperature": ["algo=sac", "env=Pendulum-v1", *REPLAYED[1:], *ACTORS, "algo.n_step=3", "model.observation_filter=mean_std"],
+    "quantiles": ["algo=tqc", "env=Pendulum-v1", *REPLAYED[1:], *ACTORS],
+    "evolution": ["algo=es", "env=CartPole-v1", *EVOLVED, "algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"],
+    "search": ["algo=ars", "env=CartPole-v1", *EVOLVED, "algo.num_rollouts=4", "algo.rollouts_used=2"],
+    "atari": ["env=Breakout", "env.size=42", "env.noop_max=3", "resources.envs_per_sampler=2", "env.max_frames=60"],
+}
+
+
+@pytest.mark.parametrize("kind", ENVS)
+def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(tmp_path, kind):
+    words = [*ENVS[kind], "checkpoint.every=300"]
+    assert train(tmp_path / "whole", *words, "env_steps=600") == 0
+    assert train(tmp_path / "parts", *words, "env_steps=300") == 0
+    assert resume(tmp_path / "parts", "env_steps=600") == 0
+    whole, parts = tensors(tmp_path / "whole"), tensors(tmp_path / "parts")
+    assert same(whole, parts)
+    last = [sorted((tmp_path / name / "checkpoints").glob("0*"))[-1] for name in ("whole", "parts")]
+    rows = [{file.name: file.read_bytes() for file in path.glob("replay*")} for path in last]
+    assert rows[0] == rows[1] and bool(rows[0]) == ("replay.capacity=200" in words), "replayed rows, priorities, their random stream and the credit too"
+    runs = [checkpoints_of(tmp_path / name).load()[1] for name in ("whole", "parts")]
+    for name in ("env_steps", "updates", "episodes", "generation", "best", "best_at", "saved_best", "eval_mean", "evaluations"):
+        assert runs[0][name] == runs[1][name]
+
+
+def test_the_same_seed_repeats_and_another_does_not(tmp_path):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        train(tmp_path / name, "env=CartPole-v1", "env_steps=200", f"seed={seed}")
+    a, b, c = (tensors(tmp_path / name)["policy"] for name in "abc")
+    assert same(a, b) and not same(a, c)
+
+
+def test_a_run_leaves_its_files_and_refuses_a_second_one(tmp_path):
+    path = tmp_path / "run"
+    assert train(path, "env=CartPole-v1", "env_steps=400", "log_every_sec=0.01") == 0
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    assert rows[-1]["env_steps"] >= 400 and [r["env_steps"] for r in rows] == sorted(r["env_steps"] for r in rows)
+    for key in ("time_sec", "sample/return_mean", "sample/episode_length_mean", "sample/env_steps_per_sec", "sample/policy_lag", "learn/policy_loss"):
+        assert key in rows[-1]
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "COMPLETED" and summary["env_steps"] >= 400 and summary["seed"] == 0
+    assert {"versions", "git_commit", "hardware", "command", "wall_sec", "return_mean", "eval_return_mean"} <= set(summary)
+    assert not (path / "run.lock").exists()
+    with pytest.raises(UserError, match="already holds a run"):
+        RunDir.create(path)
+
+
+def test_a_directory_in_use_is_refused(tmp_path):
+    held = RunDir.create(tmp_path)
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+        RunDir(tmp_path).acquire()
+    held.release()
+    RunDir(tmp_path).acquire()
+
+
+def test_progress_has_no_zigzag_after_a_resume(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=300", "log_every_sec=0.001")
+    with (path / "progress.jsonl").open("a") as file:  # what a run logged after its last checkpoint before it was killed
+        file.write(json.dumps({"env_steps": 100000, "time_sec": 1.0}) + "\n" + '{"env_steps": 1000')
+    resume(path, "env_steps=600")
+    steps = [json.loads(line)["env_steps"] for line in (path / "progress.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps) and 100000 not in steps and steps[-1] >= 600
+
+
+def test_resume_keeps_schedules_and_refuses_other_changes(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=200", "algo.lr={start: 0.001, end: 0.0, steps: ${env_steps}}")
+    assert load_yaml(path / "config.yaml")["algo"]["lr"]["steps"] == 200
+    resume(path, "env_steps=400")
+    assert load_yaml(path / "config.yaml")["algo"]["lr"]["steps"] == 200
+    for word, said in (("algo.lr=1", "cannot change"), ("env_stepss=9", "Did you mean env_steps"), ("stop.return_meen=1", "Did you mean stop.return_mean")):
+        with pytest.raises(UserError, match=said):
+            resume(path, word)
+    with pytest.raises(UserError, match="already at"):
+        resume(path)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_never_a_fresh_start(tmp_path, damage):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=200")
+    checkpoint = path / "checkpoints" / checkpoints_of(path).names()[-1]
+    victim = checkpoint / ("manifest.json" if damage == "manifest" else "algorithm.pt")
+    data = bytearray(victim.read_bytes())
+    if damage == "remove":
+        victim.unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        victim.write_bytes(data[: len(data) // 2] if damage in ("truncate", "manifest") else data)
+    with pytest.raises(UserError, match=victim.name):
+        resume(path, "env_steps=400")
+    with pytest.raises(UserError, match=victim.name):
+        load(path)
+    assert checkpoints_of(path).names() == [checkpoint.name]
+
+
+def test_rows_stay_with_the_last_checkpoint_alone_and_a_damaged_one_is_named(tmp_path):
+    path = tmp_path / "run"
+    train(path, "algo=dqn", *REPLAYED, "env_steps=400", "checkpoint.every=100")
+    names = checkpoints_of(path).names()
+    assert len(names) >= 3
+    for name in names:
+        verify(path / "checkpoints" / name)
+        assert (path / "checkpoints" / name / "replay-0.bin").exists() is (name == names[-1])
+    file = path / "checkpoints" / names[-1] / "replay-0.bin"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(UserError, match=r"replay-0\.bin is truncated or altered"):
+        resume(path, "env_steps=600")
+
+
+@pytest.mark.parametrize("change, said", [("replay.capacity=400", "cannot change"), ("algo.batch_size=8", "cannot change")])
+def test_a_replay_keeps_its_shape(tmp_path, change, said):
+    path = tmp_path / "run"
+    train(path, "algo=dqn", *REPLAYED, "env_steps=200")
+    with pytest.raises(UserError, match=said):
+        resume(path, change)
+
+
+def test_rotation_keeps_the_last_and_the_best(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for steps, best in ((10, False), (20, True), (30, False), (40, False), (50, False)):
+        checkpoints.save(steps, {"policy": {"x": torch.ones(1)}}, {"metric": steps}, best)
+    assert [int(name) for name in checkpoints.names()] == [20, 40, 50]
+    assert int(checkpoints.best()) == 20
+    tensors, run = checkpoints.load("best", parts=("policy",))
+    assert run["metric"] == 20 and tensors["policy"]["x"].item() == 1
+    assert checkpoints.load("40", parts=())[1]["metric"] == 40
+    with pytest.raises(UserError, match="no checkpoint"):
+        checkpoints.load("33")
+
+
+def test_a_full_disk_costs_a_checkpoint_not_the_run(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert checkpoints.save(10, {"policy": {"x": torch.ones(1)}}, {}, False)
+    real = torch.save
+
+    def full(state, path):
+        raise RuntimeError("[enforce fail] unexpected pos")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.warns(UserWarning, match="left out"):
+        assert checkpoints.save(20, {"policy": {}}, {}, False) is None
+    monkeypatch.setattr(torch, "save", real)
+    assert [int(n) for n in checkpoints.names()] == [10] and not list(tmp_path.glob(".*"))
+    verify(tmp_path / checkpoints.names()[0])
+
+
+def test_a_run_whose_last_checkpoint_is_missing_has_failed(tmp_path, monkeypatch, capfd):
+    real, calls = Checkpoints.save, []
+
+    def full(self, env_steps, *args):
+        calls.append(env_steps)
+        return real(self, env_steps, *args) if len(calls) == 1 else None
+
+    monkeypatch.setattr(Checkpoints, "save", full)
+    assert train(tmp_path / "run", "env=CartPole-v1", "checkpoint.every=300", "env_steps=600") == 1
+    said = capfd.readouterr()
+    assert "FAILED" in said.out and "last checkpoint could not be written: the newest one is from 3" in said.err and "free some space" in said.err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_exits(tmp_path, number, code):
+    threading.Timer(2.0, lambda: os.kill(os.getpid(), number)).start()
+    path = tmp_path / "run"
+    assert train(path, "env=CartPole-v1", "env_steps=100000000") == code
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "INTERRUPTED" and summary["env_steps"] == checkpoints_of(path).load()[1]["env_steps"] > 0
+
+
+def test_sigusr1_saves_and_goes_on(tmp_path):
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+    assert train(tmp_path / "run", "env=CartPole-v1", "env_steps=100000000", "stop.wall_sec=2") == 0
+    assert len(checkpoints_of(tmp_path / "run").names()) == 2
+
+
+def test_stops(tmp_path):
+    def reason(name, *words):
+        assert train(tmp_path / name, "env=CartPole-v1", "env_steps=1000000", *words) == 0
+        return json.loads((tmp_path / name / "summary.json").read_text())
+
+    assert "mean return" in reason("a", "stop.return_mean=12")["reason"]
+    assert "no better" in reason("b", "stop.no_improvement_steps=2000", "algo.lr=0.0")["reason"]
+    assert reason("c", "stop.wall_sec=0.5")["status"] == "STOPPED"
+
+
+def test_evaluation_during_training_judges_best(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=900", "eval.every=300", "eval.episodes=3", "checkpoint.every=300", "checkpoint.keep=9")
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    assert sum("eval/return_mean" in row for row in rows) == 3
+    best = checkpoints_of(path).load("best")[1]
+    assert best["eval_mean"] == max(row["eval/return_mean"] for row in rows if "eval/return_mean" in row)
+
+
+def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
+    """From outside: exit 1 within seconds, FAILED in summary.json, no process left."""
+    path = tmp_path / "run"
+    words = ["algo=impala", "env=rlrun/Counting-v0", "resources.inference=local", "resources.num_samplers=2", "resources.device=cpu",
+             "logger=[console]", f"run_dir={path}", "env_steps=100000000"]  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "rlrun", "train", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    import psutil
+
+    victims: list = []
+    deadline = time.monotonic() + 60
+    while not (path / "progress.jsonl").exists() or not (path / "progress.jsonl").read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    children = psutil.Process(process.pid).children()
+    victims = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    assert len(victims) == 2
+    victims[1].kill()
+    started = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - started < 10 and process.returncode == 1
+    assert "sampler-" in errors and "SIGKILL" in errors
+    assert json.loads((path / "summary.json").read_text())["status"] == "FAILED"
+    _, alive = psutil.wait_procs(children, timeout=5)  # multiprocessing's resource tracker ends a moment after its parent
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_loaded_policy_acts_as_it_was_trained(tmp_path):
+    import gymnasium
+
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=300")
+    trained = load(path)
+    env = gymnasium.make("CartPole-v1")
+    obs, _ = env.reset(seed=0)
+    action = trained.act(obs)
+    assert env.action_space.contains(action)
+    assert trained.act(obs[None].repeat(3, 0)).shape == (3,)
+    with pytest.raises(ValueError, match="shape"):
+        trained.act(obs[:2])
+    env = trained.make_env(seed=1)
+    obs, _ = env.reset()
+    total = 0.0
+    for _ in range(500):
+        obs, reward, terminated, truncated, _ = env.step(trained.act(obs))
+        total += reward
+        if terminated or truncated:
+            break
+    assert 1 <= total <= 500 and (terminated or truncated)
+    env.close()
+    same_again = {k: torch.equal(v, tensors(path)["policy"][k]) for k, v in trained.policy.state_dict().items()}
+    assert same_again and all(same_again.values())
+
+
+def test_load_works_as_often_as_it_is_called(tmp_path):
+    import rlrun
+
+    train(tmp_path / "run", "env=CartPole-v1", "env_steps=200")
+    assert rlrun.load(tmp_path / "run").clock == rlrun.load(tmp_path / "run").clock
+    from rlrun import load as function
+
+    assert callable(function)
+
+
+def test_a_run_without_a_checkpoint_says_what_can_be_done(tmp_path):
+    train(tmp_path / "run 1", "env=CartPole-v1", "env_steps=200")
+    with pytest.raises(UserError, match=r"rlrun resume '.*run 1', or choose"):
+        RunDir.create(tmp_path / "run 1")
+    shutil.rmtree(tmp_path / "run 1" / "checkpoints")
+    with pytest.raises(UserError, match="ended before its first checkpoint"):
+        RunDir.create(tmp_path / "run 1")
+    with pytest.raises(UserError, match="ended before its first save"):
+        resume(tmp_path / "run 1", "env_steps=400")
+    for words, said in (("logger=[]", "no option logger"), ("resources=debug", "cannot be chosen anew"), ("env_stepss=4", "Did you mean env_steps")):
+        with pytest.raises(UserError, match=said):
+            resume(tmp_path / "run 1", words)
+
+
+def test_exact_resume_with_other_columns_is_refused(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=200")
+    assert resume(path, "env_steps=400", "resources.envs_per_sampler=2") == 1
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "FAILED" and summary["reason"].startswith("exact resume needs")
+
+
+def test_a_stream_of_another_device_begins_anew(tmp_path):
+    made = preflight(type_config(compose("algo=impala", "env=CartPole-v1", *SMALL))).algorithm()
+    state = made.state()
+    before = made.ctx.rng.get_state()
+    with pytest.warns(UserWarning, match="another kind of device"):
+        made.load_state({**state, "rng": torch.zeros(16, dtype=torch.uint8)})
+    assert torch.equal(made.ctx.rng.get_state(), before)
+
+
+def test_a_worker_that_is_being_born_does_not_die_of_ctrl_c():
+    """The first worker also starts multiprocessing's resource tracker, which unblocks SIGINT."""
+    code = """
+import time
+from rlrun.dataflow.workers import Worker
+if __name__ == "__main__":
+    worker = Worker("w", time.sleep, ())
+    blocked = int(next(line for line in open(f"/proc/{worker.process.pid}/status") if line.startswith("SigBlk")).split()[1], 16)
+    worker.process.kill()
+    print("blocked" if blocked & 2 else "open")
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "blocked\n"
+
+
+def test_an_env_whose_observations_do_not_fit_is_named(tmp_path):
+    import gymnasium
+
+    class Wrong(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return np.zeros(5, dtype=np.float32), {}
+
+    gymnasium.register("Wrong-v0", entry_point=Wrong, disable_env_checker=True)
+    with pytest.raises(UserError, match=r"Wrong-v0 failed in reset .*Box\(\[3\]"):
+        type_and_wire("env=Wrong-v0")
+    from rlrun.commands.watch import main as watch
+
+    path = tmp_path / "run"
+    gymnasium.register("Blind-v0", entry_point="rlrun.envs.debug:Identity", disable_env_checker=True)
+    train(path, "env=Blind-v0", "env_steps=100")
+    with pytest.raises(UserError, match="cannot draw itself"):
+        watch([str(path)])
+
+
+def type_and_wire(*words: str):
+    return preflight(type_config(compose("algo=impala", "logger=[]", *words)))
+
+
+def test_a_loaded_policy_remembers_one_batch_at_a_time(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "model=lstm", "model.memory.size=4", "env_steps=200")
+    trained, obs = load(path), np.zeros((2, 4), dtype=np.float32)
+    assert trained.act(obs).shape == trained.act(obs).shape == (2,)
+    with pytest.raises(ValueError, match="remembers 2 episodes and is given 1"):
+        trained.act(obs[0])
+    trained.reset()
+    assert trained.act(obs[0]).shape == ()
+
+
+def test_a_loaded_atari_policy_takes_raw_screens(tmp_path):
+    pytest.importorskip("ale_py")
+    path = tmp_path / "run"
+    train(path, "env=Pong", "env_steps=100")
+    trained = load(path)
+    env = trained.make_env()
+    obs, _ = env.reset()
+    assert env.action_space.contains(int(trained.act(obs)))
+    obs, _, terminated, _, _ = env.step(trained.act(obs))
+    assert obs.shape == (4, 84, 84) and not terminated
+    env.close()
+    rng = np.random.default_rng(0)
+    screens = rng.integers(256, size=(5, 210, 160, 3), dtype=np.uint8)
+    for screen in screens:
+        action = trained.act(screen)
+    stacked = trained.screens.frames.copy()
+    trained.reset()
+    assert action == trained.act(stacked) and stacked.std(axis=(1, 2)).min() > 0
+    with pytest.raises(ValueError, match="not float32"):
+        trained.act(stacked.astype(np.float32) / 255)
+
+
+def test_a_run_past_its_best_does_not_save_all_the_time(tmp_path, monkeypatch):
+    """A falling metric after an unsaved peak once made every update a save."""
+    from rlrun.core.run import Run
+
+    falling = iter([10.0, 50.0, *[5.0 - 0.001 * n for n in range(100000)]])
+    monkeypatch.setattr(Run, "_metric", lambda self: next(falling))
+    saved = []
+    original = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda self, steps, *rest: saved.append(steps) or original(self, steps, *rest))
+    train(tmp_path / "run", "env=CartPole-v1", "env_steps=3000", "checkpoint.best_every_sec=0.05")
+    assert 1 <= len(saved) <= 3
+
+
+def test_best_is_what_best_json_names(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=4000", "checkpoint.best_every_sec=0.01", "checkpoint.keep=2")
+    best = json.loads((path / "checkpoints" / "best.json").read_text())
+    run = checkpoints_of(path).load("best")[1]
+    assert int(best["name"]) == run["env_steps"] and best["metric"] == run["metric"] == run["saved_best"]
+    assert checkpoints_of(path).load("last")[1]["saved_best"] == best["metric"]
+
+
+@pytest.mark.parametrize("before, after", [("serial", "serial"), ("local", "serial"), ("serial", "local")])
+def test_a_resume_may_change_resources_and_columns_begin_anew(tmp_path, before, after):
+    path = tmp_path / "run"
+    common = ["resources.exact=false", "resources.num_samplers=2", "resources.envs_per_sampler=2"]
+    train(path, "env=StatelessCartPole-v0", "model=lstm", "model.memory.size=4", f"resources.inference={before}", *common, "env_steps=200")
+    assert resume(path, "env_steps=500", f"resources.inference={after}") == 0
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    assert rows[-1]["env_steps"] >= 500
+
+
+def test_few_slots_never_leave_the_learner_waiting(tmp_path):
+    """One sampler, one request in flight, four fragments to a batch."""
+    words = ["resources.exact=false", "resources.inference=local", "resources.num_samplers=1", "resources.envs_per_sampler=1"]
+    replay = ["runner.requests_in_flight=1", "runner.replay_proportion=0.5", "runner.replay_slots=3"]
+    assert train(tmp_path / "run", "env=CartPole-v1", *words, *replay, "runner.queue_timeout_sec=20", "env_steps=300") == 0
+
+
+def test_a_wrong_option_does_not_stay_in_a_run(tmp_path):
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=200")
+    with pytest.raises(UserError, match="CUDA devices"):
+        resume(path, "env_steps=400", "resources.exact=false", "resources.inference=local", "resources.device=cuda:9")
+    assert resume(path, "env_steps=400") == 0
