@@ -125,7 +125,7 @@ def drive(orders: list[dict[str, Any]]) -> None:
     """Runs rlrun's command line for every order, each in a fork of this process, which has imported everything once."""
     import rlrun.cli
 
-    for module in ("rlrun.session", "rlrun.runtime.session"):  # the second since version 2 of the house
+    for module in ("rlrun.session", "rlrun.runtime.session"):  # where it was, and where it is
         try:
             __import__(module)
         except ModuleNotFoundError:
@@ -302,7 +302,8 @@ def compared(base: str, head: Path, chosen: dict[str, dict[str, Any]], place: Pa
     exact = [name for name, case in chosen.items() if case["exact"] and codes[f"base/{name}"] == codes[f"half/{name}"] == 0]
     orders = []
     for name in exact:
-        shutil.copytree(run("half", name), run("resumed", name), dirs_exist_ok=True)
+        shutil.rmtree(run("resumed", name), ignore_errors=True)
+        shutil.copytree(run("half", name), run("resumed", name))
         orders.append(order(f"resumed/{name}", run("resumed", name), ["resume", str(run("resumed", name)), f"env_steps={2 * chosen[name]['half']}"]))
     if orders:
         results(driven(head, orders, place / "resumed"), codes)
