@@ -81,7 +81,7 @@ VARIANTS: dict[str, tuple[str, list[str], bool]] = {
     "ppo inference=local": ("ppo", ["resources.inference=local", "resources.num_samplers=2"], False),
     "ppo num_learners=2": ("ppo", ["resources.num_learners=2", "resources.num_samplers=2", "algo.normalize_reward=true", "algo.reward_clip=none"], False),
     "pg num_learners=2": ("pg", ["resources.num_learners=2", "resources.num_samplers=2", "algo.baseline=true", "algo.normalize_advantage=true"], False),
-    "ddppo num_learners=2": ("ddppo", ["resources.num_learners=2", "algo.cut_share=1"], False),
+    "ddppo num_learners=2": ("ddppo", ["resources.num_learners=2", "resources.num_samplers=auto", "algo.cut_share=1"], False),
     "pqn num_learners=2": ("pqn", ["resources.num_learners=2", "resources.num_samplers=2"], False),
     "dqn num_learners=2": ("dqn", ["resources.num_learners=2", "resources.num_samplers=2", "replay=prioritized"], False),
     "iqn num_learners=2": ("iqn", ["resources.num_learners=2", "resources.num_samplers=2"], False),
