@@ -147,23 +147,24 @@ def setting_of(words: list[str]) -> Setting:
         from rlrun.commands.train import check_tuned
         from rlrun.config.run import type_config
         from rlrun.config.types import plain
-        from rlrun.machine.resources import GROUPS, cores
-        from rlrun.runtime.wiring import Wiring
+        from rlrun.machine.machine import measured
+        from rlrun.runtime.plan import plan
 
         values = plain(cfg)
         check_tuned(choices, values)
-        wiring = Wiring(type_config(values))
-        if wiring.needs.population is not None:
+        machine = measured()
+        planned = plan(type_config(values), machine)
+        if planned.needs.population is not None:
             raise UserError(f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes; see resources.num_samplers")
-        replay = wiring.needs.replay
-        columns = wiring.needs.columns if replay is None else replay.num_envs
-        made, inner = wiring.resources, "inner" in values["algo"]
+        replay = planned.needs.replay
+        columns = planned.needs.columns if replay is None else replay.num_envs
+        made, inner = planned.resources, "inner" in values["algo"]
         own = values["algo"]["inner"] if inner else values["algo"]
         minibatch = 1 if replay is not None else own.get("minibatch_size") or 1
-        everyone = wiring.needs.every_process_learns or not wiring.config.runner.lockstep
+        everyone = planned.needs.every_process_learns or not planned.lockstep
         found.append(Setting(
-            rows=wiring.rows, columns=columns, minibatch=minibatch, replay=replay is not None, image=wiring.spec.image, cores=cores(), inner=inner,
-            inference=made.inference, learners=made.num_learners, samplers=made.num_samplers * made.num_learners, groups=GROUPS[made.inference],
+            rows=planned.fragment_rows, columns=columns, minibatch=minibatch, replay=replay is not None, image=planned.spec.image, cores=machine.cores,
+            inner=inner, inference=made.inference, learners=made.num_learners, samplers=made.num_samplers, groups=made.groups,
             every_process_learns=everyone,
         ))  # fmt: skip
         return 0

@@ -36,13 +36,15 @@ from rlrun.core.specs import random_actions
 from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment, Header
+from rlrun.machine.machine import cores, measured
 from rlrun.machine.memory import keep_freed
-from rlrun.machine.resources import Resources, cores
+from rlrun.machine.resources import Resources
 from rlrun.replay.buffer import Replay
 from rlrun.runners import actor_learner
 from rlrun.runners.evolution import gathered
+from rlrun.runtime.build import Parts, build, train
+from rlrun.runtime.plan import plan
 from rlrun.runtime.rundir import command_line, hardware, versions
-from rlrun.runtime.wiring import Wiring
 from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import Collector, act_row
 from rlrun.samplers.evaluator import to_torch
@@ -59,15 +61,15 @@ FILL_SEC = 600.0  # the longest that a replay may take to fill before that
 def measure(config: Typed, seconds: float) -> dict[str, Any]:
     """{bound, reached, ratio, parts, ...}: env steps/s."""
     keep_freed()
-    wiring = Wiring(config)
+    parts = build(plan(config, measured()))
     torch.set_num_threads(1)
-    parts = _Parts(wiring) if wiring.needs.population is None else _PartsOfEvolution(wiring)
-    before = parts.measure()
-    reached, memory, lag, shares, spent = _train(wiring, seconds)
-    wiring.threads.take(1)
-    after = parts.measure()
+    each = _Parts(parts) if parts.needs.population is None else _PartsOfEvolution(parts)
+    before = each.measure()
+    reached, memory, lag, shares, spent = _train(parts, seconds)
+    parts.threads.take(1)
+    after = each.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
-    made = wiring.resources
+    made = parts.resources
     alone = {name: rates.pop(name) for name in list(rates) if name.startswith("learning, ")} or {"learning": rates["learning"]}
     fastest = max([rates["learning"], *alone.values()])
     used = min(cores(), made.num_learners * max(made.learner_threads)) if made.inference == "serial" else cores()
@@ -76,10 +78,10 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
         "bound": bound, "reached": reached, "ratio": reached / bound, "parts": rates, "learning_alone": alone, "of_learning_alone": reached / fastest,
         "cores": used, "memory_pss_mb": memory, "policy_lag": lag,
         "learner_time": shares, "sampler_time": _sampler_time(made, reached, spent), "resources": {
-            "inference": made.inference, "num_learners": made.num_learners, "num_samplers": made.num_samplers * made.num_learners,
-            "envs_per_sampler": made.envs_per_sampler, "learner_threads": "/".join(map(str, made.learner_threads)), "precision": made.precision,
+            "inference": made.inference, "num_learners": made.num_learners, "num_samplers": made.num_samplers,
+            "envs_per_sampler": made.envs_per_group, "learner_threads": "/".join(map(str, made.learner_threads)), "precision": made.precision,
             "device": str(made.device), "why": list(made.why),
-        }, "rows": wiring.needs.rows, "columns": wiring.needs.columns, "hardware": hardware(), "versions": versions(), "command": command_line(),
+        }, "rows": parts.needs.rows, "columns": parts.needs.columns, "hardware": hardware(), "versions": versions(), "command": command_line(),
     }  # fmt: skip
 
 
@@ -88,46 +90,46 @@ def bound_of(made: Resources, rates: dict[str, float], used: int) -> float:
     else every core does all of it, one after the other."""
     if made.inference == "batched" and made.device.type == "cuda":
         on_gpu = sum(1.0 / rate for name, rate in rates.items() if name != "env") / made.num_learners
-        return min(rates["env"] * min(used, made.num_samplers * made.num_learners), 1.0 / on_gpu)
+        return min(rates["env"] * min(used, made.num_samplers), 1.0 / on_gpu)
     return used / sum(1.0 / rate for rate in rates.values())
 
 
 class _Parts:
-    def __init__(self, wiring: Wiring):
-        self.wiring, made = wiring, wiring.resources
-        self.columns = made.envs_per_sampler
-        self.env = wiring.make_env(0, self.columns)
-        self.policy = wiring.policy_factory(acting=True)()
-        self.rng = wiring.seeds.generator("policy", 0, device=str(made.device) if made.inference == "batched" else "cpu")
-        layout = wiring.layout(self.policy)
+    def __init__(self, parts: Parts):
+        self.parts, made = parts, parts.resources
+        self.columns = made.envs_per_group
+        self.env = parts.plan.make_env()(0, self.columns)
+        self.policy = parts.policy_factory(acting=True)()
+        self.rng = parts.seeds.generator("policy", 0, device=str(made.device) if made.inference == "batched" else "cpu")
+        layout = parts.plan.fragment
         self.on_gpu = made.device.type == "cuda"
         self.out = allocate(layout, pin=self.on_gpu)  # as a run's fragments are
-        self.algorithm = wiring.algorithm()
-        self.products = wiring.products
-        collector = Collector(self.env, wiring.seeds.generator("policy", 0), wiring.needs.record, wiring.needs.core_every, 0, 0, 0)
-        acting = wiring.policy_factory(acting=True)()
+        self.algorithm = parts.algorithm()
+        self.products = parts.products
+        collector = Collector(self.env, parts.seeds.generator("policy", 0), parts.needs.record, parts.needs.core_every, 0, 0, 0)
+        acting = parts.policy_factory(acting=True)()
         fragments = []
         self.replay: Replay | None = None
-        needed = wiring.needs.columns // self.columns
-        for number in range(max(8, REPLAYED // (wiring.rows * self.columns)) if wiring.needs.replay is not None else min(needed, DIFFERENT)):
+        needed = parts.needs.columns // self.columns
+        for number in range(max(8, REPLAYED // (parts.plan.fragment_rows * self.columns)) if parts.needs.replay is not None else min(needed, DIFFERENT)):
             batch = allocate(layout, pin=self.on_gpu)
             header = collector.collect(batch, acting, 1, Clock())
-            if wiring.needs.replay is not None:
-                self.replay = self.replay or wiring.replay(0)
+            if parts.needs.replay is not None:
+                self.replay = self.replay or parts.replay(0)
                 for block in range(self.replay.layout.blocks):  # every producer the same rows
                     self.replay.add(Fragment(header._replace(worker=block), batch))
             if number < 64:
                 fragments.append(batch)
         self.obs = collector.columns.obs
-        self.fragments = fragments if wiring.needs.replay is not None else [fragments[i % len(fragments)] for i in range(needed)]
+        self.fragments = fragments if parts.needs.replay is not None else [fragments[i % len(fragments)] for i in range(needed)]
         self.batch: Batch | None = None
         self.out.copy_(fragments[0])
 
     def measure(self) -> dict[str, list[float]]:
         """Rows/s of each part, three times."""
-        rows = self.wiring.rows
+        rows = self.parts.plan.fragment_rows
         rng = np.random.default_rng(0)
-        spec = self.wiring.spec
+        spec = self.parts.spec
         masked = "action_mask" in spec.obs
         actions = [random_actions(spec, self.obs, self.columns, rng) for _ in range(64)]  # beforehand: drawing them is no part of the environment
         count = 0
@@ -138,11 +140,11 @@ class _Parts:
             self.obs = self.env.step(random_actions(spec, self.obs, self.columns, rng) if masked else actions[count % 64]).obs
             return self.columns
 
-        inference = self._together(rows) if self.wiring.resources.inference == "batched" else self._alone(rows)
-        asked, replay = self.wiring.needs.replay, self.replay
+        inference = self._together(rows) if self.parts.resources.inference == "batched" else self._alone(rows)
+        asked, replay = self.parts.needs.replay, self.replay
         if asked is not None and replay is not None:
-            steps = self.wiring.needs.columns * asked.rows_learnt / asked.ratio  # env steps that one update stands for
-            drawn = replay.sample(self.wiring.needs.columns, Clock()).to(self.wiring.resources.device)
+            steps = self.parts.needs.columns * asked.rows_learnt / asked.ratio  # env steps that one update stands for
+            drawn = replay.sample(self.parts.needs.columns, Clock()).to(self.parts.resources.device)
             headers = dict.fromkeys(range(replay.layout.blocks), 0)
 
             def from_replay() -> float:
@@ -154,7 +156,7 @@ class _Parts:
                 return steps
 
             def storing() -> float:
-                batch = replay.sample(self.wiring.needs.columns, Clock())
+                batch = replay.sample(self.parts.needs.columns, Clock())
                 if self.priority is not None:
                     replay.write(batch.key, self.priority)
                 self.owed += steps
@@ -173,8 +175,8 @@ class _Parts:
             four = (("env", env), ("inference", inference), ("learning", from_replay), ("replay", storing))
             return {name: [_rate(call) for _ in range(3)] for name, call in four} | self._threaded(from_replay)
 
-        gathers = Gatherer(self.wiring.resources.device, Timers())
-        steps_learnt = rows * self.wiring.needs.columns / updates_per_row(self.wiring.config.runner)
+        gathers = Gatherer(self.parts.resources.device, Timers())
+        steps_learnt = rows * self.parts.needs.columns / updates_per_row(self.parts.config.runner)
 
         def learning() -> float:
             self.batch = gathers(self.fragments, self.batch)
@@ -194,15 +196,15 @@ class _Parts:
         def inference() -> int:
             with torch.inference_mode():
                 for t in range(rows):
-                    act_row(self.policy, self.out, t, state, self.wiring.needs.core_every, LATE, self.rng, self.wiring.needs.record)
+                    act_row(self.policy, self.out, t, state, self.parts.needs.core_every, LATE, self.rng, self.parts.needs.record)
             return rows * self.columns
 
         return inference
 
     def _together(self, rows: int) -> Callable[[], int]:
         """Acting as the inference thread does, on one of every sampler's two groups."""
-        made, samplers = self.wiring.resources, self.wiring.resources.num_samplers
-        copy = ActingCopy(self.policy, made.device, self.rng, self.wiring.needs.record, self.columns, samplers, self.wiring.make_recorder())
+        made, samplers = self.parts.resources, self.parts.resources.samplers_per_learner
+        copy = ActingCopy(self.policy, made.device, self.rng, self.parts.needs.record, self.columns, samplers, self.parts.make_recorder())
         state = copy.policy.initial_state(self.columns)
         groups = [[Batch(obs=self.out.obs[t], is_first=self.out.is_first[t])] * samplers for t in range(rows)]
 
@@ -217,10 +219,10 @@ class _Parts:
     def _threaded(self, learning: Callable[[], float]) -> dict[str, list[float]]:
         """Learning with as many threads as the run may take for it."""
         rates = {}
-        for number in (n for n in self.wiring.resources.learner_threads if n > 1):
-            self.wiring.threads.take(number)
+        for number in (n for n in self.parts.resources.learner_threads if n > 1):
+            self.parts.threads.take(number)
             rates[f"learning, {number} threads"] = [_rate(learning) for _ in range(3)]
-        self.wiring.threads.take(1)
+        self.parts.threads.take(1)
         return rates
 
 
@@ -233,13 +235,13 @@ def updates_per_row(runner: Any) -> float:
 class _PartsOfEvolution:
     """Inference is acting with parameters of each column's own; learning is counted by the env steps of the episodes that an update is made from."""
 
-    def __init__(self, wiring: Wiring):
-        self.wiring, self.columns = wiring, wiring.resources.envs_per_sampler
-        noise, asked = wiring.noise(), wiring.needs.population
+    def __init__(self, parts: Parts):
+        self.parts, self.columns = parts, parts.resources.envs_per_group
+        noise, asked = parts.noise(), parts.needs.population
         assert asked is not None
-        self.algorithm = wiring.algorithm()
+        self.algorithm = parts.algorithm()
         self.algorithm.attach_noise(noise)
-        self.player = Player(wiring.crew(noise), 0, wiring.policy_factory(acting=True)())
+        self.player = Player(parts.crew(noise), 0, parts.policy_factory(acting=True)())
         few = max(1, min(asked.pairs, self.columns // 2))
         report = self.player.play(Order(0, 0, few, 0), Clock())
         times = -(-asked.pairs // few)
@@ -248,7 +250,7 @@ class _PartsOfEvolution:
 
     def measure(self) -> dict[str, list[float]]:
         """Rows/s of each part, three times."""
-        policy, rng, spec = self.player.policy, np.random.default_rng(0), self.wiring.spec
+        policy, rng, spec = self.player.policy, np.random.default_rng(0), self.parts.spec
         rows: Rows = map_rows(self.player.env.reset(0), np.array)
         actions = [random_actions(spec, rows, self.columns, rng) for _ in range(64)]
         parameters, first, seen = policy.vector().detach().repeat(self.columns, 1), torch.zeros(self.columns, dtype=torch.bool), to_torch(rows)
@@ -293,7 +295,7 @@ class _Rows:
             self.learns()
 
 
-def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, dict[str, float], dict[str, float]]:
+def _train(parts: Parts, seconds: float) -> tuple[float, float, float | None, dict[str, float], dict[str, float]]:
     """Env steps/s after warming up, peak memory of the process tree in MB, policy lag, the learner's time by section, samplers' microseconds per env step.
 
     UserError when learning has not begun after FILL_SEC: a replay waits for algo.learning_starts env steps."""
@@ -324,13 +326,13 @@ def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, 
             ends_in(FILL_SEC)
 
         job.sampler_ready = ready  # type: ignore[method-assign]
-        wiring.train(job)
+        train(parts.plan, job)
         done.set()
         watcher.join()
     rows = logger.rows
     learnt = [row for row in rows if row["updates"] > 0]
     if len(learnt) < 3:
-        waits = wiring.needs.replay
+        waits = parts.needs.replay
         starts = f": it waits for algo.learning_starts={waits.learning_starts}" if waits is not None else ""
         raise UserError(f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates in {job.wall_sec:.0f} s{starts}")
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
@@ -347,7 +349,7 @@ def _train(wiring: Wiring, seconds: float) -> tuple[float, float, float | None, 
 def _sampler_time(made: Resources, reached: float, spent: dict[str, float]) -> dict[str, float]:
     """Shares of the time of a process that steps environments, from microseconds per env step; `rest`: waits, copies and Python around them. Of batched
     inference the policy's is of the one thread that acts for all."""
-    processes = made.num_samplers * made.num_learners
+    processes = made.num_samplers
     env = reached * spent.get("env", 0.0) * 1e-6 / processes
     policy = reached * spent.get("policy", 0.0) * 1e-6 / (made.num_learners if made.inference == "batched" else processes)
     alone = {"env": env} | ({} if made.inference == "batched" else {"policy": policy})

@@ -91,7 +91,7 @@ def replay(words: list[str], json_file: str | None) -> int:
         from rlrun.bench.replay import measure, table
         from rlrun.config.run import type_config
         from rlrun.config.types import plain
-        from rlrun.machine.resources import free_memory
+        from rlrun.machine.machine import free_memory
 
         torch.set_num_threads(1)
         config = type_config(plain(cfg)).run.replay

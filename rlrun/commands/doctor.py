@@ -38,9 +38,9 @@ def main(words: list[str]) -> int:
     print("rlrun doctor", flush=True)
     import torch
 
+    from rlrun.machine.machine import cores
     from rlrun.machine.processor import cpu_flags
     from rlrun.machine.products import pays
-    from rlrun.machine.resources import cores
     from rlrun.runtime.rundir import hardware, versions
 
     problems = []

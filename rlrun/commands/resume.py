@@ -25,13 +25,17 @@ def main(words: list[str]) -> int:
     for key, value in changes.items():
         change(values, key, value)
     from rlrun.config.run import type_config
+    from rlrun.machine.machine import measured
     from rlrun.runtime import session
+    from rlrun.runtime.build import checkpoints_of, preflight
+    from rlrun.runtime.plan import check_saved, plan
     from rlrun.runtime.rundir import RunDir
-    from rlrun.runtime.wiring import checkpoints_of, preflight
 
     config = type_config({**values, "init": None})  # the checkpoint has what came of it
     print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
-    wiring = preflight(config)  # before config.yaml is written: a wrong option must not stay in it
+    machine = measured()
+    planned = plan(config, machine)
+    preflight(planned, machine)  # before config.yaml is written: a wrong option must not stay in it
     directory = RunDir(path)
     directory.acquire()
     try:
@@ -39,13 +43,13 @@ def main(words: list[str]) -> int:
         steps = restored[1]["env_steps"]
         if steps >= config.run.env_steps:
             raise UserError(f"{path} is already at {steps} env steps; to go on: rlrun resume {shlex.quote(str(path))} env_steps={2 * steps}")
-        wiring.check_saved(path / "checkpoints" / f"{steps:012d}")
+        check_saved(planned, path / "checkpoints" / f"{steps:012d}")
         print(f"  from the checkpoint at {steps:,} env steps", flush=True)
         save_yaml(values, path / "config.yaml")
     except BaseException:
         directory.release()
         raise
-    return session.run(wiring, values, directory, restored)
+    return session.run(planned, values, directory, restored)
 
 
 def change(values: dict[str, Any], key: str, value: Any) -> None:

@@ -1,5 +1,6 @@
 """rlrun train: Hydra composes the config, the session runs it.
 
+rlrun train --plan ...: prints what the run would be made of on this machine, and why, and starts nothing.
 rlrun train --from-run DIR [seed=2 key=value ...]: the same run again, in a directory of its own."""
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from rlrun.cli import compose
 from rlrun.config.saved import saved_config
 from rlrun.core.errors import UserError
 
+PLAN = "--plan"
+
 
 def main(words: list[str]) -> int:
+    if PLAN in words:
+        return compose([word for word in words if word != PLAN], show_plan)
     if any(word.split("=")[0] == FROM_RUN for word in words):
         return again(words)
     return compose(words, train)
@@ -53,25 +58,46 @@ def train(cfg: Any, choices: dict[str, Any]) -> int:
     return start(values)
 
 
+def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
+    """Prints what a run of this config would be made of, and starts nothing."""
+    from rlrun.config.run import type_config
+    from rlrun.config.types import plain
+    from rlrun.machine.machine import measured
+    from rlrun.runtime.build import preflight
+    from rlrun.runtime.plan import plan
+
+    values = plain(cfg)
+    check_tuned(choices, values)
+    machine = measured()
+    planned = plan(type_config(values), machine)
+    preflight(planned, machine)
+    print(planned)
+    return 0
+
+
 def start(values: dict[str, Any]) -> int:
     """A new run of this plain config."""
     from rlrun.config.run import type_config
     from rlrun.config.types import save_yaml
+    from rlrun.machine.machine import measured
+    from rlrun.runtime.build import preflight
+    from rlrun.runtime.plan import plan
     from rlrun.runtime.rundir import RunDir, default_path
-    from rlrun.runtime.wiring import preflight
 
     print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
     config = type_config(values)
     path = Path(config.run.run_dir) if config.run.run_dir else default_path(config.run.runs_root, config.algo.name, config.env.name, config.run.seed)
     values["run_dir"] = str(path)
     values["runs_root"] = str(Path(config.run.runs_root).resolve())  # a run that is resumed elsewhere keeps its MLflow store
-    wiring = preflight(type_config(values))
+    machine = measured()
+    planned = plan(type_config(values), machine)
+    preflight(planned, machine)
     directory = RunDir.create(path)
-    values["resources"] |= wiring.layout_decided()  # a resumed run goes on with it, whatever the machine is busy with then
+    values["resources"] |= planned.settings()  # a resumed run goes on with it, whatever the machine is busy with then
     save_yaml(values, path / "config.yaml")
     from rlrun.runtime import session
 
-    return session.run(wiring, values, directory, restored=None)
+    return session.run(planned, values, directory, restored=None)
 
 
 def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:

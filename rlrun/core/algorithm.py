@@ -39,7 +39,7 @@ class FromReplay:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What an algorithm asks of the data flow, made from its config; read by wiring only."""
+    """What an algorithm asks of the data flow, made from its config; read by runtime/plan.py, runtime/build.py and layouts only."""
 
     rows: int  # T of the fragments that one update reads
     columns: int  # B of the batch that one update reads

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from rlrun.core.errors import UserError
-from rlrun.machine.resources import cores
+from rlrun.machine.machine import cores
 
 POLL_SEC = 0.2
 LOOK_SEC = 2.0  # between two looks at a job's progress

@@ -19,6 +19,10 @@ from rlrun.core.run import Job
 from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import FragmentReplay, Gatherer, PassRing
 from rlrun.dataflow.slots import Fragment, Header
+from rlrun.machine import choices
+from rlrun.machine.choices import Asked
+from rlrun.machine.machine import Machine
+from rlrun.machine.resources import Resources
 from rlrun.runners.base import Factories
 from rlrun.samplers.base import Sampler
 
@@ -36,7 +40,6 @@ class Config:
     fake_sampler: bool
 
     synchronous: ClassVar[bool] = False  # samplers run ahead
-    apart: ClassVar[bool] = False  # samplers may be in the learner's process
     lockstep: ClassVar[bool] = True  # several learners make every update together
 
     def __post_init__(self):
@@ -46,6 +49,23 @@ class Config:
             raise ValueError("replay_proportion and replay_slots must not be negative, queue_timeout_sec must be positive")
         if self.replay_proportion > 0 and self.replay_slots == 0:
             raise ValueError("replay_proportion needs replay_slots: how many fragments to keep")
+
+
+def layout(asked: Asked, machine: Machine) -> Resources:
+    """Samplers run ahead of the learner, so the learner has one thread, and each sampler's fragments are parts of a train batch."""
+    choices.check_device(asked, machine)
+    choices.check_own_samplers(asked, asked.needs.every_process_learns)
+    learners = choices.learners_in_lockstep(asked, machine)
+    spread = choices.batch_columns(asked, learners.value, shared=False)
+    inference = choices.inference(asked, machine, learners.value, spread)
+    where = choices.learner_device(asked, machine, inference.value)
+    samplers = choices.samplers_per_learner(asked, machine, learners.value, inference.value, where.value, spread)
+    most = min(choices.MAX_COLUMNS, choices.most_envs(learners.value, samplers.value, inference.value, where.value))
+    if inference.value == "serial":
+        most = spread.per_learner
+    envs = choices.envs_per_group(asked, learners.value, samplers.value, inference.value, most, spread)
+    threads = choices.one_thread(asked)
+    return choices.resources(asked, machine, learners=learners, inference=inference, where=where, samplers=samplers, envs=envs, threads=threads)
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

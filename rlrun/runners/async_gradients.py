@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import ClassVar
 
 from rlrun.core.algorithm import Update
+from rlrun.core.errors import UserError
 from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments, plain
 from rlrun.core.run import Job
@@ -20,6 +21,10 @@ from rlrun.dataflow.reuse import gather
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.slots import Header
 from rlrun.dataflow.workers import READY, Workers
+from rlrun.machine import choices
+from rlrun.machine.choices import Asked
+from rlrun.machine.machine import Machine
+from rlrun.machine.resources import Resources
 from rlrun.runners import on_policy
 from rlrun.runners.base import Factories
 from rlrun.samplers.processes import Unsaved
@@ -31,12 +36,34 @@ class Config:
     queue_timeout_sec: float
 
     synchronous: ClassVar[bool] = True  # within a process: no row is older than the weights that its gradient belongs to
-    apart: ClassVar[bool] = False  # samplers may be in the learner's process
     lockstep: ClassVar[bool] = False  # learners do not wait for each other
 
     def __post_init__(self):
         if self.queue_timeout_sec <= 0:
             raise ValueError("queue_timeout_sec must be positive")
+
+
+def layout(asked: Asked, machine: Machine) -> Resources:
+    """Every process samples and learns on the CPU, with a whole train batch of its own."""
+    if asked.cfg.device not in ("auto", "cpu"):
+        raise UserError(f"resources.device={asked.cfg.device}: workers that share weights without waiting learn on the CPU")
+    choices.check_device(asked, machine)
+    choices.check_own_samplers(asked, every_process_learns=True)
+    asked = choices.every_process_learns(asked)
+    learners = choices.learners_on_their_own(asked, machine)
+    columns = asked.needs.columns
+    over = f" over {learners.value} learners" if learners.value > 1 else ""
+    spread = choices.Spread(columns, columns, True, f"{columns} columns of a train batch (algo.batch_size / algo.fragment_length){over}")
+    inference = choices.inference(asked, machine, learners.value, spread)
+    if inference.value != "serial":
+        raise UserError(
+            f"resources.inference={inference.value}: workers that share weights without waiting have their environments in their own process (serial)"
+        )
+    where = choices.device("cpu", machine)
+    samplers = choices.samplers_per_learner(asked, machine, learners.value, "serial", where.value, spread)
+    envs = choices.envs_per_group(asked, learners.value, samplers.value, "serial", columns, spread)
+    threads = choices.waited_for_threads(asked, machine, where.value, learners.value)
+    return choices.resources(asked, machine, learners=learners, inference=inference, where=where, samplers=samplers, envs=envs, threads=threads)
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

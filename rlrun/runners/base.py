@@ -1,4 +1,4 @@
-"""What wiring hands to every runner."""
+"""What runtime/build.py hands to every runner."""
 
 from __future__ import annotations
 

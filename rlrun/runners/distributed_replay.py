@@ -14,10 +14,14 @@ from typing import ClassVar
 
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment
+from rlrun.machine import choices
+from rlrun.machine.choices import Asked
+from rlrun.machine.machine import Machine
+from rlrun.machine.resources import Resources
 from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
 from rlrun.runners.base import Factories
@@ -33,7 +37,6 @@ class Config:
     queue_timeout_sec: float
 
     synchronous: ClassVar[bool] = False
-    apart: ClassVar[bool] = True  # samplers are processes of their own
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self):
@@ -41,6 +44,23 @@ class Config:
             raise ValueError("num_shards and max_weight_sync_delay must be at least 1")
         if self.queue_timeout_sec <= 0:
             raise ValueError("queue_timeout_sec must be positive")
+
+
+def layout(asked: Asked, machine: Machine) -> Resources:
+    """One learner. Samplers and shards of the replay are processes of their own."""
+    choices.check_device(asked, machine)
+    choices.check_own_samplers(asked, asked.needs.every_process_learns)
+    if asked.cfg.num_learners not in ("auto", 1):
+        raise UserError(f"resources.num_learners={asked.cfg.num_learners}: runner=distributed_replay has one learner; runner=replay can have several")
+    learners = choices.Choice(1)
+    columns = choices.replay_columns(asked, 1)
+    spread = columns.value
+    inference = choices.inference_of_separate_samplers(asked, machine, 1, spread)
+    where = choices.learner_device(asked, machine, inference.value)
+    samplers = choices.samplers_per_learner(asked, machine, 1, inference.value, where.value, spread)
+    envs = choices.envs_per_group(asked, 1, samplers.value, inference.value, spread.per_learner, spread)
+    threads = choices.replay_threads(asked, machine, inference.value, where.value, 1)
+    return choices.resources(asked, machine, learners=learners, inference=inference, where=where, samplers=samplers, envs=envs, threads=threads)
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

@@ -15,10 +15,15 @@ import torch
 
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
+from rlrun.core.errors import UserError
 from rlrun.core.evolution import Report
 from rlrun.core.run import Job
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Episode, Header
+from rlrun.machine import choices
+from rlrun.machine.choices import Asked, Choice
+from rlrun.machine.machine import Machine
+from rlrun.machine.resources import Inference, Resources
 from rlrun.runners.base import Factories
 from rlrun.samplers.population import Population
 
@@ -29,12 +34,45 @@ class Config:
     queue_timeout_sec: float
 
     synchronous: ClassVar[bool] = True  # all episodes of an update are by the same weights
-    apart: ClassVar[bool] = False  # the player may be in the learner's process
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self):
         if self.queue_timeout_sec <= 0:
             raise ValueError("queue_timeout_sec must be positive")
+
+
+def layout(asked: Asked, machine: Machine) -> Resources:
+    """Samplers play whole episodes, as many at a time as they have columns. The learner waits for them: its work is small."""
+    cfg, population = asked.cfg, asked.needs.population
+    assert population is not None
+    choices.check_device(asked, machine)
+    choices.check_own_samplers(asked, asked.needs.every_process_learns)
+    if cfg.num_learners not in ("auto", 1):
+        raise UserError(f"resources.num_learners={cfg.num_learners}: evolution has one learner, whose work is small; its samplers take the cores")
+    if cfg.inference == "batched":
+        raise UserError("resources.inference=batched: every episode of evolution has weights of its own, which samplers act with themselves (local or serial)")
+    if cfg.device not in ("auto", "cpu"):
+        raise UserError(f"resources.device={cfg.device}: evolution learns on the CPU; an update is one weighted sum of noise")
+    cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
+    serial = cfg.exact or cfg.inference == "serial" or (cfg.inference == "auto" and machine.cores == 1)
+    kind: Inference = "serial" if serial else "local"
+    inference = Choice(kind, f"inference={kind}: {cores}" if cfg.inference == "auto" else "")
+    if serial and cfg.num_samplers not in ("auto", 1):
+        raise UserError(f"resources.num_samplers={cfg.num_samplers}: serial inference has one")
+    samplers = Choice(1) if serial else Choice(cfg.num_samplers)
+    if cfg.num_samplers == "auto" and not serial:
+        samplers = Choice(machine.cores, f"num_samplers={machine.cores}: {machine.cores} cores")
+    envs = Choice(cfg.envs_per_sampler)
+    if cfg.envs_per_sampler == "auto":
+        count = max(1, min(choices.MAX_COLUMNS, -(-2 * population.pairs // samplers.value)))
+        over = f"{samplers.value} sampler{'s' * (samplers.value > 1)}"
+        envs = Choice(count, f"envs_per_sampler={count}: {2 * population.pairs} episodes an update over {over}")
+    precision = "fp32" if cfg.precision == "auto" else cfg.precision
+    return Resources(
+        inference=kind, num_learners=1, samplers_per_learner=samplers.value, envs_per_group=envs.value, device=torch.device("cpu"),
+        precision=precision, acting_precision=precision, learner_threads=(1,), cuda_graphs=False, compile=cfg.compile, exact=cfg.exact,
+        why=tuple(choice.why for choice in (inference, samplers, envs) if choice.why),
+    )  # fmt: skip
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

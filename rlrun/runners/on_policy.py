@@ -13,6 +13,10 @@ from typing import ClassVar
 from rlrun.core.algorithm import Update
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
+from rlrun.machine import choices
+from rlrun.machine.choices import Asked
+from rlrun.machine.machine import Machine
+from rlrun.machine.resources import Resources
 from rlrun.runners.base import Factories
 
 
@@ -23,12 +27,28 @@ class Config:
     complete_episodes: bool
 
     synchronous: ClassVar[bool] = True  # samplers hold exactly one train batch, so no row is older than the weights
-    apart: ClassVar[bool] = False  # samplers may be in the learner's process
     lockstep: ClassVar[bool] = True  # several learners make every update together
 
     def __post_init__(self):
         if self.queue_timeout_sec <= 0:
             raise ValueError("queue_timeout_sec must be positive")
+
+
+def layout(asked: Asked, machine: Machine) -> Resources:
+    """Samplers and learners take turns, so each may have all cores, and the samplers together hold one train batch."""
+    choices.check_device(asked, machine)
+    choices.check_own_samplers(asked, asked.needs.every_process_learns)
+    learners = choices.learners_in_lockstep(asked, machine)
+    spread = choices.batch_columns(asked, learners.value, shared=True)
+    inference = choices.inference(asked, machine, learners.value, spread)
+    where = choices.learner_device(asked, machine, inference.value)
+    samplers = choices.samplers_per_learner(asked, machine, learners.value, inference.value, where.value, spread)
+    most = choices.most_envs(learners.value, samplers.value, inference.value, where.value)
+    if inference.value == "serial":
+        most = spread.per_learner
+    envs = choices.envs_per_group(asked, learners.value, samplers.value, inference.value, most, spread)
+    threads = choices.waited_for_threads(asked, machine, where.value, learners.value)
+    return choices.resources(asked, machine, learners=learners, inference=inference, where=where, samplers=samplers, envs=envs, threads=threads)
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

@@ -17,6 +17,10 @@ from rlrun.core.batch import Batch
 from rlrun.core.ranks import Ranks
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
+from rlrun.machine import choices
+from rlrun.machine.choices import Asked
+from rlrun.machine.machine import Machine
+from rlrun.machine.resources import Resources
 from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
 from rlrun.runners.base import Factories
@@ -28,12 +32,28 @@ class Config:
     queue_timeout_sec: float
 
     synchronous: ClassVar[bool] = False
-    apart: ClassVar[bool] = False  # samplers may be in the learner's process
     lockstep: ClassVar[bool] = True
 
     def __post_init__(self):
         if self.queue_timeout_sec <= 0:
             raise ValueError("queue_timeout_sec must be positive")
+
+
+def layout(asked: Asked, machine: Machine) -> Resources:
+    """All samplers of a learner feed one replay. Where learning is most of the work, it gets all cores."""
+    choices.check_device(asked, machine)
+    choices.check_own_samplers(asked, asked.needs.every_process_learns)
+    learners = choices.learners_in_lockstep(asked, machine)
+    columns = choices.replay_columns(asked, learners.value)
+    spread = columns.value
+    inference = choices.inference(asked, machine, learners.value, spread)
+    where = choices.learner_device(asked, machine, inference.value)
+    samplers = choices.samplers_per_learner(asked, machine, learners.value, inference.value, where.value, spread)
+    envs = choices.envs_per_group(asked, learners.value, samplers.value, inference.value, spread.per_learner, spread)
+    threads = choices.replay_threads(asked, machine, inference.value, where.value, learners.value)
+    return choices.resources(
+        asked, machine, learners=learners, inference=inference, where=where, samplers=samplers, envs=envs, threads=threads, before=(columns,)
+    )
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from rlrun.core.algorithm import FromReplay, Needs
+from rlrun.core.algorithm import Algorithm, FromReplay, Needs
 from rlrun.core.checkpoint import ROWS, load_part
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import Ranks
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
-from rlrun.machine.resources import GROUPS, Resources
+from rlrun.machine.resources import Resources
 from rlrun.replay.buffer import FirstPriority, Replay
 from rlrun.replay.layout import Layout, ReplayConfig, refuse_too_large
 from rlrun.replay.service import ShardedReplay
@@ -42,36 +44,42 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
         raise UserError(f"algo.learning_starts={asked.learning_starts} is more than the {cfg.capacity} rows of replay.capacity: learning would never start")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
     """Every learner has a replay of its own, with its part of the rows, the environments and the train batch."""
 
     cfg: ReplayConfig
-    layout: Layout  # of one learner's
+    layout: Layout  # of one learner's replay
     learners: int
     columns: int  # fragments of the whole train batch
-    seeds: Seeds
+    shards: int | None  # processes that hold a part each; None: the learner holds it
     queue_timeout_sec: float
-    first_priority: FirstPriority | None
+    first_priority: tuple[type[Algorithm], Any] | None  # the algorithm that works first priorities out, and its config
 
-    def placed(self, device: torch.device, shards: int | None, free: int) -> ReplayPlan:
-        """With replay.device=auto decided. device: the learner's; free: bytes of its memory."""
+    def __str__(self) -> str:
+        where = f"{self.shards} shard{'s' * (self.shards != 1)}" if self.shards is not None else "the GPU" if self.cfg.device == "learner" else "main memory"
+        each = " for each learner" if self.learners > 1 else ""
+        size = f"{self.layout.capacity:,} rows ({self.layout.bytes / 1e6:,.1f} MB){each}"
+        return f"{self.cfg.name}, {size} in {where}"
+
+    def placed(self, device: torch.device, free: int) -> ReplayPlan:
+        """The same with replay.device=auto decided. device: the learner's; free: bytes of its memory."""
         if self.cfg.device != "auto":
             return self
         fits = device.type == "cuda" and self.layout.bytes <= GPU_SHARE * free
-        there = fits and shards is None and not self.cfg.compress and self.cfg.directory is None
+        there = fits and self.shards is None and not self.cfg.compress and self.cfg.directory is None
         return replace(self, cfg=replace(self.cfg, device="learner" if there else "cpu"))
 
-    def check(self, available: int, device: torch.device, shards: int | None) -> None:
-        """UserError before the start where it cannot fit. available: bytes of memory; shards: None where the replay is the learner's own."""
-        if shards is not None:
-            if shards > self.layout.blocks:
-                raise UserError(f"runner.num_shards={shards} is more than the {self.layout.blocks} producers of fragments (resources.num_samplers)")
+    def check(self, available: int, device: torch.device) -> None:
+        """UserError before the start where it cannot fit. available: bytes of memory."""
+        if self.shards is not None:
+            if self.shards > self.layout.blocks:
+                raise UserError(f"runner.num_shards={self.shards} is more than the {self.layout.blocks} producers of fragments (resources.num_samplers)")
             if self.cfg.device == "learner":
                 raise UserError("replay.device=learner is for runner=replay: shards are processes of their own, in main memory")
         refuse_too_large(self.layout, self.cfg, available, device, self.learners)
 
-    def check_saved(self, folder: Path, shards: int | None) -> None:
+    def check_saved(self, folder: Path) -> None:
         """UserError where the replay in this checkpoint does not fit this run's."""
         files = len(list(folder.glob(ROWS)))
         if not files:
@@ -79,24 +87,32 @@ class ReplayPlan:
         saved = load_part(folder, "replay")["replay"]
         states = saved.get("shards", [saved])
         blocks = sum(len(state["head"]) for state in states)
-        same = files == (shards or self.learners) and (shards is None) == ("shards" not in saved) and blocks == self.layout.blocks
-        if shards is None:
+        same = files == (self.shards or self.learners) and (self.shards is None) == ("shards" not in saved) and blocks == self.layout.blocks
+        if self.shards is None:
             columns = saved.get("columns", self.layout.columns)  # not in checkpoints of before it was saved
             same = same and saved["length"] == self.layout.rows_per_column and columns == self.layout.columns
         if not same:
             raise UserError("the checkpoint's replay was made with another capacity, runner, num_shards, num_learners, num_samplers or envs_per_sampler; "
                             "resume with those, or begin anew")  # fmt: skip
 
-    def replay(self, generation: int, ranks: Ranks, device: torch.device) -> Replay:
-        """This learner's."""
+    @property
+    def priority_of(self) -> FirstPriority | None:
+        """What works out the priorities of rows that nobody has learnt from."""
+        if self.first_priority is None:
+            return None
+        algorithm, cfg = self.first_priority
+        return functools.partial(algorithm.first_priority, cfg)
+
+    def replay(self, seeds: Seeds, generation: int, ranks: Ranks, device: torch.device) -> Replay:
+        """This learner's replay."""
         cfg, others = self.cfg, (ranks.rank,) if ranks.rank else ()
         if self.learners > 1:
             directory = None if cfg.directory is None else str(Path(cfg.directory) / f"learner-{ranks.rank}")
             cfg = replace(cfg, directory=directory, checkpoint_max_gb=cfg.checkpoint_max_gb / self.learners)
-        return Replay(cfg, self.layout, self.seeds.generator("replay", generation, *others), device, self.first_priority, ranks.rank)
+        return Replay(cfg, self.layout, seeds.generator("replay", generation, *others), device, self.priority_of, ranks.rank)
 
-    def sharded(self, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
-        return ShardedReplay(self.cfg, self.layout, shards, sampler.slots, self.columns, self.seeds, generation, self.queue_timeout_sec, self.first_priority)
+    def sharded(self, seeds: Seeds, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
+        return ShardedReplay(self.cfg, self.layout, shards, sampler.slots, self.columns, seeds, generation, self.queue_timeout_sec, self.priority_of)
 
 
 def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, made: Resources) -> Layout:
@@ -104,7 +120,7 @@ def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, ma
     assert needs.replay is not None
     return Layout(
         obs=spec.obs_rows, action=spec.action_row, record=policy.record_spec(needs.record), core=policy.core_spec(), core_every=needs.core_every or 1,
-        block=made.envs_per_sampler, blocks=made.num_samplers * GROUPS[made.inference], fragment_rows=needs.replay.fragment_length, rows=needs.rows,
+        block=made.envs_per_group, blocks=made.producers_per_learner, fragment_rows=needs.replay.fragment_length, rows=needs.rows,
         rows_from=needs.replay.rows_from, ends=needs.replay.obs == "ends", starts_every=needs.replay.starts_every, sequences=needs.replay.sequences,
         stack=spec.stack, capacity=-(-cfg.capacity // made.num_learners),
     )  # fmt: skip

@@ -100,7 +100,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    from rlrun.machine.resources import cores
+    from rlrun.machine.machine import cores
 
     cpu = processor().get("model name") or platform.processor() or platform.machine()
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []

@@ -22,32 +22,33 @@ from rlrun.loggers.mlflow import Mlflow
 from rlrun.loggers.sinks import Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
+from rlrun.runtime.build import callbacks_of, checkpoints_of, train
+from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
-from rlrun.runtime.wiring import Wiring, callbacks_of, checkpoints_of
 
 
-def run(wiring: Wiring, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
+def run(plan: Plan, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
     """Trains; returns the exit code. `values` is the plain config that was saved."""
     keep_freed()
     torch.set_num_threads(1)  # until the learner takes its own
     signals = Signals()
     signals.install()
     try:
-        return _run(wiring, values, directory, restored, command or command_line(), signals)
+        return _run(plan, values, directory, restored, command or command_line(), signals)
     finally:
         signals.restore()
         directory.release()
 
 
-def _run(wiring: Wiring, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals) -> int:
-    config = wiring.config
-    for reason in wiring.resources.why:
+def _run(plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals) -> int:
+    config = plan.config
+    for reason in plan.resources.why:
         print(f"  {reason}", flush=True)
     if config.run.init is not None and restored is None:
         print(f"  begins with the weights of {config.run.init}", flush=True)
     facts = {
-        "seed": config.run.seed, "algo": config.algo.name, "env": wiring.spec.name, "versions": versions(), "git_commit": git_commit(),
-        "hardware": hardware(), "command": command, "started": started_at(), "resources": list(wiring.resources.why),
+        "seed": config.run.seed, "algo": config.algo.name, "env": plan.spec.name, "versions": versions(), "git_commit": git_commit(),
+        "hardware": hardware(), "command": command, "started": started_at(), "resources": list(plan.resources.why),
     }  # fmt: skip
     before = directory.known if restored else {}
     if before.get("command"):  # a resumed run keeps what made it
@@ -65,14 +66,14 @@ def _run(wiring: Wiring, values: dict, directory: RunDir, restored: tuple[dict, 
         checkpoints=checkpoints_of(directory.path, config.run.checkpoint.keep),
         logger=logger,
         signals=signals,
-        evaluate=_evaluation(wiring) if config.run.eval.every is not None else None,
-        exact=wiring.resources.exact,
+        evaluate=_evaluation(plan) if config.run.eval.every is not None else None,
+        exact=plan.resources.exact,
         restored=restored,
         callbacks=callbacks_of(config.run.callbacks),
     )
     error: BaseException | None = None
     try:
-        wiring.train(job, None if resume_at is None else checkpoints_of(directory.path).directory / f"{resume_at:012d}")
+        train(plan, job, None if resume_at is None else checkpoints_of(directory.path).directory / f"{resume_at:012d}")
     except BaseException as caught:
         error = caught
         job.status, job.reason = ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
@@ -106,15 +107,15 @@ def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, fac
     return Sinks(direct, slow)
 
 
-def _evaluation(wiring: Wiring):
+def _evaluation(plan: Plan):
     from rlrun.samplers.evaluator import Evaluator
 
     evaluator: list[Evaluator] = []
 
     def evaluate(algorithm: Algorithm, clock: Clock, round_: int, stop: Callable[[], bool]) -> list[float]:
-        cfg = wiring.config.run.eval
+        cfg = plan.config.run.eval
         if not evaluator:
-            evaluator.append(Evaluator(wiring.eval_env(), min(cfg.episodes, 8), wiring.seeds))
+            evaluator.append(Evaluator(plan.eval_env(), min(cfg.episodes, 8), plan.seeds))
         games = evaluator[0].play(algorithm.policy, cfg.episodes, "greedy" if cfg.greedy else "explore", clock, round_, stop)
         return [ret for ret, _ in games]
 

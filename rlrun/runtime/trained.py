@@ -24,7 +24,7 @@ from rlrun.envs.atari import AtariConfig, ScreenStack
 from rlrun.envs.gym import to_rows
 from rlrun.envs.single import make_single
 from rlrun.models.model import Model
-from rlrun.runtime.wiring import checkpoints_of
+from rlrun.runtime.build import checkpoints_of
 from rlrun.samplers.evaluator import to_torch
 
 

@@ -30,12 +30,12 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.workers import READY, Worker
 from rlrun.machine.graphs import GraphRecorder, tensors
+from rlrun.machine.resources import BATCHED_GROUPS as GROUPS
 from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import store_core
 from rlrun.samplers.columns import Columns
 from rlrun.samplers.processes import Plan, ProcessSampler
 
-GROUPS = 2
 BEGIN = -1  # in place of a row number
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -15,7 +15,8 @@ from rlrun.dataflow.slots import Slots
 from rlrun.dataflow.workers import Worker, Workers
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Plan:
     """What a sampler of several processes is made from (pickled for each of them)."""
 
     make_env: EnvFactory

@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 from conftest import SMALL
+from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Sums
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
 from rlrun.policies import Outputs
-from rlrun.runtime.wiring import Wiring
 
 
 def wiring(typed, *words):
-    return Wiring(typed("algo=a2c", "env=CartPole-v1", *SMALL, *words))
+    return Wired(typed("algo=a2c", "env=CartPole-v1", *SMALL, *words))
 
 
 def test_loss_by_hand(typed):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import SMALL
 from test_all import batches, start
+from wired import Wired, checked
 
 from rlrun.algos.sac import SAC
 from rlrun.core.batch import Batch
@@ -18,7 +19,6 @@ from rlrun.core.schedule import Clock
 from rlrun.models.critic import Critics
 from rlrun.ops.distributions import Beta, SquashedGaussian
 from rlrun.policies.noise import ladder
-from rlrun.runtime.wiring import Wiring, preflight
 
 WORDS = [*SMALL, "model.hidden=[]", "algo.learning_starts=30", "replay.capacity=300", "algo.actor.hidden=[8]", "algo.critic.hidden=[8]", "algo.discount=0.5",
          "algo.random_steps=0", "algo.target_update_interval=100"]  # fmt: skip
@@ -48,7 +48,7 @@ gymnasium.register("tests/Half-v0", lambda **kwargs: Moved(0.0, np.inf))
 
 
 def algorithm(typed, algo, *words, env="Pendulum-v1"):
-    made = Wiring(typed(f"algo={algo}", f"env={env}", *WORDS, *words)).algorithm()
+    made = Wired(typed(f"algo={algo}", f"env={env}", *WORDS, *words)).algorithm()
     shake(made.target_critic, 1)
     if hasattr(made, "target_actor"):
         shake(made.target_actor, 2)
@@ -483,7 +483,7 @@ def test_critics_are_separate_nets_over_one_encoder(typed):
 
 def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
     words = [*SMALL, "model.hidden=[]", "algo.learning_starts=30", "replay.capacity=300", "algo.random_steps=0", "env.size=42"]
-    made = Wiring(typed("algo=sac", "env=Pong", *words)).algorithm()
+    made = Wired(typed("algo=sac", "env=Pong", *words)).algorithm()
     assert isinstance(made, SAC)
     observation = torch.randint(0, 255, (2, 3, 4, 42, 42), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     batch = transitions(discrete=True).replace(obs=Batch(observation=observation))
@@ -517,7 +517,7 @@ def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
 )
 def test_what_does_not_fit_is_said(typed, words, said):
     with pytest.raises(UserError, match=said):
-        preflight(typed(*words, "resources=debug", "logger=[]"))
+        checked(typed(*words, "resources=debug", "logger=[]"))
 
 
 def test_smaller_batches_come_from_a_prioritized_replay_too(typed):

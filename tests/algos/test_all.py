@@ -11,11 +11,11 @@ import torch
 from conftest import SMALL
 from families import ACTORS, ANY_ACTION, BOX, DISCRETE, FRESH, MEMORY, REPLAYING, ROWS, fits, simple
 from test_actor_learner import run_wired
+from wired import Wired
 
 from rlrun.config.paths import inner_algorithm, options
 from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock
-from rlrun.runtime.wiring import Wiring
 from rlrun.samplers.serial import SerialSampler
 
 GTRXL = ["model=gtrxl", "model.memory.size=4", "model.memory.length=3"]
@@ -75,9 +75,21 @@ def words_of(algo, *words):
     return [f"algo={algo}", *(word.removeprefix("+") if word.startswith("+algo.") else word for word in words)]
 
 
+def recording(algorithm, also):
+    """The same algorithm, with more recorded."""
+
+    class Recording(algorithm):
+        @classmethod
+        def needs(cls, cfg):
+            needs = super().needs(cfg)
+            return dataclasses.replace(needs, record=tuple({*needs.record, *also}))
+
+    return Recording
+
+
 def start(typed, algo, *words, also=()):
-    wiring = Wiring(typed(*words_of(algo, *SMALL, *FIT.get(algo, []), *words)))
-    wiring.needs = dataclasses.replace(wiring.needs, record=tuple({*wiring.needs.record, *also}))
+    config = typed(*words_of(algo, *SMALL, *FIT.get(algo, []), *words))
+    wiring = Wired(dataclasses.replace(config, algorithm=recording(config.algorithm, also)) if also else config)
     made, sampler = wiring.algorithm(), wiring.sampler(0)
     assert isinstance(sampler, SerialSampler)
     sampler.publish(made.policy, Clock())
@@ -158,7 +170,7 @@ def test_naming_what_is_seen_is_learnt(typed, tmp_path, algo, env, bar):
     """Of 20 a random policy gets 5, and about -17 with continuous actions."""
     words = [*SMALL, f"env={env}", "model.hidden=[64]", "env_steps=150000", f"stop.return_mean={bar}", "log_every_sec=0.01"]
     words += ["algo.discount=0", *([] if algo in ACTORS else ["algo.lr=3e-3"]), *FAMILY.get(algo, []), *QUICK.get(algo, [])]
-    _, job, rows = run_wired(Wiring(typed(*words_of(algo, *words))), tmp_path)
+    _, job, rows = run_wired(Wired(typed(*words_of(algo, *words))), tmp_path)
     assert next(row["sample/return_mean"] for row in rows if row["sample/return_mean"] is not None) < bar
     assert job.status == "STOPPED" and job.episodes.mean >= bar
 

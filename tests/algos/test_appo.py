@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 from conftest import SMALL
+from wired import Wired
 
 from rlrun.core.algorithm import Follower
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
 from rlrun.policies import Outputs
-from rlrun.runtime.wiring import Wiring
 
 
 def wiring(typed, *words):
-    return Wiring(typed("algo=appo", "env=CartPole-v1", *SMALL, *words))
+    return Wired(typed("algo=appo", "env=CartPole-v1", *SMALL, *words))
 
 
 def outputs(probabilities, values):

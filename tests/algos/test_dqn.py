@@ -9,6 +9,7 @@ import torch
 from conftest import SMALL
 from test_actor_learner import run_wired
 from test_all import batches, start
+from wired import Wired, checked
 
 from rlrun.algos.dqn import DQN
 from rlrun.core.algorithm import Update
@@ -19,13 +20,12 @@ from rlrun.core.schedule import Clock
 from rlrun.models.heads import QHead
 from rlrun.models.noisy import NoisyLinear
 from rlrun.ops.td import categorical_projection
-from rlrun.runtime.wiring import Wiring, preflight
 
 WORDS = ["env=CartPole-v1", *SMALL, "algo.learning_starts=30", "replay.capacity=300", "algo.exploration.epsilon=0"]
 
 
 def algorithm(typed, algo="dqn", *words):
-    return Wiring(typed(f"algo={algo}", *WORDS, *words)).algorithm()
+    return Wired(typed(f"algo={algo}", *WORDS, *words)).algorithm()
 
 
 def transitions(n=1) -> Batch:
@@ -209,7 +209,7 @@ def test_priorities_go_back_to_the_replay(typed, tmp_path, runner, monkeypatch):
     inner = "algo.inner" if apart else "algo"
     words += [f"{inner}.learning_starts=50", f"{inner}.fragment_length=10", f"{inner}.batch_size=16", f"{inner}.num_envs=2"]
     words += ["resources.inference=local", "resources.num_samplers=2"] if apart else ["resources.inference=serial"]
-    run_wired(Wiring(typed(*words)), tmp_path)
+    run_wired(Wired(typed(*words)), tmp_path)
     last = sorted((tmp_path / "checkpoints").glob("0*"))[-1]
     state = torch.load(last / "replay.pt", weights_only=True)["replay"]
     largest = [shard["largest"] for shard in state["shards"]] if apart else [state["largest"]]
@@ -274,7 +274,7 @@ def test_epsilons_of_columns_are_spaced_in_logarithm(typed):
 
 
 def test_every_sampler_knows_where_its_columns_stand(typed):
-    wiring = Wiring(typed("algo=dqn", *WORDS[:1], "logger=[]", "algo.num_envs=4", "resources.inference=serial", "resources.num_samplers=2",
+    wiring = Wired(typed("algo=dqn", *WORDS[:1], "logger=[]", "algo.num_envs=4", "resources.inference=serial", "resources.num_samplers=2",
                           "algo.exploration.epsilon=0.4", "algo.exploration.epsilon_min=0.001"))  # fmt: skip
     sampler = wiring.sampler(0)
     sampler.publish(wiring.algorithm().policy, Clock())
@@ -328,7 +328,7 @@ def test_noise_explores_and_is_off_when_greedy(typed):
 
 @pytest.mark.parametrize("kind", ["epsilon_greedy", "soft_q", "parameter_noise"])
 def test_illegal_actions_are_never_chosen(typed, kind):
-    made = Wiring(typed("algo=dqn", "env=rlrun/Masked-v0", *SMALL, f"algo.exploration.kind={kind}", "algo.exploration.epsilon=0.5")).algorithm().policy
+    made = Wired(typed("algo=dqn", "env=rlrun/Masked-v0", *SMALL, f"algo.exploration.kind={kind}", "algo.exploration.epsilon=0.5")).algorithm().policy
     rows = 500
     mask = torch.rand(rows, made.spec.action.n, generator=torch.Generator().manual_seed(0)) < 0.4
     mask[:, 1] |= ~mask.any(1)
@@ -366,7 +366,7 @@ def test_illegal_actions_are_never_chosen(typed, kind):
 ])  # fmt: skip
 def test_what_cannot_work_gets_a_sentence(typed, words, said):
     with pytest.raises(UserError, match=said):
-        preflight(typed(*words))
+        checked(typed(*words))
 
 
 @pytest.mark.parametrize("words, widths", [
@@ -377,7 +377,7 @@ def test_what_cannot_work_gets_a_sentence(typed, words, said):
 ])  # fmt: skip
 def test_the_head_stands_on_what_its_options_say(typed, words, widths):
     pytest.importorskip("ale_py")
-    made = Wiring(typed(*([] if "algo=r2d2" in words else ["algo=dqn"]), "env=Pong", "env.size=42", "logger=[]", "resources.device=cpu", *words))
+    made = Wired(typed(*([] if "algo=r2d2" in words else ["algo=dqn"]), "env=Pong", "env.size=42", "logger=[]", "resources.device=cpu", *words))
     policy = made.policy_factory(acting=False)()
     layers = [layer for layer in policy.head.advantage if isinstance(layer, torch.nn.Linear)]
     assert [layers[0].in_features, *(layer.out_features for layer in layers)] == widths

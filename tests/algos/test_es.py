@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL
+from wired import Wired, checked
 
 from rlrun.algos.es import centered_ranks
 from rlrun.core.batch import Batch
@@ -11,14 +12,13 @@ from rlrun.core.errors import UserError
 from rlrun.core.evolution import NoiseTable
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.runtime.wiring import Wiring, preflight
 from rlrun.samplers.evaluator import to_torch
 
 WORDS = [*[word for word in SMALL if not word.startswith("algo.")], "model.hidden=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]"]
 
 
 def algorithm(typed, algo, *words, env="CartPole-v1"):
-    made = Wiring(typed(f"algo={algo}", f"env={env}", *WORDS, *words)).algorithm()
+    made = Wired(typed(f"algo={algo}", f"env={env}", *WORDS, *words)).algorithm()
     made.attach_noise(NoiseTable(5000, Seeds(1)))
     return made
 
@@ -98,7 +98,7 @@ def test_every_column_acts_with_its_own_parameters(typed, env, words):
     generator = torch.Generator().manual_seed(0)
     center = policy.vector().detach()
     parameters = center + 0.5 * torch.randn(3, len(center), generator=generator)
-    from rlrun.runtime.wiring import registry
+    from rlrun.runtime.build import registry
 
     config = typed("algo=es", f"env={env}", *WORDS, *words)
     rows = registry.Factory(cfg=config.env, spec=spec, seeds=Seeds(0), stream="env", learning=True)(0, 3).reset(0)
@@ -141,4 +141,4 @@ def test_linear_policies_begin_at_zero(typed):
 def test_what_does_not_fit_is_said(typed, words, said):
     env = [] if any(word.startswith("env=") for word in words) else ["env=CartPole-v1"]
     with pytest.raises(UserError, match=said):
-        preflight(typed(*words, *env, "logger=[]"))
+        checked(typed(*words, *env, "logger=[]"))

@@ -4,18 +4,18 @@ import dataclasses
 
 import pytest
 import torch
+from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.runtime.wiring import Wiring
 
 WORDS = ["algo=icm", "env=rlrun/Identity-v0", "resources=debug", "logger=[]", "model.hidden=[8]", "algo.inner.fragment_length=5", "algo.inner.batch_size=20",
          "algo.inner.minibatch_size=20", "algo.feature_size=6", "algo.forward_hidden=[7]", "algo.inverse_hidden=[9]"]  # fmt: skip
 
 
 def wired(typed, *words):
-    wiring = Wiring(typed(*WORDS, *words))
+    wiring = Wired(typed(*WORDS, *words))
     made, sampler = wiring.algorithm(), wiring.sampler(0)
     sampler.publish(made.policy, Clock())
     return made, sampler.take(1)[0].batch.clone()
@@ -88,18 +88,18 @@ def test_minibatches_share_the_columns(typed):
 @pytest.mark.parametrize("inner", ["a2c", "impala", "pg"])
 def test_any_algorithm_can_be_inside(typed, inner):
     words = [word for word in WORDS if "minibatch_size" not in word]
-    wiring = Wiring(typed(*words, f"algo@algo.inner={inner}"))
+    wiring = Wired(typed(*words, f"algo@algo.inner={inner}"))
     assert type(wiring.algorithm().inner).__module__ == f"rlrun.algos.{inner}"
     assert wiring.config.runner.name == ("actor_learner" if inner == "impala" else "on_policy")
 
 
 def test_sentences(typed):
     with pytest.raises(UserError, match="weigh the intrinsic one with eta"):
-        Wiring(typed(*WORDS, "algo.inner.normalize_reward=true")).algorithm()
+        Wired(typed(*WORDS, "algo.inner.normalize_reward=true")).algorithm()
     with pytest.raises(UserError, match=r"algo\.inner\.minibatch_sizee.*Did you mean minibatch_size"):
         typed(*WORDS, "++algo.inner.minibatch_sizee=3")
     with pytest.raises(UserError, match="more than the 4 columns"):
-        Wiring(typed(*WORDS, "algo.num_minibatches=5")).algorithm()
+        Wired(typed(*WORDS, "algo.num_minibatches=5")).algorithm()
     with pytest.raises(UserError, match="beta must lie"):
         typed(*WORDS, "algo.beta=2")
 
@@ -110,7 +110,7 @@ def test_around_an_algorithm_with_a_replay(typed):
              "algo.inner.learning_starts=30", "algo.inner.n_step=3", "algo.inner.batch_size=32"]  # fmt: skip
     with pytest.raises(UserError, match="samplers know no intrinsic reward"):
         typed(*words, "algo.inner.input_priorities=true")
-    wiring = Wiring(typed(*words))
+    wiring = Wired(typed(*words))
     made, sampler, replay = wiring.algorithm(), wiring.sampler(0), wiring.replay(0)
     sampler.publish(made.policy, Clock())
     for _ in range(60):

@@ -5,16 +5,16 @@ import math
 import pytest
 import torch
 from conftest import SMALL
+from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
 from rlrun.policies import Outputs
-from rlrun.runtime.wiring import Wiring
 
 
 def algorithm(typed, *words):
-    return Wiring(typed("algo=impala", "env=CartPole-v1", *SMALL, *words)).algorithm()
+    return Wired(typed("algo=impala", "env=CartPole-v1", *SMALL, *words)).algorithm()
 
 
 def three_rows(terminated=(False, False, False), valid=(True, True, True)) -> Batch:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from conftest import SMALL
+from wired import Wired, checked
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.runtime.wiring import Wiring, preflight
 
 ENV = ["env=ParametricActionsCartPole-v0", "model.action_embedding=avail_actions"]
 WHICH = {"dqn": ["algo.head.dueling=false", "algo.learning_starts=30"], "c51": ["algo.learning_starts=30"], "iqn": ["algo.learning_starts=30"],
@@ -23,7 +23,7 @@ def observed(columns: int, generator: torch.Generator) -> Batch:
 
 @pytest.mark.parametrize("algo", WHICH)
 def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo):
-    made = Wiring(typed(f"algo={algo}", *ENV, *SMALL, *WHICH[algo])).algorithm().policy
+    made = Wired(typed(f"algo={algo}", *ENV, *SMALL, *WHICH[algo])).algorithm().policy
     for parameter in made.parameters():  # a head's small gain would make everything equal
         torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
     obs = observed(50, torch.Generator().manual_seed(0))
@@ -44,4 +44,4 @@ def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo):
 ])  # fmt: skip
 def test_what_does_not_fit_gets_a_sentence(typed, words, said):
     with pytest.raises(UserError, match=said):
-        preflight(typed(*words))
+        checked(typed(*words))

@@ -5,17 +5,17 @@ import math
 import pytest
 import torch
 from conftest import SMALL
+from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
 from rlrun.policies import Outputs
-from rlrun.runtime.wiring import Wiring
 
 
 @pytest.mark.parametrize("terminated", [True, False])
 def test_loss_by_hand(typed, terminated):
-    made = Wiring(typed("algo=pg", "env=CartPole-v1", *SMALL, "algo.normalize_advantage=false", "algo.discount=0.5")).algorithm()
+    made = Wired(typed("algo=pg", "env=CartPole-v1", *SMALL, "algo.normalize_advantage=false", "algo.discount=0.5")).algorithm()
     logits = torch.tensor([[[math.log(p), math.log(1 - p)]] for p in (0.8, 0.4, 0.5, 0.5)], requires_grad=True)
     made.policy.unroll = lambda batch: Outputs(Categorical(logits), torch.zeros(4, 1))
     made.optimizer.step = lambda loss, clock: {"loss": loss}

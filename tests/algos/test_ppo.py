@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from conftest import SMALL
+from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
@@ -12,13 +13,12 @@ from rlrun.ops.distributions import Categorical
 from rlrun.ops.masked import masked_mean
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.policies import Outputs
-from rlrun.runtime.wiring import Wiring
 
 FIT = ["algo.minibatch_size=10", "algo.sequence_length=5"]
 
 
 def algorithm(typed, *words):
-    return Wiring(typed("algo=ppo", "env=CartPole-v1", *SMALL, *FIT, *words)).algorithm()
+    return Wired(typed("algo=ppo", "env=CartPole-v1", *SMALL, *FIT, *words)).algorithm()
 
 
 def rows(valid=(True, True, True)) -> Batch:
@@ -94,7 +94,7 @@ def test_the_kl_penalty_is_the_exact_kl_and_adapts(typed):
 
 
 def collected(typed, *words):
-    wiring = Wiring(typed("algo=ppo", "env=CartPole-v1", *SMALL, *FIT, *words))
+    wiring = Wired(typed("algo=ppo", "env=CartPole-v1", *SMALL, *FIT, *words))
     made, sampler = wiring.algorithm(), wiring.sampler(0)
     sampler.publish(made.policy, Clock())
     return made, sampler.take(1)[0].batch.clone()

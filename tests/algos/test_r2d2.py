@@ -4,11 +4,11 @@ import pytest
 import torch
 from conftest import SMALL
 from test_all import start
+from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.ops.td import signed_hyperbolic, signed_parabolic
-from rlrun.runtime.wiring import Wiring
 
 WORDS = ["algo.num_envs=2", "algo.learning_starts=40", "replay.capacity=600", "algo.sequence_stride=5", "algo.fragment_length=10", "model.memory.size=4"]
 
@@ -39,7 +39,7 @@ def test_sequences_from_stored_state_reproduce_what_acted(typed):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_targets_and_priorities_by_hand(typed, n):
-    made = Wiring(typed("algo=r2d2", "env=CartPole-v1", *SMALL, *WORDS, "algo.fragment_length=10", "algo.burn_in=0", "algo.sequence_length=3",
+    made = Wired(typed("algo=r2d2", "env=CartPole-v1", *SMALL, *WORDS, "algo.fragment_length=10", "algo.burn_in=0", "algo.sequence_length=3",
                         "algo.discount=0.5", f"algo.n_step={n}", "algo.batch_size=1", "algo.priority_eta=0.75")).algorithm()  # fmt: skip
     q = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.5, 0.0], [0.0, 4.0]]).unsqueeze(1)  # [T + 1, B = 1, A]
     other = torch.tensor([[9.0, 9.0], [1.0, 7.0], [2.0, 9.0], [9.0, 3.0]]).unsqueeze(1)

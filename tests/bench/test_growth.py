@@ -56,22 +56,22 @@ LOCAL = "resources.inference=local"
 )
 def test_every_point_is_a_run_that_can_be(typed, algo, words, replay):
     """Each is wired as rlrun train would, and differs from the others in what its axis says."""
-    from rlrun.runtime.wiring import Wiring
+    from wired import Wired
 
     base = [f"algo={algo}", "env=CartPole-v1", *words]
     setting = setting_of(base)
     assert setting.replay == replay and not setting.image
     found = axes(setting._replace(cores=2))
     for name, points in found.items():
-        made = [Wiring(typed(*base, *point.words)) for point in points]
+        made = [Wired(typed(*base, *point.words)) for point in points]
         if name == "samplers":
-            assert [one.resources.num_samplers * one.resources.num_learners for one in made] == [int(point.label) for point in points]
+            assert [one.resources.num_samplers for one in made] == [int(point.label) for point in points]
         else:
             assert len({(one.resources.inference, one.resources.num_learners, one.resources.num_samplers) for one in made}) == 1
         if name == "envs":
-            assert [one.resources.envs_per_sampler for one in made] == [int(point.label) for point in points]
+            assert [one.resources.envs_per_group for one in made] == [int(point.label) for point in points]
         if name == "fragment":
-            assert [one.rows for one in made] == [int(point.label) for point in points]
+            assert [one.plan.fragment_rows for one in made] == [int(point.label) for point in points]
 
 
 def test_envs_and_rows_are_what_the_axis_says():

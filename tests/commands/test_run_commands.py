@@ -6,6 +6,7 @@ import json
 import pytest
 import yaml
 from conftest import SMALL, compose
+from wired import checked
 
 from rlrun.cli import _dispatch
 from rlrun.config import saved
@@ -14,7 +15,6 @@ from rlrun.config.types import save_yaml
 from rlrun.core.errors import UserError
 from rlrun.runtime import session
 from rlrun.runtime.rundir import RunDir
-from rlrun.runtime.wiring import preflight
 
 SMALL_REPLAY = ["logger=[]", "resources=debug", "model.hidden=[8]", "replay.capacity=500", "algo.inner.learning_starts=50", "algo.inner.num_envs=2",
                 "algo.inner.fragment_length=10", "algo.inner.batch_size=16"]  # fmt: skip
@@ -24,7 +24,7 @@ def trained(path, *words):
     values = compose("algo=impala", *SMALL, f"run_dir={path}", "env_steps=100", *words)
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
-    assert session.run(preflight(type_config(values)), values, directory, None) == 0
+    assert session.run(checked(type_config(values)), values, directory, None) == 0
     return path
 
 
@@ -137,7 +137,7 @@ def test_throughput_counts_an_update_by_the_env_steps_it_stands_for(tmp_path, mo
 
 def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
-    monkeypatch.setattr("rlrun.machine.resources.cores", lambda: 2)
+    monkeypatch.setattr("rlrun.machine.machine.cores", lambda: 2)
     file = tmp_path / "result.json"
     words = ["algo=dqn", "env=CartPole-v1", "resources.inference=serial", "algo.learning_starts=100", "algo.batch_size=128", "algo.replay_ratio=64"]
     assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0

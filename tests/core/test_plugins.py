@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import compose
+from wired import Wired
 
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError
-from rlrun.runtime.wiring import Wiring, checkpoints_of
+from rlrun.runtime.build import checkpoints_of
 
 EXAMPLE = Path(__file__).parents[1] / "example"
 BASE = ["env=my_rl:Corridor-v0", "logger=[]", "log_every_sec=0.1", "model.hidden=[32]"]
@@ -79,7 +80,7 @@ def test_fine_tuning_takes_weights_and_no_coefficients(tmp_path):
     plain = tmp_path / "plain"
     assert _dispatch(["train", *small, f"run_dir={plain}"]) == 0
     saved = checkpoints_of(plain).load(parts=("policy",))[0]["policy"]
-    made = Wiring(type_config(compose(*small, f"init={plain}", "algo.kl_coef=0.5", "algo.normalize_reward=true", "seed=3"))).algorithm()
+    made = Wired(type_config(compose(*small, f"init={plain}", "algo.kl_coef=0.5", "algo.normalize_reward=true", "seed=3"))).algorithm()
     assert float(made.kl_coef) == 0.5 and float(made.reward_scale.count) == 0.0
     assert all(torch.equal(value, saved[name]) for name, value in made.policy.state_dict().items())
 
@@ -164,5 +165,5 @@ def test_a_run_keeps_the_layout_that_was_decided(tmp_path):
     resources = load_yaml(path / "config.yaml")["resources"]
     assert resources["inference"] in ("serial", "local") and resources["num_learners"] == 1
     assert isinstance(resources["num_samplers"], int) and isinstance(resources["envs_per_sampler"], int)
-    wiring = Wiring(type_config(load_yaml(path / "config.yaml")))
-    assert wiring.layout_decided() == {key: resources[key] for key in ("inference", "num_learners", "num_samplers", "envs_per_sampler")}
+    wiring = Wired(type_config(load_yaml(path / "config.yaml")))
+    assert wiring.plan.settings() == {key: resources[key] for key in ("inference", "num_learners", "num_samplers", "envs_per_sampler")}

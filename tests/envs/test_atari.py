@@ -8,13 +8,14 @@ from conftest import compose
 
 pytest.importorskip("ale_py")
 
+from wired import Wired
+
 from rlrun.config.run import type_config
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.envs.atari import AtariEnv, ScreenStack
 from rlrun.envs.names import family_of, games, names, resolve
 from rlrun.envs.single import make_single
-from rlrun.runtime.wiring import Wiring
 from rlrun.samplers.columns import Columns
 
 
@@ -139,9 +140,9 @@ def test_threads_change_no_game():
 def test_a_serial_sampler_steps_games_with_the_threads_that_learn(typed, monkeypatch, words, threads):
     made = []
     monkeypatch.setattr("rlrun.envs.atari.AtariEnv", lambda *facts: made.append(facts[-1]) or AtariEnv(*facts))
-    wiring = Wiring(typed("algo=dqn", "env=Pong", "resources.inference=serial", "replay.capacity=2000", "algo.learning_starts=100", "logger=[]", *words))
+    wiring = Wired(typed("algo=dqn", "env=Pong", "resources.inference=serial", "replay.capacity=2000", "algo.learning_starts=100", "logger=[]", *words))
     wiring.sampler(0).close()
-    assert made == [threads] and wiring.resources.envs_per_sampler == 4
+    assert made == [threads] and wiring.resources.envs_per_group == 4
 
 
 def test_a_wrong_action_is_refused_instead_of_hanging():

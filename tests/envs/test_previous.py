@@ -4,20 +4,20 @@ import pytest
 import torch
 from conftest import SMALL
 from test_samplers import KINDS
+from wired import Wired
 
 import rlrun
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.envs import registry
-from rlrun.runtime.wiring import Wiring
 
 TOLD = ["model=lstm", "model.memory.size=4", "model.memory.prev_action=true", "model.memory.prev_reward=true"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_hold_the_last_action_and_reward(typed, kind):
-    wiring = Wiring(typed("algo=impala", "env=rlrun/Counting-v0", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.device=cpu",
+    wiring = Wired(typed("algo=impala", "env=rlrun/Counting-v0", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.device=cpu",
                           "resources.envs_per_sampler=2", *KINDS[kind], *TOLD))  # fmt: skip
     algorithm, sampler = wiring.algorithm(), wiring.sampler(0)
     try:
@@ -39,7 +39,7 @@ def test_rows_hold_the_last_action_and_reward(typed, kind):
 
 
 def test_the_memory_hears_them(typed):
-    made = Wiring(typed("algo=ppo", "env=CartPole-v1", *SMALL, "algo.minibatch_size=10", "algo.sequence_length=5", *TOLD)).algorithm().policy
+    made = Wired(typed("algo=ppo", "env=CartPole-v1", *SMALL, "algo.minibatch_size=10", "algo.sequence_length=5", *TOLD)).algorithm().policy
     from rlrun.core.batch import Batch
 
     obs = Batch(observation=torch.ones(1, 4), prev_action=torch.zeros(1, dtype=torch.int64), prev_reward=torch.zeros(1, 1))

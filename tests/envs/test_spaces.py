@@ -6,12 +6,12 @@ import torch
 from conftest import SMALL
 from test_actor_learner import run_wired
 from test_samplers import KINDS
+from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import EnvError, UserError
 from rlrun.core.specs import Box, Discrete, MultiBinary, Nested
 from rlrun.models.heads import action_head
-from rlrun.runtime.wiring import Wiring
 
 LEARN = ["algo=ppo", "logger=[]", "model.hidden=[64]", "algo.fragment_length=20", "algo.batch_size=320", "algo.minibatch_size=64", "algo.lr=3e-3",
          "algo.discount=0", "resources.device=cpu"]  # fmt: skip
@@ -22,7 +22,7 @@ def test_every_kind_of_action_reaches_the_env_as_its_space_says(typed, tmp_path,
     """The environment itself refuses any other."""
     words = ["algo=ppo", "env=rlrun/EverySpace-v0", "logger=[]", "model.hidden=[8]", "algo.fragment_length=5", "algo.batch_size=20",
              "algo.minibatch_size=10", "resources.device=cpu", "resources.envs_per_sampler=2", "env_steps=400", "algo.kl_coef=0.2"]  # fmt: skip
-    _, job, rows = run_wired(Wiring(typed(*words, *KINDS[kind])), tmp_path)
+    _, job, rows = run_wired(Wired(typed(*words, *KINDS[kind])), tmp_path)
     assert job.status == "COMPLETED" and rows[-1]["sample/episode_length_mean"] == 20
 
 
@@ -30,19 +30,19 @@ def test_every_kind_of_action_reaches_the_env_as_its_space_says(typed, tmp_path,
 def test_all_parts_of_an_action_are_learnt_together(typed, tmp_path, more):
     """Of 60 a random policy gets about 12."""
     words = ["env=rlrun/EverySpace-v0", "resources=debug", "env_steps=200000", "stop.return_mean=48", "log_every_sec=1"]
-    _, job, _ = run_wired(Wiring(typed(*LEARN, *words, *more)), tmp_path)
+    _, job, _ = run_wired(Wired(typed(*LEARN, *words, *more)), tmp_path)
     assert job.status == "STOPPED", job.episodes.mean
 
 
 def test_masks_are_obeyed_and_used(typed, tmp_path):
     """The environment raises on an illegal action. Of 10 a random legal policy gets 5."""
-    _, job, _ = run_wired(Wiring(typed(*LEARN, "env=rlrun/Masked-v0", "resources=debug", "env_steps=60000", "stop.return_mean=6.5")), tmp_path)
+    _, job, _ = run_wired(Wired(typed(*LEARN, "env=rlrun/Masked-v0", "resources=debug", "env_steps=60000", "stop.return_mean=6.5")), tmp_path)
     assert job.status == "STOPPED", job.episodes.mean
 
 
 def test_a_mask_without_legal_actions_ends_the_run_with_a_sentence(typed, tmp_path):
     with pytest.raises(EnvError, match=r"Masked-v0, env \d \(seed \d+\).*no legal action"):
-        run_wired(Wiring(typed(*LEARN, "env=rlrun/Masked-v0", "resources=debug", "++env.kwargs.stuck=later")), tmp_path)
+        run_wired(Wired(typed(*LEARN, "env=rlrun/Masked-v0", "resources=debug", "++env.kwargs.stuck=later")), tmp_path)
 
 
 @pytest.mark.parametrize("env", ["rlrun/EverySpace-v0", "rlrun/Masked-v0", "FrozenLake-v1", "Taxi-v4", "Blackjack-v1"])
@@ -77,8 +77,8 @@ def test_flattening_keeps_every_number(typed):
     from rlrun.models.encoders import flat_size, flatten
     from rlrun.samplers.evaluator import to_torch
 
-    wiring = Wiring(typed("algo=ppo", "env=rlrun/EverySpace-v0", *SMALL, "algo.minibatch_size=10"))
-    env = wiring.make_env(0, 3)
+    wiring = Wired(typed("algo=ppo", "env=rlrun/EverySpace-v0", *SMALL, "algo.minibatch_size=10"))
+    env = wiring.plan.make_env()(0, 3)
     rows = env.reset(0)
     space = wiring.spec.observation
     flat = flatten(space, to_torch(rows)["observation"])
@@ -152,7 +152,7 @@ def test_autoregressive_entropy_is_the_expectation_over_earlier_parts():
 
 def test_autoregression_needs_parts(typed):
     with pytest.raises(UserError, match="has no such parts"):
-        Wiring(typed("algo=ppo", "env=CartPole-v1", "model.autoregressive=true")).algorithm()
+        Wired(typed("algo=ppo", "env=CartPole-v1", "model.autoregressive=true")).algorithm()
 
 
 def test_only_an_autoregressive_policy_learns_correlated_actions(typed, tmp_path):
@@ -163,6 +163,6 @@ def test_only_an_autoregressive_policy_learns_correlated_actions(typed, tmp_path
         words = ["algo=ppo", "env=rlrun/CorrelatedActions-v0", *SMALL[:1], "logger=[]", f"model.autoregressive={value}", "model.hidden=[32]", "env_steps=25000",
                  "algo.fragment_length=20", "algo.batch_size=320", "algo.minibatch_size=80", "algo.lr=3e-3", "algo.discount=0", "algo.entropy_coef=0.6",
                  "algo.normalize_advantage=none"]  # fmt: skip
-        _, job, _ = run_wired(Wiring(typed(*words)), tmp_path / value)
+        _, job, _ = run_wired(Wired(typed(*words)), tmp_path / value)
         means[value] = job.episodes.mean
     assert 15.5 < means["true"] < 18 and 8.5 < means["false"] < 12.5

@@ -8,21 +8,22 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def wiring(typed, *words):
-    from rlrun.runtime.wiring import Wiring
+    from wired import Wired
 
-    return Wiring(
+    return Wired(
         typed("algo=impala", "env=CartPole-v1", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.device=cuda",
               "resources.num_samplers=1", "resources.envs_per_sampler=2", *words)
     )  # fmt: skip
 
 
 def test_an_update_on_the_gpu_equals_the_cpus(typed):
+    from wired import Wired
+
     from rlrun.core.schedule import Clock
-    from rlrun.runtime.wiring import Wiring
 
     smooth = "algo.optimizer.epsilon=0.001"  # else Adam's first step is lr whatever the size of a gradient, and a sign decides
     words = ["algo=impala", "env=CartPole-v1", "resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", smooth]
-    cpu = Wiring(typed(*words))
+    cpu = Wired(typed(*words))
     made, sampler = cpu.algorithm(), cpu.sampler(0)
     sampler.publish(made.policy, Clock())
     batch = sampler.take(1)[0].batch.clone()
@@ -65,38 +66,35 @@ PLAIN = ["algo.fragment_length=5", "algo.batch_size=20", "resources.num_samplers
 @pytest.mark.parametrize("kind", ["local", "batched"])
 def test_the_policy_gradient_family_on_the_gpu(typed, tmp_path, algo, kind):
     from test_actor_learner import run_wired
-
-    from rlrun.runtime.wiring import Wiring
+    from wired import Wired
 
     words = [f"algo={algo}", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", f"resources.inference={kind}",
              "model.observation_filter=mean_std",
              "env_steps=200", *PLAIN, *FIT.get(algo, [])]  # fmt: skip
-    made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    made, job, _ = run_wired(Wired(typed(*words)), tmp_path)
     assert job.status == "COMPLETED" and all(p.is_cuda for p in made.parameters())
 
 
 @pytest.mark.parametrize("model", [["model=lstm"], ["model=gtrxl"], []])
 def test_a_process_that_samples_and_learns_on_its_gpu(typed, tmp_path, model):
     from test_actor_learner import run_wired
-
-    from rlrun.runtime.wiring import Wiring
+    from wired import Wired
 
     words = ["algo=ddppo", "env=CartPole-v1", "logger=[]", "resources.device=cuda", "resources.num_learners=1", "env_steps=200", "algo.fragment_length=5",
              "algo.batch_size=20", "algo.minibatch_size=10", "algo.sequence_length=5", *model]  # fmt: skip
-    made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    made, job, _ = run_wired(Wired(typed(*words)), tmp_path)
     assert job.status == "COMPLETED" and next(made.parameters()).is_cuda
 
 
 def test_curiosity_on_the_gpu(typed, tmp_path):
     from test_actor_learner import run_wired
-
-    from rlrun.runtime.wiring import Wiring
+    from wired import Wired
 
     words = ["algo=icm", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", "resources.inference=local", "env_steps=200",
              "algo.num_minibatches=2",
              "resources.num_samplers=1", "resources.envs_per_sampler=2", "algo.inner.fragment_length=5", "algo.inner.batch_size=20",
              "algo.inner.minibatch_size=10"]  # fmt: skip
-    made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    made, job, _ = run_wired(Wired(typed(*words)), tmp_path)
     assert job.status == "COMPLETED" and all(p.is_cuda for p in made.parameters())
 
 
@@ -111,47 +109,45 @@ SEQUENCES = ["algo.learning_starts=30", "replay.capacity=400", "algo.batch_size=
 def test_the_q_family_on_the_gpu(typed, tmp_path, algo, kind, device):
     """With rows of the replay on either side."""
     from test_actor_learner import run_wired
-
-    from rlrun.runtime.wiring import Wiring
+    from wired import Wired
 
     words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", "resources.device=cuda", f"resources.inference={kind}", "resources.num_samplers=2",
              "replay=prioritized", f"replay.device={device}", "env_steps=300", *(SEQUENCES if algo == "r2d2" else REPLAYING)]  # fmt: skip
-    made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    made, job, _ = run_wired(Wired(typed(*words)), tmp_path)
     assert job.status == "COMPLETED" and job.clock.updates > 10 and all(p.is_cuda for p in made.parameters())
 
 
 @pytest.mark.parametrize("explore", ["soft_q", "parameter_noise"])
 def test_exploration_on_the_gpu(typed, tmp_path, explore):
     from test_actor_learner import run_wired
-
-    from rlrun.runtime.wiring import Wiring
+    from wired import Wired
 
     words = ["algo=dqn", "env=CartPole-v1", "logger=[]", "resources.device=cuda", "resources.inference=batched", "resources.num_samplers=2", "env_steps=200",
              f"algo.exploration.kind={explore}", *REPLAYING]  # fmt: skip
-    _, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    _, job, _ = run_wired(Wired(typed(*words)), tmp_path)
     assert job.status == "COMPLETED" and job.clock.updates > 5
 
 
 @pytest.mark.parametrize("kind", ["local", "batched"])
 def test_apex_on_the_gpu(typed, tmp_path, kind):
     from test_actor_learner import run_wired
-
-    from rlrun.runtime.wiring import Wiring
+    from wired import Wired
 
     inner = [word.replace("algo.", "algo.inner.") for word in REPLAYING]
     words = ["algo=apex", "env=CartPole-v1", "logger=[]", "resources.device=cuda", f"resources.inference={kind}", "resources.num_samplers=2",
              "runner.num_shards=2", "env_steps=2000", *inner]  # fmt: skip
-    made, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    made, job, _ = run_wired(Wired(typed(*words)), tmp_path)
     assert job.status == "COMPLETED" and job.clock.updates > 10 and all(p.is_cuda for p in made.parameters())
 
 
 @pytest.mark.parametrize("algo", ["dqn", "c51", "qr_dqn"])
 def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
+    from wired import Wired
+
     from rlrun.core.schedule import Clock
-    from rlrun.runtime.wiring import Wiring
 
     words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", "replay=prioritized", "algo.optimizer.epsilon=0.001", *REPLAYING]  # as above
-    cpu = Wiring(typed(*words, "resources=debug"))
+    cpu = Wired(typed(*words, "resources=debug"))
     made, sampler, replay = cpu.algorithm(), cpu.sampler(0), cpu.replay(0)
     sampler.publish(made.policy, Clock())
     for _ in range(20):
@@ -159,7 +155,7 @@ def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
         replay.add(fragment)
         sampler.free([fragment])
     batch = replay.sample(16, Clock())
-    gpu = Wiring(typed(*words, "resources.device=cuda", "resources.inference=local", "resources.num_samplers=1")).algorithm()
+    gpu = Wired(typed(*words, "resources.device=cuda", "resources.inference=local", "resources.num_samplers=1")).algorithm()
     gpu.load_state(made.state())
     priorities = [made.update(batch, Clock()).writes["priority"], gpu.update(batch.to("cuda"), Clock()).writes["priority"].cpu()]
     torch.testing.assert_close(*priorities, atol=1e-4, rtol=1e-3)
@@ -169,11 +165,11 @@ def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
 
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
-    from rlrun.runtime.wiring import Wiring
+    from wired import Wired
 
     words, gpu = [f"algo={case.split()[0]}", "model.hidden=[8]", "logger=[]", *CASES[case]], ["resources.inference=local", "resources.num_samplers=1"]
-    rows = batches(Wiring(typed(*words, "resources=debug")))
-    plain, recorded = (Wiring(typed(*words, *gpu, "resources.device=cuda", f"resources.cuda_graphs={graphs}")).algorithm() for graphs in ("false", "true"))
+    rows = batches(Wired(typed(*words, "resources=debug")))
+    plain, recorded = (Wired(typed(*words, *gpu, "resources.device=cuda", f"resources.cuda_graphs={graphs}")).algorithm() for graphs in ("false", "true"))
     assert plain.ctx.recorder is None and recorded.ctx.recorder is not None
     recorded.load_state(plain.state())
     for batch, clock in zip(rows, clocks(), strict=True):
@@ -219,10 +215,9 @@ def test_every_optimiser_is_recorded(kind):
 @pytest.mark.parametrize("graphs", ["true", "false"])
 def test_pong_in_bf16_with_everything_that_a_gpu_uses(typed, tmp_path, words, graphs):
     from test_actor_learner import run_wired
+    from wired import Wired
 
-    from rlrun.runtime.wiring import Wiring
-
-    made = Wiring(typed(*words, "env=Pong", "logger=[]", "resources.device=cuda", f"resources.cuda_graphs={graphs}", "resources.num_samplers=2",
+    made = Wired(typed(*words, "env=Pong", "logger=[]", "resources.device=cuda", f"resources.cuda_graphs={graphs}", "resources.num_samplers=2",
                         "resources.envs_per_sampler=1", "env_steps=1500", "log_every_sec=0.1"))  # fmt: skip
     assert (made.resources.inference, made.resources.precision, made.resources.cuda_graphs) == ("batched", "bf16", graphs == "true")
     algorithm, job, rows = run_wired(made, tmp_path)
@@ -231,11 +226,11 @@ def test_pong_in_bf16_with_everything_that_a_gpu_uses(typed, tmp_path, words, gr
 
 
 def test_a_replay_lives_where_there_is_room(typed):
-    from rlrun.runtime.wiring import Wiring
+    from wired import Wired
 
     words = ["algo=dqn", "env=Pong", "logger=[]", "resources.device=cuda", "replay.capacity=2000", "algo.learning_starts=100"]
-    assert Wiring(typed(*words)).replay_plan().cfg.device == "learner"
-    assert Wiring(typed(*words, "replay.compress=true")).replay_plan().cfg.device == "cpu"
+    assert Wired(typed(*words)).plan.replay.cfg.device == "learner"
+    assert Wired(typed(*words, "replay.compress=true")).plan.replay.cfg.device == "cpu"
 
 
 def test_slots_are_page_locked(typed):
@@ -250,11 +245,12 @@ def test_slots_are_page_locked(typed):
 
 @pytest.mark.slow
 def test_a_compiled_encoder_learns(typed):
+    from wired import Wired
+
     from rlrun.core.schedule import Clock
-    from rlrun.runtime.wiring import Wiring
 
     words = ["algo=impala", "env=Pong", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.num_samplers=1", "resources.envs_per_sampler=2"]
-    plain = Wiring(typed(*words, "resources.device=cpu", "resources.inference=local"))
+    plain = Wired(typed(*words, "resources.device=cpu", "resources.inference=local"))
     sampler = plain.sampler(0)
     try:
         sampler.publish(plain.algorithm().policy, Clock())
@@ -263,7 +259,7 @@ def test_a_compiled_encoder_learns(typed):
         sampler.close()
     losses = []
     for compiled in ("false", "true"):
-        made = Wiring(typed(*words, "resources.device=cuda", f"resources.compile={compiled}")).algorithm()
+        made = Wired(typed(*words, "resources.device=cuda", f"resources.compile={compiled}")).algorithm()
         losses.append([float(made.update(rows, Clock()).metrics["policy_loss"]) for _ in range(5)])
     torch.testing.assert_close(losses[0], losses[1], atol=0.05, rtol=0.05)  # bf16
 
@@ -271,11 +267,12 @@ def test_a_compiled_encoder_learns(typed):
 @pytest.mark.parametrize("newest_only", [True, False])
 def test_published_weights_act_in_bf16_too(typed, newest_only):
     """Through the letter box, while the GPU is busy and when it is not."""
+    from wired import Wired
+
     from rlrun.core.schedule import Clock
-    from rlrun.runtime.wiring import Wiring
     from rlrun.samplers.acting import ActingCopy
 
-    made = Wiring(typed("algo=impala", "env=Pong", "logger=[]", "resources.device=cuda", "resources.inference=batched", "resources.num_samplers=1"))
+    made = Wired(typed("algo=impala", "env=Pong", "logger=[]", "resources.device=cuda", "resources.inference=batched", "resources.num_samplers=1"))
     learner = made.algorithm().policy
     copy = ActingCopy(made.policy_factory(acting=True)(), torch.device("cuda"), torch.Generator("cuda"), (), 2, 2, made.make_recorder(), newest_only)
     busy = torch.randn(4096, 4096, device="cuda")
@@ -299,12 +296,13 @@ def test_published_weights_act_in_bf16_too(typed, newest_only):
 
 def test_rows_on_a_gpu_are_the_rows_on_a_cpu(typed):
     """The same fragments into replays on either side: the same draws, frames and ends."""
+    from wired import Wired
+
     from rlrun.core.schedule import Clock
-    from rlrun.runtime.wiring import Wiring
 
     words = ["algo=dqn", "env=Pong", "logger=[]", "algo.n_step=[1,3]", "algo.learning_starts=100", "replay.capacity=400", "algo.batch_size=64"]
-    cpu = Wiring(typed(*words, "resources=debug"))
-    gpu = Wiring(typed(*words, "resources.device=cuda", "resources.inference=local", "resources.num_samplers=1", "replay.device=learner"))
+    cpu = Wired(typed(*words, "resources=debug"))
+    gpu = Wired(typed(*words, "resources.device=cuda", "resources.inference=local", "resources.num_samplers=1", "replay.device=learner"))
     sampler, replays = cpu.sampler(0), [cpu.replay(0), gpu.replay(0)]
     sampler.publish(cpu.algorithm().policy, Clock())
     for _ in range(150):

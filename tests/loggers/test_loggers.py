@@ -7,6 +7,7 @@ import urllib.request  # noqa: F401
 
 import pytest
 from conftest import SMALL, compose
+from wired import checked
 
 from rlrun.config.run import type_config
 from rlrun.config.types import save_yaml
@@ -14,7 +15,6 @@ from rlrun.loggers.console import Lines, console, duration
 from rlrun.loggers.sinks import Sinks
 from rlrun.runtime import session
 from rlrun.runtime.rundir import RunDir
-from rlrun.runtime.wiring import preflight
 
 
 def train(tmp_path, *words, resumed=None):
@@ -24,7 +24,7 @@ def train(tmp_path, *words, resumed=None):
     config = type_config(values)
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
-    return path, session.run(preflight(config), values, directory, None)
+    return path, session.run(checked(config), values, directory, None)
 
 
 def test_tensorboard_and_mlflow_hold_what_progress_holds(tmp_path):
@@ -63,7 +63,7 @@ def test_a_failed_run_is_failed_in_mlflow(tmp_path):
     values = compose("algo=impala", "env=rlrun/Counting-v0", "++env.kwargs.fail_at=30", *small, f"run_dir={path}", f"runs_root={tmp_path}", "logger=[mlflow]")
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
-    assert session.run(preflight(type_config(values)), values, directory, None) == 1
+    assert session.run(checked(type_config(values)), values, directory, None) == 1
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert client.search_runs(["1"])[0].info.status == "FAILED"
     assert json.loads((path / "summary.json").read_text())["status"] == "FAILED"

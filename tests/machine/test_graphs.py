@@ -5,13 +5,13 @@ import threading
 import pytest
 import torch
 from tape import Tapes, Unrecordable
+from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed
 from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, GraphClock, Schedule
 from rlrun.machine.graphs import MOST_SHAPES, RECORDING, WARM_UP, Recorded, map_tensors
-from rlrun.runtime.wiring import Wiring
 
 ADAM = OptimizerConfig(kind="adam", epsilon=1e-8, decay=0.99, momentum=0.9, beta1=0.9, beta2=0.999)
 FALLING = Schedule(((0.0, 1.0), (100.0, 0.0)))
@@ -80,7 +80,7 @@ def batches(wiring):
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
     words = [f"algo={case.split()[0]}", "resources=debug", "model.hidden=[8]", "logger=[]", *CASES[case]]
-    plain, recorded, tapes = Wiring(typed(*words)), Wiring(typed(*words)), Tapes()
+    plain, recorded, tapes = Wired(typed(*words)), Wired(typed(*words)), Tapes()
     recorded.recorder = tapes
     rows = batches(plain)
     one, other = plain.algorithm(), recorded.algorithm()
@@ -101,7 +101,7 @@ def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
 
 def test_a_filter_that_learns_between_replays(typed):
     words = ["algo=impala", "resources=debug", "model.hidden=[8]", "logger=[]", "model.observation_filter=mean_std", *ON_POLICY]
-    plain, recorded = Wiring(typed(*words)), Wiring(typed(*words))
+    plain, recorded = Wired(typed(*words)), Wired(typed(*words))
     recorded.recorder = Tapes()
     rows, one, other = batches(plain), plain.algorithm(), recorded.algorithm()
     for batch, clock in zip(rows, clocks(), strict=True):
@@ -115,7 +115,7 @@ def test_a_filter_that_learns_between_replays(typed):
 def test_memory_and_an_lr_that_follows_the_kl_are_not_recorded(typed):
     words = ["algo=ppo", "resources=debug", "model.hidden=[8]", "logger=[]", *MINIBATCHES, "algo.sequence_length=5"]
     for more in (["model=lstm", "model.memory.size=8"], ["algo.lr_kl_target=0.01"]):
-        wiring, tapes = Wiring(typed(*words, *more)), Tapes()
+        wiring, tapes = Wired(typed(*words, *more)), Tapes()
         wiring.recorder = tapes
         made = wiring.algorithm()
         for batch, clock in zip(batches(wiring), clocks(), strict=True):

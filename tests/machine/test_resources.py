@@ -1,26 +1,23 @@
-"""What `auto` makes of a machine."""
+"""What each runner's layout makes of a machine."""
 
-import dataclasses
+import pickle
 
 import pytest
-import torch
 
-from rlrun.machine import resources
-from rlrun.runtime.wiring import Wiring
+from rlrun.machine.machine import Machine
+from rlrun.machine.resources import Resources
+from rlrun.runtime.plan import plan
 
 SAC = ["algo=sac", "env=Pendulum-v1", "logger=[]"]
 
 
-@pytest.fixture
-def machine(monkeypatch):
+def machine(cores: int, step_sec: float, *gpus: str) -> Machine:
     """A machine with so many cores, where an env step takes so long."""
+    return Machine(cores=cores, env_step_sec=lambda make_env, count: step_sec, gpus=gpus, gpu_memory=(2**36,) * len(gpus))
 
-    def make(cores: int, step_sec: float, gpu: bool = False) -> None:
-        monkeypatch.setattr(resources, "cores", lambda: cores)
-        monkeypatch.setattr(resources, "env_step_sec", lambda *_: step_sec)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
 
-    return make
+def decided(config, *facts) -> Resources:
+    return plan(config, machine(*facts)).resources
 
 
 @pytest.mark.parametrize("cores", [2, 8])
@@ -33,41 +30,54 @@ def machine(monkeypatch):
     (1e-4, ["algo.batch_size=64", "algo.replay_ratio=64"], "local"),  # learning has no use for the other cores
     (1e-4, ["resources.learner_threads=1"], "local"),
 ])  # fmt: skip
-def test_env_steps_that_are_little_beside_learning_get_no_process(typed, machine, cores, step_sec, words, inference):
-    machine(cores, step_sec)
-    made = Wiring(typed(*SAC, *words)).resources
+def test_env_steps_that_are_little_beside_learning_get_no_process(typed, cores, step_sec, words, inference):
+    made = decided(typed(*SAC, *words), cores, step_sec)
     assert made.inference == inference
     assert "resources.inference=" in " ".join(made.why) or words[:1] == ["resources.num_samplers=2"], "how to repeat what was measured is said"
 
 
-def test_threads_are_tried_where_a_batch_is_large(typed, machine):
-    machine(2, 1e-4)
-    assert Wiring(typed(*SAC)).resources.learner_threads == (1, 2)
-    assert Wiring(typed(*SAC, "algo.batch_size=64")).resources.learner_threads == (1,)
-    assert Wiring(typed(*SAC, "resources=debug")).resources.learner_threads == (1,), "exact runs are the same everywhere"
-    machine(1, 1e-4)
-    assert Wiring(typed(*SAC)).resources.learner_threads == (1,)
+def test_threads_are_tried_where_a_batch_is_large(typed):
+    assert decided(typed(*SAC), 2, 1e-3).learner_threads == (1, 2)
+    assert decided(typed(*SAC, "algo.batch_size=64"), 2, 1e-3).learner_threads == (1,)
+    assert decided(typed(*SAC, "resources=debug"), 2, 1e-3).learner_threads == (1,), "exact runs are the same everywhere"
+    assert decided(typed(*SAC), 1, 1e-4).learner_threads == (1,)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
-def test_a_learner_that_samplers_wait_for_takes_all_cores_where_it_learns_images(typed, machine, algo):
-    machine(2, 1e-3)
+def test_a_learner_that_samplers_wait_for_takes_all_cores_where_it_learns_images(typed, algo):
     pong = [f"algo={algo}", "env=Pong", "logger=[]"]
-    made = Wiring(typed(*pong)).resources
+    made = decided(typed(*pong), 2, 1e-3)
     assert (made.num_learners, made.num_samplers, made.learner_threads) == (1, 2, (1, 2))
-    assert Wiring(typed(*pong, "resources.num_learners=2")).resources.learner_threads == (1,), "each learner has a core"
-    assert Wiring(typed(*pong, "resources=debug")).resources.learner_threads == (1,)
-    assert Wiring(typed(f"algo={algo}", "env=CartPole-v1", "logger=[]")).resources.learner_threads == (1,), "small nets gain nothing"
-    assert Wiring(typed("algo=impala", "env=Pong", "logger=[]")).resources.learner_threads == (1,), "its samplers never wait"
-    machine(16, 1e-3)
-    assert Wiring(typed(*pong)).resources.learner_threads == (1, 2, 4, 8)
+    assert decided(typed(*pong, "resources.num_learners=2"), 2, 1e-3).learner_threads == (1,), "each learner has a core"
+    assert decided(typed(*pong, "resources=debug"), 2, 1e-3).learner_threads == (1,)
+    assert decided(typed(f"algo={algo}", "env=CartPole-v1", "logger=[]"), 2, 1e-3).learner_threads == (1,), "small nets gain nothing"
+    assert decided(typed("algo=impala", "env=Pong", "logger=[]"), 2, 1e-3).learner_threads == (1,), "its samplers never wait"
+    assert decided(typed(*pong), 16, 1e-3).learner_threads == (1, 2, 4, 8)
 
 
-def test_with_a_gpu_samplers_keep_a_process(typed, machine):
-    machine(8, 1e-4, gpu=True)
-    config = typed(*SAC)
-    needs = config.algorithm.needs(config.algo)
-    choose = lambda device: resources._inference(dataclasses.replace(config.run.resources, device=device), needs, 1, 1, None, False, [])  # noqa: E731
-    assert choose("cpu") == "serial" and choose("auto") == "local"
-    machine(1, 1e-6, gpu=True)
-    assert choose("cuda") == "local" and choose("cpu") == "serial", "a device that was asked for is not lost to a quick environment"
+def test_with_a_gpu_samplers_keep_a_process(typed):
+    cpu, auto, cuda = (typed(*SAC, f"resources.device={device}") for device in ("cpu", "auto", "cuda"))
+    assert decided(cpu, 8, 1e-4, "H200").inference == "serial" and decided(auto, 8, 1e-4, "H200").inference == "local"
+    assert decided(cuda, 1, 1e-6, "H200").inference == "local", "a device that was asked for is not lost to a quick environment"
+    assert decided(cpu, 1, 1e-6, "H200").inference == "serial"
+
+
+def test_a_layout_is_a_function_of_values(typed):
+    """The same config and machine give the same plan, whatever this machine is, and totals and shares are told apart."""
+    config = typed("algo=impala", "env=Pong", "logger=[]")
+    one, two = (plan(config, machine(16, 1e-3, "H200", "H200")) for _ in range(2))
+    assert str(one) == str(two) and one.resources == two.resources
+    made = one.resources
+    assert (made.inference, made.groups, made.producers_per_learner) == ("batched", 2, 2 * made.samplers_per_learner)
+    assert made.num_envs == made.envs_per_group * made.producers_per_learner * made.num_learners
+    together = plan(typed("algo=ddppo", "env=CartPole-v1", "logger=[]"), machine(4, 1e-3))
+    assert together.resources.num_samplers == together.resources.num_learners > together.resources.samplers_per_learner == 1
+    assert together.columns_per_learner * together.resources.num_learners == together.needs.columns
+
+
+@pytest.mark.parametrize("algo", ["impala", "ppo", "dqn", "apex", "es", "a3c"])
+def test_every_plan_can_be_printed_and_sent(typed, algo):
+    made = plan(typed(f"algo={algo}", "env=CartPole-v1", "logger=[]"), machine(4, 1e-3))
+    said = str(made)
+    assert all(word in said for word in ("algorithm", "samplers", made.resources.why[0])) and len(said.splitlines()) > 7
+    assert str(pickle.loads(pickle.dumps(made))) == said, "it goes to learners in other processes"

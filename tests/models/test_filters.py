@@ -8,6 +8,7 @@ import torch
 from conftest import SMALL
 from test_actor_learner import run_wired
 from test_samplers import KINDS
+from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
@@ -15,7 +16,6 @@ from rlrun.core.moments import RunningMoments, moments_of
 from rlrun.core.ranks import ALONE
 from rlrun.core.schedule import Clock
 from rlrun.models.normalizer import ObservationFilter, RewardScale, ValueScale
-from rlrun.runtime.wiring import Wiring
 
 PARTS = ["algo=ppo", "env=rlrun/Counting-v0", "logger=[]", "model.hidden=[8]", "algo.fragment_length=10", "algo.batch_size=40", "algo.minibatch_size=20"]
 FILTERS = ["model.observation_filter=mean_std", "algo.normalize_reward=true", "resources.device=cpu"]
@@ -51,7 +51,7 @@ def test_reward_scale_is_the_deviation_of_the_discounted_return():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_live_row_is_merged_once_whoever_collected_it(typed, tmp_path, kind):
-    wiring = Wiring(typed(*PARTS, *FILTERS, *KINDS[kind], "resources.envs_per_sampler=2", "env_steps=400"))
+    wiring = Wired(typed(*PARTS, *FILTERS, *KINDS[kind], "resources.envs_per_sampler=2", "env_steps=400"))
     seen: list = []
     returns: list = []
     running: dict = {}  # by column: batches of this runner have the same environments in the same columns
@@ -88,7 +88,7 @@ def test_every_live_row_is_merged_once_whoever_collected_it(typed, tmp_path, kin
 
 
 def test_returns_of_one_fragment_by_hand(typed):
-    wiring = Wiring(typed(*PARTS, *SMALL[:1], *FILTERS, "logger=[]", "algo.fragment_length=10"))
+    wiring = Wired(typed(*PARTS, *SMALL[:1], *FILTERS, "logger=[]", "algo.fragment_length=10"))
     sampler = wiring.sampler(0)
     sampler.publish(wiring.algorithm().policy, Clock())
     fragment = sampler.take(1)[0]
@@ -105,7 +105,7 @@ def test_returns_of_one_fragment_by_hand(typed):
 
 def test_the_filter_that_acted_is_the_filter_that_learns(typed):
     """At the first minibatch of every update ratios are 1: a filter that moved between acting and learning would show."""
-    wiring = Wiring(typed(*PARTS, *SMALL[:1], *FILTERS, "logger=[]", "algo.num_epochs=1", "algo.minibatch_size=40", "algo.lr=0.01"))
+    wiring = Wired(typed(*PARTS, *SMALL[:1], *FILTERS, "logger=[]", "algo.num_epochs=1", "algo.minibatch_size=40", "algo.lr=0.01"))
     made, sampler = wiring.algorithm(), wiring.sampler(0)
     for number in range(4):
         sampler.publish(made.policy, Clock(updates=number))
@@ -120,7 +120,7 @@ def test_the_filter_that_acted_is_the_filter_that_learns(typed):
 def test_pixels_are_filtered_one_by_one(typed):
     """Before any moments a filtered network sees what an unfiltered one does; after them every pixel's mean is 0."""
     words = ["algo=ppo", "env=Pong", "env.size=42", "resources.device=cpu", "resources.precision=fp32"]
-    plain, made = (Wiring(typed(*words, *more)).algorithm().policy for more in ([], ["model.observation_filter=mean_std", "model.observation_clip=5"]))
+    plain, made = (Wired(typed(*words, *more)).algorithm().policy for more in ([], ["model.observation_filter=mean_std", "model.observation_clip=5"]))
     one = made.filter.filters[0]
     own = {name: value for name, value in made.state_dict().items() if not name.startswith("filter")}
     plain.load_state_dict(own)
@@ -139,7 +139,7 @@ def test_pixels_are_filtered_one_by_one(typed):
 
 def test_choices_have_no_filter(typed):
     with pytest.raises(UserError, match="for numbers and pixels"):
-        Wiring(typed("algo=ppo", "env=FrozenLake-v1", "model.observation_filter=mean_std")).algorithm()
+        Wired(typed("algo=ppo", "env=FrozenLake-v1", "model.observation_filter=mean_std")).algorithm()
 
 
 def test_a_value_head_keeps_what_it_says_while_returns_grow():
@@ -158,5 +158,5 @@ def test_a_value_head_keeps_what_it_says_while_returns_grow():
 
 def test_async_runners_merge_too(typed, tmp_path):
     config = typed("algo=impala", "env=rlrun/Counting-v0", *SMALL, "model.observation_filter=mean_std", "runner.num_sgd_iter=2", "env_steps=300")
-    made, job, _ = run_wired(Wiring(dataclasses.replace(config)), tmp_path)
+    made, job, _ = run_wired(Wired(dataclasses.replace(config)), tmp_path)
     assert made.policy.filter.filters[0].count == job.clock.env_steps, "passes over one batch count once"

@@ -3,16 +3,16 @@
 import pytest
 import torch
 from conftest import SMALL
+from wired import Wired
 
 from rlrun.core.schedule import Clock
-from rlrun.runtime.wiring import Wiring
 
 
 @pytest.mark.parametrize("game, more", [("Breakout", ["env.size=42"]), ("Pong", ["env.size=42", "env.max_frames=400"])])
 @pytest.mark.parametrize("compress", [False, True])
 def test_replayed_screens_are_those_that_were_seen(typed, game, more, compress):
     words = ["algo.num_envs=2", "algo.n_step=3", "algo.learning_starts=100", "algo.exploration.epsilon=1.0"]
-    wiring = Wiring(typed("algo=dqn", f"env={game}", *more, *SMALL, *words, "replay.capacity=600", f"replay.compress={compress}"))
+    wiring = Wired(typed("algo=dqn", f"env={game}", *more, *SMALL, *words, "replay.capacity=600", f"replay.compress={compress}"))
     made, sampler, replay = wiring.algorithm(), wiring.sampler(0), wiring.replay(0)
     assert replay.layout.stack == 4
     sampler.publish(made.policy, Clock())

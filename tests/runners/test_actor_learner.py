@@ -8,6 +8,7 @@ import pytest
 import torch
 from tape import Tapes
 from test_samplers import KINDS, counting
+from wired import Wired
 
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed
@@ -15,7 +16,6 @@ from rlrun.core.run import Run
 from rlrun.core.signals import Signals
 from rlrun.dataflow.reuse import FragmentReplay, PassRing
 from rlrun.dataflow.slots import Fragment, Header
-from rlrun.runtime.wiring import Wiring
 
 
 class Rows:
@@ -154,7 +154,7 @@ def test_replay_keeps_the_last_fragments_and_mixes_in_proportion(typed):
 ])  # fmt: skip
 def test_a_whole_run_with_recorded_updates_and_acting(typed, tmp_path, words):
     """What a GPU does with its graphs, by tests/tape.py."""
-    wiring, tapes = Wiring(typed(*words, "env=CartPole-v1", "model.hidden=[8]", "logger=[]", "resources.device=cpu", "resources.inference=batched",
+    wiring, tapes = Wired(typed(*words, "env=CartPole-v1", "model.hidden=[8]", "logger=[]", "resources.device=cpu", "resources.inference=batched",
                                  "resources.num_samplers=1", "resources.envs_per_sampler=2", "env_steps=600", "log_every_sec=0.001")), Tapes()  # fmt: skip
     wiring.recorder = tapes
     _, job, rows = run_wired(wiring, tmp_path)

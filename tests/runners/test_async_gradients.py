@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import SMALL
 from test_actor_learner import run_wired
+from wired import Wired
 
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed, UserError
@@ -16,8 +17,7 @@ from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.workers import Workers
-from rlrun.machine.resources import cores
-from rlrun.runtime.wiring import Wiring
+from rlrun.machine.machine import cores
 
 ASYNC = ["algo=a3c", "resources.num_learners=2", "logger=[]", "model.hidden=[64]"]
 
@@ -60,7 +60,7 @@ def test_a_shared_step_is_an_ordinary_step(kind, steps_before):
 
 def test_refresh_copies_weights_and_buffers(typed):
     words = [*ASYNC, "env=CartPole-v1", "model.observation_filter=mean_std", "algo.lr=0.01"]
-    main, worker = Wiring(typed(*words)).algorithm(), Wiring(typed(*words, "seed=5")).algorithm()
+    main, worker = Wired(typed(*words)).algorithm(), Wired(typed(*words, "seed=5")).algorithm()
     shared = SharedLearner(main, Clock(30, 4))
     shared.attach(worker)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_refresh_copies_weights_and_buffers(typed):
 def test_two_processes_learn_and_count_every_row(typed, tmp_path):
     words = ["env=rlrun/Identity-v0", "algo.fragment_length=20", "algo.batch_size=20", "algo.lr=3e-3", "algo.optimizer.kind=adam",
              "algo.optimizer.epsilon=1e-5", "algo.discount=0", "algo.entropy_coef=0", "env_steps=100000", "stop.return_mean=18"]  # fmt: skip
-    made, job, rows = run_wired(Wiring(typed(*ASYNC, *words, "log_every_sec=0.05")), tmp_path)
+    made, job, rows = run_wired(Wired(typed(*ASYNC, *words, "log_every_sec=0.05")), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18
     assert job.clock.updates >= job.clock.env_steps // 20 > 50
     assert any(row["sample/policy_lag"] for row in rows if row.get("sample/policy_lag") is not None), "others' gradients come in between"
@@ -95,7 +95,7 @@ def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
 
     words = ["env=CartPole-v1", "env_steps=3000", "eval.every=500", "checkpoint.every=1000", "algo.optimizer.kind=adam", "algo.optimizer.epsilon=1e-5"]
     (tmp_path / "checkpoints").mkdir()
-    made, job, _ = run_wired(Wiring(typed(*ASYNC, *words)), tmp_path, evaluate)
+    made, job, _ = run_wired(Wired(typed(*ASYNC, *words)), tmp_path, evaluate)
     assert len(seen) >= 5 and all(seen)
     tensors, run = Checkpoints(tmp_path / "checkpoints", 3).load()
     assert run["env_steps"] == job.clock.env_steps and run["updates"] == job.clock.updates
@@ -107,14 +107,14 @@ def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
 @pytest.mark.parametrize("algo", ["a2c", "pg"])
 def test_other_algorithms_can_share_weights_too(typed, tmp_path, algo):
     words = [f"algo={algo}", "env=Acrobot-v1", "logger=[]", "runner=async_gradients", "algo.fragment_length=20", "algo.batch_size=20", "env_steps=400"]
-    wiring = Wiring(typed(*words))
+    wiring = Wired(typed(*words))
     assert wiring.resources.inference == "serial" and wiring.resources.num_learners == cores()
     _, job, _ = run_wired(wiring, tmp_path)
     assert job.status == "COMPLETED"
 
 
 def test_filters_of_all_processes_are_merged(typed, tmp_path):
-    made, job, _ = run_wired(Wiring(typed(*ASYNC, "env=CartPole-v1", "model.observation_filter=mean_std", "env_steps=400")), tmp_path)
+    made, job, _ = run_wired(Wired(typed(*ASYNC, "env=CartPole-v1", "model.observation_filter=mean_std", "env_steps=400")), tmp_path)
     assert int(made.policy.filter.filters[0].count) == job.clock.env_steps
 
 
@@ -129,12 +129,12 @@ def test_a_killed_process_ends_the_run(typed, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Workers, "start", start_and_kill)
     with pytest.raises(RunFailed, match="worker-1 was killed by SIGKILL"):
-        run_wired(Wiring(typed(*ASYNC, "env=CartPole-v1", "env_steps=10000000")), tmp_path)
+        run_wired(Wired(typed(*ASYNC, "env=CartPole-v1", "env_steps=10000000")), tmp_path)
 
 
 def test_a_failing_environment_is_named(typed, tmp_path):
     with pytest.raises(RunFailed, match=r"worker-\d failed"):
-        run_wired(Wiring(typed(*ASYNC, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise")), tmp_path)
+        run_wired(Wired(typed(*ASYNC, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise")), tmp_path)
 
 
 @pytest.mark.parametrize("words, said", [
@@ -146,11 +146,11 @@ def test_a_failing_environment_is_named(typed, tmp_path):
 ])  # fmt: skip
 def test_what_cannot_be_asynchronous_gets_a_sentence(typed, words, said):
     with pytest.raises(UserError, match=said):
-        Wiring(typed("env=CartPole-v1", "logger=[]", *words))
+        Wired(typed("env=CartPole-v1", "logger=[]", *words))
 
 
 def test_alone_it_is_a2c(typed, tmp_path):
     words = ["env=CartPole-v1", *SMALL, "env_steps=200"]
-    one, _, _ = run_wired(Wiring(typed("algo=a3c", *words)), tmp_path)
-    two, _, _ = run_wired(Wiring(typed("algo=a2c", *words, "algo.lr=1e-4", "algo.optimizer.kind=rmsprop", "algo.optimizer.epsilon=0.1")), tmp_path)
+    one, _, _ = run_wired(Wired(typed("algo=a3c", *words)), tmp_path)
+    two, _, _ = run_wired(Wired(typed("algo=a2c", *words, "algo.lr=1e-4", "algo.optimizer.kind=rmsprop", "algo.optimizer.epsilon=0.1")), tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))

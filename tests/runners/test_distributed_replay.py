@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 import torch
 from test_actor_learner import run_wired
+from wired import Wired, checked
 
 from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
@@ -17,7 +18,6 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.replay.limiter import Limiter
 from rlrun.replay.service import Drawn, ShardedReplay
-from rlrun.runtime.wiring import Wiring, preflight
 
 APEX = ["algo=apex", "logger=[]", "resources.device=cpu", "resources.num_samplers=2", "algo.inner.num_envs=4", "algo.inner.fragment_length=10",
         "algo.inner.batch_size=16", "algo.inner.learning_starts=100", "replay.capacity=2000", "model.hidden=[8]", "log_every_sec=0.05"]  # fmt: skip
@@ -25,7 +25,7 @@ APEX = ["algo=apex", "logger=[]", "resources.device=cpu", "resources.num_sampler
 
 @pytest.mark.parametrize("kind, shards", [("local", 2), ("batched", 1)])
 def test_drawn_rows_are_what_the_env_produced(typed, kind, shards):
-    wiring = Wiring(typed(*APEX, "env=rlrun/Counting-v0", f"resources.inference={kind}", "algo.inner.n_step=2"))
+    wiring = Wired(typed(*APEX, "env=rlrun/Counting-v0", f"resources.inference={kind}", "algo.inner.n_step=2"))
     algorithm = wiring.algorithm()
     sampler = wiring.sampler(0)
     replay: ShardedReplay = wiring.sharded_replay(0, sampler, shards)
@@ -83,7 +83,7 @@ def test_apex_learns_with_two_shards(typed, tmp_path):
     words = [*APEX, "env=rlrun/Identity-v0", "resources.inference=local", "runner.num_shards=2", "model.hidden=[64]", "algo.inner.lr=3e-3",
              "algo.inner.discount=0", "algo.inner.n_step=1", "algo.inner.replay_ratio=10", "algo.inner.target_update_interval=50", "env_steps=100000",
              "stop.return_mean=18"]  # fmt: skip
-    _, job, _ = run_wired(Wiring(typed(*words)), tmp_path)
+    _, job, _ = run_wired(Wired(typed(*words)), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18
     assert job.clock.updates * 16 <= 10 * job.clock.env_steps, "no more is learnt than the ratio says"
     assert job.first_counted == 3, "of four columns the one that explores least counts"
@@ -106,7 +106,7 @@ def test_a_killed_process_ends_the_run_at_once(typed, tmp_path, victim):
     started = time.monotonic()
     try:
         with pytest.raises(RunFailed, match=f"{victim} was killed by SIGKILL"):
-            run_wired(Wiring(typed(*APEX, "env=rlrun/Identity-v0", "resources.inference=local", f"env_steps={10**8}")), tmp_path)
+            run_wired(Wired(typed(*APEX, "env=rlrun/Identity-v0", "resources.inference=local", f"env_steps={10**8}")), tmp_path)
     finally:
         thread.join()
     assert time.monotonic() - started < 40
@@ -136,7 +136,7 @@ def test_a_resumed_run_has_its_rows_or_says_that_it_has_not(tmp_path, capfd, che
 ])  # fmt: skip
 def test_what_cannot_work_gets_a_sentence(typed, words, said):
     with pytest.raises(UserError, match=said):
-        preflight(typed(*APEX, "env=CartPole-v1", *words))
+        checked(typed(*APEX, "env=CartPole-v1", *words))
 
 
 def test_the_limiter_keeps_the_ratio_and_lets_nobody_run_away():
@@ -165,12 +165,12 @@ def test_an_environment_that_hangs_is_noticed_while_batches_wait(typed, tmp_path
              f"env_steps={10**8}", "algo.inner.learning_starts=50"]  # fmt: skip
     started = time.monotonic()
     with pytest.raises(RunFailed, match="no fragment for 4 s"):
-        run_wired(Wiring(typed(*words)), tmp_path)
+        run_wired(Wired(typed(*words)), tmp_path)
     assert time.monotonic() - started < 60
 
 
 def test_a_disk_that_is_full_is_no_end(typed, tmp_path):
-    wiring = Wiring(typed(*APEX, "env=CartPole-v1", "resources.inference=local"))
+    wiring = Wired(typed(*APEX, "env=CartPole-v1", "resources.inference=local"))
     sampler = wiring.sampler(0)
     replay = wiring.sharded_replay(0, sampler, 1)
     try:

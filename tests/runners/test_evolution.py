@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import SMALL
 from test_actor_learner import run_wired
+from wired import Wired
 
 from rlrun.core.errors import RunFailed
 from rlrun.core.evolution import NoiseTable
@@ -16,7 +17,6 @@ from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.runners.evolution import gathered
-from rlrun.runtime.wiring import Wiring
 from rlrun.samplers.population import Order, Player
 
 TINY = ["logger=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]", "log_every_sec=0.01"]
@@ -24,7 +24,7 @@ SERIAL = [word for word in SMALL if not word.startswith("algo.")] + ["model.hidd
 
 
 def wiring(typed, *words, algo="ars"):
-    return Wiring(typed(f"algo={algo}", *words))
+    return Wired(typed(f"algo={algo}", *words))
 
 
 def player(typed, *words, columns=3):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from wired import Wired
 
 from rlrun.cli import _dispatch
 from rlrun.core.errors import RunFailed, UserError
@@ -13,7 +14,6 @@ from rlrun.core.schedule import Clock
 from rlrun.models.noisy import NoisyLinear
 from rlrun.runtime.export import Exported, example, flat, nested, parity, program, write
 from rlrun.runtime.trained import Trained
-from rlrun.runtime.wiring import Wiring
 
 CASES = {
     "values": ["algo=dqn", "env=CartPole-v1"],
@@ -36,7 +36,7 @@ CASES = {
 
 def made(typed, *words) -> Trained:
     """A policy with random weights, as rlrun.load makes one of a run."""
-    wiring = Wiring(typed(*words, "logger=[]", "resources=debug"))
+    wiring = Wired(typed(*words, "logger=[]", "resources=debug"))
     policy = wiring.algorithm().policy
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL, compose
+from wired import checked
 
 from rlrun.config.run import type_config
 from rlrun.config.types import load_yaml, save_yaml
 from rlrun.core.checkpoint import Checkpoints, verify
 from rlrun.core.errors import UserError
 from rlrun.runtime import session
+from rlrun.runtime.build import checkpoints_of
 from rlrun.runtime.rundir import RunDir
 from rlrun.runtime.trained import load
-from rlrun.runtime.wiring import checkpoints_of, preflight
 
 
 def train(path: Path, *words: str) -> int:
@@ -32,7 +33,7 @@ def train(path: Path, *words: str) -> int:
     config = type_config(values)
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
-    return session.run(preflight(config), values, directory, None)
+    return session.run(checked(config), values, directory, None)
 
 
 def resume(path: Path, *words: str) -> int:
@@ -375,7 +376,7 @@ def test_exact_resume_with_other_columns_is_refused(tmp_path):
 
 
 def test_a_stream_of_another_device_begins_anew(tmp_path):
-    made = preflight(type_config(compose("algo=impala", "env=CartPole-v1", *SMALL))).algorithm()
+    made = checked(type_config(compose("algo=impala", "env=CartPole-v1", *SMALL))).algorithm()
     state = made.state()
     before = made.ctx.rng.get_state()
     with pytest.warns(UserWarning, match="another kind of device"):
@@ -421,7 +422,7 @@ def test_an_env_whose_observations_do_not_fit_is_named(tmp_path):
 
 
 def type_and_wire(*words: str):
-    return preflight(type_config(compose("algo=impala", "logger=[]", *words)))
+    return checked(type_config(compose("algo=impala", "logger=[]", *words)))
 
 
 def test_a_loaded_policy_remembers_one_batch_at_a_time(tmp_path):

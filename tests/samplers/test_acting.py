@@ -3,11 +3,11 @@
 import pytest
 import torch
 from tape import Tapes
+from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.machine.graphs import WARM_UP
-from rlrun.runtime.wiring import Wiring
 from rlrun.samplers.acting import ActingCopy
 
 COLUMNS, GROUPS = 2, 3
@@ -32,7 +32,7 @@ def rows_of(count, seed):
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_acting_is_plain_acting(typed, case):
     words, record = CASES[case]
-    wiring, tapes = Wiring(typed("resources=debug", "model.hidden=[8]", "logger=[]", *words)), Tapes()
+    wiring, tapes = Wired(typed("resources=debug", "model.hidden=[8]", "logger=[]", *words)), Tapes()
     plain, recorded = copy_of(wiring, record, None), copy_of(wiring, record, tapes)
     states = {copy: [plain.policy.initial_state(COLUMNS, torch.full((COLUMNS,), g / GROUPS)) for g in range(GROUPS)] for copy in (plain, recorded)}
     for i in range(WARM_UP + 3):
@@ -55,7 +55,7 @@ def test_recorded_acting_is_plain_acting(typed, case):
 
 def test_rows_that_pad_a_recording_reach_nobody(typed):
     words, _ = CASES["impala"]
-    wiring = Wiring(typed("resources=debug", "model.hidden=[8]", "logger=[]", *words))
+    wiring = Wired(typed("resources=debug", "model.hidden=[8]", "logger=[]", *words))
     wiring_rows, tapes = rows_of(GROUPS, 5), Tapes()
     plain, recorded = copy_of(wiring, ("value",), None), copy_of(wiring, ("value",), tapes)
     for _ in range(WARM_UP + 2):
@@ -70,7 +70,7 @@ def test_rows_that_pad_a_recording_reach_nobody(typed):
 
 def test_weights_act_once_they_are_taken(typed):
     words, _ = CASES["impala"]
-    wiring = Wiring(typed("resources=debug", "model.hidden=[8]", "logger=[]", *words))
+    wiring = Wired(typed("resources=debug", "model.hidden=[8]", "logger=[]", *words))
     learner, copy, rows = wiring.algorithm().policy, copy_of(wiring, ("value",), Tapes()), rows_of(1, 3)
     state = [learner.initial_state(COLUMNS)]
     for i in range(WARM_UP + 2):
@@ -85,7 +85,7 @@ def test_weights_act_once_they_are_taken(typed):
 
 
 def test_policies_that_read_numbers_back_are_not_recorded(typed):
-    wiring, tapes = Wiring(typed("resources=debug", "algo=dqn", "env=CartPole-v1", "logger=[]", "algo.exploration.kind=soft_q")), Tapes()
+    wiring, tapes = Wired(typed("resources=debug", "algo=dqn", "env=CartPole-v1", "logger=[]", "algo.exploration.kind=soft_q")), Tapes()
     copy, states = copy_of(wiring, (), tapes), None
     states = [copy.policy.initial_state(COLUMNS)]
     for i in range(WARM_UP + 2):

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 from counting import LENGTH, CountingAlgorithm, check_rows
+from wired import Wired
 
 from rlrun.core.schedule import Clock
-from rlrun.runtime.wiring import Wiring
 
 KINDS = {
     "serial": ["resources.inference=serial", "resources.num_samplers=2"],
@@ -16,12 +16,12 @@ KINDS = {
 }
 
 
-def counting(typed, kind: str, *words: str) -> Wiring:
+def counting(typed, kind: str, *words: str) -> Wired:
     config = typed(
         "algo=impala", "env=rlrun/Counting-v0", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.device=cpu",
         "resources.envs_per_sampler=2", *KINDS[kind], *words,
     )  # fmt: skip
-    return Wiring(dataclasses.replace(config, algorithm=CountingAlgorithm))
+    return Wired(dataclasses.replace(config, algorithm=CountingAlgorithm))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,7 +122,7 @@ def test_whole_episodes_fill_a_fragment(typed, kind):
     """Every column begins with a new episode and ends with one, after fragment_length rows or more; nothing that was played is lost."""
     words = ["algo=pg", "env=CartPole-v1", "logger=[]", "algo.fragment_length=40", "algo.batch_size=160", "resources.device=cpu",
              "resources.envs_per_sampler=2", "runner.complete_episodes=true", "env.max_episode_steps=60"]  # fmt: skip
-    wiring = Wiring(typed(*words, *KINDS[kind]))
+    wiring = Wired(typed(*words, *KINDS[kind]))
     algorithm, sampler = wiring.algorithm(), wiring.sampler(0)
     lengths = []
     try:
@@ -158,7 +158,7 @@ def test_whole_episodes_are_learnt_from(typed, tmp_path, algo):
              "env.max_episode_steps=20", *(["algo.minibatch_size=20", "algo.sequence_length=10"] if algo == "ppo" else [])]  # fmt: skip
     from test_actor_learner import run_wired
 
-    _, job, _ = run_wired(Wiring(typed(f"algo={algo}", *words)), tmp_path)
+    _, job, _ = run_wired(Wired(typed(f"algo={algo}", *words)), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18
 
 
@@ -171,4 +171,4 @@ def test_whole_episodes_need_a_limit(typed, words, said):
     from rlrun.core.errors import UserError
 
     with pytest.raises(UserError, match=said):
-        Wiring(typed("algo=ppo", "logger=[]", "runner.complete_episodes=true", *words))
+        Wired(typed("algo=ppo", "logger=[]", "runner.complete_episodes=true", *words))

@@ -1,0 +1,361 @@
+"""The decisions that a runner's layout() is put together from. Each is a function of what was asked for and of the machine,
+and returns its value with the reason that the user is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from rlrun.core.algorithm import Needs
+from rlrun.core.env import EnvFactory
+from rlrun.core.errors import EnvError, UserError
+from rlrun.machine.machine import Machine
+from rlrun.machine.resources import BATCHED_GROUPS, Inference, Precision, Resources, ResourcesConfig
+
+MAX_ENVS = 64  # of one run, chosen by `auto`: more would leave games unfinished in short runs
+MAX_GPU_ENVS = 256  # with inference on a GPU, where a message for every few environments would cost more than acting
+MAX_THREADS = 8  # of a learner, chosen by `auto`
+MAX_COLUMNS = 16  # of one sampler's fragment, chosen by `auto`: beyond that inference gains nothing on a CPU
+THREADED_ROWS = 128  # an update of so many vectors may gain from threads
+UPDATE_SEC = 2e-3  # an update of small nets takes this long, one of large nets longer
+MINOR_SHARE = 0.25  # env steps that take less than this share of learning are not worth a process of their own
+GPU_COLUMNS = 4  # a group that a GPU acts for has at least so many with a replay: handing over fewer costs more than stepping them
+CHEAP_STEP_SEC = 30e-6  # per env and step: below this, handing fragments between processes costs more than it gains
+
+
+class Choice(NamedTuple):
+    """A decision, and the sentence that explains it; no sentence where the user decided."""
+
+    value: Any
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the user and the algorithm ask for."""
+
+    cfg: ResourcesConfig
+    needs: Needs
+    image: bool  # whether observations have an image
+    make_env: EnvFactory
+
+    @property
+    def update_rows(self) -> int:
+        """Rows that one update learns from."""
+        return self.needs.columns * (self.needs.rows if self.needs.replay is None else self.needs.replay.rows_learnt)
+
+
+class Spread(NamedTuple):
+    """How many columns there are to share out."""
+
+    total: int  # over all learners
+    per_learner: int
+    shared: bool  # samplers of one learner have them together; else each sampler has as many
+    name: str  # what they are, for messages
+
+
+# -- learners ----------------------------------------------------------------------------------------------------------
+
+
+def check_device(asked: Asked, machine: Machine) -> None:
+    """UserError for a device that is not there, before anything else is said."""
+    device(asked.cfg.device, machine)
+
+
+def check_own_samplers(asked: Asked, every_process_learns: bool) -> None:
+    """UserError where samplers are counted although every process samples and learns."""
+    cfg = asked.cfg
+    if every_process_learns and cfg.inference in ("auto", "serial") and cfg.num_samplers not in ("auto", 1):
+        raise UserError(f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with resources.num_learners")
+
+
+def learners_in_lockstep(asked: Asked, machine: Machine) -> Choice:
+    """Learners that share one train batch. UserError where there are more than devices, or the columns cannot be shared out evenly."""
+    cfg, needs = asked.cfg, asked.needs
+    on_gpus = cfg.device != "cpu" and bool(machine.gpus) and (needs.every_process_learns or cfg.inference != "serial")
+    devices = len(machine.gpus) if on_gpus else machine.cores
+    if on_gpus and cfg.device != "auto" and torch.device(cfg.device).index is not None:
+        devices = 1  # the one that was named
+    there = _counted(devices, "GPU" if on_gpus else "core")
+    fitting = [n for n in range(1, devices + 1) if needs.columns % n == 0]
+    if cfg.num_learners == "auto":
+        if not needs.every_process_learns or needs.replay is not None or cfg.exact:
+            return Choice(1)  # with a replay too: two learners of 16 rows each were slower than one with 32
+        best = max(n for n in fitting if all(count % n == 0 for count in needs.shared))
+        return Choice(best, f"num_learners={best}: every process samples and learns; {there}, {needs.columns} columns of a train batch")
+    _check_enough(cfg.num_learners, devices, there, fitting)
+    if cfg.num_learners not in fitting:
+        of = "columns of a train batch (algo.batch_size / algo.fragment_length)" if needs.replay is None else "fragments of a train batch (algo.batch_size)"
+        raise UserError(f"resources.num_learners={cfg.num_learners} must divide the {needs.columns} {of}; {_either(fitting)} would fit")
+    return Choice(cfg.num_learners)
+
+
+def learners_on_their_own(asked: Asked, machine: Machine) -> Choice:
+    """Learners that each have a train batch of their own and share the CPU's memory. UserError where there are more than cores."""
+    cfg, there = asked.cfg, _counted(machine.cores, "core")
+    if cfg.num_learners == "auto":
+        return Choice(1) if cfg.exact else Choice(machine.cores, f"num_learners={machine.cores}: every process samples and learns; {there}")
+    _check_enough(cfg.num_learners, machine.cores, there, list(range(1, machine.cores + 1)))
+    return Choice(cfg.num_learners)
+
+
+def _check_enough(wanted: int, devices: int, there: str, fitting: list[int]) -> None:
+    if wanted > devices:
+        raise UserError(f"resources.num_learners={wanted}: there {'is' if devices == 1 else 'are'} {there}; {_either(fitting)} would fit")
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def batch_columns(asked: Asked, learners: int, shared: bool) -> Spread:
+    """The columns of a train batch, each learner's part."""
+    total = asked.needs.columns
+    over = f" over {learners} learners" if learners > 1 else ""
+    return Spread(total, total // learners, shared, f"{total} columns of a train batch (algo.batch_size / algo.fragment_length){over}")
+
+
+def replay_columns(asked: Asked, learners: int) -> Choice:
+    """The environments that feed a replay (a Spread), each learner's part."""
+    assert asked.needs.replay is not None
+    wanted = asked.needs.replay.num_envs
+    total = -(-wanted // learners) * learners
+    why = f"num_envs={total} in place of {wanted}: every learner has environments of its own" if total > wanted else ""
+    return Choice(Spread(total, total // learners, True, f"{total} environments (algo.num_envs)"), why)
+
+
+# -- inference ---------------------------------------------------------------------------------------------------------
+
+
+def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> Choice:
+    """Who acts: serial (the learner's process), local (samplers), batched (a thread beside the learner)."""
+    cfg, needs, columns = asked.cfg, asked.needs, spread.per_learner
+    if cfg.inference != "auto":
+        return Choice(cfg.inference)
+    if needs.every_process_learns:
+        return Choice("serial", "inference=serial: every process samples and learns")
+    if asked.image and cfg.device != "cpu" and machine.gpus:
+        if needs.replay is not None and columns % BATCHED_GROUPS:
+            return Choice("local", f"inference=local: {_counted(columns, 'environment')} cannot take turns on the GPU (algo.num_envs)")
+        return Choice("batched", "inference=batched: one thread acts for all samplers on the GPU")
+    if cfg.num_samplers != "auto" and cfg.num_samplers > 1:
+        return Choice("local", "inference=local: several samplers were asked for")
+    if needs.replay is not None and learners == machine.cores > 1:
+        return Choice("serial", "inference=serial: every core samples and learns")
+    if cfg.device not in ("auto", "cpu"):
+        return Choice("local", f"inference=local: device={cfg.device} is for learning")
+    if machine.cores == 1:
+        return Choice("serial", "inference=serial: there is one core")
+    if asked.image and needs.replay is not None and machine.cores == 2 and cfg.learner_threads == cfg.num_samplers == "auto":
+        return Choice("serial", "inference=serial: learning is most of the work, and gets both cores")
+    return _inference_by_pace(asked, machine, learners, columns)
+
+
+def _inference_by_pace(asked: Asked, machine: Machine, learners: int, columns: int) -> Choice:
+    """Whether an env step is worth a process of its own, by measuring it."""
+    cfg, needs = asked.cfg, asked.needs
+    try:
+        seconds = machine.env_step_sec(asked.make_env, min(columns, 16))
+    except EnvError as error:
+        raise UserError(f"the environment fails when it is tried: {error}") from None
+    learning = UPDATE_SEC * needs.replay.ratio / asked.update_rows if needs.replay is not None else 0.0  # for one env step
+    on_cpu = cfg.device == "cpu" or not machine.gpus
+    chosen: Literal["serial", "local"] = "local"
+    reason = "worth more than one process"
+    if seconds < CHEAP_STEP_SEC:
+        reason, chosen = "too little to pay for handing rows between processes", "serial"
+    elif on_cpu and seconds < MINOR_SHARE * learning and len(replay_threads(asked, machine, "serial", torch.device("cpu"), learners).value) > 1:
+        reason, chosen = f"little beside the {learning * 1e3:.1g} ms and more of learning, which gets all cores", "serial"
+    repeat = f"; measured, so a busier machine may decide otherwise: resources.inference={chosen} repeats this run's random streams"
+    return Choice(chosen, f"inference={chosen}: an env step takes {seconds * 1e6:.0f} us, {reason}{repeat}")
+
+
+def inference_of_separate_samplers(asked: Asked, machine: Machine, learners: int, spread: Spread) -> Choice:
+    """As inference(), for a runner whose samplers are processes of their own."""
+    cfg = asked.cfg
+    if cfg.inference == "serial" or cfg.exact:
+        raise UserError("resources.inference=serial: this runner has samplers in processes of their own (local or batched); runner=replay has one process")
+    if cfg.inference == "auto" and not (asked.image and cfg.device != "cpu" and machine.gpus):
+        return Choice("local", "inference=local: samplers are processes of their own")
+    return inference(asked, machine, learners, spread)
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+def device(wanted: str, machine: Machine) -> Choice:
+    """A torch.device. UserError for one that is not there."""
+    if wanted == "auto":
+        if machine.gpus:
+            return Choice(torch.device("cuda", 0), f"device=cuda: {machine.gpus[0]}")
+        return Choice(torch.device("cpu"), "device=cpu: no CUDA GPU is visible")
+    try:
+        made = torch.device(wanted)
+    except RuntimeError:
+        raise UserError(f"resources.device={wanted} is not a device; auto, cpu, cuda or cuda:N") from None
+    if made.type == "cuda" and (made.index or 0) >= len(machine.gpus):
+        raise UserError(f"resources.device={wanted}: {len(machine.gpus)} CUDA devices are visible")
+    if made.type not in ("cpu", "cuda"):
+        raise UserError(f"resources.device={wanted}: rlrun runs on cpu and cuda")
+    return Choice(torch.device("cuda", made.index or 0) if made.type == "cuda" else made)
+
+
+def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choice:
+    """A torch.device. With serial inference the learner's policy acts on the CPU, unless every process learns."""
+    cfg, on_cpu = asked.cfg, inference == "serial" and not asked.needs.every_process_learns
+    if on_cpu and cfg.device not in ("auto", "cpu"):
+        raise UserError(f"resources.device={cfg.device}: serial inference acts with the learner's policy on the CPU; use inference=local or batched")
+    return device("cpu" if on_cpu else cfg.device, machine)
+
+
+def precision(wanted: str, where: torch.device, image: bool, machine: Machine) -> Choice:
+    """fp32 or bf16. Only convolutional encoders use the second."""
+    if wanted != "auto" or not image:
+        return Choice("bf16" if wanted == "bf16" else "fp32")
+    if where.type == "cuda":
+        return Choice("bf16", "precision=bf16: convolutions on a GPU")
+    fast = machine.fast_bf16
+    chosen = "bf16" if fast else "fp32"
+    return Choice(chosen, f"precision={chosen}: the CPU has {'/'.join(sorted(fast)) if fast else 'neither AVX512-BF16 nor AMX'}")
+
+
+def acting_precision(asked: Asked, machine: Machine, inference: Inference, where: torch.device, learning: Precision) -> Precision:
+    """fp32 where samplers act on a CPU without bf16 for a learner on a GPU, else the learner's."""
+    on_slow_cpu = inference == "local" and where.type != "cpu" and asked.cfg.precision == "auto" and not machine.fast_bf16
+    return "fp32" if on_slow_cpu else learning
+
+
+# -- samplers ----------------------------------------------------------------------------------------------------------
+
+
+def samplers_per_learner(asked: Asked, machine: Machine, learners: int, inference: Inference, where: torch.device, spread: Spread) -> Choice:
+    """Processes that step environments for one learner. On few cores samplers and learner take turns by back-pressure; on many
+    the learner gets a core of its own. Samplers that share columns, because they wait for the learner or feed one replay, take
+    all cores, as far as the columns can be shared out evenly."""
+    cfg, groups = asked.cfg, _groups(inference)
+    available = max(1, machine.cores // learners)
+    if cfg.num_samplers != "auto":
+        if cfg.num_samplers % learners:
+            raise UserError(f"resources.num_samplers={cfg.num_samplers} must be a multiple of num_learners={learners}")
+        chosen = Choice(cfg.num_samplers // learners)
+    elif inference == "serial":
+        chosen = Choice(1)
+    else:
+        if spread.shared:
+            on_gpu = inference == "batched" and where.type == "cuda"
+            least = GPU_COLUMNS if on_gpu and asked.needs.replay is not None else 1
+            most = max(1, available - on_gpu)  # the thread that acts has a core
+            fitting = [n for n in range(1, most + 1) if spread.per_learner % (n * groups) == 0]
+            count = max((n for n in fitting if spread.per_learner // (n * groups) >= least), default=min(fitting, default=1))
+        else:
+            count = available if available <= 2 else available - 1
+        what = f", {spread.per_learner} columns of its batch" if asked.needs.replay is None else f", algo.num_envs={spread.total}"
+        each = " for each learner" if learners > 1 else ""
+        why = f"num_samplers={count * learners}: {_counted(available, 'core')}{each}{what if spread.shared else ''}"
+        chosen = Choice(count, why)
+    if spread.shared and spread.per_learner % (chosen.value * groups):
+        into = f" into {groups} groups each" if groups > 1 else ""
+        raise UserError(f"resources.num_samplers={chosen.value * learners} must divide the {spread.name}{into}")
+    return chosen
+
+
+def envs_per_group(asked: Asked, learners: int, samplers: int, inference: Inference, most: int, spread: Spread) -> Choice:
+    """Columns of one fragment, at most `most` where `auto` decides; they divide what each group of a sampler fills."""
+    groups, wanted = _groups(inference), asked.cfg.envs_per_sampler
+    share = spread.per_learner // (samplers * groups) if spread.shared else spread.per_learner
+    if wanted == "auto":
+        envs = max(count for count in range(1, share + 1) if share % count == 0 and count <= most)
+        whose = f"divides the batch's {spread.total} columns, " if asked.needs.replay is None else ""
+        return Choice(envs, f"envs_per_sampler={envs}: {whose}{envs * samplers * groups * learners} envs in all")
+    if share % wanted:
+        part = f"{share}, each sampler's part of the {spread.name}" if spread.shared else f"the {spread.name}"
+        raise UserError(f"resources.envs_per_sampler={wanted} must divide {part}")
+    return Choice(wanted)
+
+
+def most_envs(learners: int, samplers: int, inference: Inference, where: torch.device) -> int:
+    """Columns of a fragment that keep a run's environments below MAX_ENVS, or MAX_GPU_ENVS."""
+    of_run = MAX_GPU_ENVS if where.type == "cuda" and inference == "batched" else MAX_ENVS
+    return max(1, of_run // (samplers * _groups(inference) * learners))
+
+
+# -- how the learner computes ------------------------------------------------------------------------------------------
+
+
+def replay_threads(asked: Asked, machine: Machine, inference: Inference, where: torch.device, learners: int) -> Choice:
+    """Numbers of threads to try for a learner with a replay, of which large updates gain."""
+    free = machine.cores if inference == "serial" or machine.cores == 2 else machine.cores - 1
+    return _threads(asked, where, learners, free if asked.image or asked.update_rows >= THREADED_ROWS else 1)
+
+
+def waited_for_threads(asked: Asked, machine: Machine, where: torch.device, learners: int) -> Choice:
+    """Numbers of threads to try for a learner that samplers wait for: all cores are idle while it learns images."""
+    return _threads(asked, where, learners, machine.cores if asked.image and not asked.needs.every_process_learns else 1)
+
+
+def one_thread(asked: Asked) -> Choice:
+    """For a learner beside samplers that do not wait: two threads lose far more beside a busy process than they win."""
+    return Choice((1,) if asked.cfg.learner_threads == "auto" else (asked.cfg.learner_threads,))
+
+
+def _threads(asked: Asked, where: torch.device, learners: int, free: int) -> Choice:
+    cfg = asked.cfg
+    if cfg.learner_threads != "auto":
+        return Choice((cfg.learner_threads,))
+    if where.type != "cpu" or learners > 1 or cfg.exact or free < 2:
+        return Choice((1,))
+    numbers = tuple(2**power for power in range(min(free, MAX_THREADS).bit_length()))
+    return Choice(numbers, f"learner_threads={' or '.join(map(str, numbers))}: the fastest, re-tuned while running")
+
+
+def cuda_graphs(asked: Asked, where: torch.device, learners: int) -> Choice:
+    """Whether what a GPU does is recorded (machine/graphs.py)."""
+    if where.type != "cuda" or not asked.cfg.cuda_graphs:
+        return Choice(False)
+    return Choice(True, "cuda_graphs=true: " + ("acting; " if learners > 1 else "updates and acting; ") + "each is launched as one")
+
+
+# -- all together ------------------------------------------------------------------------------------------------------
+
+
+def resources(
+    asked: Asked, machine: Machine, *, learners: Choice, inference: Choice, where: Choice, samplers: Choice, envs: Choice,
+    threads: Choice, before: tuple[Choice, ...] = (),
+) -> Resources:  # fmt: skip
+    """What was decided, with the remaining decisions, which are the same for every runner."""
+    kind, place = inference.value, where.value
+    digits = precision(asked.cfg.precision, place, asked.image, machine)
+    graphs = cuda_graphs(asked, place, learners.value)
+    chosen = (learners, *before, inference, where, digits, samplers, envs, threads, graphs)
+    return Resources(
+        inference=kind,
+        num_learners=learners.value,
+        samplers_per_learner=samplers.value,
+        envs_per_group=envs.value,
+        device=place,
+        precision=digits.value,
+        acting_precision=acting_precision(asked, machine, kind, place, digits.value),
+        learner_threads=threads.value,
+        cuda_graphs=graphs.value,
+        compile=asked.cfg.compile,
+        exact=asked.cfg.exact,
+        why=tuple(choice.why for choice in chosen if choice.why),
+    )
+
+
+def _groups(inference: Inference) -> int:
+    return BATCHED_GROUPS if inference == "batched" else 1
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def _either(numbers: list[int]) -> str:
+    return " or ".join(map(str, numbers))
+
+
+def every_process_learns(asked: Asked) -> Asked:
+    """The same, with samplers that are learners."""
+    return replace(asked, needs=replace(asked.needs, every_process_learns=True))

@@ -1,0 +1,108 @@
+"""Machine: what this machine has, measured once, so that what is decided from it is a function of values."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import torch
+
+from rlrun.core.env import EnvFactory
+from rlrun.core.specs import random_actions
+from rlrun.machine.processor import cpu_flags
+
+FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
+
+
+def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> float:
+    """Measured seconds per env and step with random actions. Raises EnvError when the environment does."""
+    env = make_env(0, count)
+    try:
+        obs = env.reset(0)
+        rng = np.random.default_rng(0)
+
+        def step() -> None:
+            nonlocal obs
+            obs = env.step(random_actions(env.spec, obs, count, rng)).obs
+
+        step()
+        best, begun = float("inf"), time.perf_counter()
+        while time.perf_counter() - begun < budget_sec:  # the best of several stretches counts: a busy machine must not decide
+            started = time.perf_counter()
+            steps = 0
+            while steps < 20 and time.perf_counter() - begun < budget_sec:
+                step()
+                steps += 1
+            best = min(best, (time.perf_counter() - started) / (max(steps, 1) * count))
+        return best
+    finally:
+        env.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The facts that a layout is decided from."""
+
+    cores: int  # that this process may use
+    cpu_flags: frozenset[str] = frozenset()
+    gpus: tuple[str, ...] = ()  # names of the visible CUDA devices
+    gpu_memory: tuple[int, ...] = ()  # free bytes of each
+    free_memory: int = 2**62  # bytes
+    free_shared: int = 2**62  # bytes of shared memory
+    env_step_sec: Callable[[EnvFactory, int], float] = env_step_sec  # takes a moment, so it is measured when a layout asks for it
+
+    @property
+    def fast_bf16(self) -> frozenset[str]:
+        """The CPU's flags that make bf16 fast; none where it is slow."""
+        return self.cpu_flags & FAST_BF16
+
+
+def measured() -> Machine:
+    """This machine, as it is now."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return Machine(
+        cores=cores(),
+        cpu_flags=frozenset(cpu_flags()),
+        gpus=tuple(torch.cuda.get_device_name(i) for i in range(count)),
+        gpu_memory=tuple(torch.cuda.mem_get_info(i)[0] for i in range(count)),
+        free_memory=free_memory(),
+        free_shared=free_shared(),
+    )
+
+
+def cores() -> int:
+    """Cores that this process may use. The cgroup's quota and the affinity are included."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = open("/sys/fs/cgroup/cpu.max").read().split()
+        if quota != "max":
+            count = min(count, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass
+    return count
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take. The cgroup's limit is included."""
+    free = psutil.virtual_memory().available
+    try:
+        limit, used = (open(f"/sys/fs/cgroup/memory.{name}").read().strip() for name in ("max", "current"))
+        if limit != "max":
+            stat = dict(line.split() for line in open("/sys/fs/cgroup/memory.stat"))
+            free = min(free, int(limit) - int(used) + int(stat["inactive_file"]))  # the pages of files give way
+    except (OSError, ValueError, KeyError):
+        pass
+    return max(0, free)
+
+
+def free_shared() -> int:
+    """Bytes of shared memory that are free (containers often have 64 MB of it)."""
+    try:
+        stat = os.statvfs("/dev/shm")
+    except OSError:
+        return free_memory()
+    return stat.f_bavail * stat.f_frsize

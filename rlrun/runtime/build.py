@@ -1,0 +1,316 @@
+"""build(plan, ranks) -> Parts: makes what a Plan says, as one of its learners. What every part is given is written here."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.config.run import Typed
+from rlrun.config.types import load_yaml
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
+from rlrun.core.callbacks import Callback
+from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.errors import UserError
+from rlrun.core.evolution import NoiseTable, check_noise
+from rlrun.core.learners import Follower
+from rlrun.core.plugins import load_object
+from rlrun.core.policy import Policy
+from rlrun.core.ranks import ALONE, Ranks
+from rlrun.core.run import Job, Run
+from rlrun.core.specs import EnvSpec
+from rlrun.dataflow.cut import Cut
+from rlrun.dataflow.ranks import company
+from rlrun.machine.graphs import CudaGraphs, GraphRecorder
+from rlrun.machine.machine import Machine
+from rlrun.machine.products import Products
+from rlrun.machine.resources import Resources
+from rlrun.machine.threads import Beside, TunedThreads
+from rlrun.models.encoders import ImageEncoder
+from rlrun.models.model import Model
+from rlrun.replay.buffer import Replay
+from rlrun.replay.service import ShardedReplay
+from rlrun.runners.base import Factories
+from rlrun.runtime.plan import Plan, PolicyFactory
+from rlrun.samplers.base import Sampler
+from rlrun.samplers.batched import BatchedSampler
+from rlrun.samplers.local import LocalSampler
+from rlrun.samplers.population import Crew, Population
+from rlrun.samplers.processes import Plan as SamplerPlan
+from rlrun.samplers.processes import ProcessSampler
+from rlrun.samplers.serial import SerialSampler
+
+
+class Parts:
+    """The parts of a run, made on demand by one of its learners."""
+
+    def __init__(self, plan: Plan, ranks: Ranks, cut: Cut | None, recorder: GraphRecorder | None):
+        self.plan, self.ranks, self.cut, self.recorder = plan, ranks, cut, recorder
+        self.seeds = plan.seeds
+        self.beside = Beside()
+
+    @property
+    def config(self) -> Typed:
+        return self.plan.config
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.plan.spec
+
+    @property
+    def needs(self) -> Needs:
+        return self.plan.needs
+
+    @property
+    def resources(self) -> Resources:
+        return self.plan.resources
+
+    # -- the learner ---------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this learner."""
+        device = self.resources.device
+        return torch.device("cuda", self.ranks.rank) if device.type == "cuda" and self.ranks.world > 1 else device
+
+    @property
+    def columns(self) -> int:
+        """Columns of this learner's part of a train batch."""
+        return self.needs.columns // self.ranks.world
+
+    @property
+    def records(self) -> bool:
+        """Whether what is done again and again is recorded as CUDA graphs."""
+        return self.device.type == "cuda" and self.resources.cuda_graphs
+
+    def make_recorder(self, first: bool = False) -> GraphRecorder | None:
+        """The recorder of this learner, or (first) of what acts on its GPU: one for each thread."""
+        return self.recorder or (CudaGraphs(self.device, first) if self.records else None)
+
+    @property
+    def products(self) -> Products:
+        """Which library multiplies matrices inside updates."""
+        return Products(possible=self.resources.device.type == "cpu" and not self.resources.exact)
+
+    @property
+    def threads(self) -> TunedThreads:
+        """What every update is made inside."""
+        beside = self.beside if self.config.algorithm.side_by_side else None
+        return TunedThreads(self.resources.learner_threads, beside=beside, products=self.products)
+
+    def policy_factory(self, acting: bool) -> PolicyFactory:
+        return self.plan.policy_factory(acting)
+
+    def algorithm(self) -> Algorithm:
+        policy = self.policy_factory(acting=False)().to(self.device)
+        rng = self.seeds.generator("learner", device=str(self.device))  # the same for every learner: their states never differ
+        # Shapes are the same for a whole run, so cuDNN might search for the fastest algorithms. But a search ends what another
+        # thread records (machine/graphs.py).
+        torch.backends.cudnn.benchmark = not self.records
+        try:
+            with torch.random.fork_rng(devices=[]):  # for critics and other nets that never travel
+                torch.manual_seed(self.seeds.integer("init-learner"))
+                model = Model(self.config.run.model, self.resources.precision)
+                ctx = LearnerContext(
+                    self.device, rng, self.beside, self.make_recorder(), self.ranks, model, sparse=self.plan.whole_after is not None
+                )
+                made = self.config.algorithm(policy, self.spec, self.config.algo, ctx)
+        except ValueError as error:
+            raise UserError(f"algo={self.config.algo.name}: {error}") from None
+        self._compile(policy)
+        if self.config.run.init is not None:
+            begin_with(made, Path(self.config.run.init), self.config.algo.name)
+        return made
+
+    def _compile(self, policy: Policy) -> None:
+        """Has the policy's encoders compiled at their first call, where that was asked for."""
+        for module in policy.modules() if self.resources.compile else ():
+            if isinstance(module, ImageEncoder):
+                module.compile(dynamic=False)
+
+    # -- samplers ------------------------------------------------------------------------------------------------------
+
+    def sampler_plan(self, generation: int) -> SamplerPlan:
+        plan, made = self.plan, self.resources
+        make_env = plan.make_env()
+        if made.inference == "serial":  # games may be stepped with the threads that learn at other times
+            make_env = replace(make_env, threads=max(made.learner_threads))
+        return SamplerPlan(
+            make_env=make_env,
+            make_policy=self.policy_factory(acting=True),
+            layout=plan.fragment,
+            record=plan.needs.record,
+            core_every=plan.needs.core_every,
+            return_discount=plan.needs.return_discount,
+            columns=made.envs_per_group,
+            workers=made.samplers_per_learner,
+            in_flight=plan.fragments_per_producer,
+            seeds=self.seeds,
+            generation=generation,
+            timeout_sec=self.config.runner.queue_timeout_sec,
+            whole_after=plan.whole_after,
+            first=self.ranks.rank * made.samplers_per_learner,
+            total=made.num_envs,
+        )
+
+    def sampler(self, generation: int) -> Sampler:
+        plan = self.sampler_plan(generation)
+        if self.resources.inference == "serial":
+            return SerialSampler(plan, self.device, None if self.cut is None else self.cut.of(self.ranks.rank))
+        sampler: LocalSampler | BatchedSampler
+        if self.resources.inference == "local":
+            sampler = LocalSampler(plan)
+        else:
+            sampler = BatchedSampler(plan, self.device, self.make_recorder(first=True), newest_only=self.config.runner.synchronous)
+        if self.device.type == "cuda":
+            sampler.pin()
+        return sampler
+
+    # -- replay --------------------------------------------------------------------------------------------------------
+
+    def replay(self, generation: int) -> Replay:
+        assert self.plan.replay is not None
+        return self.plan.replay.replay(self.seeds, generation, self.ranks, self.device)
+
+    def sharded_replay(self, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
+        assert self.plan.replay is not None
+        made = self.plan.replay.sharded(self.seeds, generation, sampler, shards)
+        if self.device.type == "cuda":
+            made.pin()
+        return made
+
+    # -- evolution -----------------------------------------------------------------------------------------------------
+
+    def noise(self) -> NoiseTable:
+        """The noise table of an algorithm that learns from a population. The learner makes it once."""
+        assert self.needs.population is not None
+        return NoiseTable(self.needs.population.noise_size, self.seeds)
+
+    def crew(self, noise: NoiseTable) -> Crew:
+        made, asked = self.resources, self.needs.population
+        assert asked is not None
+        return Crew(
+            make_env=self.plan.make_env(),
+            make_policy=self.policy_factory(acting=True),
+            asked=asked,
+            noise=noise,
+            seeds=self.seeds,
+            columns=made.envs_per_group,
+            players=0 if made.inference == "serial" else made.samplers_per_learner,
+            timeout_sec=self.config.runner.queue_timeout_sec,
+        )
+
+    def population(self, noise: NoiseTable) -> Population:
+        return Population(self.crew(noise))
+
+    # -- together ------------------------------------------------------------------------------------------------------
+
+    def factories(self) -> Factories:
+        """What the runner of this learner is given."""
+        return Factories(
+            algorithm=self.algorithm,
+            sampler=self.sampler,
+            columns=self.columns,
+            replay=self.replay,
+            sharded_replay=self.sharded_replay,
+            noise=self.noise,
+            population=self.population,
+            rng=lambda generation: self.seeds.generator("replay", generation, self.ranks.rank),
+            threads=self.threads,
+            learners=1 if self.plan.lockstep else self.resources.num_learners,
+            elsewhere=functools.partial(factories_elsewhere, self.plan),
+        )
+
+    def learn(self, job: Job) -> None:
+        """Runs the runner, as this learner."""
+        module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
+        make = self.factories()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        make.threads.take(make.threads.chosen)
+        module.run(make, self.config.runner, job)
+
+
+def build(plan: Plan, ranks: Ranks = ALONE, cut: Cut | None = None, recorder: GraphRecorder | None = None) -> Parts:
+    """ranks: the place of this learner among those of the run. recorder: in place of the GPU's own."""
+    return Parts(plan, ranks, cut, recorder)
+
+
+def factories_elsewhere(plan: Plan, number: int) -> Factories:
+    """Called in the process of one of several learners that do not go in lockstep."""
+    return build(plan, Ranks(rank=number)).factories()
+
+
+def train(plan: Plan, job: Run, saved: Path | None = None, build: Callable[[Plan, Ranks, Cut | None], Parts] = build) -> None:
+    """Runs all learners of a plan. `saved`: the checkpoint that a resumed job begins with. `build` makes the parts of the first."""
+    learners = plan.learners_in_lockstep
+    cut = Cut(learners, plan.needs.cut_share) if plan.needs.cut_share < 1 and learners > 1 else None
+    others = functools.partial(learn_elsewhere, plan, cut, saved)
+    with company(learners, others, plan.config.runner.queue_timeout_sec, plan.resources.learner_threads[0]) as ranks:
+        job.ranks = ranks
+        job.first_counted = plan.first_counted
+        build(plan, ranks, cut).learn(job)
+
+
+def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Ranks) -> None:
+    """Called in the process of a learner other than the first."""
+    restored = None if saved is None else Checkpoints(saved.parent, keep=1).load(saved.name, parts=("algorithm",))
+    build(plan, ranks, cut).learn(Follower(ranks, restored, saved))
+
+
+def preflight(plan: Plan, machine: Machine) -> None:
+    """Builds an algorithm once and checks memory and callbacks, so that what cannot work is said before a directory or a worker
+    exists. Raises UserError."""
+    build(plan, Ranks(world=plan.learners_in_lockstep)).algorithm()
+    if plan.replay is not None:
+        plan.replay.check(machine.free_memory, plan.resources.device)
+    if plan.needs.population is not None:
+        check_noise(plan.needs.population.noise_size, plan.parameters, machine.free_memory, machine.free_shared)
+    callbacks_of(plan.config.run.callbacks)
+
+
+def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
+    """Gives an algorithm the weights (and filters) of another run: all of them where that run's algorithm is the same, else the policy's. `path`: a run
+    directory, whose last checkpoint is meant, or one of its checkpoints. Counters, optimisers, schedules and
+    coefficients that adapt begin anew."""
+    run_dir, checkpoint = (path.parent.parent, path.name) if path.parent.name == "checkpoints" else (path, None)
+    if not (run_dir / "config.yaml").is_file():
+        raise UserError(f"init={path} is neither a run directory nor one of its checkpoints")
+    tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
+    try:
+        if load_yaml(run_dir / "config.yaml")["algo"]["name"] == name:
+            saved, anew = tensors["algorithm"]["module"], algorithm.state_dict()
+            own = {f"{prefix}.{key}".lstrip(".") for prefix, module in algorithm.named_modules() if isinstance(module, Algorithm)
+                   for key, _ in module.named_buffers(recurse=False)}  # fmt: skip
+            own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}  # one run scales rewards, the other does not
+            algorithm.load_state_dict({key: value for key, value in saved.items() if key not in own} | {key: anew[key] for key in own & anew.keys()})
+        else:
+            algorithm.policy.load_state_dict(tensors["policy"])
+            for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:
+                part.renew_targets()
+    except RuntimeError as error:
+        said = str(error).splitlines()
+        raise UserError(f"init={path}: its weights do not fit this run's env and model: {said[1].strip() if len(said) > 1 else said[0]}") from None
+
+
+def callbacks_of(names: tuple[str, ...]) -> list[Callback]:
+    """One of each class. Raises UserError for what is none."""
+    made = []
+    for name in names:
+        kind = load_object(name, "callbacks")
+        if not (isinstance(kind, type) and issubclass(kind, Callback)):
+            raise UserError(f"callbacks={name} is no subclass of rlrun.Callback")
+        try:
+            made.append(kind())
+        except Exception as error:  # the user's own
+            raise UserError(f"callbacks={name} cannot be made: {type(error).__name__}: {error}") from None
+    return made
+
+
+def checkpoints_of(run_dir: Any, keep: int = 3) -> Checkpoints:
+    return Checkpoints(run_dir / "checkpoints", keep)

@@ -1,0 +1,288 @@
+"""plan(config, machine) -> Plan: everything about a run that is decided before any part of it is made. A Plan is a value: it can
+be printed (rlrun train --plan) and is sent to every learner, so that all of them make the same parts."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.config.run import Typed
+from rlrun.core.algorithm import Algorithm, Needs
+from rlrun.core.batch import RowSpec, fragment_layout, layout_bytes
+from rlrun.core.errors import UserError
+from rlrun.core.policy import Policy
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import EnvSpec
+from rlrun.envs import registry
+from rlrun.machine.choices import Asked
+from rlrun.machine.machine import Machine
+from rlrun.machine.resources import Resources
+from rlrun.models.model import Model, ModelConfig, lower_precision
+from rlrun.runners import distributed_replay, on_policy
+from rlrun.runtime.replay_plan import ReplayPlan, check_belongs, layout_of
+
+MAX_EPISODE = 10_000  # rows: the longest episode that complete_episodes makes room for
+
+
+@dataclass(frozen=True)
+class PolicyFactory:
+    """Makes a policy with the run's initial weights. It can be pickled. `acting`: convolutions have the precision of inference."""
+
+    algorithm: type[Algorithm]
+    algo: Any
+    spec: EnvSpec
+    model: ModelConfig
+    precision: str
+    seed: int
+    acting: bool
+
+    def __call__(self) -> Policy:
+        with torch.random.fork_rng(devices=[]):  # nn.init takes no generator
+            torch.manual_seed(self.seed)
+            policy = self.algorithm.make_policy(self.spec, Model(self.model, self.precision), self.algo)
+        if self.acting:
+            lower_precision(policy)
+            policy.requires_grad_(False)
+        return policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run, decided."""
+
+    config: Typed
+    spec: EnvSpec
+    needs: Needs
+    resources: Resources
+    fragment: RowSpec  # full shapes [rows (+ 1), columns, ...] of what a producer hands over at once
+    fragment_rows: int
+    fragments_per_producer: int  # that may be under way or waiting
+    whole_after: int | None  # rows after which a column's last episode ends its fragment; None: episodes go on in the next one
+    columns_per_learner: int  # of a train batch
+    first_counted: int  # the column from which on episodes count in statistics
+    parameters: int  # numbers in the policy
+    replay: ReplayPlan | None
+
+    @property
+    def seeds(self) -> Seeds:
+        return Seeds(self.config.run.seed)
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether several learners make every update together."""
+        return self.config.runner.lockstep
+
+    @property
+    def learners_in_lockstep(self) -> int:
+        return self.resources.num_learners if self.lockstep else 1
+
+    @property
+    def fragment_bytes(self) -> int:
+        return layout_bytes(self.fragment)
+
+    def make_env(self) -> registry.Factory:
+        """Training environments."""
+        return registry.Factory(cfg=self.config.env, spec=self.spec, seeds=self.seeds, stream="env", learning=True)
+
+    def eval_env(self) -> registry.Factory:
+        """Full games with seeds that training never uses."""
+        return registry.Factory(cfg=self.config.env, spec=self.spec, seeds=self.seeds, stream="eval", learning=False)
+
+    def policy_factory(self, acting: bool) -> PolicyFactory:
+        return policy_factory(self.config, self.spec, self.resources, acting)
+
+    def settings(self) -> dict[str, Any]:
+        """What `auto` became, as options of conf/resources, so that a resumed run uses the same."""
+        made = self.resources
+        own = self.needs.every_process_learns or not self.lockstep
+        return {
+            "inference": made.inference,
+            "num_learners": made.num_learners,
+            "num_samplers": "auto" if own else made.num_samplers,
+            "envs_per_sampler": made.envs_per_group,
+        }
+
+    def __str__(self) -> str:
+        return described(self)
+
+
+def policy_factory(config: Typed, spec: EnvSpec, resources: Resources, acting: bool) -> PolicyFactory:
+    precision = resources.acting_precision if acting else resources.precision
+    seed = Seeds(config.run.seed).integer("init")
+    return PolicyFactory(config.algorithm, config.algo, spec, config.run.model, precision, seed, acting)
+
+
+def shards_of(runner: Any) -> int | None:
+    """How many processes hold a part of the replay; None where the learner holds it."""
+    return runner.num_shards if isinstance(runner, distributed_replay.Config) else None
+
+
+def plan(config: Typed, machine: Machine) -> Plan:
+    """Decides everything. Raises UserError where parts do not belong together, numbers do not fit or memory is too small."""
+    memory = config.run.model.memory
+    spec = registry.make_spec(config.env, memory.prev_action, memory.prev_reward)
+    needs: Needs = config.algorithm.needs(config.algo)
+    check_fitting(config, spec, needs)
+    whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
+    if whole:
+        needs = replace(needs, shared=(1,))  # learners would have unequal numbers of minibatches
+    seeds = Seeds(config.run.seed)
+    make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True)
+    runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
+    resources: Resources = runner.layout(Asked(cfg=config.run.resources, needs=needs, image=spec.image, make_env=make_env), machine)
+    if needs.cut_share < 1 and resources.inference != "serial":
+        raise UserError(f"a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with {resources.inference}")
+    rows = needs.rows if needs.replay is None else needs.replay.fragment_length
+    if whole:
+        rows += room_for_episodes(spec, needs, resources)
+    policy = policy_factory(config, spec, resources, acting=True)()
+    columns = needs.columns // (resources.num_learners if config.runner.lockstep else 1)
+    return Plan(
+        config=config,
+        spec=spec,
+        needs=needs,
+        resources=resources,
+        fragment=fragment_layout(
+            spec.obs_rows, spec.action_row, policy.record_spec(needs.record), policy.core_spec(), rows, resources.envs_per_group, needs.core_every
+        ),
+        fragment_rows=rows,
+        fragments_per_producer=fragments_per_producer(config.runner, needs, resources, columns),
+        whole_after=needs.rows if whole else None,
+        columns_per_learner=columns,
+        first_counted=min(resources.num_envs - 1, math.ceil(needs.counted_from * resources.num_envs)),
+        parameters=sum(parameter.numel() for parameter in policy.parameters()),
+        replay=plan_replay(config, spec, needs, resources, policy, machine),
+    )
+
+
+def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
+    """UserError where algorithm, environment, runner and replay do not belong together."""
+    name, runner = config.algo.name, config.runner
+    if spec.action.kind not in needs.actions:
+        raise UserError(f"{name} needs {' or '.join(needs.actions)} actions; {spec.name} has {spec.action}")
+    if needs.on_policy and not runner.synchronous:
+        raise UserError(f"{name} learns from the newest policy's rows alone; runner={runner.name} would hand it older ones")
+    if not runner.lockstep and not needs.only_weights:
+        raise UserError(f"runner={runner.name} shares weights alone, and an update of {name} changes more; it is for a3c, a2c and pg")
+    if (needs.population is not None) != (runner.name == "evolution"):
+        fitting = "runner=evolution" if needs.population is not None else "another runner than evolution"
+        raise UserError(f"{name} runs with {fitting}, not with runner={runner.name}")
+    check_belongs(needs.replay, needs.columns, config.run.replay, name, runner.name)
+
+
+def room_for_episodes(spec: EnvSpec, needs: Needs, resources: Resources) -> int:
+    """Rows that a fragment needs beyond its length so that its last episode can end. UserError where that is unknown or too much."""
+    limit, every = spec.max_episode_steps, needs.core_every or 1
+    if resources.num_learners > 1:
+        raise UserError("runner.complete_episodes=true needs one learner: resources.num_learners=1")
+    if limit is None or limit > MAX_EPISODE:
+        known = "has no limit" if limit is None else f"may last {limit} steps"
+        raise UserError(f"runner.complete_episodes=true makes room for the longest episode, and one of {spec.name} {known}; "
+                        f"set {spec.limit_option}, for {MAX_EPISODE} steps or less")  # fmt: skip
+    return -(-(limit + 1) // every) * every
+
+
+def fragments_per_producer(runner: Any, needs: Needs, resources: Resources, columns: int) -> int:
+    """How many fragments of a producer may be under way or waiting. columns: of one learner's train batch."""
+    if needs.population is not None:
+        return 0  # players answer with returns and fill no fragments
+    held = columns // resources.envs_per_group  # a train batch holds so many before it gives them back
+    if runner.synchronous:
+        return held // resources.producers_per_learner
+    if needs.replay is not None:
+        return 2  # one is filled while another is stored
+    return max(runner.requests_in_flight, -(-(held + 1) // resources.producers_per_learner))
+
+
+def plan_replay(config: Typed, spec: EnvSpec, needs: Needs, resources: Resources, policy: Policy, machine: Machine) -> ReplayPlan | None:
+    """None for an algorithm without one."""
+    cfg = config.run.replay
+    if needs.replay is None or cfg is None:
+        return None
+    layout = layout_of(cfg, needs, spec, policy, resources)
+    first = (config.algorithm, config.algo) if needs.replay.first_priority else None
+    made = ReplayPlan(cfg=cfg, layout=layout, learners=resources.num_learners, columns=needs.columns, shards=shards_of(config.runner),
+                      queue_timeout_sec=config.runner.queue_timeout_sec, first_priority=first)  # fmt: skip
+    on_gpu = resources.device.type == "cuda"
+    return made.placed(resources.device, machine.gpu_memory[resources.device.index or 0] if on_gpu else 0)
+
+
+def check_saved(plan: Plan, folder: Path) -> None:
+    """UserError where what this checkpoint holds does not fit."""
+    if plan.replay is not None:
+        plan.replay.check_saved(folder)
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def described(plan: Plan) -> str:
+    """The plan in lines of at most 120 characters, as rlrun train --plan prints it."""
+    made, needs, config = plan.resources, plan.needs, plan.config
+    lines = [
+        ("algorithm", f"{config.algo.name}; {_batch(plan)}"),
+        ("environment", f"{plan.spec.name}: {_spaces(plan.spec)}"),
+        ("policy", f"{plan.parameters:,} parameters; recorded with each row: {', '.join(needs.record) or 'nothing'}"),
+        ("runner", f"{config.runner.name}: {_learners(plan)}"),
+        ("samplers", _samplers(plan)),
+    ]
+    if needs.population is None:
+        lines.append((
+            "fragments",
+            f"{plan.fragment_rows} rows x {made.envs_per_group} columns, {plan.fragment_bytes / 1e6:.2f} MB each; "
+            f"{plan.fragments_per_producer} for each producer",
+        ))  # fmt: skip
+    if plan.replay is not None:
+        lines.append(("replay", str(plan.replay)))
+    lines.append(("weights", _weights(plan)))
+    width = max(len(name) for name, _ in lines)
+    told = [f"{name:<{width}}  {text}" for name, text in lines]
+    return "\n".join([*told, *(["because"] if made.why else []), *(f"  {reason}" for reason in made.why)])
+
+
+def _batch(plan: Plan) -> str:
+    needs = plan.needs
+    if needs.population is not None:
+        return f"an update learns from the returns of at least {needs.population.pairs} pairs of perturbations"
+    each = f", {plan.columns_per_learner} columns for each of {plan.learners_in_lockstep} learners" if plan.learners_in_lockstep > 1 else ""
+    return f"an update learns from {needs.columns} columns x {needs.rows} rows{each}"
+
+
+def _spaces(spec: EnvSpec) -> str:
+    return f"observation {spec.observation}, action {spec.action}"
+
+
+def _learners(plan: Plan) -> str:
+    made = plan.resources
+    where = made.device.type if made.num_learners > 1 else str(made.device)
+    together = "" if made.num_learners == 1 else ", which make every update together" if plan.lockstep else ", which share weights without waiting"
+    threads = " or ".join(map(str, made.learner_threads))
+    return f"{made.num_learners} learner{'s' * (made.num_learners > 1)} on {where}{together}; {made.precision}, {threads} thread{'s' * (made.learner_threads != (1,))}"
+
+
+def _samplers(plan: Plan) -> str:
+    made = plan.resources
+    who = {
+        "serial": "the learner steps the environments itself",
+        "local": f"{made.num_samplers} processes, each with a copy of the policy",
+        "batched": f"{made.num_samplers} processes of {made.groups} groups, for which a thread beside the learner acts",
+    }[made.inference]
+    return f"{who}; {made.envs_per_group} environments in a group, {made.num_envs} in all" if made.groups > 1 else (
+        f"{who}; {made.envs_per_group} environments each, {made.num_envs} in all")  # fmt: skip
+
+
+def _weights(plan: Plan) -> str:
+    runner = plan.config.runner
+    if plan.resources.inference == "serial":
+        return "the learner's own act"
+    if runner.name == "actor_learner":
+        interval = "update" if runner.broadcast_interval == 1 else f"{runner.broadcast_interval} updates"
+        return f"published after every {interval}; samplers do not wait for them"
+    if runner.name == "distributed_replay":
+        return f"published every {runner.max_weight_sync_delay} env steps; samplers do not wait for them"
+    return "published after every update; samplers wait for them" if runner.synchronous else "published when they have changed"
