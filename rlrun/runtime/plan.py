@@ -261,8 +261,9 @@ def _learners(plan: Plan) -> str:
     made = plan.resources
     where = made.device.type if made.num_learners > 1 else str(made.device)
     together = "" if made.num_learners == 1 else ", which make every update together" if plan.lockstep else ", which share weights without waiting"
-    threads = " or ".join(map(str, made.learner_threads))
-    return f"{made.num_learners} learner{'s' * (made.num_learners > 1)} on {where}{together}; {made.precision}, {threads} thread{'s' * (made.learner_threads != (1,))}"
+    numbers = " or ".join(map(str, made.learner_threads))
+    threads = f"{numbers} thread{'s' * (made.learner_threads != (1,))}"
+    return f"{made.num_learners} learner{'s' * (made.num_learners > 1)} on {where}{together}; {made.precision}, {threads}"
 
 
 def _samplers(plan: Plan) -> str:
