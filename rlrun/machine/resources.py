@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import psutil
@@ -15,6 +15,7 @@ from rlrun.core.algorithm import Needs
 from rlrun.core.env import EnvFactory
 from rlrun.core.errors import EnvError, UserError
 from rlrun.core.evolution import FromPopulation
+from rlrun.core.ranges import Count
 from rlrun.core.specs import random_actions
 from rlrun.machine.processor import cpu_flags
 
@@ -34,23 +35,17 @@ CHEAP_STEP_SEC = 30e-6  # per env and step: below this, handing fragments betwee
 @dataclass(frozen=True, kw_only=True)
 class ResourcesConfig:
     inference: Literal["auto", "serial", "local", "batched"]
-    num_learners: Literal["auto"] | int
-    num_samplers: Literal["auto"] | int
-    envs_per_sampler: Literal["auto"] | int
+    num_learners: Literal["auto"] | Annotated[int, Count]
+    num_samplers: Literal["auto"] | Annotated[int, Count]
+    envs_per_sampler: Literal["auto"] | Annotated[int, Count]
     device: str
     precision: Literal["auto", "fp32", "bf16"]
-    learner_threads: Literal["auto"] | int
+    learner_threads: Literal["auto"] | Annotated[int, Count]
     cuda_graphs: bool
     compile: bool
     exact: bool
 
     def __post_init__(self):
-        for name in ("num_learners", "num_samplers", "envs_per_sampler"):
-            value = getattr(self, name)
-            if value != "auto" and value < 1:
-                raise ValueError(f"{name} must be auto or at least 1")
-        if self.learner_threads != "auto" and self.learner_threads < 1:
-            raise ValueError("learner_threads must be auto or at least 1")
         if self.exact and self.inference != "serial":
             raise ValueError("exact (bit-reproducible) runs need inference=serial")
         if self.exact and self.num_learners not in ("auto", 1):

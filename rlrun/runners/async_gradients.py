@@ -21,22 +21,14 @@ from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.slots import Header
 from rlrun.dataflow.workers import READY, Workers
 from rlrun.runners import on_policy
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 from rlrun.samplers.processes import Unsaved
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    queue_timeout_sec: float
-
+class Config(RunnerConfig):
     synchronous: ClassVar[bool] = True  # within a process: no row is older than the weights that its gradient belongs to
-    apart: ClassVar[bool] = False  # samplers may be in the learner's process
-    lockstep: ClassVar[bool] = False  # learners do not wait for each other
-
-    def __post_init__(self):
-        if self.queue_timeout_sec <= 0:
-            raise ValueError("queue_timeout_sec must be positive")
+    lockstep: ClassVar[bool] = False
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

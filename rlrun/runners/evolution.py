@@ -19,22 +19,13 @@ from rlrun.core.evolution import Report
 from rlrun.core.run import Job
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Episode, Header
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 from rlrun.samplers.population import Population
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    queue_timeout_sec: float
-
+class Config(RunnerConfig):
     synchronous: ClassVar[bool] = True  # all episodes of an update are by the same weights
-    apart: ClassVar[bool] = False  # the player may be in the learner's process
-    lockstep: ClassVar[bool] = True
-
-    def __post_init__(self):
-        if self.queue_timeout_sec <= 0:
-            raise ValueError("queue_timeout_sec must be positive")
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

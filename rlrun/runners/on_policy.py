@@ -13,22 +13,14 @@ from typing import ClassVar
 from rlrun.core.algorithm import Update
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    queue_timeout_sec: float
+class Config(RunnerConfig):
     complete_episodes: bool
 
     synchronous: ClassVar[bool] = True  # samplers hold exactly one train batch, so no row is older than the weights
-    apart: ClassVar[bool] = False  # samplers may be in the learner's process
-    lockstep: ClassVar[bool] = True  # several learners make every update together
-
-    def __post_init__(self):
-        if self.queue_timeout_sec <= 0:
-            raise ValueError("queue_timeout_sec must be positive")
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

@@ -19,21 +19,12 @@ from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    queue_timeout_sec: float
-
+class Config(RunnerConfig):
     synchronous: ClassVar[bool] = False
-    apart: ClassVar[bool] = False  # samplers may be in the learner's process
-    lockstep: ClassVar[bool] = True
-
-    def __post_init__(self):
-        if self.queue_timeout_sec <= 0:
-            raise ValueError("queue_timeout_sec must be positive")
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
