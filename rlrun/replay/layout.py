@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from rlrun.core.batch import Field, RowSpec
 from rlrun.core.errors import UserError
+from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.schedule import Schedule
 from rlrun.replay.storage import row_bytes
 
@@ -20,27 +21,21 @@ SCALARS: RowSpec = {"reward": Field((), torch.float32), "terminated": Field((), 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
     name: Literal["uniform", "prioritized"]
-    capacity: int
+    capacity: Annotated[int, Count]
     compress: bool
     directory: str | None
     device: Literal["auto", "cpu", "learner"]
     checkpoint: Literal["auto"] | bool
-    checkpoint_max_gb: float
-    alpha: float
-    beta: Schedule
-    priority_epsilon: float
+    checkpoint_max_gb: Annotated[float, NotNegative]
+    alpha: Annotated[float, NotNegative]
+    beta: Annotated[Schedule, NotNegative]
+    priority_epsilon: Annotated[float, NotNegative]
 
     def __post_init__(self):
-        if self.capacity < 1:
-            raise ValueError("capacity must be at least 1")
         if self.compress and (self.directory is not None or self.device == "learner"):
             raise ValueError("compress is for replay in memory: directory=null and device=cpu")
         if self.directory is not None and self.device == "learner":
             raise ValueError("directory is for replay on the CPU: device=cpu")
-        if self.alpha < 0 or min(self.beta.values) < 0 or self.priority_epsilon < 0:
-            raise ValueError("alpha, beta and priority_epsilon must not be negative")
-        if self.checkpoint_max_gb < 0:
-            raise ValueError("checkpoint_max_gb must not be negative")
 
 
 @dataclass(frozen=True)

@@ -23,20 +23,12 @@ from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    queue_timeout_sec: float
-
+class Config(RunnerConfig):
     synchronous: ClassVar[bool] = False
-    lockstep: ClassVar[bool] = True
-
-    def __post_init__(self):
-        if self.queue_timeout_sec <= 0:
-            raise ValueError("queue_timeout_sec must be positive")
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
