@@ -19,7 +19,7 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
-from rlrun.replay.layout import SCALARS, Layout, ReplayConfig
+from rlrun.replay.layout import Layout, ReplayConfig
 from rlrun.replay.storage import Frames, Packed, Plain, Tree, build, in_files, in_memory, read, stores, write
 from rlrun.replay.sum_tree import SumTree
 
@@ -61,7 +61,7 @@ class Replay:
                 return Frames(store, layout.stack, firsts[0].flat, self.length)
             return store
 
-        ordered = {"is_first": SCALARS["is_first"], **{name: part for name, part in layout.stored.items() if name != "is_first"}}
+        ordered = {"is_first": layout.stored["is_first"], **{name: part for name, part in layout.stored.items() if name != "is_first"}}
         self.tree: Tree = build(ordered, make)
         self.core: Tree = build(layout.core, lambda _, field: Plain(columns, self.length // layout.core_every, field, allocate)) if layout.core else {}
         self.head = np.zeros(layout.blocks, dtype=np.int64)  # absolute number of the next row, by block

@@ -9,12 +9,12 @@ from typing import Literal
 
 import torch
 
-from rlrun.core.batch import Field, RowSpec
+from rlrun.core.batch import SCALAR_REWARD, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Schedule
 from rlrun.replay.storage import row_bytes
 
-SCALARS: RowSpec = {"reward": Field((), torch.float32), "terminated": Field((), torch.bool), "valid": Field((), torch.bool), "is_first": Field((), torch.bool)}
+FLAGS: RowSpec = {name: Field((), torch.bool) for name in ("terminated", "valid", "is_first")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,7 @@ class Layout:
     sequences: bool  # which may begin with a dead row as long as a later one lives
     stack: int = 1  # frames in obs.observation, each shared by so many rows
     capacity: int = 1
+    reward: Field = SCALAR_REWARD  # EnvSpec.reward_row
 
     @property
     def columns(self) -> int:
@@ -77,7 +78,7 @@ class Layout:
     @property
     def stored(self) -> RowSpec:
         """Of one row, recurrent state left out."""
-        return {"obs": self.obs, "action": self.action, **SCALARS, **self.record}
+        return {"obs": self.obs, "action": self.action, "reward": self.reward, **FLAGS, **self.record}
 
     @property
     def bytes(self) -> int:

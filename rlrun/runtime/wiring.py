@@ -226,7 +226,7 @@ class Wiring:
     def layout(self, policy: Policy) -> RowSpec:
         return fragment_layout(
             self.spec.obs_rows, self.spec.action_row, policy.record_spec(self.needs.record), policy.core_spec(), self.rows,
-            self.resources.envs_per_sampler, self.needs.core_every,
+            self.resources.envs_per_sampler, self.needs.core_every, self.spec.reward_row,
         )  # fmt: skip
 
     def sampler(self, generation: int) -> Sampler:
