@@ -74,8 +74,8 @@ def test_both_numbers_arrive_and_returns_are_their_sums(maker, kind):
             assert reward.shape == (ROWS, COLUMNS, 2)
             assert torch.equal(reward[..., 0], now * fragment.batch.valid) and torch.equal(reward[..., 1], 10 * reward[..., 0])
             assert fragment.header.returns.samples == fragment.header.env_steps
-            pieces = fragment.batch.sequences(1)
-            assert pieces.reward.shape == (1, ROWS * COLUMNS, 2)
+            pieces = fragment.batch.sequences(ROWS)
+            assert pieces.reward.shape == (ROWS, COLUMNS, 2)
             episodes += fragment.header.episodes
             sampler.free([fragment])
     finally:
