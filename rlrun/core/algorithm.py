@@ -58,10 +58,11 @@ class Needs:
 
 
 class Update(NamedTuple):
-    """What one update reports. Metrics are 0-d tensors or floats; `writes` go back to replay at batch.key."""
+    """What one update reports. Metrics are 0-d tensors or floats; `writes` are row fields by name that go back to replay at batch.key: priority [B], and
+    whatever was recorded (Replay.write)."""
 
     metrics: dict[str, Any]
-    writes: dict[str, Tensor] | None = None
+    writes: dict[str, Tensor | Batch] | None = None
 
 
 First = TypeVar("First")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -79,6 +80,12 @@ class Layout:
     def stored(self) -> RowSpec:
         """Of one row, recurrent state left out."""
         return {"obs": self.obs, "action": self.action, "reward": self.reward, **FLAGS, **self.record}
+
+    def refuse_unknown(self, fields: Iterable[str]) -> None:
+        """KeyError naming one of these fields that no policy recorded, so that nothing can be written into it."""
+        for name in fields:
+            if name not in self.record and not (name == "core" and self.core):
+                raise KeyError(name)
 
     @property
     def bytes(self) -> int:
