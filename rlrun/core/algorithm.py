@@ -15,7 +15,7 @@ from rlrun.core.errors import Notice, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable
 from rlrun.core.moments import Moments, RunningMoments, merged
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
-from rlrun.core.policy import Policy
+from rlrun.core.policy import Policy, fix_kernels
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
@@ -58,10 +58,11 @@ class Needs:
 
 
 class Update(NamedTuple):
-    """What one update reports. Metrics are 0-d tensors or floats; `writes` go back to replay at batch.key."""
+    """What one update reports. Metrics are 0-d tensors or floats; `writes` are row fields by name that go back to replay at batch.key: priority [B], and
+    whatever was recorded (Replay.write)."""
 
     metrics: dict[str, Any]
-    writes: dict[str, Tensor] | None = None
+    writes: dict[str, Tensor | Batch] | None = None
 
 
 First = TypeVar("First")
@@ -156,9 +157,10 @@ class Algorithm(nn.Module):
 
     def recorded(self, function: Callable[[Batch, Clock], Any]) -> Callable[[Batch, Clock], Any]:
         """A part of update() that is the same kernels every time, for a GPU to launch as one (machine/graphs.py). As it is where there is no recorder, where
-        learners exchange gradients in between, and with memory, whose resets depend on the rows."""
-        if self.ctx.recorder is None or self.ctx.ranks.world > 1 or self.policy.core_spec():
+        learners exchange gradients in between, and where the policy says that it cannot be recorded. Called when all nets are there."""
+        if self.ctx.recorder is None or self.ctx.ranks.world > 1 or not self.policy.recordable("learning"):
             return function
+        fix_kernels(self)
         return self.ctx.recorder.recorded(function, lambda: [self.ctx.rng, *(rng for _, rng in self.more_rngs())])
 
     def check(self) -> None:

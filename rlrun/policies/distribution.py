@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.moments import Moments
-from rlrun.core.policy import Act, Mode, Policy
+from rlrun.core.policy import Act, Mode, Pass, Policy
 from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
@@ -47,8 +47,7 @@ class DistributionPolicy(Policy):
         self.value_head = model.linear(self.trunk.features, 1, 1.0)
         self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
 
-    @property
-    def recordable(self) -> bool:
+    def recordable(self, what: Pass) -> bool:
         return True
 
     def value_parameters(self) -> list[nn.Parameter]:

@@ -14,7 +14,7 @@ from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Upd
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.moments import Moments
-from rlrun.core.policy import Act, Mode, Policy
+from rlrun.core.policy import Act, Mode, Pass, Policy
 from rlrun.core.q_learning import ExplorationConfig, QConfig, QHeadConfig
 from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
@@ -134,9 +134,9 @@ class QPolicy(Policy):
         q, after = self(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         return q[0].argmax(-1), after
 
-    @property
-    def recordable(self) -> bool:
-        return self.explore.kind == "epsilon_greedy"  # the others draw for those columns that begin an episode, or are told how many
+    def recordable(self, what: Pass) -> bool:
+        """Only epsilon-greedy acting is: parameter noise draws for those columns that begin an episode, and soft Q draws from probabilities."""
+        return what == "learning" or self.explore.kind == "epsilon_greedy"
 
     def epsilon(self, state: Batch, clock: Clock) -> float | Tensor:
         """Of every column [B], or of all."""

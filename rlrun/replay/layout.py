@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 
-from rlrun.core.batch import Field, RowSpec
+from rlrun.core.batch import SCALAR_REWARD, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.schedule import Schedule
 from rlrun.replay.storage import row_bytes
 
-SCALARS: RowSpec = {"reward": Field((), torch.float32), "terminated": Field((), torch.bool), "valid": Field((), torch.bool), "is_first": Field((), torch.bool)}
+FLAGS: RowSpec = {name: Field((), torch.bool) for name in ("terminated", "valid", "is_first")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,7 @@ class Layout:
     sequences: bool  # which may begin with a dead row as long as a later one lives
     stack: int = 1  # frames in obs.observation, each shared by so many rows
     capacity: int = 1
+    reward: Field = SCALAR_REWARD  # EnvSpec.reward_row
 
     @property
     def columns(self) -> int:
@@ -72,7 +74,13 @@ class Layout:
     @property
     def stored(self) -> RowSpec:
         """Of one row, recurrent state left out."""
-        return {"obs": self.obs, "action": self.action, **SCALARS, **self.record}
+        return {"obs": self.obs, "action": self.action, "reward": self.reward, **FLAGS, **self.record}
+
+    def refuse_unknown(self, fields: Iterable[str]) -> None:
+        """KeyError naming one of these fields that no policy recorded, so that nothing can be written into it."""
+        for name in fields:
+            if name not in self.record and not (name == "core" and self.core):
+                raise KeyError(name)
 
     @property
     def bytes(self) -> int:

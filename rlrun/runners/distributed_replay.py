@@ -106,7 +106,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                     with job.timers("learn"), make.threads:
                         update = algorithm.update(batch, clock)
                     if update.writes:
-                        write(drawn, key, priority=update.writes["priority"])
+                        write(drawn, key, **update.writes)
                     limiter.sampled()
                     clock = clock.after(updates=1)
                 if clock.env_steps - published >= cfg.max_weight_sync_delay:

@@ -74,7 +74,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                     update = algorithm.update(rows, clock)
                 if update.writes:
                     with job.timers("write"):
-                        write(batch.key, priority=update.writes["priority"])
+                        write(batch.key, **update.writes)
                 limiter.sampled()
                 clock, changed = clock.after(updates=1), True
                 continue
