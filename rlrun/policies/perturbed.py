@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
 from rlrun.core.batch import Batch, RowSpec
@@ -22,6 +20,7 @@ from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.heads import SMALL_GAIN, action_head
 from rlrun.models.model import Model
+from rlrun.models.per_column import PerColumn
 from rlrun.policies.actors import ActorNet
 
 
@@ -56,17 +55,16 @@ class PerturbedPolicy(Policy):
         if not cfg.hidden:  # linear policies begin at 0 (Mania et al. 2018, algorithm 2, line 2)
             for parameter in self.net.head.parameters():
                 nn.init.zeros_(parameter)
-        self.one_by_one = spec.image  # convolutions of chunks have no batched form
-        self.columns: tuple[Tensor, dict[str, Tensor]] | None = None  # what act_with was given last, and its views by name
+        self.per_column = PerColumn(self.net, at_once=not spec.image, choose=self.chosen)
 
     @property
     def size(self) -> int:
         """Number of parameters."""
-        return sum(parameter.numel() for parameter in self.net.parameters())
+        return self.per_column.size
 
     def vector(self) -> Tensor:
         """The parameters [P]; a copy, differentiable where gradients are on."""
-        return torch.cat([parameter.reshape(-1) for parameter in self.net.parameters()])  # reshape: convolutions' are channels-last
+        return self.per_column.vector()
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
         if names:
@@ -101,35 +99,7 @@ class PerturbedPolicy(Policy):
 
     def act_with(self, parameters: Tensor, obs: Batch, is_first: Tensor) -> Tensor:
         """parameters [B, P], obs [B, ...] -> the action of every column by its own parameters."""
-        rows = self.seen(obs)
-        if self.one_by_one:
-            return torch.stack([self._one(self._named(parameters[b]), _plain(rows[b]), is_first[b]) for b in range(len(parameters))])
-        if self.columns is None or self.columns[0] is not parameters:
-            self.columns = parameters, self._named(parameters)
-        return vmap(self._one)(self.columns[1], _plain(rows), is_first)
-
-    def _named(self, parameters: Tensor) -> dict[str, Tensor]:
-        """[..., P] -> the net's parameters by name, [..., *shape], as views."""
-        named, start = {}, 0
-        for name, parameter in self.net.named_parameters():
-            named[name] = parameters[..., start : start + parameter.numel()].view(*parameters.shape[:-1], *parameter.shape)
-            start += parameter.numel()
-        return named
-
-    def _one(self, parameters: dict[str, Tensor], rows: Mapping[str, Any], is_first: Tensor) -> Tensor:
-        """One column's action."""
-        said: Any = functional_call(self.net, parameters, (_batch(rows), is_first[None, None], Batch()))[0]
-        return self.chosen(said[0])[0]
-
-
-def _plain(rows: Batch) -> dict[str, Any]:
-    """Nested dictionaries, which vmap knows."""
-    return {name: _plain(value) if isinstance(value, Batch) else value for name, value in rows.items()}
-
-
-def _batch(rows: Mapping[str, Any]) -> Batch:
-    """One column's leaves [...] -> [1, 1, ...]."""
-    return Batch({name: _batch(value) if isinstance(value, Mapping) else value[None, None] for name, value in rows.items()})
+        return self.per_column.outputs(parameters, self.seen(obs), is_first)
 
 
 @dataclass(frozen=True, kw_only=True)
