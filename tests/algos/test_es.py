@@ -12,6 +12,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.evolution import NoiseTable
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
+from rlrun.envs import registry
 from rlrun.samplers.evaluator import to_torch
 
 WORDS = [*[word for word in SMALL if not word.startswith("algo.")], "model.hidden=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]"]
@@ -98,8 +99,6 @@ def test_every_column_acts_with_its_own_parameters(typed, env, words):
     generator = torch.Generator().manual_seed(0)
     center = policy.vector().detach()
     parameters = center + 0.5 * torch.randn(3, len(center), generator=generator)
-    from rlrun.runtime.build import registry
-
     config = typed("algo=es", f"env={env}", *WORDS, *words)
     rows = registry.Factory(cfg=config.env, spec=spec, seeds=Seeds(0), stream="env", learning=True)(0, 3).reset(0)
     obs = to_torch(rows)
