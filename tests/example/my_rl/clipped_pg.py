@@ -14,7 +14,7 @@ from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.ops.masked import masked_mean
+from rlrun.core.masked import masked_mean
 from rlrun.ops.returns import gae
 from rlrun.policies import ActorCritic, DistributionPolicy
 
