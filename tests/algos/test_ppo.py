@@ -7,9 +7,9 @@ import torch
 from conftest import SMALL
 
 from rlrun.core.batch import Batch
+from rlrun.core.masked import masked_mean
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
-from rlrun.core.masked import masked_mean
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.policies import Outputs
 from rlrun.runtime.wiring import Wiring
