@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import UserError, closest
 from rlrun.core.plugins import is_path, load_object
-from rlrun.core.q_learning import QHeadConfig
 from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
 from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN, Parts, flat_size, flatten
-from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, action_head
+from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 

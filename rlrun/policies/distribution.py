@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Pass, Policy
@@ -128,13 +127,3 @@ class DistributionPolicy(Policy):
         state = batch["core"].map(lambda x: x[0]) if "core" in batch else Batch()
         outputs, _ = self._forward(batch["obs"], batch["is_first"], state)
         return outputs
-
-
-class ActorCritic(Algorithm):
-    """An algorithm whose policy is a DistributionPolicy with a value head."""
-
-    policy: DistributionPolicy
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)

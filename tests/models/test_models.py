@@ -7,11 +7,10 @@ from torch import nn
 
 from rlrun.core.batch import Batch
 from rlrun.core.policy import fix_kernels
-from rlrun.core.q_learning import QHeadConfig
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models import encoders
 from rlrun.models.encoders import ImpalaResNet, NatureCNN
-from rlrun.models.heads import QHead
+from rlrun.models.heads import QHead, QHeadConfig
 from rlrun.models.model import Model, lower_precision
 from rlrun.models.recurrent import Memory
 from rlrun.policies import DistributionPolicy
