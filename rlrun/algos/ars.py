@@ -13,24 +13,25 @@ Checked: tests/algos/test_es.py (the step by hand), tests/runners/test_evolution
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.evolution import FromPopulation
+from rlrun.core.ranges import Count
 from rlrun.core.schedule import Clock
 from rlrun.policies import Evolution, EvolutionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(EvolutionConfig):
-    num_rollouts: int
-    rollouts_used: int
+    num_rollouts: Annotated[int, Count]
+    rollouts_used: Annotated[int, Count]
     reward_offset: float
 
     def __post_init__(self):
-        super().__post_init__()
-        if not 1 <= self.rollouts_used <= self.num_rollouts:
-            raise ValueError("rollouts_used must be at least 1 and at most num_rollouts")
+        if self.rollouts_used > self.num_rollouts:
+            raise ValueError(f"rollouts_used {self.rollouts_used} must be at most num_rollouts {self.num_rollouts}")
 
 
 class ARS(Evolution):

@@ -13,12 +13,14 @@ Checked: tests/algos/test_dqn.py (targets by hand), tests/ops/test_td.py, tests/
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch
 from rlrun.core.q_learning import QConfig
+from rlrun.core.ranges import Positive
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import huber, taken
@@ -29,12 +31,7 @@ from rlrun.policies import QLearning
 @dataclass(frozen=True, kw_only=True)
 class Config(QConfig):
     double: bool
-    huber_delta: float | None
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.huber_delta is not None and self.huber_delta <= 0:
-            raise ValueError("huber_delta must be positive, or null for half the squared error")
+    huber_delta: Annotated[float, Positive] | None
 
 
 class DQN(QLearning):

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
 from rlrun.core.q_learning import QConfig
+from rlrun.core.ranges import Count, Positive
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
@@ -31,18 +33,11 @@ from rlrun.policies import QLearning, QPolicy, without_meaning
 @dataclass(frozen=True, kw_only=True)
 class Config(QConfig):
     double: bool
-    num_fractions: int
-    num_target_fractions: int
-    num_acting_fractions: int
-    num_cosines: int
-    huber_delta: float
-
-    def __post_init__(self):
-        super().__post_init__()
-        if min(self.num_fractions, self.num_target_fractions, self.num_acting_fractions, self.num_cosines) < 1:
-            raise ValueError("num_fractions, num_target_fractions, num_acting_fractions and num_cosines must be at least 1")
-        if self.huber_delta <= 0:
-            raise ValueError("huber_delta must be positive")
+    num_fractions: Annotated[int, Count]
+    num_target_fractions: Annotated[int, Count]
+    num_acting_fractions: Annotated[int, Count]
+    num_cosines: Annotated[int, Count]
+    huber_delta: Annotated[float, Positive]
 
 
 class QuantilePolicy(QPolicy):

@@ -11,6 +11,7 @@ Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/te
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from rlrun.core.algorithm import LearnerContext
 from rlrun.core.batch import Batch
 from rlrun.core.q_learning import QConfig
+from rlrun.core.ranges import Count, Positive
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
@@ -30,13 +32,8 @@ from rlrun.policies import QLearning, QPolicy
 @dataclass(frozen=True, kw_only=True)
 class Config(QConfig):
     double: bool
-    num_quantiles: int
-    huber_delta: float
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.num_quantiles < 1 or self.huber_delta <= 0:
-            raise ValueError("num_quantiles must be at least 1, huber_delta positive")
+    num_quantiles: Annotated[int, Count]
+    huber_delta: Annotated[float, Positive]
 
 
 class QRDQN(QLearning):

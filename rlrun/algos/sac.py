@@ -16,7 +16,7 @@ Checked: tests/algos/test_actor_critics.py (losses by hand for numbers and for c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from rlrun.core.algorithm import LearnerContext, Update
 from rlrun.core.batch import Batch
 from rlrun.core.off_policy import OffPolicyActorCriticConfig
+from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.critic import Critics
@@ -38,14 +39,12 @@ from rlrun.policies import OffPolicyActorCritic, StochasticActor, target_entropy
 @dataclass(frozen=True, kw_only=True)
 class Config(OffPolicyActorCriticConfig):
     twin_q: bool
-    initial_alpha: float
-    alpha_lr: Schedule
+    initial_alpha: Annotated[float, Positive]
+    alpha_lr: Annotated[Schedule, NotNegative]
     target_entropy: Literal["auto"] | float
 
     def __post_init__(self):
         super().__post_init__()
-        if self.initial_alpha <= 0 or min(self.alpha_lr.values) < 0:
-            raise ValueError("initial_alpha must be positive and alpha_lr not negative (0: alpha stays as it is)")
         if self.input_priorities:
             raise ValueError(f"input_priorities are worked out by samplers, which have no critics of {self.name}; ddpg and td3 can")
 

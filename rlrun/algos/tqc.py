@@ -14,7 +14,7 @@ Checked: tests/algos/test_actor_critics.py (targets and losses by hand), tuned/t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from rlrun.core.algorithm import LearnerContext, Update
 from rlrun.core.batch import Batch
 from rlrun.core.off_policy import OffPolicyActorCriticConfig
+from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.critic import Critics
@@ -34,19 +35,17 @@ from rlrun.policies import OffPolicyActorCritic, StochasticActor, target_entropy
 
 @dataclass(frozen=True, kw_only=True)
 class Config(OffPolicyActorCriticConfig):
-    num_critics: int
-    num_quantiles: int
-    dropped_quantiles: int
-    initial_alpha: float
-    alpha_lr: Schedule
+    num_critics: Annotated[int, Count]
+    num_quantiles: Annotated[int, Count]
+    dropped_quantiles: Annotated[int, NotNegative]
+    initial_alpha: Annotated[float, Positive]
+    alpha_lr: Annotated[Schedule, NotNegative]
     target_entropy: Literal["auto"] | float
 
     def __post_init__(self):
         super().__post_init__()
-        if self.initial_alpha <= 0 or min(self.alpha_lr.values) < 0:
-            raise ValueError("initial_alpha must be positive and alpha_lr not negative (0: alpha stays as it is)")
-        if min(self.num_critics, self.num_quantiles) < 1 or not 0 <= self.dropped_quantiles < self.num_quantiles:
-            raise ValueError("num_critics and num_quantiles must be at least 1, and dropped_quantiles below num_quantiles")
+        if self.dropped_quantiles >= self.num_quantiles:
+            raise ValueError(f"dropped_quantiles {self.dropped_quantiles} must be below num_quantiles {self.num_quantiles}")
         if self.huber_delta is None:
             raise ValueError("huber_delta must be a number: quantiles are learnt by a Huber loss (1 in the paper)")
         if self.input_priorities:

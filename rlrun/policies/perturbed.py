@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,12 @@ from rlrun.core.moments import Moments
 from rlrun.core.off_policy import NetConfig
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.policy import Act, Mode, Policy
+from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.heads import SMALL_GAIN, action_head
 from rlrun.models.model import Model
+from rlrun.models.normalizer import FiltersObservations
 from rlrun.policies.actors import ActorNet
 
 
@@ -36,7 +38,7 @@ class LinearHead(nn.Module):
         return self.linear(features)
 
 
-class PerturbedPolicy(Policy):
+class PerturbedPolicy(FiltersObservations, Policy):
     """Deterministic: one action for every observation, the likeliest of choices (Salimans et al. 2017; Mania et al. 2018)."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig):
@@ -79,13 +81,6 @@ class PerturbedPolicy(Policy):
     def filter_moments(self, observations: Tensor | Batch, live: Tensor) -> list[Moments] | None:
         """Observations [T, B, ...] of live rows [T, B]."""
         return None if self.filter is None else self.filter.moments(observations, live)
-
-    def absorb(self, moments: Any, ranks: Any) -> None:
-        if self.filter is not None:
-            self.filter.merge(moments, ranks)
-
-    def seen(self, obs: Batch) -> Batch:
-        return obs if self.filter is None else obs.replace(observation=self.filter(obs["observation"]))
 
     def chosen(self, said: Any) -> Tensor:
         """What the head says [..., D], or a distribution -> actions as rows have them."""
@@ -137,24 +132,14 @@ class EvolutionConfig:
     """conf/algo/<name>.yaml says what each is; an algorithm's own Config adds the rest."""
 
     name: str
-    noise_std: float
-    noise_size: int
-    eval_share: float
-    action_noise: float
-    report_length: int
-    lr: Schedule
+    noise_std: Annotated[float, Positive]
+    noise_size: Annotated[int, Count]
+    eval_share: Annotated[float, Share]
+    action_noise: Annotated[float, NotNegative]
+    report_length: Annotated[int, Count]
+    lr: Annotated[Schedule, NotNegative]
     optimizer: OptimizerConfig
     actor: NetConfig
-
-    def __post_init__(self):
-        if self.noise_std <= 0 or self.action_noise < 0:
-            raise ValueError("noise_std must be positive and action_noise not negative")
-        if min(self.noise_size, self.report_length) < 1:
-            raise ValueError("noise_size and report_length must be at least 1")
-        if not 0 <= self.eval_share <= 1:
-            raise ValueError("eval_share must lie in [0, 1]")
-        if min(self.lr.values) < 0:
-            raise ValueError("lr must not be negative")
 
 
 class Evolution(Algorithm):
