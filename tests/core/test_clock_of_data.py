@@ -1,5 +1,6 @@
 """A dataset drives the clock: rows learnt are its env steps, and what a run does by the clock follows. There is no sampler and no environment."""
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -81,7 +82,7 @@ def test_schedules_stops_saves_evaluations_and_logs_follow_the_rows_learnt(tmp_p
     job, algorithm, logged = run(tmp_path, 400)
     assert job.status == "COMPLETED" and job.clock.env_steps == 416 and job.clock.updates == 13  # 32 live rows of each 40
     assert [row["env_steps"] for row in logged] == [32 * i for i in range(14)]
-    for before, row in zip(logged, logged[1:], strict=False):
+    for before, row in itertools.pairwise(logged):
         assert row["learn/lr"] == pytest.approx(0.1 * max(0.0, 1 - before["env_steps"] / 400))
     assert [row["env_steps"] for row in logged if "eval/return_mean" in row] == [128, 224, 320, 416]
     assert {224, 416} <= {int(name) for name in job.checkpoints.names()}
