@@ -200,8 +200,8 @@ class Algorithm(nn.Module):
         return find_state(self).rngs.items()
 
     def state(self) -> dict:
-        """Everything that changes: parameters, buffers, optimisers, the learner's random stream. Tensors and plain containers only. The entry "modules" is there
-        where modules are kept that PyTorch does not know of (in a list, say)."""
+        """Everything that changes: parameters, buffers, optimisers, the learner's random stream. Tensors and plain containers only. The entry
+        "modules" is there where modules are kept that PyTorch does not know of (in a list, say)."""
         found = find_state(self)
         state = {
             "module": self.state_dict(),

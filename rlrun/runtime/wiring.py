@@ -19,7 +19,7 @@ from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError
 from rlrun.core.evolution import NoiseTable, check_noise
-from rlrun.core.learners import Follower
+from rlrun.core.learners import FollowingLearner
 from rlrun.core.plugins import load_object
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
@@ -32,7 +32,7 @@ from rlrun.envs import registry
 from rlrun.machine.graphs import CudaGraphs, GraphRecorder
 from rlrun.machine.products import Products
 from rlrun.machine.resources import GROUPS, Resources, decide, free_memory, free_shared
-from rlrun.machine.threads import Beside, TunedThreads
+from rlrun.machine.threads import HelperThread, TunedThreads
 from rlrun.models.encoders import ImageEncoder
 from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.replay.buffer import Replay
@@ -44,7 +44,7 @@ from rlrun.samplers.base import Sampler
 from rlrun.samplers.batched import BatchedSampler
 from rlrun.samplers.local import LocalSampler
 from rlrun.samplers.population import Crew, Population
-from rlrun.samplers.processes import Plan, ProcessSampler
+from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 from rlrun.samplers.serial import SerialSampler
 
 
@@ -84,7 +84,7 @@ class Wiring:
         """`decided`: by the first learner, so that all use the same."""
         self.config = config
         self.ranks = ALONE
-        self.beside = Beside()
+        self.beside = HelperThread()
         self.recorder: GraphRecorder | None = None  # in place of the GPU's own
         self.gpu_memory: int | None = None  # bytes that were free on the learner's GPU
         self.cut: Cut | None = None
@@ -241,7 +241,7 @@ class Wiring:
         else:
             in_flight = max(self.config.runner.requests_in_flight, -(-(held + 1) // producers))
         make_env = replace(self.make_env, threads=max(made.learner_threads)) if made.inference == "serial" else self.make_env  # which learn at other times
-        plan = Plan(
+        plan = SamplerPlan(
             make_env, acting, self.layout(acting()), needs.record, needs.core_every, needs.return_discount, made.envs_per_sampler, made.num_samplers,
             in_flight, self.seeds, generation, self.config.runner.queue_timeout_sec, self.whole_after,
             self.ranks.rank * made.num_samplers, made.envs_per_sampler * producers * made.num_learners,
@@ -310,7 +310,7 @@ class Wiring:
         learners = self.resources.num_learners if self.config.runner.lockstep else 1
         if self.needs.cut_share < 1 and learners > 1:
             self.cut = Cut(learners, self.needs.cut_share)
-        follower = FollowerFactory(self.config, self.resources, self.cut, saved)
+        follower = FollowingLearnerFactory(self.config, self.resources, self.cut, saved)
         timeout = self.config.runner.queue_timeout_sec
         with company(learners, follower, timeout, self.resources.learner_threads[0]) as ranks:
             job.ranks = ranks
@@ -369,7 +369,7 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
-class FollowerFactory:
+class FollowingLearnerFactory:
     """Picklable; called in the process of a learner other than the first."""
 
     config: Typed
@@ -381,7 +381,7 @@ class FollowerFactory:
         restored = None if self.saved is None else Checkpoints(self.saved.parent, keep=1).load(self.saved.name, parts=("algorithm",))
         wiring = Wiring(self.config, self.resources)
         wiring.cut = self.cut
-        wiring.learn(Follower(ranks, restored, self.saved), ranks)
+        wiring.learn(FollowingLearner(ranks, restored, self.saved), ranks)
 
 
 def preflight(config: Typed) -> Wiring:

@@ -33,7 +33,7 @@ from rlrun.machine.graphs import GraphRecorder, tensors
 from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import store_core
 from rlrun.samplers.columns import Columns
-from rlrun.samplers.processes import Plan, ProcessSampler
+from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
 GROUPS = 2
 BEGIN = -1  # in place of a row number
@@ -43,7 +43,7 @@ class EnvJob(NamedTuple):
     """What a sampler process is given (pickled)."""
 
     number: int
-    plan: Plan  # its columns are those of one group
+    plan: SamplerPlan  # its columns are those of one group
     slots: Slots
 
 
@@ -97,7 +97,7 @@ class _Group:
 class BatchedSampler(ProcessSampler):
     """Every process has two groups of environments, each a producer of fragments."""
 
-    def __init__(self, plan: Plan, device: torch.device, recorder: GraphRecorder | None = None, newest_only: bool = False):
+    def __init__(self, plan: SamplerPlan, device: torch.device, recorder: GraphRecorder | None = None, newest_only: bool = False):
         super().__init__(plan, plan.workers * GROUPS)
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]

@@ -18,14 +18,14 @@ from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.weights import WeightBus
 from rlrun.dataflow.workers import READY
 from rlrun.samplers.collector import Collector
-from rlrun.samplers.processes import Plan, ProcessSampler
+from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
 
 class SamplerJob(NamedTuple):
     """What a sampler process is given (pickled)."""
 
     number: int
-    plan: Plan
+    plan: SamplerPlan
     slots: Slots
     bus: WeightBus
 
@@ -54,7 +54,7 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
 class LocalSampler(ProcessSampler):
     """Every process is one producer of fragments."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: SamplerPlan):
         super().__init__(plan, plan.workers)
         self.bus = WeightBus(plan.make_policy())
         self.waiting: deque[Header] = deque()  # filled fragments

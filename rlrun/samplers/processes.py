@@ -15,7 +15,7 @@ from rlrun.dataflow.slots import Slots
 from rlrun.dataflow.workers import Worker, Workers
 
 
-class Plan(NamedTuple):
+class SamplerPlan(NamedTuple):
     """What a sampler of several processes is made from (pickled for each of them)."""
 
     make_env: EnvFactory
@@ -60,7 +60,7 @@ class Unsaved:
 class ProcessSampler(Unsaved):
     """`producers` fill slots at a time: the workers, or the groups of environments within them."""
 
-    def __init__(self, plan: Plan, producers: int):
+    def __init__(self, plan: SamplerPlan, producers: int):
         self.plan = plan
         self.columns, self.total_columns = plan.columns, plan.columns * producers
         self.slots = Slots(plan.layout, producers * plan.in_flight)
