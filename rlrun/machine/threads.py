@@ -26,7 +26,7 @@ First = TypeVar("First")
 Second = TypeVar("Second")
 
 
-class Job(NamedTuple):
+class HelperTask(NamedTuple):
     """What a helper is asked to do."""
 
     do: Callable[[], object]
@@ -34,13 +34,13 @@ class Job(NamedTuple):
     answer: queue.SimpleQueue
 
 
-class Beside:
+class HelperThread:
     """Does two things that have nothing to write in common, one after the other or, while `threads` is more than 1, in two Python threads with half of
     PyTorch's threads each. Operators let go of the interpreter, so that what keeps a thread busy is arithmetic. Numbers are the same either way."""
 
     def __init__(self) -> None:
         self.threads = 1
-        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[HelperTask] = queue.SimpleQueue()
         self.helper: threading.Thread | None = None
 
     def __call__(self, first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
@@ -50,7 +50,7 @@ class Beside:
             self.helper = threading.Thread(target=self._help, name="beside", daemon=True)
             self.helper.start()
         answer: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()  # of this call: an interrupted one's is nobody else's
-        self.jobs.put(Job(second, self.threads // 2, answer))
+        self.jobs.put(HelperTask(second, self.threads // 2, answer))
         try:
             done = first()
         finally:
@@ -78,7 +78,13 @@ class TunedThreads:
     at once when updates become slow: two threads are up to twice as fast as one on idle cores, and many times slower beside another busy process. A choice is
     soon looked at again: in a tenth of a second of trying, two threads may have been on one core all the time."""
 
-    def __init__(self, choices: Sequence[int], now: Callable[[], float] = time.perf_counter, beside: Beside | None = None, products: Products | None = None):
+    def __init__(
+        self,
+        choices: Sequence[int],
+        now: Callable[[], float] = time.perf_counter,
+        beside: HelperThread | None = None,
+        products: Products | None = None,
+    ):
         """beside: of an algorithm that can use it, for which half of the threads then are. products: entered too."""
         self.choices, self.now, self.beside, self.products = tuple(choices), now, beside, products
         self.chosen = self.choices[0]

@@ -115,7 +115,7 @@ class ShardedReplay:
         self.starts_of = [0] * shards
         self.owed = [0.0] * shards  # batches that a shard has given too few, as far as its part of the starts goes
         self.answers: list[tuple[int, Any]] = []
-        self.settle: Callable[[], None] = lambda: None  # brings priorities that are on their way, before anything is saved
+        self.finish_writes: Callable[[], None] = lambda: None  # brings priorities that are on their way, before anything is saved
 
     def pin(self) -> None:
         """For a learner on a GPU."""
@@ -194,13 +194,13 @@ class ShardedReplay:
         return self.layout.bytes <= self.cfg.checkpoint_max_gb * 1e9 if self.cfg.checkpoint == "auto" else bool(self.cfg.checkpoint)
 
     def save_rows(self, folder: Path) -> None:
-        self.settle()
+        self.finish_writes()
         for answer in self._ask(lambda _: ("save", folder)):
             if isinstance(answer, OSError):
                 raise answer
 
     def state(self) -> dict:
-        self.settle()
+        self.finish_writes()
         return {"shards": self._ask(lambda _: ("save", None))}
 
     def load(self, state: dict, folder: Path | None) -> None:

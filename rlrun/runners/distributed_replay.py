@@ -68,13 +68,14 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         replay = make.sharded_replay(job.generation, sampler, cfg.num_shards)
         try:
             job.sampler_ready(sampler)
-            job.replay_ready(replay, limiter)
+            job.keeps("replay", replay)
+            job.keeps("limiter", limiter)
             sampler.publish(algorithm.policy, clock)
             sampler.begin()
             published = clock.env_steps
             copying: dict[Key, Fragment] = {}  # by slot: shards still read them
             gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
-            replay.settle = write.flush
+            replay.finish_writes = write.flush
             batch: Batch | None = None
             update: Update | None = None
             heard = time.monotonic()

@@ -35,7 +35,7 @@ from rlrun.machine.resources import BATCHED_GROUPS as GROUPS
 from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import store_core
 from rlrun.samplers.columns import Columns
-from rlrun.samplers.processes import Plan, ProcessSampler
+from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
 BEGIN = -1  # in place of a row number
 
@@ -44,7 +44,7 @@ class EnvJob(NamedTuple):
     """What a sampler process is given (pickled)."""
 
     number: int
-    plan: Plan  # its columns are those of one group
+    plan: SamplerPlan  # its columns are those of one group
     slots: FragmentStore
 
 
@@ -98,7 +98,7 @@ class _Group:
 class BatchedSampler(ProcessSampler):
     """Every process has two groups of environments, each a producer of fragments."""
 
-    def __init__(self, plan: Plan, device: torch.device, recorder: GraphRecorder | None = None, newest_only: bool = False,
+    def __init__(self, plan: SamplerPlan, device: torch.device, recorder: GraphRecorder | None = None, newest_only: bool = False,
                  make_store: Callable[[RowSpec, int], FragmentStore] = Slots):  # fmt: skip
         super().__init__(plan, plan.workers * GROUPS, make_store)
         self.device = device

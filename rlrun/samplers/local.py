@@ -20,14 +20,14 @@ from rlrun.dataflow.stores import FragmentStore, WeightStore
 from rlrun.dataflow.weights import WeightBus
 from rlrun.dataflow.workers import READY
 from rlrun.samplers.collector import Collector
-from rlrun.samplers.processes import Plan, ProcessSampler
+from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
 
 class SamplerJob(NamedTuple):
     """What a sampler process is given (pickled)."""
 
     number: int
-    plan: Plan
+    plan: SamplerPlan
     slots: FragmentStore
     bus: WeightStore
 
@@ -56,7 +56,9 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
 class LocalSampler(ProcessSampler):
     """Every process is one producer of fragments."""
 
-    def __init__(self, plan: Plan, make_store: Callable[[RowSpec, int], FragmentStore] = Slots, make_weights: Callable[[Policy], WeightStore] = WeightBus):
+    def __init__(
+        self, plan: SamplerPlan, make_store: Callable[[RowSpec, int], FragmentStore] = Slots, make_weights: Callable[[Policy], WeightStore] = WeightBus
+    ):
         super().__init__(plan, plan.workers, make_store)
         self.bus = make_weights(plan.make_policy())
         self.waiting: deque[Header] = deque()  # filled fragments

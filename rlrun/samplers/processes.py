@@ -17,7 +17,7 @@ from rlrun.dataflow.workers import Worker, Workers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SamplerPlan:
     """What a sampler of several processes is made from (pickled for each of them)."""
 
     make_env: EnvFactory
@@ -62,7 +62,7 @@ class Unsaved:
 class ProcessSampler(Unsaved):
     """`producers` fill slots at a time: the workers, or the groups of environments within them."""
 
-    def __init__(self, plan: Plan, producers: int, make_store: Callable[[RowSpec, int], FragmentStore] = Slots):
+    def __init__(self, plan: SamplerPlan, producers: int, make_store: Callable[[RowSpec, int], FragmentStore] = Slots):
         """make_store(layout, count): where fragments lie."""
         self.plan = plan
         self.columns, self.total_columns = plan.columns, plan.columns * producers
