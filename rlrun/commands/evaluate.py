@@ -1,6 +1,6 @@
 """rlrun evaluate RUN_DIR [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0] [--json]
 
-Plays full games (no life-loss ends, unclipped rewards) on seeds that training never used."""
+Plays full games with seeds that training never used. A lost life does not end a game, and rewards are not clipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlrun.config.types import parse_assignments, typed
 
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions:
-    """Which games, of which checkpoint. `watch` takes these too."""
+    """The checkpoint, and the games that it plays. `watch` takes these options too."""
 
     episodes: int
     checkpoint: str | int
@@ -23,7 +23,7 @@ class PlayOptions:
 
     def __post_init__(self):
         if self.episodes < 1 or self.seed < 0:
-            raise ValueError("episodes must be at least 1, seed not negative")
+            raise ValueError("episodes must be at least 1, and seed must not be negative")
 
 
 DEFAULTS = {"checkpoint": "last", "greedy": True, "seed": 0}
