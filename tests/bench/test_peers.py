@@ -79,7 +79,7 @@ worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]
 pathlib.Path({str(told)!r}).write_text(str(worker.pid))
 time.sleep(600)
 """
-    with pytest.raises(compare.Failed, match="no end after"):
+    with pytest.raises(compare.Failed, match="did not end within"):
         compare.program(script(tmp_path, text), 0.0)
     worker, deadline = int(told.read_text()), time.monotonic() + 10.0
     while not gone(worker) and time.monotonic() < deadline:
@@ -107,7 +107,7 @@ def test_figures_count_only_of_programs_that_end_well_and_workers_that_stay_keep
         compare.program(script(tmp_path, "import sys; print('{}'); sys.exit(1)"), 1.0)
     stays = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(50)']); print('[1]')"
     assert compare.program(script(tmp_path, stays), 1.0) == [1]
-    with pytest.raises(compare.Failed, match=r"no word \(exit code -9\)"):
+    with pytest.raises(compare.Failed, match=r"it printed nothing \(exit code -9\)"):
         compare.program(script(tmp_path, "import os; os.kill(os.getpid(), 9)"), 1.0)
 
 
