@@ -173,7 +173,7 @@ def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
             if bar.partial:
                 axis.text(index + width, max(mean / base, 0), "partial", ha="center", va="bottom", fontsize=7, rotation=90)
     axis.bar(0, 0, width, color=GREY, label="RLlib, published")
-    axis.bar(0, 0, width, color=COLOURS[0], label="rlrun, measured (each point is a seed)")
+    axis.bar(0, 0, width, color=COLOURS[0], label="rlrun, measured (points: seeds)")
     axis.set_xticks(range(len(bars)), [bar.label for bar in bars], fontsize=8)
     if shares:
         axis.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--")

@@ -65,7 +65,7 @@ def axes(setting: Setting) -> dict[str, list[Point]]:
     producers = setting.samplers * setting.groups
 
     def fitting(rows: int, columns: int, divisor: int) -> list[str]:
-        """Options for at least so many columns, rounded up to a multiple of divisor and of the minibatch."""
+        """Options for at least so many columns: a multiple of divisor, and enough that rows fill whole minibatches."""
         columns = -(-columns // divisor) * divisor
         if setting.replay:
             return [f"{algo}num_envs={columns}"]

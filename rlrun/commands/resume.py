@@ -1,4 +1,5 @@
-"""rlrun resume RUN_DIR [env_steps=... stop.*=... eval.*=... checkpoint.*=... logger.*=...]
+"""rlrun resume RUN_DIR [env_steps=... log_every_sec=... stop.*=... eval.*=... checkpoint.*=... logger.*=...
+                     resources.*=...]
 
 Continues a run from its last checkpoint. Schedules keep the horizons that they had at the first launch. Other options
 cannot change, because that would be another run."""

@@ -215,7 +215,7 @@ class Recorded:
 
 
 def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
-    """The supply that gives out the jobs: a fixed list, a study of Optuna's, or a population."""
+    """The supply that gives out the jobs: a fixed list, an Optuna study or a population."""
     said = record.search
     if said is None:
         from rlrun.experiments.jobs import Fixed

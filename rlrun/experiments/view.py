@@ -64,7 +64,7 @@ class Lines:
 
 
 class Table:
-    """A live table of as many jobs as fit, redrawn twice a second. Running jobs are shown first."""
+    """A live table, redrawn twice a second. Where not all jobs fit, running jobs are kept."""
 
     def __init__(self, total: int):
         from rich.console import Console

@@ -39,7 +39,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has no affinity
+# macOS has no sched_getaffinity.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 IMPALA = ["tuned=impala/pong_gpu"]
 # The options of each speed measurement, and its bar in env steps/s or 0 where there is none.
 SPEED: dict[str, tuple[list[str], float]] = {

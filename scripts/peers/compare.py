@@ -43,7 +43,7 @@ class Failed(Exception):
 
 
 def program(command: list[str], seconds: float, folder: str | None = None) -> dict[str, Any] | list[str]:
-    """Runs a program and returns the last line of JSON that it prints. Failed where it prints none or takes too long."""
+    """Runs a program and returns the last line of JSON that it prints. Failed where there is none or time runs out."""
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryFile("w+") as out:  # a worker that outlives its program would keep a pipe open
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=env, start_new_session=True)

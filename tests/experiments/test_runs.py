@@ -77,14 +77,14 @@ def test_the_interval_covers_what_all_runs_have_reached():
     ("words", "said"),
     [
         (["plot", "RUNS", "--metric", "retrun_mean"], "There is no metric 'retrun_mean' in these runs. Did you mean"),
-        (["plot", "RUNS", "--out", "a.pdf"], "a name that ends with .png, .svg or .html"),
+        (["plot", "RUNS", "--out", "a.pdf"], "the name must end with .png, .svg or .html"),
         (["plot", "RUNS", "--metric", "learn/loss"], "learn/loss has no value yet"),
         (["plot", "--out", "a.png"], "plot needs run directories"),
         (["plot", "RUNS", "--metrics", "x"], "There is no flag --metrics here. Did you mean --metric"),
         (["plot", "RUNS", "--out", "/nowhere/a.png"], "cannot be written"),
         (["compare", "RUNS"], "compare takes two run directories"),
         (["compare", "RUNS", "RUNS"], "is not a run directory"),
-        (["report", "RUNS", "--out", "a.pdf"], "a name that ends with .html"),
+        (["report", "RUNS", "--out", "a.pdf"], "the name must end with .html"),
         (["report"], None),
     ],
 )
