@@ -17,7 +17,7 @@ Checked: tests/algos/test_icm.py (rewards and losses by hand), tuned/icm/ (12x12
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +28,12 @@ from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.policy import Policy
+from rlrun.core.ranges import Count, NotNegative, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.encoders import flat_size, flatten, mlp
 from rlrun.models.heads import action_head
 from rlrun.models.model import Model, encoder
-from rlrun.ops.masked import masked_mean
 from rlrun.ops.transforms import clip_reward
 
 
@@ -41,17 +41,17 @@ from rlrun.ops.transforms import clip_reward
 class Config:
     name: str
     inner: Any  # Inner
-    eta: Schedule
-    beta: float
-    feature_size: int
-    feature_hidden: tuple[int, ...]
-    inverse_hidden: tuple[int, ...]
-    forward_hidden: tuple[int, ...]
+    eta: Annotated[Schedule, NotNegative]
+    beta: Annotated[float, Share]
+    feature_size: Annotated[int, Count]
+    feature_hidden: tuple[Annotated[int, Count], ...]
+    inverse_hidden: tuple[Annotated[int, Count], ...]
+    forward_hidden: tuple[Annotated[int, Count], ...]
     activation: Literal["tanh", "relu", "elu", "silu"]
-    lr: Schedule
+    lr: Annotated[Schedule, NotNegative]
     optimizer: OptimizerConfig
-    max_grad_norm: float
-    num_minibatches: int
+    max_grad_norm: Annotated[float, NotNegative]
+    num_minibatches: Annotated[int, Count]
 
     def __post_init__(self):
         needs = self.inner.algorithm.needs(self.inner.cfg)
@@ -61,12 +61,6 @@ class Config:
             raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own nets change too; a2c is its synchronous form")
         if needs.replay is not None and needs.replay.first_priority:
             raise ValueError("inner.input_priorities must be false: samplers know no intrinsic reward")
-        if not 0 <= self.beta <= 1:
-            raise ValueError("beta must lie in [0, 1]")
-        if min(self.eta.values) < 0 or min(self.lr.values) < 0 or self.max_grad_norm < 0:
-            raise ValueError("eta, lr and max_grad_norm must not be negative")
-        if min(self.feature_size, self.num_minibatches, *self.feature_hidden, *self.inverse_hidden, *self.forward_hidden) < 1:
-            raise ValueError("feature_size, num_minibatches and the widths of hidden layers must be at least 1")
 
 
 class ICM(Algorithm):
@@ -90,7 +84,7 @@ class ICM(Algorithm):
         self.inner = inner.algorithm(policy, spec, replace(inner.cfg, reward_clip="none"), ctx)
         if self.inner.reward_scale is not None:
             raise ValueError("inner.normalize_reward would scale both rewards by the environment's; weigh the intrinsic one with eta")
-        columns = self.needs(cfg).columns // ctx.ranks.world
+        columns = self.share(self.needs(cfg).columns)
         if cfg.num_minibatches > columns:
             raise ValueError(f"num_minibatches {cfg.num_minibatches} is more than the {columns} columns of a learner's batch")
         self.model = ForwardInverse(spec, cfg).to(ctx.device)
@@ -101,7 +95,7 @@ class ICM(Algorithm):
         with torch.no_grad():
             surprise, _ = self.model(batch)
         intrinsic = (cfg.eta(clock) * surprise).masked_fill(~valid, 0.0)  # [T, B], eq. 6
-        before = self.ctx.ranks.sum_each({"intrinsic_reward": masked_mean(intrinsic, valid, self.live(valid))})
+        before = {"intrinsic_reward": self.total(self.mean(intrinsic, valid))}
         shares, steps = Means(), Means()
         for part in self._parts(batch):
             loss, metrics = self.loss(part)
@@ -109,7 +103,7 @@ class ICM(Algorithm):
             shares.add(metrics)
         extrinsic = clip_reward(batch.reward, cfg.inner.cfg.reward_clip)
         update = self.inner.update(batch.replace(reward=extrinsic + intrinsic), clock)
-        return Update({**update.metrics, **before, **self.ctx.ranks.sum_each(shares.tensors()), **steps.tensors()}, update.writes)
+        return Update({**update.metrics, **before, **self.report(shares.tensors(), steps.tensors())}, update.writes)
 
     def _parts(self, batch: Batch) -> list[Batch]:
         """Random columns of the batch, whole: pairs of neighbouring rows stay together."""
@@ -121,8 +115,8 @@ class ICM(Algorithm):
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """batch [T(+1), B] -> this learner's share of the loss [] (eq. 7 without the policy's part) and of its metrics."""
         forward, inverse = self.model(batch)
-        count = self.live(batch.valid)
-        forward_loss, inverse_loss = masked_mean(forward, batch.valid, count), masked_mean(inverse, batch.valid, count)
+        mean = self.mean_over(batch.valid)
+        forward_loss, inverse_loss = mean(forward), mean(inverse)
         loss = (1 - self.cfg.beta) * inverse_loss + self.cfg.beta * forward_loss
         return loss, {"forward_loss": forward_loss.detach(), "inverse_loss": inverse_loss.detach()}
 

@@ -7,23 +7,21 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from rlrun.cli import run_dir_argument
 from rlrun.config.types import parse_assignments, typed
+from rlrun.core.ranges import Count, NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions:
     """The checkpoint, and the games that it plays. `watch` takes these options too."""
 
-    episodes: int
+    episodes: Annotated[int, Count]
     checkpoint: str | int
     greedy: bool
-    seed: int
-
-    def __post_init__(self):
-        if self.episodes < 1 or self.seed < 0:
-            raise ValueError("episodes must be at least 1, and seed must not be negative")
+    seed: Annotated[int, NotNegative]
 
 
 DEFAULTS = {"checkpoint": "last", "greedy": True, "seed": 0}

@@ -5,8 +5,10 @@ each option."""
 
 from __future__ import annotations
 
+import textwrap
+
 from rlrun.commands.list import docstring
-from rlrun.config.paths import base_options, inner_algorithm, options, root
+from rlrun.config.paths import base_options, included_groups, inner_algorithm, options, root
 from rlrun.core.errors import UserError, closest
 from rlrun.rllib.option_map import option_map
 
@@ -42,6 +44,9 @@ def main(words: list[str]) -> int:
     print(without_defaults(texts.pop(f"algo/{name}")))
     for base, inherited in texts.items():
         print(f"Options of {base.removeprefix('algo/')}, where they are not given above\n\n{without_defaults(inherited)}")
+    for group, file in included_groups(name).items():
+        text = textwrap.indent((root() / "conf" / f"{file}.yaml").read_text(), "  ")
+        print(f"Options of {file}, where they are not given above\n\n{group}:\n{text}")
     inner = inner_algorithm(name)
     if inner:
         print(

@@ -1,5 +1,6 @@
 """Where conf/ and tuned/ are: beside the package in a checkout, inside it in an installed wheel."""
 
+import re
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -23,11 +24,28 @@ def base_options(algo: str) -> list[str]:
     return _bases("algo", algo)
 
 
-def _bases(group: str, name: str) -> list[str]:
+def included_groups(algo: str) -> dict[str, str]:
+    """Files of conf/ that hold a group of an algorithm's options, by the group's name: {"optimizer": "optimizer/base"}."""
+    found: dict[str, str] = {}
+    for file in (f"algo/{algo}", *base_options(algo)):
+        for line in _defaults(file):
+            for key, value in line.items() if isinstance(line, dict) else ():
+                included = re.fullmatch(r"/(\w+)@(\w+)", key)
+                if included and included[1] != "algo" and included[2] != "_here_":
+                    found.setdefault(included[2], f"{included[1]}/{value}")
+    return found
+
+
+def _defaults(file: str) -> list:
+    """The defaults list of conf/<file>.yaml."""
     import yaml
 
+    return yaml.safe_load((root() / "conf" / f"{file}.yaml").read_text()).get("defaults", [])
+
+
+def _bases(group: str, name: str) -> list[str]:
     found: list[tuple[str, str]] = []
-    for line in yaml.safe_load((root() / "conf" / group / f"{name}.yaml").read_text()).get("defaults", []):
+    for line in _defaults(f"{group}/{name}"):
         if isinstance(line, str) and line != "_self_":
             found.append((group, line))
         elif isinstance(line, dict):
@@ -37,10 +55,7 @@ def _bases(group: str, name: str) -> list[str]:
 
 def inner_algorithm(algo: str) -> str | None:
     """The algorithm that conf/algo/<algo>.yaml puts inside, unless another is chosen."""
-    import yaml
-
-    lines = yaml.safe_load((root() / "conf" / "algo" / f"{algo}.yaml").read_text()).get("defaults", [])
-    return next((line["/algo@inner"] for line in lines if isinstance(line, dict) and "/algo@inner" in line), None)
+    return next((line["/algo@inner"] for line in _defaults(f"algo/{algo}") if isinstance(line, dict) and "/algo@inner" in line), None)
 
 
 def package() -> Path:

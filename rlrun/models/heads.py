@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
-from rlrun.core.q_learning import QHeadConfig
+from rlrun.core.ranges import Count, NotNegative, PositiveShare
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
 from rlrun.models.encoders import ACTIVATIONS, flat_size, flatten
 from rlrun.models.noisy import FEW_ROWS, NoisyLinear
@@ -198,6 +199,18 @@ def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution
     if kind != "gaussian" and not space.bounded:
         raise UserError(f"model.action_distribution={kind} needs bounded actions, not {space} without bounds; use gaussian")
     return BoxHead(space, inputs, linear, kind, log_std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QHeadConfig:
+    """Between features and action values."""
+
+    hidden: Literal["auto"] | tuple[Annotated[int, Count], ...]
+    encoder_layer: bool
+    dueling: bool
+    gradient_scale: Annotated[float, PositiveShare]
+    noisy: bool
+    sigma0: Annotated[float, NotNegative]
 
 
 class QHead(nn.Module):

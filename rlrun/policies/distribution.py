@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm
 from rlrun.core.batch import Batch, Field, RowSpec
-from rlrun.core.moments import Moments
-from rlrun.core.policy import Act, Mode, Policy
-from rlrun.core.ranks import Ranks
+from rlrun.core.policy import Act, Mode, Pass, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
+from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.distributions import Distribution
 
 
@@ -32,7 +29,7 @@ def without_meaning(obs: Batch, name: str | None) -> tuple[Batch, Tensor | None]
     return obs.replace(observation=Batch({key: parts[key] for key in parts if key != name})), parts[name]  # type: ignore[index, return-value, union-attr]
 
 
-class DistributionPolicy(Policy):
+class DistributionPolicy(FiltersObservations, Policy):
     """Samples from a distribution over actions; its value head serves the learner.
 
     One trunk feeds both heads, or each has its own (model.share_value: false); then the value's memory is a second state."""
@@ -47,8 +44,7 @@ class DistributionPolicy(Policy):
         self.value_head = model.linear(self.trunk.features, 1, 1.0)
         self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
 
-    @property
-    def recordable(self) -> bool:
+    def recordable(self, what: Pass) -> bool:
         return True
 
     def value_parameters(self) -> list[nn.Parameter]:
@@ -56,13 +52,6 @@ class DistributionPolicy(Policy):
         if self.value_trunk is None:
             raise ValueError("the value shares its trunk with the policy")
         return [*self.value_trunk.parameters(), *self.value_head.parameters()]
-
-    def moments(self, batch: Batch) -> list[Moments] | None:
-        return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
-
-    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
-        if self.filter is not None:
-            self.filter.merge(moments, ranks)
 
     def core_spec(self) -> RowSpec:
         spec = dict(self.trunk.core_spec())
@@ -84,10 +73,8 @@ class DistributionPolicy(Policy):
         return own, Batch({name[6:]: state[name] for name in state if name.startswith("value_")})
 
     def _forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Outputs, Batch]:
-        if self.filter is not None:
-            obs = obs.replace(observation=self.filter(obs["observation"]))
         own, value_state = self._split(state)
-        obs, meaning = without_meaning(obs, self.embedding)
+        obs, meaning = without_meaning(self.seen(obs), self.embedding)
         features, own = self.trunk(obs, is_first, own)
         value_features = features
         if self.value_trunk is not None:
@@ -129,13 +116,3 @@ class DistributionPolicy(Policy):
         state = batch["core"].map(lambda x: x[0]) if "core" in batch else Batch()
         outputs, _ = self._forward(batch["obs"], batch["is_first"], state)
         return outputs
-
-
-class ActorCritic(Algorithm):
-    """An algorithm whose policy is a DistributionPolicy with a value head."""
-
-    policy: DistributionPolicy
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)

@@ -1,0 +1,37 @@
+"""Options of how policies explore."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from rlrun.core.ranges import NotNegative, Positive, PositiveShare, PositiveShareBelowOne, Range, Share
+from rlrun.core.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplorationConfig:
+    """How actions are chosen while learning, and (eval_epsilon) when greedy."""
+
+    kind: Literal["epsilon_greedy", "soft_q", "parameter_noise"]
+    epsilon: Annotated[Schedule, Share]
+    epsilon_min: Annotated[float, PositiveShare] | None  # spaced from epsilon in logarithm
+    eval_epsilon: Annotated[float, Share]
+    temperature: Annotated[float, Positive]
+    noise_std: Annotated[float, Positive]
+    noise_epsilon: Annotated[float, PositiveShareBelowOne]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionNoiseConfig:
+    """How a deterministic policy explores."""
+
+    kind: Literal["ou", "gaussian", "parameter_noise"]
+    std: Annotated[float, Positive]
+    theta: Annotated[float, Range(0, 2, below_highest=True)]  # with more the process would grow without bound
+    scale: Annotated[Schedule, NotNegative]
+    scale_min: Annotated[float, Positive] | None  # spaced from scale in logarithm
+
+    def __post_init__(self):
+        if self.kind == "parameter_noise" and self.scale_min is not None:
+            raise ValueError("scale_min is for noise in actions (ou, gaussian)")
