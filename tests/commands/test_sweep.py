@@ -34,7 +34,7 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
     [
         ([], "a sweep needs words that say what to run"),
         (["algo=pg,ppoo", *QUICK], "job 001-ppoo: There is no algo 'ppoo'. Did you mean ppo"),
-        (["algo=pg,a2c", *QUICK, "algo.lr=-1"], "job 000-pg: algo: lr"),
+        (["algo=pg,a2c", *QUICK, "algo.lr=-1"], "job 000-pg: algo.lr must be at least 0"),
         (["algo=pg", *QUICK, "algo.lr=interval(0.1,0.2)"], "algo.lr is an interval"),
         (["algo=pg", *QUICK, "run_dir=here"], "run_dir= cannot vary"),
         (["algo=pg", *QUICK, "--job", "2"], "There is no flag --job here. Did you mean --jobs?"),
