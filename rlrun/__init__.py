@@ -1,11 +1,14 @@
-"""rlrun: reinforcement learning from one command. `rlrun.load(RUN_DIR)` gives a trained policy, `rlrun.Callback` is what callbacks=[...] are made of;
-everything else is the command line."""
+"""rlrun: reinforcement learning from one command.
+
+`rlrun.load(RUN_DIR)` returns a trained policy, and `rlrun.Callback` is the base class of what callbacks=[...] names.
+Everything else is done on the command line.
+"""
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str):
-    if name == "load":  # torch is imported only when it is needed: completion must be quick
+    if name == "load":  # the import is here because it takes torch with it, and completion must be quick
         from rlrun.runtime.trained import load
 
         return load

@@ -1,4 +1,4 @@
-"""The `rlrun` command: finds the subcommand and hands it the rest. The only reader of sys.argv."""
+"""The `rlrun` command finds the subcommand and hands it the other words. No other module reads sys.argv."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from rlrun.commands import COMMANDS
 from rlrun.core.errors import EnvError, Notice, RunFailed, UserError, closest
 
-# Hydra's own that make sense here; --multirun is `rlrun sweep`
+# Hydra's own flags that make sense here. --multirun is not one of them, because `rlrun sweep` replaces it.
 FLAGS = ("--help", "--hydra-help", "--cfg", "--resolve", "--package", "--info", "--config-dir", "--version", "--shell-completion", "--json")
 
 
@@ -25,9 +25,10 @@ def usage() -> str:
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 the run failed, 2 bad input, 130/143 interrupted."""
+    """Runs the command. Exit codes: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # the user's own package, as with python -m; last, so that it hides nothing
+        # This finds the user's own package, as python -m does. It comes last, so that it hides no installed package.
+        sys.path.append(os.getcwd())
     with_line = warnings.formatwarning
     warnings.formatwarning = lambda said, kind, *place: f"warning: {said}\n" if issubclass(kind, Notice) else with_line(said, kind, *place)
     try:
@@ -41,7 +42,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("rlrun: interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # `rlrun list envs | head`
+    except BrokenPipeError:  # for example `rlrun list envs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
 
@@ -67,7 +68,10 @@ def _dispatch(words: list[str]) -> int:
 
 
 def compose(words: list[str], job, config_name: str = "train") -> int:
-    """Runs Hydra over these words and calls job(cfg, choices) with the composed DictConfig. Hydra's errors become sentences."""
+    """Composes a config from these words with Hydra and calls job(cfg, choices) with it; returns what job returns.
+
+    cfg is a DictConfig and choices maps each group to the file that was chosen. UserError: Hydra's errors as sentences.
+    """
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
@@ -80,14 +84,19 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     install()
     for word in words:
         if word in ("-m", "--multirun"):
-            raise UserError(f"{word}: several runs are `rlrun sweep`, which packs them on this machine and goes on where it was")
+            raise UserError(
+                f"{word}: use `rlrun sweep` for several runs; it shares this machine among them and can be resumed"
+            )
         if word.startswith("--") and word.split("=")[0] not in FLAGS:
-            raise UserError(f"{word} is no flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them")
+            raise UserError(
+                f"{word} is not a flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them"
+            )
     check_groups(words)
-    if "--help" in words or "-h" in words:  # Hydra composes before it explains
+    if "--help" in words or "-h" in words:  # Hydra composes a config before it prints help, and needs both choices
         words = [*words, *(f"{key}={value}" for key, value in (("algo", "impala"), ("env", "CartPole-v1")) if not any(w.startswith(f"{key}=") for w in words))]
     words = [part for word in words for part in replacing(word)]
-    theirs = tuple(f"{group}{sign}" for group in ("env.kwargs", "model.encoder_kwargs") for sign in (".", "={"))  # the user's own, unknown to conf/
+    # These keys are the user's own: conf/ does not know them, so that Hydra has to be told to add them.
+    theirs = tuple(f"{group}{sign}" for group in ("env.kwargs", "model.encoder_kwargs") for sign in (".", "={"))
     words = [f"++{word}" if word.startswith(theirs) else word for word in words]
     result: list[int] = []
     raised: list[BaseException] = []
@@ -96,10 +105,10 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     def app(cfg) -> None:
         try:
             result.append(job(cfg, dict(HydraConfig.get().runtime.choices)))
-        except BaseException as error:  # Hydra would print the overrides above our sentence
+        except BaseException as error:  # if it went through Hydra, Hydra would print the overrides above our sentence
             raised.append(error)
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come to us instead of being printed
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise exceptions instead of printing them
     sys.argv = ["rlrun", *words]
     try:
         app()
@@ -111,14 +120,21 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
 
 
 def replacing(word: str) -> list[str]:
-    """A schedule on the command line replaces the one that stands there: OmegaConf merges groups and refuses to merge a list into one."""
+    """The word itself, or, for a schedule, two words that first remove the configured value and then set the new one.
+
+    Without the first word, OmegaConf would merge two groups of values, and it refuses to merge a list into a group.
+    """
     key, _, value = word.partition("=")
     schedule = value.startswith("[[") or (value.startswith("{") and {"start", "end", "steps"} == set(re.findall(r"(\w+)\s*:", value)))
     return [f"{key}=null", word] if schedule else [word]
 
 
 def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any], list[str]]:
-    """The values of these flags (`--jobs 4` or `--jobs=4`; a bool's stands alone; None where one is not given), and the other words."""
+    """Splits words into the values of these flags and all other words.
+
+    `--jobs 4` and `--jobs=4` mean the same. A bool's flag takes no value and is False where it is not given; others are
+    None then. UserError: an unknown flag, or a value that is missing or has the wrong type.
+    """
     found: dict[str, Any] = {name: False if kind is bool else None for name, kind in kinds.items()}
     rest, given = [], list(words)
     while given:
@@ -142,12 +158,12 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
         try:
             found[name] = kind(value)
         except ValueError:
-            raise UserError(f"{name} {value}: that is no {'whole number' if kind is int else 'number'}") from None
+            raise UserError(f"{name} {value}: this is not a {'whole number' if kind is int else 'number'}") from None
     return found, rest
 
 
 def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:
-    """The RUN_DIR of a command and the words after it."""
+    """The RUN_DIR among a command's words, and the other words. UserError where there is not exactly one RUN_DIR."""
     places = [word for word in words if ("=" not in word or Path(word).is_dir()) and not word.startswith("-")]
     if len(places) != 1:
         raise UserError(f"rlrun {command} takes one run directory, then key=value options")

@@ -2,11 +2,11 @@
 
 from rlrun.core.ranks import ALONE
 from rlrun.machine.machine import Machine, measured
-from rlrun.runtime.build import Parts, preflight, train
+from rlrun.runtime.build import LearnerParts, preflight, train
 from rlrun.runtime.plan import Plan, plan
 
 
-class Wired(Parts):
+class Wired(LearnerParts):
     def __init__(self, config, machine: Machine | None = None, recorder=None):
         super().__init__(plan(config, machine or measured()), ALONE, None, recorder)
 

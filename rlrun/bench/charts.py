@@ -1,4 +1,4 @@
-"""Pictures of curves and tables, by matplotlib. Colours are those of Okabe and Ito, which colour-blind people can tell apart."""
+"""Draws curves and tables with matplotlib, in Okabe and Ito's colours, which colour-blind people can tell apart."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 GREY = "#8a8f98"
-FEW = 3  # points, up to which a curve shows them
+FEW = 3  # curves with at most so many points show them as dots
 
 
 class Curve(NamedTuple):
-    """Points of one run."""
+    """The points of one run."""
 
     x: Sequence[float]
     y: Sequence[float]
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     label: str
     curves: list[Curve]
@@ -44,12 +44,15 @@ T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.
 
 
 def t95(count: int) -> float:
-    """The 97.5% quantile of Student's t for the mean of so many values."""
+    """The 97.5% quantile of Student's t distribution for the mean of `count` values."""
     return T95[count - 2] if count - 2 < len(T95) else 1.96 + 2.5 / (count - 1)
 
 
 def band(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """x, mean, low and high of several runs over what all of them have reached: the 95% interval of the mean, by Student's t, as there are few."""
+    """x, mean, low and high of several runs, each of shape [points], over the range of x that all runs have reached.
+
+    low and high bound the 95% interval of the mean, from Student's t because there are few runs.
+    """
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     x = np.linspace(first, max(last, first), points)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
@@ -59,13 +62,14 @@ def band(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, np.nda
 
 
 def draw(axis: Any, groups: Sequence[Group], label: str, scale: float = 1.0) -> None:
-    """Mean and interval over seeds, single runs thin behind them."""
+    """Draws the mean and interval over each group's seeds, with single runs as thin lines behind them."""
     for index, group in enumerate(groups):
         colour = COLOURS[index % len(COLOURS)]
         curves = [curve for curve in group.curves if len(curve.x)]
         if not curves:
             continue
-        apart = max(curve.x[0] for curve in curves) >= min(curve.x[-1] for curve in curves)  # there is nothing to take a mean over
+        # Where no x is shared by all curves, no mean can be taken.
+        apart = max(curve.x[0] for curve in curves) >= min(curve.x[-1] for curve in curves)
         if len(curves) == 1 or apart:
             for number, curve in enumerate(curves):
                 point = "o" if len(curve.x) <= FEW else None
@@ -80,7 +84,7 @@ def draw(axis: Any, groups: Sequence[Group], label: str, scale: float = 1.0) -> 
 
 
 def unit(largest: float) -> tuple[float, str]:
-    """(1e6, "millions") and the like."""
+    """The divisor and the name of the unit for numbers up to `largest`, such as (1e6, "millions")."""
     return (1e6, "millions") if largest >= 2e6 else (1e3, "thousands") if largest >= 2e3 else (1.0, "")
 
 
@@ -89,7 +93,7 @@ def time_unit(largest: float) -> tuple[float, str]:
 
 
 def learning_curves(steps: Sequence[Group], times: Sequence[Group], metric: str, title: str) -> Any:
-    """The same runs against env steps and against wall time."""
+    """Draws the same runs side by side, against env steps and against wall time."""
     made, axes = figure(10.0, 3.6, ncols=2, sharey=True)
     scale, name = unit(max((curve.x[-1] for group in steps for curve in group.curves if len(curve.x)), default=1.0))
     draw(axes[0], steps, f"env steps, {name}".rstrip(", "), scale)
@@ -103,7 +107,7 @@ def learning_curves(steps: Sequence[Group], times: Sequence[Group], metric: str,
 
 
 def small_multiples(series: Sequence[tuple[str, Sequence[float], Sequence[float]]], columns: int = 3) -> Any:
-    """One small picture for each (name, env steps, values)."""
+    """Draws one small chart for each (name, env steps, values)."""
     count = -(-len(series) // columns)
     made, axes = figure(10.0, 2.1 * count, nrows=count, ncols=columns, squeeze=False)
     scale, name = unit(max((x[-1] for _, x, _ in series if len(x)), default=1.0))
@@ -119,7 +123,10 @@ def small_multiples(series: Sequence[tuple[str, Sequence[float], Sequence[float]
 
 
 def growth(axes: Sequence[tuple[str, Sequence[tuple[str, float]]]], near: float) -> Any:
-    """Speed over every axis of (title, [(value, env steps/s)]); the line is at `near` of the highest."""
+    """Draws speed along each axis, given as (title, [(value, env steps/s)]).
+
+    A dashed line shows the share `near` of the highest speed.
+    """
     made, places = figure(3.2 * len(axes) + 0.6, 3.0, ncols=len(axes), squeeze=False)
     for index, (axis, (title, points)) in enumerate(zip(places.flat, axes, strict=True)):
         rates = [rate for _, rate in points]
@@ -145,7 +152,10 @@ class Bars(NamedTuple):
 
 
 def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
-    """Published, paper and measured beside each other for every game; points are seeds. In shares of the published figures, where all cells have one."""
+    """Draws the published, the paper's and the measured score of every game side by side; points are seeds.
+
+    Scores are shown as shares of the published figures where all cells have one.
+    """
     made, axis = figure(max(5.0, 1.1 * len(bars) + 2.5), 3.2)
     width = 0.26
     shares = all(bar.published for bar in bars)
@@ -170,7 +180,7 @@ def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
     axis.set_ylabel("share of the published figure" if shares else "return")
     axis.grid(axis="x", visible=False)
     axis.set_xlim(-0.6, len(bars) - 0.4)
-    below = -0.22 if any("\n" in bar.label for bar in bars) else -0.12  # under labels of two lines
+    below = -0.22 if any("\n" in bar.label for bar in bars) else -0.12  # labels with two lines need more room
     axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, below), ncols=3)
     made.suptitle(title, fontsize=10, x=0.01, ha="left")
     made.tight_layout()
@@ -178,7 +188,7 @@ def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
 
 
 def svg(made: Any) -> str:
-    """As text that can stand in an HTML page; the figure is closed."""
+    """The figure as SVG text that can be embedded in an HTML page. Closes the figure."""
     import matplotlib.pyplot as plt
 
     buffer = io.StringIO()
@@ -189,7 +199,7 @@ def svg(made: Any) -> str:
 
 
 def save(made: Any, path: Any, dpi: int = 130) -> None:
-    """PNG or SVG, by the name's ending; the figure is closed."""
+    """Saves the figure as PNG or SVG, depending on the path's suffix, and closes it."""
     import matplotlib.pyplot as plt
 
     options = {"metadata": {"Date": None}} if str(path).endswith(".svg") else {"dpi": dpi}

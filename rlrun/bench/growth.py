@@ -1,9 +1,11 @@
 """rlrun benchmark growth [algo=impala] [env=Pong] [any option of rlrun train] [--axes samplers,envs,fragment,model]
                        [--seconds 8] [--json FILE] [--plot FILE.png]
 
-How training speed grows with the number of samplers (1 to twice the cores), of environments that a sampler steps together (1 to 256), with the rows of a
-fragment and with the size of the model; every other option stays as it is, but for a train batch that is made to fit. Each point is a run of `benchmark
-throughput` in a process of its own. The knee of an axis is the smallest value that gives 90% of the highest speed; it is said what holds a run there."""
+Measures how training speed grows along four axes: the number of samplers (1 to twice the cores), the number of
+environments that a sampler steps together (1 to 256), the rows in a fragment, and the size of the model. All other
+options stay as they are, except that the train batch is adjusted to fit. Each point is a run of `benchmark throughput`
+in a process of its own. The knee of an axis is the smallest value that gives 90% of the highest speed; the output also
+names what limits the speed there."""
 
 from __future__ import annotations
 
@@ -20,37 +22,37 @@ from rlrun.core.errors import UserError, closest
 from rlrun.experiments.view import text_table
 
 FLAGS = {"--axes": str, "--seconds": float, "--json": str, "--plot": str}
-NEAR = 0.9  # of the highest speed, from which on more of something is not worth having
-IDLE = 0.1  # share of the learner's time that it waits, above which samplers are what holds a run up
+NEAR = 0.9  # from this share of the highest speed on, more is not worth having
+IDLE = 0.1  # if the learner waits for more than this share of its time, the samplers limit the speed
 MODELS = {True: (["env.size=42"], ["model=nature_cnn"], ["model=impala_resnet"]), False: tuple([f"model.hidden=[{n},{n}]"] for n in (32, 64, 256, 512, 1024))}
 
 
 class Point(NamedTuple):
-    """One place on an axis."""
+    """One setting on an axis."""
 
     label: str
-    words: list[str]  # what is said beside the run's own options
+    words: list[str]  # options in addition to the run's own
 
 
 class Setting(NamedTuple):
-    """What of a config the axes are made from, as resources were decided for it: a point changes one thing of them."""
+    """The settings of a planned run from which the axes are made. Each point changes one of them."""
 
-    rows: int  # of a fragment
-    columns: int  # of a train batch, or environments of a replay's samplers
-    minibatch: int  # rows of which a train batch is a multiple
+    rows: int  # rows in a fragment
+    columns: int  # columns in a train batch; with a replay, the number of environments
+    minibatch: int  # the rows in a train batch are a multiple of this
     replay: bool
     image: bool
     cores: int
-    inner: bool  # options of rows and columns are those of the algorithm inside
+    inner: bool  # True where algo.inner, not algo, has the options for rows and columns
     inference: str
     learners: int
-    samplers: int  # of all learners
-    groups: int  # of environments that a sampler steps in turn
+    samplers: int  # total over all learners
+    groups: int  # groups of environments that a sampler steps in turn
     every_process_learns: bool
 
 
 def doubling(first: int, last: int) -> list[int]:
-    """first, twice as much ... and last."""
+    """first, doubled until it reaches last, and last itself."""
     found = [first]
     while found[-1] * 2 < last:
         found.append(found[-1] * 2)
@@ -63,7 +65,7 @@ def axes(setting: Setting) -> dict[str, list[Point]]:
     producers = setting.samplers * setting.groups
 
     def fitting(rows: int, columns: int, divisor: int) -> list[str]:
-        """At least so many columns, a multiple of divisor."""
+        """Options for at least so many columns: a multiple of divisor, and enough that rows fill whole minibatches."""
         columns = -(-columns // divisor) * divisor
         if setting.replay:
             return [f"{algo}num_envs={columns}"]
@@ -108,13 +110,13 @@ TITLES = {"samplers": "sampler processes", "envs": "environments per sampler", "
 
 
 def knee(rates: Sequence[float | None]) -> int | None:
-    """Place of the first rate that is NEAR the highest; None where none was measured."""
+    """Index of the first rate that is at least NEAR times the highest; None where no rate was measured."""
     known = [rate for rate in rates if rate is not None]
     return next((place for place, rate in enumerate(rates) if rate is not None and rate >= NEAR * max(known)), None) if known else None
 
 
 def explained(result: dict[str, Any]) -> str:
-    """What holds a run where it is."""
+    """What limits the speed of a run, as the words that follow "Knee at ...:"."""
     parts = {name: 1.0 / rate for name, rate in result["parts"].items() if rate}
     largest = max(parts, key=parts.__getitem__)
     share = parts[largest] / sum(parts.values())
@@ -128,7 +130,7 @@ def explained(result: dict[str, Any]) -> str:
 
 
 def measured(words: Sequence[str], seconds: float) -> dict[str, Any] | str:
-    """What `benchmark throughput` finds out, or why it does not."""
+    """The result of `benchmark throughput`, or the reason why there is none."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told.json"
         command = [sys.executable, "-m", "rlrun", "benchmark", "throughput", *words, f"seconds={seconds:g}", "--json", str(told)]
@@ -140,7 +142,7 @@ def measured(words: Sequence[str], seconds: float) -> dict[str, Any] | str:
 
 
 def setting_of(words: list[str]) -> Setting:
-    """UserError for options that do not fit, before anything is measured."""
+    """The settings that these options give. UserError for options that do not fit, before anything is measured."""
     found: list[Setting] = []
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
@@ -155,7 +157,10 @@ def setting_of(words: list[str]) -> Setting:
         machine = measured()
         planned = plan(type_config(values), machine)
         if planned.needs.population is not None:
-            raise UserError(f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes; see resources.num_samplers")
+            raise UserError(
+                f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes;"
+                " see resources.num_samplers"
+            )
         replay = planned.needs.replay
         columns = planned.needs.columns if replay is None else replay.num_envs
         made, inner = planned.resources, "inner" in values["algo"]
@@ -174,7 +179,7 @@ def setting_of(words: list[str]) -> Setting:
 
 
 def impossible(words: list[str]) -> str | None:
-    """Why there can be no run with these options, before time is spent on it."""
+    """The reason why these options cannot be run, found before time is spent on them; None where they can."""
     try:
         setting_of(words)
     except UserError as error:
@@ -189,11 +194,13 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
     flags, rest = take_flags(list(words), FLAGS)
     seconds = flags["--seconds"] or 8.0
     if seconds < 5:
-        raise UserError("--seconds must be at least 5: the first rows of a run are no measure")
+        raise UserError("--seconds must be at least 5: the first rows of a run do not show its speed")
     chosen = (flags["--axes"] or ",".join(TITLES)).split(",")
     for name in chosen:
         if name not in TITLES:
-            raise UserError(f"--axes {name}: there is no such axis.{closest(name, TITLES)} There are {', '.join(TITLES)}.")
+            raise UserError(
+                f"--axes {name}: there is no such axis.{closest(name, TITLES)} There are {', '.join(TITLES)}."
+            )
     for name, default in (("algo", "impala"), ("env", "Pong")):
         if not any(word.startswith((f"{name}=", "tuned=")) for word in rest):
             rest.append(f"{name}={default}")
@@ -201,7 +208,7 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
         if flags[flag] and not Path(flags[flag]).resolve().parent.is_dir():
             raise UserError(f"{flag} {flags[flag]}: there is no folder {Path(flags[flag]).resolve().parent}")
     if flags["--plot"] and Path(flags["--plot"]).suffix not in (".png", ".svg"):
-        raise UserError(f"--plot {flags['--plot']}: pictures are .png or .svg")
+        raise UserError(f"--plot {flags['--plot']}: the name must end with .png or .svg")
     found = axes(setting_of(rest))
     results: dict[str, list[dict[str, Any]]] = {}
     for name in chosen:
@@ -226,9 +233,9 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
 
 
 def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
-    """One axis, for people."""
+    """The measurements along one axis as a text table, with a sentence about its knee."""
     rates = [row["result"]["reached"] if "result" in row else None for row in rows]
-    place = None if title == TITLES["model"] else knee(rates)  # models do not lie on a line
+    place = None if title == TITLES["model"] else knee(rates)  # models have no order, so that they have no knee
     lines = []
     for index, row in enumerate(rows):
         if "result" not in row:

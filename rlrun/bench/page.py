@@ -1,4 +1,5 @@
-"""Self-contained HTML pages: no script, no font and no picture from elsewhere, so that a file can be mailed and opened in ten years."""
+"""Makes self-contained HTML pages. They load no script, font or picture, so that a file can be mailed and still opens
+in ten years."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ def escape(text: object) -> str:
 
 
 def page(title: str, lead: str, body: Sequence[str], foot: str) -> str:
-    """A whole document; `body` is HTML already, the others are text."""
+    """A whole HTML document. `body` is HTML already; the other arguments are plain text and are escaped."""
     style = (package() / "data" / "page.css").read_text()
     return "\n".join([
         "<!doctype html>", '<html lang="en">', "<head>", '<meta charset="utf-8">', '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -23,7 +24,7 @@ def page(title: str, lead: str, body: Sequence[str], foot: str) -> str:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]], classes: Sequence[Sequence[str]] | None = None, left: Sequence[int] = ()) -> str:
-    """Cells are text. `classes` of each cell; `left`: columns of text."""
+    """An HTML table of escaped cells. `classes` has a CSS class for each cell; `left` lists left-aligned columns."""
     side = [' class="left"' if index in left else "" for index in range(len(headings))]
     head = "".join(f"<th{where}>{escape(name)}</th>" for name, where in zip(headings, side))
     lines = []
@@ -37,7 +38,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], classes: Se
 
 
 def cards(facts: Sequence[tuple[str, object]]) -> str:
-    """The few numbers that matter most: (what, value)."""
+    """Cards for the few most important numbers, given as (label, value)."""
     return '<div class="cards">' + "".join(f'<div class="card"><span>{escape(name)}</span><b>{escape(value)}</b></div>' for name, value in facts) + "</div>"
 
 

@@ -1,4 +1,5 @@
-"""The tables drawn from results alone: Markdown, HTML, PNG, and into TensorBoard and MLflow where a runs directory is at hand."""
+"""Publishes tables from result files alone: as Markdown, HTML and PNG, and in TensorBoard and MLflow where there is a
+runs directory."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ PROTOCOL_SHOWN = {"frame_skip": "frame skip", "sticky_actions": "sticky actions"
 
 
 INTRODUCTION = (
-    "Made by `rlrun benchmark reproduce-tables --only-render` from the JSON files beside this one. `beaten`: every seed is above the published figure;",
-    "`within`: it lies between the lowest and the highest seed; `short`: every seed is below; `partial`: run on a part of the budget only, which is no",
+    "Made by `rlrun benchmark reproduce-tables --only-render` from the JSON files below this folder. The marks mean:",
+    "`beaten`: every seed is above the published figure; `within`: the figure lies between the lowest and the highest",
+    "seed; `short`: every seed is below the figure; `partial`: only a part of the budget was run, which allows no",
     "comparison; `measured`: no figure was published.",
 )
 
 
 def number(value: float | None) -> str:
-    """2,071; 18.4; 0.94; 50."""
+    """A number with the digits that matter, such as 2,071, 18.4, 0.94 or 50; empty for None."""
     if value is None:
         return ""
     if float(value).is_integer():
@@ -39,7 +41,7 @@ def number(value: float | None) -> str:
 
 
 def spread(one: Measured) -> str:
-    """The mean of the seeds, the lowest and the highest."""
+    """The mean, the lowest and the highest score of a cell's seeds, or "never" where no run reached the target."""
     if not one.scores:
         return "" if not one.results else "never"
     mean = sum(one.scores) / len(one.scores)
@@ -47,7 +49,7 @@ def spread(one: Measured) -> str:
 
 
 def hardware(one: Measured) -> str:
-    """Of its results: 2 x AMD EPYC, NVIDIA H100."""
+    """The machines that made a cell's results, such as "2 x AMD EPYC, NVIDIA H100"."""
     seen = []
     for result in one.results:
         machine = result["hardware"]
@@ -81,7 +83,7 @@ def rows(table: Table, cells: Sequence[Measured]) -> list[list[str]]:
 
 
 def protocol_line(cells: Sequence[Measured], table: Table) -> str:
-    """What every score of a table depends on."""
+    """A line about the protocol that every score of a table depends on."""
     from rlrun.bench.results import expected_protocol
 
     said = expected_protocol(cells[0].wanted)
@@ -94,7 +96,7 @@ def protocol_line(cells: Sequence[Measured], table: Table) -> str:
 
 
 def commands(cells: Sequence[Measured]) -> list[str]:
-    """Those that made the results, without repetition of seeds' machines."""
+    """The commands that made the results, each listed once."""
     return list(dict.fromkeys(result["command"] for one in cells for result in one.results))
 
 
@@ -115,7 +117,10 @@ def markdown(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
 
 
 def normalised(cells: Sequence[Measured]) -> str:
-    """IQM of human-normalised scores of each algorithm, where all games of a table have full results with as many seeds."""
+    """A sentence with each algorithm's IQM of human-normalised scores; empty where none can be given.
+
+    It needs results for the whole budget, with the same number of seeds for every game of the table.
+    """
     told = []
     for label in dict.fromkeys(one.cell.label for one in cells):
         own = [one for one in cells if one.cell.label == label]
@@ -172,14 +177,22 @@ def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
                 drawn = charts.learning_curves(steps, curves(cells, 1), "return, mean of last 100 games", "Learning curves")
                 body.append(page.details("Learning curves", page.picture(charts.svg(drawn))))
             body.append(page.details("Commands that made these results", page.code("\n".join(commands(cells)))))
-    lead = "RLlib's results beside what rlrun measured with a tuned file for each cell. Scores are of full games, unclipped."
-    foot = "Made by rlrun benchmark reproduce-tables from JSON files that hold curve, seed, steps, wall time, hardware, versions and command of every run."
+    lead = (
+        "RLlib's results, and what rlrun measured with a tuned file for each cell. Scores are unclipped returns of full"
+        " games."
+    )
+    foot = (
+        "Made by rlrun benchmark reproduce-tables from JSON files with the curve, seed, steps, wall time, hardware,"
+        " versions and command of every run."
+    )
     return page.page("RLlib's published tables", lead, body, foot)
 
 
 def publish(tables: Sequence[Table], folder: Path, runs: Path | None) -> list[Path]:
-    """Writes TABLES.md, tables.html and a PNG for every table that has a result; returns their paths. UserError on a results file that is not what it
-    should be, or a folder that cannot be written."""
+    """Writes TABLES.md, tables.html and a PNG for every table that has a result; returns their paths.
+
+    UserError where a result file is invalid or the folder cannot be written.
+    """
     known = [(table, [measured(folder, Wanted(table, cell)) for cell in table.cells]) for table in tables]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -192,20 +205,24 @@ def publish(tables: Sequence[Table], folder: Path, runs: Path | None) -> list[Pa
                 made.append(folder / f"{table.name}.png")
                 charts.save(charts.table_bars(table.title, bars(table, cells), table.paper), made[-1])
     except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror} (--results DIR is another place)") from None
+        raise UserError(f"{folder} cannot be written: {error.strerror} (--results DIR chooses another folder)") from None
     if runs is not None and runs.is_dir():
         log(known, text, made, runs)
     return made
 
 
 def log(known: Sequence[tuple[Table, Sequence[Measured]]], text: str, made: Sequence[Path], runs: Path) -> None:
-    """The same tables in TensorBoard and MLflow; a store that does not answer costs a warning."""
+    """Writes the tables to TensorBoard and MLflow. A store that does not answer costs only a warning."""
     scores = {f"{table.name}/{one.cell.label}/{one.cell.game}": sum(one.scores) / len(one.scores) for table, cells in known for one in cells if one.scores}
     try:
         to_tensorboard(scores, text, made, runs)
         to_mlflow(scores, made, runs)
-    except Exception as error:  # a store's own kinds of it
-        print(f"  the tables are not in TensorBoard and MLflow: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}", flush=True)
+    except Exception as error:  # each store has its own exceptions
+        print(
+            f"  the tables could not be written to TensorBoard and MLflow: {type(error).__name__}:"
+            f" {(str(error).splitlines() or [''])[0]}",
+            flush=True,
+        )
 
 
 def to_tensorboard(scores: dict[str, float], text: str, made: Sequence[Path], runs: Path) -> None:

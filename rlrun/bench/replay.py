@@ -1,7 +1,8 @@
-"""The replay alone, on one thread: rows stored and fragments drawn per second as its capacity grows, and the memory it takes.
+"""Measures the replay alone on one thread: rows stored and fragments drawn per second, and memory, as capacity grows.
 
-Rows are Atari's: screens of 84x84, stacks of 4 of which each screen is stored once. Fragments are 3-step transitions. With priorities every draw is followed by
-writing new ones, as in training."""
+Rows are Atari's: 84x84 screens in stacks of 4, with each screen stored once. Fragments are 3-step transitions. With
+prioritized replay, new priorities are written after every draw, as in training.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +22,17 @@ from rlrun.replay.buffer import Replay
 from rlrun.replay.layout import Layout, ReplayConfig
 from rlrun.runtime.rundir import hardware, versions
 
-ROWS, COLUMNS = 64, 8  # of a fragment that is stored
+ROWS, COLUMNS = 64, 8  # size of the stored fragments
 BATCHES = (32, 512)
 SECONDS = 1.0
 
 
 def measure(cfg: ReplayConfig, capacities: list[int]) -> dict[str, Any]:
-    """{"cells": [{name, capacity, adds, draws: {batch: per second}, memory_gb}], ...} for uniform and prioritized replay."""
+    """Measures uniform and prioritized replay at each capacity.
+
+    Returns {"cells": [{name, capacity, adds, draws, memory_gb, planned_gb}], "hardware", "versions"}, where adds is the
+    rows stored per second and draws maps each batch size to the fragments drawn per second.
+    """
     cells = []
     for capacity in capacities:
         for name in ("uniform", "prioritized"):
@@ -56,7 +61,7 @@ def _cell(cfg: ReplayConfig) -> dict[str, Any]:
 
     while len(replay) < cfg.capacity:
         store()
-    adds = _rate(store)  # a full ring: every row takes another's place
+    adds = _rate(store)  # the ring is full by now, so that every row replaces another
     draws = {}
     for count in BATCHES:
         priority = torch.rand(count, generator=rng)
@@ -89,7 +94,7 @@ def _rate(call: Callable[[], int]) -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    """For people."""
+    """The result as a text table."""
     lines = [f"{'replay':<13}{'capacity':>10}{'rows stored/s':>15}" + "".join(f"{f'drawn/s, {count}':>15}" for count in BATCHES) + f"{'memory, GB':>12}"]
     for cell in result["cells"]:
         drawn = "".join(f"{cell['draws'][count]:>15,.0f}" for count in BATCHES)

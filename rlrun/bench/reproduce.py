@@ -1,9 +1,12 @@
-"""rlrun benchmark reproduce-tables [table=impala_10m,...] [game=Breakout,...] [algo=impala,...] [seeds=1,2,3] [budget=1.0]
-                                 [--only-render] [--dry-run] [--jobs N] [--timeout SEC] [--results DIR] [--runs DIR]
+"""rlrun benchmark reproduce-tables [table=impala_10m,...] [game=Breakout,...] [algo=impala,...] [seeds=1,2,3]
+                                 [budget=1.0] [--only-render] [--dry-run] [--jobs N] [--timeout SEC] [--results DIR]
+                                 [--runs DIR]
 
-Runs the cells of RLlib's published tables that have no result yet, each with its tuned file in a process of its own, writes a small JSON file for every cell
-and seed into tuned/results/, and draws the tables: Markdown, HTML and PNG. budget: the share of a table's env steps or seconds; whatever it touched is marked
-as partial. --only-render draws what is there. Interrupted runs go on where they were."""
+Runs the cells of RLlib's published tables that have no result yet, each with its tuned file in a process of its own.
+Writes a small JSON file for every cell and seed to tuned/results/ (or to --results DIR), and draws the tables as
+Markdown, HTML and PNG. budget is the share of a table's env steps or seconds to run; results with less than the whole
+budget are marked as partial. --only-render draws the results that exist and runs nothing. Interrupted runs continue
+from their last checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from rlrun.loggers.mlflow import flatten
 
 FLAGS = {"--only-render": bool, "--dry-run": bool, "--jobs": int, "--timeout": float, "--results": str, "--runs": str}
 KEYS = ("table", "game", "algo", "seeds", "budget")
-ENDLESS = 10**12  # env steps of a run that ends by time
+ENDLESS = 10**12  # env steps for a run that a time limit ends
 
 
 def main(words: Sequence[str]) -> int:
@@ -34,10 +37,10 @@ def main(words: Sequence[str]) -> int:
     asked = lists(rest)
     seeds = [number(seed, int, "seeds") for seed in asked.get("seeds", ["1", "2", "3"])]
     if len(asked.get("budget", [])) > 1:
-        raise UserError("budget takes one share")
-    budget = float(f"{number(asked.get('budget', ['1'])[0], float, 'budget'):.6g}")  # as the files' names have it
+        raise UserError("budget takes one number")
+    budget = float(f"{number(asked.get('budget', ['1'])[0], float, 'budget'):.6g}")  # rounded as in the file names
     if not 0 < budget <= 1:
-        raise UserError("budget is a share of the whole, above 0 and at most 1")
+        raise UserError("budget is a share of the whole budget, above 0 and at most 1")
     if min(seeds) < 0:
         raise UserError("seeds must not be negative")
     folder = Path(flags["--results"]) if flags["--results"] else default_folder()
@@ -63,12 +66,15 @@ def main(words: Sequence[str]) -> int:
 
 
 def lists(words: Sequence[str]) -> dict[str, list[str]]:
-    """{key: values} of key=a,b words. UserError on others."""
+    """{key: values} from words such as key=a,b. UserError for other words and for unknown keys."""
     found: dict[str, list[str]] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in KEYS:
-            raise UserError(f"There is no option {key!r} here.{closest(key, KEYS)} There are {', '.join(f'{k}=' for k in KEYS)} and {', '.join(FLAGS)}.")
+            raise UserError(
+                f"There is no option {key!r} here.{closest(key, KEYS)}"
+                f" There are {', '.join(f'{k}=' for k in KEYS)} and {', '.join(FLAGS)}."
+            )
         found[key] = [part for part in value.split(",") if part]
         if not found[key]:
             raise UserError(f"{key}= needs a value")
@@ -79,16 +85,16 @@ def number(text: str, kind: type, name: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise UserError(f"{name}={text}: that is no {'whole ' if kind is int else ''}number") from None
+        raise UserError(f"{name}={text}: this is not a {'whole ' if kind is int else ''}number") from None
 
 
 def whole(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:
-    """A result of the whole budget, which a part of it would add nothing to."""
+    """The result for the whole budget, where there is one: running a part of the budget would then add nothing."""
     return None if key.budget == 1 else read(folder, key._replace(budget=1.0), wanted)
 
 
 def train_words(wanted: Wanted, key: Key) -> list[str]:
-    """What `rlrun train` is told for this cell."""
+    """The words that `rlrun train` gets for this cell."""
     table: Table = wanted.table
     steps = ENDLESS if table.env_steps is None else max(1, round(table.env_steps * key.budget))
     seconds = "null" if table.wall_sec is None else f"{table.wall_sec * key.budget:g}"
@@ -98,7 +104,7 @@ def train_words(wanted: Wanted, key: Key) -> list[str]:
 
 
 class Cells:
-    """The runs of cells, one after the other; a result is written as soon as its run is done."""
+    """A supply of the cells' runs. It writes a result as soon as its run is done."""
 
     def __init__(self, jobs: dict[str, tuple[Key, Wanted]], waiting: Sequence[TrainingJob], folder: Path):
         self.jobs, self.waiting, self.folder = jobs, list(waiting), folder
@@ -125,17 +131,23 @@ class Cells:
 
 
 def same_options(job: TrainingJob, config: dict[str, Any]) -> None:
-    """UserError where an earlier run of this cell had other options than its tuned file has today: it would be published under the wrong name."""
+    """UserError where an earlier run of this cell had other options than its tuned file has today.
+
+    Its result would otherwise be published under the name of a tuned file that did not make it.
+    """
     if not (job.run_dir / "config.yaml").is_file():
         return
     before, now = SavedRun(job.run_dir).options, dict(flatten(config))
     for key in science_of(now):
         if before.get(key) != now[key]:
-            raise UserError(f"{job.run_dir} was run with {key}={before.get(key)}, and {job.words[0]} has {now[key]} now: remove it, or choose other --runs")
+            raise UserError(
+                f"{job.run_dir} was run with {key}={before.get(key)}, and {job.words[0]} has {now[key]} now:"
+                " remove the directory, or choose another with --runs"
+            )
 
 
 def work(todo: dict[Key, Wanted], folder: Path, runs: Path, flags: dict[str, Any]) -> int:
-    """Runs what has no result; 0 when all have one afterwards, 1 when one failed, 128 + signal after one."""
+    """Runs the cells without a result. Returns 0 when all succeeded, 1 when one failed, 128 + signal after a signal."""
     from rlrun.commands.sweep import checked
 
     jobs: dict[str, tuple[Key, Wanted]] = {}
@@ -143,19 +155,19 @@ def work(todo: dict[Key, Wanted], folder: Path, runs: Path, flags: dict[str, Any
     for key, wanted in todo.items():
         name = key.file.removesuffix(".json").replace("/", "-")
         words = train_words(wanted, key)
-        config = checked(words, name)  # a mistake in the last one must not show after hours
+        config = checked(words, name)  # all are checked now: the last may begin hours from now
         job = TrainingJob(name=name, words=tuple(words), run_dir=runs / name, log=runs / "logs" / f"{name}.log")
         same_options(job, config)
         jobs[name] = (key, wanted)
         outcomes.append(known(job))
     supply = Cells(jobs, [outcome.job for outcome in outcomes if outcome.status not in DONE], folder)
     for outcome in outcomes:
-        supply.done(outcome)  # of an earlier session that could not write it
+        supply.done(outcome)  # writes results that an earlier session had no chance to write
     pool = Pool(places(flags["--jobs"]), view(len(outcomes)), flags["--timeout"], outcomes)
     pool.run(supply)
     for problem in supply.problems:
         print(f"rlrun: {problem}", flush=True)
     if pool.signal is not None:
-        print("the same command goes on with what is left", flush=True)
+        print("the same command continues with the runs that are left", flush=True)
         return 128 + pool.signal
     return 1 if supply.problems or any(outcome.status not in DONE for outcome in pool.outcomes) else 0

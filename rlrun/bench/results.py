@@ -1,4 +1,7 @@
-"""Results: one small JSON file for every cell and seed, with all that is needed to make it again, under tuned/results/ or where --results says."""
+"""Results are small JSON files, one for every cell and seed, with all that is needed to make the result again.
+
+They are kept under tuned/results/ or in the folder that --results names.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def default_folder() -> Path:
 
 
 class Key(NamedTuple):
-    """What a result is of."""
+    """What identifies a result."""
 
     table: str
     game: str
@@ -45,7 +48,7 @@ def key_of(wanted: Wanted, seed: int, budget: float) -> Key:
 
 
 def protocol(table: Table, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a score depends on beside the algorithm, from a run's config; in every row of a table."""
+    """What a score depends on besides the algorithm, from a run's config. It is the same for all rows of a table."""
     env = config["env"]
     score = SECONDS.format(target=table.target_return) if table.target_return is not None else SCORE
     said = {"score": score, "ends_env_steps": table.env_steps, "ends_wall_sec": table.wall_sec, "env": env["name"]}
@@ -56,7 +59,7 @@ def protocol(table: Table, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expected_protocol(wanted: Wanted) -> dict[str, Any]:
-    """What the table asks for: env/ as it stands, with the table's screens."""
+    """The protocol that the table asks for: the env's defaults from conf/env/ with the table's screen size."""
     import yaml
 
     from rlrun.envs.names import family_of
@@ -68,20 +71,20 @@ def expected_protocol(wanted: Wanted) -> dict[str, Any]:
 
 
 def thinned(rows: Sequence[Any], count: int = CURVE_POINTS) -> list[Any]:
-    """So many of them at most, the first and the last among them."""
+    """At most `count` of the rows, evenly spaced; the first and the last are always kept."""
     if len(rows) <= count:
         return list(rows)
     return [rows[round(index * (len(rows) - 1) / (count - 1))] for index in range(count)]
 
 
 def curve_of(run_dir: Path) -> list[list[float]]:
-    """[env steps, seconds, mean return of the last 100 games] from progress.jsonl, without rows before the first game's end."""
+    """[env steps, seconds, mean return of the last 100 games] for each row of progress.jsonl that has a return."""
     rows = read_rows(run_dir / "progress.jsonl")
     return [[row["env_steps"], round(row["time_sec"], 1), round(row["sample/return_mean"], 3)] for row in rows if row.get("sample/return_mean") is not None]
 
 
 def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
-    """The result that a finished run is. UserError where it has none: it did not end by itself, or on another protocol."""
+    """The result of a finished run. UserError where the run did not finish by itself or used another protocol."""
     try:
         summary = json.loads((run_dir / "summary.json").read_text())
     except (OSError, ValueError) as error:
@@ -92,14 +95,17 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
     made, asked = protocol(wanted.table, config), expected_protocol(wanted)
     if made != asked:
         other = next(name for name in asked if made.get(name) != asked[name])
-        raise UserError(f"{run_dir} is of another protocol than {wanted.table.name}: {other} is {made.get(other)!r}, not {asked[other]!r}")
+        raise UserError(
+            f"{run_dir} used another protocol than {wanted.table.name}:"
+            f" {other} is {made.get(other)!r}, not {asked[other]!r}"
+        )
     curve = curve_of(run_dir)
     score = summary["return_mean"]
     target = wanted.table.target_return
     if target is not None:
         score = next((seconds for _, seconds, mean in curve if mean >= target), None)
         if score is None and summary["return_mean"] is not None and summary["return_mean"] >= target:
-            score = summary["wall_sec"]  # the run ended between two rows
+            score = summary["wall_sec"]  # the target was reached after the last row, when the run ended
     return {
         "format": FORMAT, **key._asdict(), "label": wanted.cell.label, "score": score, "return_mean": summary["return_mean"], "env_steps": summary["env_steps"],
         "wall_sec": summary["wall_sec"], "episodes": summary["episodes"], "protocol": made, "hardware": summary["hardware"],
@@ -109,7 +115,7 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """sha256 of everything but itself."""
+    """The sha256 of all values except "sha256" itself."""
     text = json.dumps({name: value for name, value in values.items() if name != "sha256"}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -120,12 +126,12 @@ def write(folder: Path, key: Key, values: Mapping[str, Any]) -> Path:
     sealed = {**values, "sha256": digest(values)}
     body = json.dumps({name: value for name, value in sealed.items() if name != "curve"}, indent=1)
     curve = ",\n  ".join(json.dumps(point) for point in sealed["curve"])
-    write_atomically(path, body[: -len("\n}")] + f',\n "curve": [\n  {curve}\n ]\n}}\n')  # a point a line
+    write_atomically(path, body[: -len("\n}")] + f',\n "curve": [\n  {curve}\n ]\n}}\n')  # one point per line
     return path
 
 
 def read(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:
-    """A result, or None where there is none. UserError where the file was altered, or is of another protocol than the table's."""
+    """A result, or None where there is none. UserError where the file was altered or has another protocol."""
     path = folder / key.file
     if not path.exists():
         return None
@@ -133,22 +139,27 @@ def read(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:
         values = json.loads(path.read_text())
         stated, counted = values["sha256"], digest(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no result: {type(error).__name__}: {error}") from None
+        raise UserError(f"{path} is not a result: {type(error).__name__}: {error}") from None
     if stated != counted:
-        raise UserError(f"{path} was altered after it was written: its sha256 is not that of its contents. Remove it, or bring the original back")
+        raise UserError(
+            f"{path} was altered after it was written: its sha256 does not match its contents."
+            " Remove it, or restore the original"
+        )
     if values.get("format") != FORMAT or values["protocol"] != expected_protocol(wanted):
-        raise UserError(f"{path} is of another protocol than {wanted.table.name}'s today; remove it, or keep it elsewhere")
+        raise UserError(
+            f"{path} has another protocol than {wanted.table.name} has today; remove it, or keep it elsewhere"
+        )
     if tuple(values[name] for name in Key._fields) != tuple(key):
-        raise UserError(f"{path} is of another cell than its name says")
+        raise UserError(f"{path} belongs to another cell than its name says")
     return values
 
 
 class Measured(NamedTuple):
-    """What is known of a cell: full results, else those of the largest budget that was run."""
+    """The results of a cell: those for the whole budget, or else those for the largest budget that was run."""
 
     wanted: Wanted
-    results: list[dict[str, Any]]  # by seed
-    budget: float  # 0 where nothing was run
+    results: list[dict[str, Any]]  # in the order of their seeds
+    budget: float  # share of the whole budget; 0 where nothing was run
 
     @property
     def cell(self) -> Cell:
@@ -160,14 +171,17 @@ class Measured(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """not run, partial, beaten, within spread, short; judged against the published figure, by the seeds' lowest and highest. "measured": none was."""
+        """How the seeds' lowest and highest scores compare with the published figure: beaten, within spread or short.
+
+        It is "not run" without results, "partial" for a part of the budget, and "measured" where nothing was published.
+        """
         if not self.results:
             return "not run"
         if self.budget != 1:
             return "partial"
         if self.cell.published is None:
             return "measured"
-        if len(self.scores) < len(self.results):  # a target that was not reached
+        if len(self.scores) < len(self.results):  # not every seed reached the target
             return "short"
         sign = -1.0 if self.wanted.table.less_is_better else 1.0
         low, high = sorted((sign * min(self.scores), sign * max(self.scores)))
@@ -176,7 +190,7 @@ class Measured(NamedTuple):
 
 
 def measured(folder: Path, wanted: Wanted) -> Measured:
-    """All results of a cell that are here. UserError on a file that is not what it should be."""
+    """The results of a cell that exist in this folder. UserError where a file is invalid."""
     stem = f"{wanted.cell.game}-{wanted.cell.tuned.replace('/', '_')}-seed"
     found: dict[float, dict[int, dict[str, Any]]] = {}
     for path in sorted((folder / wanted.table.name).glob(f"{stem}*.json")):

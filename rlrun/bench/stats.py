@@ -1,6 +1,8 @@
-"""Statistics over seeds and games, as Agarwal et al. (2021, arXiv:2108.13264) recommend; checked against hand-worked values.
+"""Statistics over seeds and games that Agarwal et al. (2021, arXiv:2108.13264) recommend, tested against values worked
+out by hand.
 
-Scores are [N, M]: N runs (seeds) of each of M games."""
+Scores have shape [N, M]: N runs (seeds) of each of M games.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +21,34 @@ class ConfidenceInterval(NamedTuple):
 
 
 def iqm(scores: Scores) -> float:
-    """Interquartile mean: of the middle half of all numbers together. As in scipy's trim_mean, the quarter that is cut off is rounded down."""
+    """Interquartile mean: the mean of the middle half of all scores, taken together.
+
+    As in scipy's trim_mean, the number of scores that is cut off at each end is rounded down.
+    """
     flat = np.sort(np.asarray(scores, dtype=float).reshape(-1))
     cut = int(0.25 * flat.size)
     return float(flat[cut : flat.size - cut].mean())
 
 
 def mean(scores: Scores) -> float:
-    """Of the games' means."""
+    """The mean of the games' mean scores."""
     return float(np.asarray(scores, dtype=float).mean(axis=0).mean())
 
 
 def median(scores: Scores) -> float:
-    """Of the games' means."""
+    """The median of the games' mean scores."""
     return float(np.median(np.asarray(scores, dtype=float).mean(axis=0)))
 
 
 def optimality_gap(scores: Scores, target: float = 1.0) -> float:
-    """How far runs stay below the target, on average; what is above counts as the target."""
+    """How far runs stay below the target on average. Scores above the target count as the target."""
     return float(target - np.minimum(np.asarray(scores, dtype=float), target).mean())
 
 
 def stratified_bootstrap(
     scores: Scores, statistic: Callable[[Scores], float], rng: np.random.Generator, repetitions: int = 2000, confidence: float = 0.95
 ) -> ConfidenceInterval:
-    """The statistic and its percentile interval, runs drawn anew with replacement within every game (section 4)."""
+    """The statistic and its percentile interval. Runs are resampled with replacement within each game (section 4)."""
     scores = np.asarray(scores, dtype=float)
     runs, games = scores.shape
     made = [statistic(np.take_along_axis(scores, rng.integers(0, runs, (runs, games)), axis=0)) for _ in range(repetitions)]
@@ -53,7 +58,11 @@ def stratified_bootstrap(
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> float:
-    """P(a run of x beats one of y on the same game), averaged over games; a tie is half (Mann-Whitney U by the number of pairs). x may have more runs."""
+    """The probability that a run of x beats a run of y on the same game, averaged over games.
+
+    A tie counts half, which makes this the Mann-Whitney U statistic divided by the number of pairs. x [Nx, M] and
+    y [Ny, M] may have different numbers of runs. ValueError where they have different numbers of games.
+    """
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if x.shape[1] != y.shape[1]:
         raise ValueError("both need the same games")
@@ -62,12 +71,13 @@ def probability_of_improvement(x: Scores, y: Scores) -> float:
 
 
 def human_normalised(game: str, score: float) -> float:
-    """0: a random policy, 1: a person. Raises KeyError for a game without figures."""
+    """The score on a scale where a random policy has 0 and a person 1. KeyError for a game without figures."""
     random, human = RANDOM_AND_HUMAN[game]
     return (score - random) / (human - random)
 
 
-# Scores of a random policy and of a person, no-op starts: Mnih et al. 2015 and Wang et al. 2016 (arXiv:1511.06581, table 2), by the names that env= takes.
+# Scores of a random policy and of a person with no-op starts, from Mnih et al. 2015 and Wang et al. 2016
+# (arXiv:1511.06581, table 2). The keys are the names that env= takes.
 RANDOM_AND_HUMAN = {
     "Alien": (227.8, 7127.7), "Amidar": (5.8, 1719.5), "Assault": (222.4, 742.0), "Asterix": (210.0, 8503.3), "Asteroids": (719.1, 47388.7),
     "Atlantis": (12850.0, 29028.1), "BankHeist": (14.2, 753.1), "BattleZone": (2360.0, 37187.5), "BeamRider": (363.9, 16926.5), "Berzerk": (123.7, 2630.4),

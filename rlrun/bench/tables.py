@@ -1,4 +1,4 @@
-"""RLlib's published tables as data (conf/benchmark/): what was published, and which tuned file is to be compared with it."""
+"""RLlib's published tables as data (conf/benchmark/): published figures, and the tuned files to compare with them."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ class Cell:
     game: str
     label: str
     tuned: str
-    published: float | None  # None: RLlib names none
+    published: float | None  # None where RLlib published no figure
     paper: float | None
-    words: tuple[str, ...] = ()  # options on top of the tuned file's
+    words: tuple[str, ...] = ()  # options in addition to the tuned file's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Ends after env_steps, or after wall_sec. With target_return the score is the seconds it took to reach it, else the mean of the last 100 games."""
+    """A table whose runs end after env_steps or after wall_sec seconds; ValueError unless exactly one of them is given.
+
+    With target_return the score is the seconds until that return was reached; else it is the mean return of the last
+    100 games.
+    """
 
     name: str
     title: str
     env_steps: float | None
     wall_sec: float | None
-    size: int | None  # pixels of the screens; None: no screens
+    size: int | None  # height and width of the screens in pixels; None where there are no screens
     paper: str | None
-    hardware: str  # of the published figures
+    hardware: str  # hardware on which the published figures were measured
     cells: tuple[Cell, ...]
     target_return: float | None = None
 
     def __post_init__(self):
         if (self.env_steps is None) == (self.wall_sec is None):
-            raise ValueError("a table ends after env_steps or after wall_sec, one of them")
+            raise ValueError("a table ends either after env_steps or after wall_sec")
 
     @property
     def less_is_better(self) -> bool:
@@ -55,7 +59,7 @@ class Table:
 
 
 def load(name: str) -> Table:
-    """UserError on a table that does not exist."""
+    """The table with this name. UserError where there is none."""
     known = options("benchmark")
     if name not in known:
         raise UserError(f"There is no table {name!r}.{closest(name, known)} There are: {', '.join(known)}")
@@ -70,14 +74,17 @@ class Wanted(NamedTuple):
 
 
 def select(tables: Sequence[str], games: Sequence[str], algos: Sequence[str]) -> list[Wanted]:
-    """Cells of these tables, games and algorithms; an empty list of any means all. UserError where one fits nothing."""
+    """The cells of these tables, games and algorithms. An empty list means all; UserError where a name fits no cell."""
     found = [Wanted(table, cell) for table in map(load, tables or options("benchmark")) for cell in table.cells]
     have = {"game": {one.cell.game for one in found}, "algo": {one.cell.tuned.split("/")[0] for one in found}}
     for kind, asked in (("game", games), ("algo", algos)):
         for name in asked:
             if name not in have[kind]:
-                raise UserError(f"No table here has {kind} {name!r}.{closest(name, have[kind])} There are: {', '.join(sorted(have[kind]))}")
+                raise UserError(
+                    f"No table here has {kind} {name!r}.{closest(name, have[kind])}"
+                    f" There are: {', '.join(sorted(have[kind]))}"
+                )
     chosen = [one for one in found if (not games or one.cell.game in games) and (not algos or one.cell.tuned.split("/")[0] in algos)]
     if not chosen:
-        raise UserError(f"these tables have no cell with game={','.join(games)} and algo={','.join(algos)} together")
+        raise UserError(f"these tables have no cell with both game={','.join(games)} and algo={','.join(algos)}")
     return chosen

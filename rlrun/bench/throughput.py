@@ -1,13 +1,19 @@
-"""Throughput: the parts alone, the bound they imply, and what training reaches.
+"""Throughput: the speed of each part alone, the bound that they imply, and the speed that training reaches.
 
-A part is the run's own code at the run's batch sizes and precision, on one thread, with nothing else running: env = stepping the vector
-environment; inference = acting on one row of a fragment, records included; learning = copy, conversion, loss, clip and optimiser of one train
-batch, counted by the env steps that one update stands for (fewer with runner.num_sgd_iter or replayed fragments); with a replay also replay =
-storing rows, drawing batches and writing priorities.
-Where the learner may take several threads, learning is measured with those too: what training reaches is compared with the fastest of them. Each part is
-the median of three measurements before and three after training. With c cores, no schedule of these parts can exceed
-c / (1/env + 1/inference + 1/learning + 1/replay) env steps/s, as long as a core does not slow down when its neighbour works. Where a GPU acts and learns, the
-bound is the smaller of what the cores' environments and the GPU can do.
+A part is the run's own code at the run's batch sizes and precision, on one thread, with nothing else running. The parts
+are
+
+- env: stepping the vector environment;
+- inference: acting on one row of a fragment, including what is recorded;
+- learning: copy, conversion, loss, clipping and optimiser step for one train batch, counted by the env steps that one
+  update stands for (fewer with runner.num_sgd_iter or replayed fragments);
+- replay, where there is one: storing rows, drawing batches and writing priorities.
+
+Where the learner may use several threads, learning is also measured with those, and training is compared with the
+fastest of them. The speed of a part is the median of three measurements before and three after training. With c cores,
+no schedule of these parts can exceed c / (1/env + 1/inference + 1/learning + 1/replay) env steps/s, as long as a core
+does not slow down when its neighbour works. Where a GPU acts and learns, the bound is the smaller of what the cores'
+environments and the GPU can do.
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ from rlrun.machine.resources import Resources
 from rlrun.replay.buffer import Replay
 from rlrun.runners import actor_learner
 from rlrun.runners.evolution import gathered
-from rlrun.runtime.build import Parts, build, train
+from rlrun.runtime.build import LearnerParts, build, train
 from rlrun.runtime.plan import plan
 from rlrun.runtime.rundir import command_line, hardware, versions
 from rlrun.samplers.acting import ActingCopy
@@ -51,15 +57,15 @@ from rlrun.samplers.evaluator import to_torch
 from rlrun.samplers.population import Order, Player
 
 PART_SEC = 1.0
-DIFFERENT = 8  # fragments that a large train batch is made of here, again and again
-REPLAYED = 2000  # rows in the replay that the parts are measured with, and 8 fragments at least
-LATE = Clock(2**40)  # when nobody acts at random any more
-WARM_SHARE = 0.25  # of the time that it learns, not counted
-FILL_SEC = 600.0  # the longest that a replay may take to fill before that
+DIFFERENT = 8  # different fragments in a large train batch; more are repeats of these
+REPLAYED = 2000  # rows in the replay with which the parts are measured, but at least 8 fragments
+LATE = Clock(2**40)  # a time when exploration schedules have ended
+WARM_SHARE = 0.25  # share of the learning time that is not counted, because the run warms up
+FILL_SEC = 600.0  # the longest time that a replay may take to fill before learning begins
 
 
 def measure(config: Typed, seconds: float) -> dict[str, Any]:
-    """{bound, reached, ratio, parts, ...}: env steps/s."""
+    """Measures the parts and training; returns {bound, reached, ratio, parts, ...}, where rates are env steps/s."""
     keep_freed()
     parts = build(plan(config, measured()))
     torch.set_num_threads(1)
@@ -86,8 +92,11 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
 
 
 def bound_of(made: Resources, rates: dict[str, float], used: int) -> float:
-    """Env steps/s that no schedule can exceed. With batched inference on a GPU `used` cores do nothing but step environments, while the GPU acts and learns;
-    else every core does all of it, one after the other."""
+    """Env steps/s that no schedule can exceed.
+
+    With batched inference on a GPU, `used` cores only step environments while the GPU acts and learns. Otherwise every
+    core does all parts, one after the other.
+    """
     if made.inference == "batched" and made.device.type == "cuda":
         on_gpu = sum(1.0 / rate for name, rate in rates.items() if name != "env") / made.num_learners
         return min(rates["env"] * min(used, made.num_samplers), 1.0 / on_gpu)
@@ -95,7 +104,7 @@ def bound_of(made: Resources, rates: dict[str, float], used: int) -> float:
 
 
 class _Parts:
-    def __init__(self, parts: Parts):
+    def __init__(self, parts: LearnerParts):
         self.parts, made = parts, parts.resources
         self.columns = made.envs_per_group
         self.env = parts.plan.make_env()(0, self.columns)
@@ -103,7 +112,7 @@ class _Parts:
         self.rng = parts.seeds.generator("policy", 0, device=str(made.device) if made.inference == "batched" else "cpu")
         layout = parts.plan.fragment
         self.on_gpu = made.device.type == "cuda"
-        self.out = allocate(layout, pin=self.on_gpu)  # as a run's fragments are
+        self.out = allocate(layout, pin=self.on_gpu)  # pinned, as a run's fragments are
         self.algorithm = parts.algorithm()
         self.products = parts.products
         collector = Collector(self.env, parts.seeds.generator("policy", 0), parts.needs.record, parts.needs.core_every, 0, 0, 0)
@@ -116,7 +125,7 @@ class _Parts:
             header = collector.collect(batch, acting, 1, Clock())
             if parts.needs.replay is not None:
                 self.replay = self.replay or parts.replay(0)
-                for block in range(self.replay.layout.blocks):  # every producer the same rows
+                for block in range(self.replay.layout.blocks):  # every producer stores the same rows
                     self.replay.add(Fragment(header._replace(worker=block), batch))
             if number < 64:
                 fragments.append(batch)
@@ -126,12 +135,13 @@ class _Parts:
         self.out.copy_(fragments[0])
 
     def measure(self) -> dict[str, list[float]]:
-        """Rows/s of each part, three times."""
+        """Three measurements of each part, in env steps/s."""
         rows = self.parts.plan.fragment_rows
         rng = np.random.default_rng(0)
         spec = self.parts.spec
         masked = "action_mask" in spec.obs
-        actions = [random_actions(spec, self.obs, self.columns, rng) for _ in range(64)]  # beforehand: drawing them is no part of the environment
+        # Actions are drawn beforehand, because drawing them is not part of the environment's work.
+        actions = [random_actions(spec, self.obs, self.columns, rng) for _ in range(64)]
         count = 0
 
         def env() -> int:
@@ -191,7 +201,7 @@ class _Parts:
         return {name: [_rate(call) for _ in range(3)] for name, call in three} | self._threaded(learning)
 
     def _alone(self, rows: int) -> Callable[[], int]:
-        """Acting on a sampler's own columns."""
+        """The call that acts on a sampler's own columns."""
         state = self.policy.initial_state(self.columns)
 
         def inference() -> int:
@@ -203,7 +213,7 @@ class _Parts:
         return inference
 
     def _together(self, rows: int) -> Callable[[], int]:
-        """Acting as the inference thread does, on one of every sampler's two groups."""
+        """The call that acts as the inference thread does, on one of each sampler's two groups."""
         made, samplers = self.parts.resources, self.parts.resources.samplers_per_learner
         copy = ActingCopy(self.policy, made.device, self.rng, self.parts.needs.record, self.columns, samplers, self.parts.make_recorder())
         state = copy.policy.initial_state(self.columns)
@@ -218,7 +228,7 @@ class _Parts:
         return inference
 
     def _threaded(self, learning: Callable[[], float]) -> dict[str, list[float]]:
-        """Learning with as many threads as the run may take for it."""
+        """Three measurements of learning for each number of threads above one that the run may use."""
         rates = {}
         for number in (n for n in self.parts.resources.learner_threads if n > 1):
             self.parts.threads.take(number)
@@ -228,15 +238,22 @@ class _Parts:
 
 
 def updates_per_row(runner: Any) -> float:
-    """How often a row is learnt from: train batches several times, or with fragments that came before (runners/actor_learner.py). What an algorithm does with
-    a batch inside one update is not counted."""
+    """How many updates each row takes part in (runners/actor_learner.py).
+
+    It is above 1 where train batches are learnt from several times or contain earlier fragments. Epochs that an
+    algorithm makes inside one update are not counted.
+    """
     return runner.num_sgd_iter * (1.0 + runner.replay_proportion) if isinstance(runner, actor_learner.Config) else 1.0
 
 
 class _PartsOfEvolution:
-    """Inference is acting with parameters of each column's own; learning is counted by the env steps of the episodes that an update is made from."""
+    """The parts of an evolution run.
 
-    def __init__(self, parts: Parts):
+    Inference acts with different parameters in each column. Learning is counted by the env steps of the episodes that
+    an update is made from.
+    """
+
+    def __init__(self, parts: LearnerParts):
         self.parts, self.columns = parts, parts.resources.envs_per_group
         noise, asked = parts.noise(), parts.needs.population
         assert asked is not None
@@ -246,11 +263,11 @@ class _PartsOfEvolution:
         few = max(1, min(asked.pairs, self.columns // 2))
         report = self.player.play(Order(0, 0, few, 0), Clock())
         times = -(-asked.pairs // few)
-        self.batch = gathered([report] * times)  # as many as an update has, if not as many different ones
+        self.batch = gathered([report] * times)  # an update's number of pairs, although some are repeats
         self.steps = max(report.env_steps * times, asked.min_env_steps)
 
     def measure(self) -> dict[str, list[float]]:
-        """Rows/s of each part, three times."""
+        """Three measurements of each part, in env steps/s."""
         policy, rng, spec = self.player.policy, np.random.default_rng(0), self.parts.spec
         rows: Rows = map_rows(self.player.env.reset(0), np.array)
         actions = [random_actions(spec, rows, self.columns, rng) for _ in range(64)]
@@ -284,7 +301,7 @@ def _rate(call: Callable[[], float]) -> float:
 
 
 class _Rows:
-    """Keeps what a run logs, and says when it first learnt."""
+    """Keeps the rows that a run logs, and calls learns() when the first update has been logged."""
 
     def __init__(self, learns: Callable[[], None]) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -296,10 +313,14 @@ class _Rows:
             self.learns()
 
 
-def _train(parts: Parts, seconds: float) -> tuple[float, float, float | None, dict[str, float], dict[str, float]]:
-    """Env steps/s after warming up, peak memory of the process tree in MB, policy lag, the learner's time by section, samplers' microseconds per env step.
+def _train(parts: LearnerParts, seconds: float) -> tuple[float, float, float | None, dict[str, float], dict[str, float]]:
+    """Trains for so many seconds after learning began.
 
-    UserError when learning has not begun after FILL_SEC: a replay waits for algo.learning_starts env steps."""
+    Returns env steps/s after warming up, the peak memory of the process tree in MB, the policy lag in updates, the
+    learner's shares of time by section, and the samplers' microseconds per env step in the environment and the policy.
+    UserError where fewer than three rows with updates were logged, as when a replay is still waiting for
+    algo.learning_starts env steps after FILL_SEC.
+    """
 
     def ends_in(more: float) -> None:
         job.stop = StopConfig(return_mean=None, wall_sec=job.wall_sec + more, no_improvement_steps=None)
@@ -335,7 +356,10 @@ def _train(parts: Parts, seconds: float) -> tuple[float, float, float | None, di
     if len(learnt) < 3:
         waits = parts.needs.replay
         starts = f": it waits for algo.learning_starts={waits.learning_starts}" if waits is not None else ""
-        raise UserError(f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates in {job.wall_sec:.0f} s{starts}")
+        raise UserError(
+            f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates"
+            f" in {job.wall_sec:.0f} s{starts}"
+        )
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
     counted = [row for row in learnt if row["time_sec"] >= warm]
     first, last = (row["env_steps"] + row.get("sample/ahead", 0) for row in (counted[0], counted[-1]))
@@ -348,8 +372,11 @@ def _train(parts: Parts, seconds: float) -> tuple[float, float, float | None, di
 
 
 def _sampler_time(made: Resources, reached: float, spent: dict[str, float]) -> dict[str, float]:
-    """Shares of the time of a process that steps environments, from microseconds per env step; `rest`: waits, copies and Python around them. Of batched
-    inference the policy's is of the one thread that acts for all."""
+    """How a process that steps environments spends its time, as shares computed from microseconds per env step.
+
+    `rest` is waiting, copying and Python around them. With batched inference, the policy's share is that of the one
+    thread that acts for all samplers.
+    """
     processes = made.num_samplers
     env = reached * spent.get("env", 0.0) * 1e-6 / processes
     policy = reached * spent.get("policy", 0.0) * 1e-6 / (made.num_learners if made.inference == "batched" else processes)
@@ -359,7 +386,10 @@ def _sampler_time(made: Resources, reached: float, spent: dict[str, float]) -> d
 
 
 def tree_pss_mb() -> float:
-    """Proportional set size of this process and its children: shared memory is counted once. 0 where /proc has no smaps_rollup."""
+    """Proportional set size of this process and its children in MB, which counts shared memory once.
+
+    It is 0 where psutil is missing or /proc has no smaps_rollup.
+    """
     total, pids = 0, [os.getpid()]
     try:
         import psutil
@@ -378,7 +408,7 @@ def tree_pss_mb() -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    """For people."""
+    """The result as a text table."""
     made = result["resources"]
     lines = [*(f"  {reason}" for reason in made["why"]), ""]
     lines += [f"{'part alone, one thread':<30}{'steps/s':>10}{'us/step':>10}"]

@@ -1,8 +1,10 @@
-"""rlrun benchmark tuned [NAME ... such as ppo/cartpole dqn/*] [--fast] [seeds=1] [--jobs N] [--timeout SEC] [--json FILE] [--runs DIR] [--dry-run]
+"""rlrun benchmark tuned [NAME ... such as ppo/cartpole dqn/*] [--fast] [seeds=1] [--jobs N] [--timeout SEC]
+                      [--json FILE] [--runs DIR] [--dry-run]
 
-Runs tuned files to what they expect, and says for each whether its bar was met: `expected.return` reached (or, where the bar is greedy, shown by
-`expected.episodes` greedy games afterwards) within `expected.env_steps`. --fast: those that met it in so few seconds that all of them fit into 15 minutes on 2
-cores. Without names: all that have been measured."""
+Runs tuned files until they reach what they expect, and reports for each whether it met its bar: reaching
+`expected.return` within `expected.env_steps`. Where the bar is greedy, the return is measured in 100 greedy games
+afterwards. Without names, all tuned files that have been measured are run. --fast runs only the quickest of them, as
+many as fit into 15 minutes on 2 cores."""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from rlrun.loggers.jsonl import read as read_rows
 
 FLAGS = {"--fast": bool, "--jobs": int, "--timeout": float, "--json": str, "--runs": str, "--dry-run": bool}
 FAST_SEC = 15 * 60.0
-START_SEC = 12.0  # of a process until it learns, beside what a tuned file measured
+START_SEC = 12.0  # what a process takes until it learns, in addition to the time that a tuned file measured
 GREEDY_EPISODES = 100
 
 
@@ -36,11 +38,11 @@ class Bar(NamedTuple):
     aim: float
     env_steps: float
     greedy: bool
-    seconds: float | None  # the longest that a seed took when it was measured
+    seconds: float | None  # the longest time that a seed took when the file was measured
 
 
 def bar_of(tuned: str) -> Bar | None:
-    """None where the file expects nothing."""
+    """The bar of a tuned file, or None where the file expects nothing."""
     values = yaml.safe_load((root() / "tuned" / f"{tuned}.yaml").read_text())
     expected, known = values.get("expected"), values.get("measured")
     if not expected or expected.get("return") is None or expected.get("env_steps") is None:
@@ -52,7 +54,7 @@ def bar_of(tuned: str) -> Bar | None:
 
 
 def choose(names: Sequence[str], fast: bool, seeds: int) -> list[Bar]:
-    """UserError on a name that fits no tuned file, or that expects nothing."""
+    """The bars to run. UserError where a name fits no tuned file, no file expects anything, or none is fast."""
     known = options("tuned")
     if names:
         found: list[str] = []
@@ -63,7 +65,7 @@ def choose(names: Sequence[str], fast: bool, seeds: int) -> list[Bar]:
             found += fitting
         bars = [bar for bar in map(bar_of, dict.fromkeys(found)) if bar is not None]
         if not bars:
-            raise UserError(f"{', '.join(names)}: no bar is expected there")
+            raise UserError(f"{', '.join(names)}: these tuned files expect no result")
     else:
         bars = [bar for bar in map(bar_of, known) if bar is not None and bar.seconds is not None]
     if not fast:
@@ -75,7 +77,7 @@ def choose(names: Sequence[str], fast: bool, seeds: int) -> list[Bar]:
             break
         chosen.append(bar)
     if not chosen:
-        raise UserError("none of these was measured to be quick enough for --fast")
+        raise UserError("none of these tuned files was measured to be quick enough for --fast")
     return chosen
 
 
@@ -89,7 +91,9 @@ def main(words: Sequence[str]) -> int:
     for word in rest:
         key, equals, value = word.partition("=")
         if equals and key != "seeds":
-            raise UserError(f"There is no option {key!r} here.{closest(key, ('seeds',))} There is seeds=, and {', '.join(FLAGS)}.")
+            raise UserError(
+                f"There is no option {key!r} here.{closest(key, ('seeds',))} There are seeds= and {', '.join(FLAGS)}."
+            )
         if equals:
             seeds = [number(part, int, "seeds") for part in value.split(",") if part] or seeds
     bars = choose(names, flags["--fast"], len(seeds))
@@ -127,7 +131,7 @@ def new_folder() -> Path:
 
 
 def judged(bar: Bar, seed: int, outcome: Outcome) -> dict[str, Any]:
-    """pass, short or failed, with what it is judged by."""
+    """The verdict on a run ("pass", "short" or "failed") with the facts that it rests on."""
     result: dict[str, Any] = {"tuned": bar.tuned, "seed": seed, "aim": bar.aim, "env_steps_allowed": bar.env_steps, "greedy": bar.greedy,
                               "env_steps": outcome.env_steps, "wall_sec": outcome.wall_sec, "return": outcome.return_mean}  # fmt: skip
     if outcome.status not in DONE:
@@ -135,17 +139,18 @@ def judged(bar: Bar, seed: int, outcome: Outcome) -> dict[str, Any]:
     reached: float | None = outcome.return_mean
     if bar.greedy:
         reached = greedy(outcome.job.run_dir)
-    elif outcome.summary.get("status") != "STOPPED":  # it ended on its steps: was the bar met on the way?
+    elif outcome.summary.get("status") != "STOPPED":  # it ended on its env steps, but may have met the bar on the way
         rows = read_rows(outcome.job.run_dir / "progress.jsonl")
         means = [row["sample/return_mean"] for row in rows if row.get("sample/episodes", 0) >= 100 and row["env_steps"] <= bar.env_steps]
         reached = max([value for value in means if value is not None], default=None)
-    late = outcome.summary.get("status") == "STOPPED" and outcome.env_steps > bar.env_steps  # in the batch that went beyond them
+    # The last batch may have gone beyond the bar's env steps.
+    late = outcome.summary.get("status") == "STOPPED" and outcome.env_steps > bar.env_steps
     met = reached is not None and reached >= bar.aim and not late
     return {**result, "return": reached, "verdict": "pass" if met else "short", "reason": ""}
 
 
 def greedy(run_dir: Path) -> float:
-    """Mean return of greedy games on evaluation seeds, of the last checkpoint."""
+    """Mean return of the last checkpoint in greedy games with evaluation seeds."""
     import contextlib
     import io
 

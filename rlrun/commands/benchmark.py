@@ -1,11 +1,13 @@
 """rlrun benchmark throughput algo=... env=... [any option of rlrun train] [seconds=30] [--json FILE]
 rlrun benchmark replay [capacity=10000,100000,1000000] [replay.compress=true] [replay.directory=DIR] [--json FILE]
-rlrun benchmark growth [algo=...] [env=...] [--axes samplers,envs,fragment,model] [--plot FILE.png]   (--help says more)
-rlrun benchmark reproduce-tables [table=...] [game=...] [algo=...] [seeds=1,2,3] [budget=1.0]      (--help says more)
-rlrun benchmark tuned [NAME ...] [--fast]                                                          (--help says more)
+rlrun benchmark growth [algo=...] [env=...] [--axes samplers,envs,fragment,model] [--plot FILE.png]
+rlrun benchmark reproduce-tables [table=...] [game=...] [algo=...] [seeds=1,2,3] [budget=1.0]
+rlrun benchmark tuned [NAME ...] [--fast]
 
-throughput measures env, inference and learning alone, the bound that they imply for this machine, and what training reaches. replay measures how many rows
-are stored and drawn per second on one thread, uniformly and by priority, and the memory that they take (7.3 GB for a million rows of Atari)."""
+throughput measures the environment, inference and learning each on its own, computes the bound that they imply for this
+machine, and measures the speed that training reaches. replay measures how many rows can be stored and drawn per second
+on one thread, uniformly and by priority, and the memory that they take (7.3 GB for a million rows of Atari).
+growth --help, reproduce-tables --help and tuned --help describe the other three."""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def main(words: list[str]) -> int:
         except ValueError:
             raise UserError(f"{word}: seconds must be a number") from None
     if seconds < 5:
-        raise UserError("seconds must be at least 5: the first rows of a run are no measure")
+        raise UserError("seconds must be at least 5: the first rows of a run do not show its speed")
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         from rlrun.bench.throughput import measure, table
@@ -81,9 +83,9 @@ def replay(words: list[str], json_file: str | None) -> int:
     try:
         sizes = [int(float(size)) for size in capacities.split(",")]
     except ValueError:
-        raise UserError(f"capacity={capacities}: numbers of rows, separated by commas") from None
+        raise UserError(f"capacity={capacities}: capacity must be numbers of rows, separated by commas") from None
     if min(sizes) < 2000:
-        raise UserError(f"capacity={capacities}: at least 2000 rows, or there is nothing to measure")
+        raise UserError(f"capacity={capacities}: a measurement needs at least 2000 rows")
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         import torch
@@ -97,7 +99,10 @@ def replay(words: list[str], json_file: str | None) -> int:
         config = type_config(plain(cfg)).run.replay
         assert config is not None
         if config.directory is None and not config.compress and max(sizes) * 7400 > free_memory():
-            raise UserError(f"capacity={max(sizes)} takes {max(sizes) * 7400 / 1e9:.1f} GB and {free_memory() / 1e9:.1f} GB are free")
+            raise UserError(
+                f"capacity={max(sizes)} takes {max(sizes) * 7400 / 1e9:.1f} GB, but only"
+                f" {free_memory() / 1e9:.1f} GB are free"
+            )
         result = measure(config, sizes)
         print(table(result))
         write(result, json_file)

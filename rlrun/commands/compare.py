@@ -1,6 +1,7 @@
 """rlrun compare RUN_DIR RUN_DIR
 
-How two runs differ: options, versions and machine, and what came of it, at the end and after as many env steps as both have."""
+Shows how two runs differ: their options, versions and machine, and their results at the end and after as many env steps
+as both of them have."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ def main(words: list[str]) -> int:
             raise UserError(f"{place} is not a run directory: it has no config.yaml")
     one, other = (SavedRun(Path(place)) for place in places)
     rows = options(one, other)
-    print(text_table(rows, ("option", "first", "second")) if rows else "the same options")
+    print(text_table(rows, ("option", "first", "second")) if rows else "Both runs have the same options.")
     rows = facts(one, other)
     if rows:
         print("\n" + text_table(rows, ("made with", "first", "second")))
-    print("\n" + text_table(outcomes(one, other), ("what came of it", "first", "second")))
+    print("\n" + text_table(outcomes(one, other), ("result", "first", "second")))
     return 0
 
 
@@ -41,7 +42,7 @@ def short(value: Any) -> str:
 
 
 def options(one, other) -> list[list[str]]:
-    """All that differ, seed included; run_dir of course does."""
+    """All options that differ, the seed included. run_dir and runs_root are left out."""
     keys = [key for key in dict.fromkeys([*one.options, *other.options]) if key not in ("run_dir", "runs_root")]
     missing = object()
     return [[key, *(short(run.options.get(key, "(no such option)")) for run in (one, other))] for key in keys
@@ -59,12 +60,12 @@ def facts(one, other) -> list[list[str]]:
 
 
 def commit(name: str | None) -> str:
-    """Its first letters, and whether files were changed since."""
+    """The first ten letters of a commit, and whether files had been changed since it."""
     return "-" if not name else name[:10] + (" + local changes" if name.endswith("+") else "")
 
 
 def return_at(run, steps: int) -> float | None:
-    """On the line between the rows before and after it; None before the first and behind the last."""
+    """The mean return at so many env steps, interpolated between rows; None before the first or after the last row."""
     import numpy as np
 
     from rlrun.experiments.runs import RETURN

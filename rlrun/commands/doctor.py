@@ -1,6 +1,7 @@
-"""rlrun doctor [runs_root=runs] [--fix]: versions, cores, GPU, shared memory, optional parts and their licences, MLflow runs that nobody runs any more.
+"""rlrun doctor [runs_root=runs] [--fix]
 
---fix marks those MLflow runs KILLED. Exit code 1 when something needed is missing."""
+Shows versions, cores, GPU, shared memory, optional packages and their licences, and MLflow runs whose process is gone.
+--fix marks those MLflow runs KILLED. The exit code is 1 when something that rlrun needs is missing."""
 
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ def main(words: list[str]) -> int:
     fast = cpu_flags() & {"avx512_bf16", "amx_bf16", "avx512f", "avx2"}
     print(f"cpu         {facts['cpu']}, {cores()} cores for this process ({os.cpu_count()} in the machine), {', '.join(sorted(fast)) or 'no AVX2'}")
     print("bf16        " + ("fast on this CPU" if fast & {"avx512_bf16", "amx_bf16"} else "would be slow on this CPU: auto uses fp32"))
-    print("products    large ones in float32 are made by " + ("oneDNN, which knows this CPU's AVX-512" if pays() else "MKL"))
+    print(
+        "products    large float32 matrix products are computed by "
+        + ("oneDNN, which uses this CPU's AVX-512" if pays() else "MKL")
+    )
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)
@@ -64,7 +68,10 @@ def main(words: list[str]) -> int:
             problems.append("/dev/shm has less than 512 MiB: start the container with --shm-size=2g")
         left = [p.name for p in shm.iterdir() if p.name.startswith("torch_")]
         if left:
-            print(f"            {len(left)} entries of torch, left by killed programs or in use: {' '.join(left[:3])}")
+            print(
+                f"            torch has {len(left)} entries there, in use or left by killed programs:"
+                f" {' '.join(left[:3])}"
+            )
     print("optional")
     for module, name, extra, what, licence in OPTIONAL:
         found = importlib.util.find_spec(module) is not None
@@ -75,7 +82,7 @@ def main(words: list[str]) -> int:
     stale = stale_runs(runs_root, fix="--fix" in words)
     if stale:
         print(
-            f"mlflow      {len(stale)} runs say RUNNING but their process is gone: {', '.join(stale[:5])}"
+            f"mlflow      {len(stale)} runs are marked RUNNING, but their process is gone: {', '.join(stale[:5])}"
             + ("; marked KILLED" if "--fix" in words else " (--fix)")
         )
     elif importlib.util.find_spec("mlflow") is not None:

@@ -1,6 +1,6 @@
 """rlrun evaluate RUN_DIR [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0] [--json]
 
-Plays full games (no life-loss ends, unclipped rewards) on seeds that training never used."""
+Plays full games with seeds that training never used. A lost life does not end a game, and rewards are not clipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlrun.core.ranges import Count, NotNegative
 
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions:
-    """Which games, of which checkpoint. `watch` takes these too."""
+    """The checkpoint, and the games that it plays. `watch` takes these options too."""
 
     episodes: Annotated[int, Count]
     checkpoint: str | int

@@ -1,4 +1,7 @@
-"""rlrun explain ALGO: its paper, what it records, how it was checked, every option with its comment, and RLlib's names for them."""
+"""rlrun explain ALGO
+
+Prints an algorithm's paper, what it records, how it was checked, every option with its comment, and RLlib's name for
+each option."""
 
 from __future__ import annotations
 
@@ -9,17 +12,19 @@ from rlrun.config.paths import base_options, included_groups, inner_algorithm, o
 from rlrun.core.errors import UserError, closest
 from rlrun.rllib.option_map import option_map
 
-EVERY_RUN = """Metrics of every run, beside those above
+EVERY_RUN = """Metrics of every run, in addition to those above
 
-  sample/return_mean, _min, _max     full games, unclipped, of the last 100 training episodes; episode_length_mean and episodes likewise
-  sample/env_steps_per_sec           since the row before
-  sample/policy_lag                  updates made between the weights that acted and those that learn
-  sample/queued_fragments            filled ones that wait for the learner
+  sample/return_mean, _min, _max     unclipped returns of full games, over the last 100 training episodes
+  sample/episode_length_mean         over the last 100 training episodes; sample/episodes counts all of them
+  sample/env_steps_per_sec           since the previous row
+  sample/policy_lag                  updates between the weights that acted and the weights that learn
+  sample/queued_fragments            filled fragments that wait for the learner
   sample/info/<name>, success_rate   numeric entries of the environment's info and its is_success, last 100 episodes
-  learn/skipped_updates              share of gradient steps that were not taken, because the gradient was not finite
-  time/<section>_share               of the learner's time: wait (for samplers), copy, learn, publish (weights), save, evaluate
-  time/sampler_env_share             of the samplers' time: the environment; the rest is the policy
-  time/env_us, policy_us             microseconds of a sampler per env step, in the environment and in the policy
+  learn/skipped_updates              share of gradient steps that were skipped because the gradient was not finite
+  time/<section>_share               share of the learner's time: wait (for samplers), copy, learn, publish (weights),
+                                     save, evaluate
+  time/sampler_env_share             share of the samplers' time spent in the environment; the rest is the policy's
+  time/env_us, policy_us             a sampler's microseconds per env step in the environment and in the policy
 """
 
 
@@ -38,13 +43,16 @@ def main(words: list[str]) -> int:
     print("\nOptions, as in conf/algo: algo.<name>=<value>\n")
     print(without_defaults(texts.pop(f"algo/{name}")))
     for base, inherited in texts.items():
-        print(f"Those of {base.removeprefix('algo/')}, unless they stand above\n\n{without_defaults(inherited)}")
+        print(f"Options of {base.removeprefix('algo/')}, where they are not given above\n\n{without_defaults(inherited)}")
     for group, file in included_groups(name).items():
         text = textwrap.indent((root() / "conf" / f"{file}.yaml").read_text(), "  ")
-        print(f"Those of {file}, unless they stand above\n\n{group}:\n{text}")
+        print(f"Options of {file}, where they are not given above\n\n{group}:\n{text}")
     inner = inner_algorithm(name)
     if inner:
-        print(f"The algorithm inside is {inner}, or another: algo@algo.inner=<name>. Its options are algo.inner.<name>=<value>: rlrun explain {inner}\n")
+        print(
+            f"The algorithm inside is {inner}; algo@algo.inner=<name> chooses another. Its options are"
+            f" algo.inner.<name>=<value>: rlrun explain {inner}\n"
+        )
     runner = compose_runner(name) or (compose_runner(inner) if inner else None)
     if runner:
         print(f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}")
@@ -56,7 +64,7 @@ def main(words: list[str]) -> int:
 
 
 def compose_runner(name: str) -> str | None:
-    """The runner that conf/algo/<name>.yaml, or the file that it begins with, chooses."""
+    """The runner that conf/algo/<name>.yaml chooses, or a file that it inherits from; None where none does."""
     for file in (f"algo/{name}", *base_options(name)):
         for line in (root() / "conf" / f"{file}.yaml").read_text().splitlines():
             if "/runner@" in line:
@@ -65,7 +73,7 @@ def compose_runner(name: str) -> str | None:
 
 
 def without_defaults(text: str) -> str:
-    """A commented yaml without Hydra's defaults list."""
+    """The text of a yaml file, comments included, without Hydra's defaults list."""
     lines, inside = [], False
     for line in text.splitlines():
         inside = line.startswith("defaults:") or (inside and (line.startswith((" ", "-")) or not line.strip()))

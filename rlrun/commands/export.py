@@ -1,8 +1,9 @@
 """rlrun export RUN_DIR [checkpoint=last|best|<env steps>] [--formats pt2,safetensors,onnx] [--dir DIR]
 
-The trained policy with its filters, for programs without rlrun: policy.pt2 (torch.export; any batch size, recurrent state explicit), policy.safetensors (the
-weights) and policy.onnx, with policy.json that says what goes in and comes out. A game played by the run's own policy is compared with each. Without --formats:
-pt2 and safetensors; without --dir: RUN_DIR/export."""
+Writes the trained policy with its filters, for programs that do not have rlrun: policy.pt2 (torch.export, for any batch
+size, with explicit recurrent state), policy.safetensors (the weights), policy.onnx, and policy.json, which describes
+the inputs and outputs. Each file is checked against a game that the run's own policy plays. --formats defaults to
+pt2,safetensors and --dir to RUN_DIR/export."""
 
 from __future__ import annotations
 
@@ -42,5 +43,5 @@ def main(words: list[str]) -> int:
     torch.set_num_threads(1)
     for file, checked in write(load(path, str(options.checkpoint)), Path(flags["--dir"]) if flags["--dir"] else path / "export", formats):
         print(f"{file}{'  ' if checked else ''}{checked}")
-    print("policy.json says under `use` how a program plays with it")
+    print("`use` in policy.json tells how a program plays with the policy")
     return 0

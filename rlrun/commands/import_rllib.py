@@ -1,8 +1,9 @@
 """rlrun import-rllib FILE.yaml [...] [--dir rllib_imported] [--env my_package:MyEnv-v0] [--quiet] [--force]
 
-Reads RLlib's tuned YAML files (0.5 to 2.x) and writes rlrun's into DIR/tuned/<algo>/, one for every environment of a file's grid. What RLlib takes where a
-file says nothing is written out, so that the runs mean the same. Every option is listed: mapped, dropped (with the reason) or not mapped. --env: the
-environment instead of the file's, which rlrun cannot import. --force: writes over files that are there and differ."""
+Reads RLlib's tuned YAML files (0.5 to 2.x) and writes rlrun's into DIR/tuned/<algo>/, one for every environment of a
+file's grid. RLlib's defaults for options that a file does not set are written out, so that the run means the same.
+Every option is listed as mapped, dropped (with the reason) or not mapped. --env names an environment to use instead of
+the file's, for a file whose environment rlrun cannot import. --force overwrites existing files that differ."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def main(words: list[str]) -> int:
         return 0 if words else 2
     flags, files = take_flags(words, {"--dir": str, "--env": str, "--quiet": bool, "--force": bool})
     if not files:
-        raise UserError("import-rllib needs a file of RLlib's, such as atari-ppo.yaml")
+        raise UserError("import-rllib needs an RLlib file, such as atari-ppo.yaml")
     folder = Path(flags["--dir"] or "rllib_imported")
     from rlrun.rllib.translate import translate
     from rlrun.rllib.yaml_files import Imported, read
@@ -32,20 +33,23 @@ def main(words: list[str]) -> int:
         try:
             text = Path(file).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+            raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
         for name, experiment in read(text, file).items():
             if flags["--env"]:
                 experiment = {**experiment, "env": flags["--env"]}
             try:
                 made += [(one, Path(file).name) for one in translate(name, experiment, Path(file).name)]
-            except UserError as error:  # other experiments of the file may do
+            except UserError as error:  # other experiments in the file may still be translated
                 skipped.append(str(error))
     if not made:
         raise UserError("; ".join(skipped))
     for one, source in made:
         place = folder / "tuned" / one.algo / f"{one.name}.yaml"
         if place.exists() and place.read_text() != one.text(source) and not flags["--force"]:
-            raise UserError(f"{place} is there, and is not what would be written: it may have been changed by hand (--force writes over it, --dir elsewhere)")
+            raise UserError(
+                f"{place} exists and differs from what would be written, so it may have been changed by hand"
+                " (--force overwrites it, --dir writes elsewhere)"
+            )
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(one.text(source))
         starts(folder, one)
@@ -59,7 +63,7 @@ def main(words: list[str]) -> int:
 
 
 def told(one: Any) -> list[str]:
-    """A line for every option: what it was, what it is, why."""
+    """One line for every option: its old name and value, what became of it, and why."""
     from rlrun.rllib.yaml_files import flow
 
     rows = []
@@ -80,7 +84,7 @@ def sweep(folder: Path, one: Any) -> str:
 
 
 def starts(folder: Path, one: Any) -> None:
-    """UserError where rlrun would not take the file."""
+    """Raises UserError where rlrun would not accept the imported file."""
     from rlrun.cli import compose
     from rlrun.config.run import type_config
     from rlrun.config.types import plain

@@ -1,4 +1,4 @@
-"""rlrun list algos|envs|tuned"""
+"""rlrun list algos|envs|tuned: lists all algorithms, environments or tuned files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def algos() -> None:
 
 
 def docstring(algo: str) -> str:
-    """Of rlrun/algos/<algo>.py, without importing torch."""
+    """The docstring of rlrun/algos/<algo>.py, read without importing the module, which would import torch."""
     import rlrun.algos
 
     path = next(iter(rlrun.algos.__path__))

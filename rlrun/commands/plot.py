@@ -1,8 +1,9 @@
 """rlrun plot RUN_DIR [...] [--metric return_mean,entropy] [--out curves.png]
 
-Learning curves against env steps and against wall time, of runs, of a sweep's directory, or of all runs below a directory. Runs that differ in their seed
-alone are one curve: the mean with its 95% interval, single runs thin behind it. --metric: names of progress.jsonl, several with commas. --out: .png, .svg or
-.html."""
+Draws learning curves against env steps and against wall time, for single runs, for a sweep, or for all runs below a
+directory. Runs that differ only in their seed are drawn as one curve: the mean with its 95% interval, and the single
+runs as thin lines behind it. --metric takes one or several names from progress.jsonl, separated by commas. --out takes
+a file name that ends with .png, .svg or .html."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from rlrun.cli import take_flags
 from rlrun.core.errors import UserError
 
-if TYPE_CHECKING:  # matplotlib is slow to import, and other commands do without
+if TYPE_CHECKING:  # matplotlib is slow to import, and other commands do not need it
     from rlrun.bench.charts import Group
     from rlrun.experiments.runs import SavedRun
 
@@ -26,7 +27,7 @@ def main(words: list[str]) -> int:
         raise UserError("plot needs run directories, such as runs/impala/Pong/20261121-040000-seed0")
     out = Path(flags["--out"] or "curves.png")
     if out.suffix not in (".png", ".svg", ".html"):
-        raise UserError(f"--out {out}: a name that ends with .png, .svg or .html")
+        raise UserError(f"--out {out}: the name must end with .png, .svg or .html")
     from rlrun.bench import charts, page
     from rlrun.experiments.runs import check_metric, find
 
@@ -36,7 +37,10 @@ def main(words: list[str]) -> int:
     try:
         if out.suffix == ".html":
             body = [part for name, made in zip(names, figures) for part in (f"<h2>{page.escape(name)}</h2>", page.picture(charts.svg(made)))]
-            lead = f"{len(runs)} run{'s' if len(runs) > 1 else ''}; mean and 95% interval over seeds where there are several."
+            lead = (
+                f"{len(runs)} run{'s' if len(runs) > 1 else ''}; where there are several seeds, curves show the mean and"
+                " its 95% interval."
+            )
             out.write_text(page.page("Learning curves", lead, body, "Made by rlrun plot."))
             written = [out]
         else:
@@ -51,13 +55,16 @@ def main(words: list[str]) -> int:
 
 
 def seeds(members: list[SavedRun]) -> str:
-    """How many runs one curve is the mean of."""
+    """How many runs one curve averages, as words behind its label; empty for one run."""
     count, different = len(members), len({run.seed for run in members})
     return "" if count == 1 else f" ({count} seeds)" if count == different else f" ({count} runs of {different} seeds)"
 
 
 def curves(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]:
-    """The groups of these runs against env steps and against wall time. UserError where no run has logged a number for the metric."""
+    """The groups of these runs against env steps and against wall time.
+
+    UserError where no run has logged a number for the metric.
+    """
     from rlrun.bench.charts import Curve, Group
     from rlrun.experiments.runs import groups
 

@@ -1,6 +1,7 @@
 """rlrun report RUN_DIR|SWEEP_DIR [...] [--out report.html]
 
-One HTML file about a run or about many: what was run, how it went, curves, options, machine and commands. It needs nothing beside itself."""
+Writes one HTML file about one run or many: what was run, how it went, its curves, options, machine and commands. The
+file contains everything that it needs."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 from rlrun.cli import take_flags
 from rlrun.core.errors import UserError
 
-DRAWN = 6  # of a run's learning metrics
+DRAWN = 6  # how many learning metrics are drawn for a run
 FIRST = ("learn/policy_loss", "learn/value_loss", "learn/loss", "learn/entropy", "learn/td_error", "learn/kl", "learn/q", "learn/grad_norm",
          "learn/explained_variance", "learn/lr", "sample/policy_lag")  # fmt: skip
 
@@ -23,13 +24,13 @@ def main(words: list[str]) -> int:
         return 0 if words else 2
     flags, places = take_flags(words, {"--out": str})
     if not places:
-        raise UserError("report needs a run directory, or that of a sweep")
+        raise UserError("report needs the directory of a run or of a sweep")
     from rlrun.experiments.runs import find
 
     runs = find(places)
     out = Path(flags["--out"]) if flags["--out"] else (Path(places[0]) if len(places) == 1 else Path()) / "report.html"
     if out.suffix != ".html":
-        raise UserError(f"--out {out}: a name that ends with .html")
+        raise UserError(f"--out {out}: the name must end with .html")
     sweep = any((Path(place) / "sweep.json").is_file() for place in places)
     text = of_run(runs[0]) if len(runs) == 1 and not sweep else of_many(runs, [Path(place) for place in places])
     try:
@@ -45,7 +46,7 @@ def shown(value: Any) -> str:
 
 
 def returns(run) -> tuple[float | None, float | None]:
-    """The last mean return and the best."""
+    """A run's last and best mean return; None where no game has ended."""
     from rlrun.experiments.runs import RETURN
 
     values = run.series(RETURN)[1]
@@ -62,7 +63,7 @@ def of_run(run) -> str:
     row = run.rows[-1] if run.rows else {}
     steps, seconds = row.get("env_steps", 0), row.get("time_sec", 0.0)
     body = [page.cards([
-        ("return, mean of last 100 games", shown(None if last is None else float(last)) or "no game has ended"), ("best of it", shown(best)),
+        ("return, mean of last 100 games", shown(None if last is None else float(last)) or "no game has ended"), ("its best value", shown(best)),
         ("env steps", f"{steps:,}"), ("wall time", duration(seconds)), ("env steps per second", shown(round(steps / seconds)) if seconds else ""),
         ("status", run.summary.get("status", "unknown").lower()),
     ])]  # fmt: skip
@@ -97,7 +98,7 @@ def of_many(runs, places: list[Path]) -> str:
     ends = [run.summary.get("status", "unknown") for run in runs]
     never = without_run(places, {run.path.name for run in runs})
     cards: list[tuple[str, object]] = [("runs", len(runs)), ("settings", len(together)), ("failed", ends.count("FAILED") + len(never))]
-    if len({run.options["env.name"] for run in runs}) == 1:  # returns of two environments cannot be compared
+    if len({run.options["env.name"] for run in runs}) == 1:  # returns of different environments cannot be compared
         cards[2:2] = [("best setting", best[0]), ("its mean return", shown(_mean([returns(run)[0] for run in best[1]])))]
     body = [page.cards(cards)]
     if never:
@@ -127,7 +128,7 @@ def of_many(runs, places: list[Path]) -> str:
 
 
 def without_run(places: list[Path], seen: set[str]) -> list[list[str]]:
-    """Jobs of sweeps that failed before they had a run directory: name, status, and the last line of the reason."""
+    """Name, status and the reason's last line for each job that failed before it had a run directory."""
     found = []
     for place in places:
         if (place / "outcomes.json").is_file():
@@ -138,13 +139,13 @@ def without_run(places: list[Path], seen: set[str]) -> list[list[str]]:
 
 
 def counted(members) -> str:
-    """3, or "4 runs of 3 seeds"."""
+    """The number of seeds, such as "3", or "4 runs of 3" where seeds repeat."""
     seeds = len({run.seed for run in members})
     return str(seeds) if seeds == len(members) else f"{len(members)} runs of {seeds}"
 
 
 def standing(group) -> float:
-    """The mean of a setting's last returns; below all others where no game has ended."""
+    """The mean of a setting's last returns, or minus infinity where no game has ended, so that it sorts last."""
     mean = _mean([returns(run)[0] for run in group[1]])
     return float("-inf") if mean is None else mean
 
@@ -155,16 +156,16 @@ def _mean(values) -> float | None:
 
 
 def typed(command: str) -> str:
-    """A command without the words that say where a sweep or a table wanted its run."""
+    """A command without the words that a sweep or a table added to place its run."""
     try:
         words = shlex.split(command)
-    except ValueError:  # not ours
+    except ValueError:  # rlrun did not write this command, so it is shown as it is
         return command
     return shlex.join(word for word in words if not word.startswith(("run_dir=", "logger.mlflow.parent=")))
 
 
 def facts(runs) -> list[str]:
-    """Machines, versions and commands, each said once."""
+    """The machines, versions and commands of these runs, each listed once."""
     from rlrun.bench import page
 
     rows: dict[tuple[str, str], None] = {}

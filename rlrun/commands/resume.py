@@ -1,6 +1,8 @@
-"""rlrun resume RUN_DIR [env_steps=... stop.*=... eval.*=... checkpoint.*=... logger.*=...]: continue from the last checkpoint.
+"""rlrun resume RUN_DIR [env_steps=... log_every_sec=... stop.*=... eval.*=... checkpoint.*=... logger.*=...
+                     resources.*=...]
 
-Schedules stay as they were fixed at the first launch. Other options cannot change: that would be another run."""
+Continues a run from its last checkpoint. Schedules keep the horizons that they had at the first launch. Other options
+cannot change, because that would be another run."""
 
 from __future__ import annotations
 
@@ -31,18 +33,21 @@ def main(words: list[str]) -> int:
     from rlrun.runtime.plan import check_saved, plan
     from rlrun.runtime.rundir import RunDir
 
-    config = type_config({**values, "init": None})  # the checkpoint has what came of it
+    config = type_config({**values, "init": None})  # the checkpoint already contains what init loaded
     print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
     machine = measured()
     planned = plan(config, machine)
-    preflight(planned, machine)  # before config.yaml is written: a wrong option must not stay in it
+    preflight(planned, machine)  # this comes before config.yaml is written, so that no wrong option stays in it
     directory = RunDir(path)
     directory.acquire()
     try:
         restored = checkpoints_of(path).load()
         steps = restored[1]["env_steps"]
         if steps >= config.run.env_steps:
-            raise UserError(f"{path} is already at {steps} env steps; to go on: rlrun resume {shlex.quote(str(path))} env_steps={2 * steps}")
+            raise UserError(
+                f"{path} is already at {steps} env steps; to train on: rlrun resume {shlex.quote(str(path))}"
+                f" env_steps={2 * steps}"
+            )
         check_saved(planned, path / "checkpoints" / f"{steps:012d}")
         print(f"  from the checkpoint at {steps:,} env steps", flush=True)
         save_yaml(values, path / "config.yaml")
@@ -53,21 +58,23 @@ def main(words: list[str]) -> int:
 
 
 def change(values: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key that may change on resume; UserError for others."""
+    """Sets a dotted key that may change on resume. UserError for any other key."""
     if not any(key == allowed or (allowed.endswith(".") and key.startswith(allowed)) for allowed in CHANGEABLE):
         known = sorted(dotted(values))
         if key not in known:
             raise UserError(f"There is no option {key}.{closest(key, known)}")
         if f"{key}." in CHANGEABLE:
             example = next(k for k in known if k.startswith(f"{key}."))
-            raise UserError(f"{key}= cannot be chosen anew on resume, but its options can change, such as {example}=...")
+            raise UserError(
+                f"{key}= cannot be chosen anew on resume, but its options can change, such as {example}=..."
+            )
         allowed = ", ".join(a + "*" if a.endswith(".") else a for a in CHANGEABLE)
         raise UserError(f"{key} cannot change on resume; these can: {allowed}")
     set_option(values, key, value)
 
 
 def set_option(values: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key that exists; UserError for others."""
+    """Sets a dotted key that exists. UserError for any other key."""
     *groups, last = key.split(".")
     node = values
     for group in groups:
@@ -80,7 +87,7 @@ def set_option(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def dotted(values: dict[str, Any], prefix: str = "") -> list[str]:
-    """Every dotted key of a config, groups included."""
+    """Every dotted key of a config, including the keys of groups."""
     found = []
     for key, value in values.items():
         found.append(f"{prefix}{key}")

@@ -1,18 +1,23 @@
-"""rlrun sweep algo=ppo,impala env=Pong,Breakout seed=1,2,3 [any option of rlrun train] [--jobs N] [--dry-run] [--timeout SEC] [--dir DIR] [--config-dir DIR]
+"""rlrun sweep algo=ppo,impala env=Pong,Breakout seed=1,2,3 [any option of rlrun train]
+            [--jobs N] [--dry-run] [--timeout SEC] [--dir DIR] [--config-dir DIR]
 rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search tpe|random --trials 30 [--prune]
 rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search pbt --trials 8 --every 100000
 rlrun sweep ... --cluster slurm --queue partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600
 rlrun sweep --resume DIR [--jobs N]
 
-One run for every combination, each in a process of its own. Values: a=1,2,3, a=range(1,4) for the same, tuned='glob(impala/*)'. --jobs: how many at a
-time, each with its share of the cores and one GPU (without it one for each GPU, or for every two cores). --dry-run prints the runs. A run that fails does not
-stop the others; --resume goes on with those that failed or were interrupted, from their last checkpoint. Ctrl-C lets the running ones save.
+Trains every combination, each run in a process of its own. Values are written a=1,2,3, or a=range(1,4) for the same, or
+tuned='glob(impala/*)'. --jobs says how many runs share the machine at a time; each gets its share of the cores and one
+GPU. The default is one run for each GPU, or one for every two cores. --dry-run prints the runs and starts none.
+--timeout ends a run after so many seconds. A run that fails does not stop the others. --resume continues the runs that
+failed or were interrupted, from their last checkpoint. Ctrl-C lets running jobs save a checkpoint.
 
---search draws values instead, from lists and from intervals (int(interval(1,8)) for whole numbers): random, tpe (Optuna), or pbt, a population of --trials runs
-of which, every so many env steps, the worst take over the weights of the best and go on with disturbed values. --prune ends runs that do worse than half of the
-others did at their age.
+--search draws values from lists and intervals instead; int(interval(1,8)) draws whole numbers. Its methods are random,
+tpe (Optuna) and pbt. pbt trains a population of --trials runs: after every --every env steps the worst runs copy the
+weights of the best and go on with perturbed values. --prune ends a run that does worse than half of the others did
+after as many env steps.
 
---cluster slurm gives the jobs to SLURM's queue (submitit; a file system that all machines see), --jobs at a time; --cluster local tries that here."""
+--cluster slurm hands the jobs to SLURM's queue, --jobs at a time. It needs submitit and a file system that all machines
+share. --cluster local tries the same on this machine."""
 
 from __future__ import annotations
 
@@ -43,7 +48,7 @@ def main(words: list[str]) -> int:
     if flags["--resume"] is not None:
         changed = [*words, *(flag for flag in ("--search", "--trials", "--every", "--prune", "--dir", "--config-dir") if flags[flag])]
         if changed:
-            raise UserError(f"--resume goes on with the sweep as it was; {changed[0]} would change it")
+            raise UserError(f"--resume goes on with the sweep as it was, and {changed[0]} would change it")
         return resume(Path(flags["--resume"]), flags)
     return begin(words, flags)
 
@@ -52,11 +57,15 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
     from rlrun.experiments.grid import grid, job_name, parse
 
     if not words:
-        raise UserError("a sweep without jobs: say what to run, such as rlrun sweep algo=ppo,impala env=CartPole-v1 seed=1,2")
+        raise UserError(
+            "a sweep needs words that say what to run, such as rlrun sweep algo=ppo,impala env=CartPole-v1 seed=1,2"
+        )
     space = parse(words)
     for reserved in ("run_dir", "runs_root"):
         if reserved in space.choices or (reserved == "run_dir" and any(word.startswith("run_dir=") for word in words)):
-            raise UserError(f"{reserved}= cannot vary: every job has a directory of its own, in that of the sweep (--dir)")
+            raise UserError(
+                f"{reserved}= cannot vary: every job has a directory of its own in the sweep's directory (--dir)"
+            )
     own = [f"--config-dir={Path(flags['--config-dir']).resolve()}"] if flags["--config-dir"] else []
     if flags["--search"] is not None:
         return search(words, space, own, flags)
@@ -65,9 +74,11 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
             raise UserError(f"{flag} is for --search {'pbt' if flag == '--every' else 'random|tpe|pbt' if flag == '--trials' else 'random|tpe'}")
     if space.intervals:
         key = next(iter(space.intervals))
-        raise UserError(f"{key} is an interval: a grid needs single values, such as {key}=1,2,3; --search draws from intervals")
+        raise UserError(
+            f"{key} is an interval, but a grid needs single values, such as {key}=1,2,3; --search draws from intervals"
+        )
     jobs = [(job_name(number, varied), [*own, *space.fixed, *(v.word for v in varied)]) for number, varied in enumerate(grid(space.choices))]
-    configs = [checked(job, name) for name, job in jobs]  # a mistake in the last one must not show after hours
+    configs = [checked(job, name) for name, job in jobs]  # all are checked now: the last may begin hours from now
     if flags["--dry-run"]:
         for name, job in jobs:
             print(f"{name}: rlrun train {' '.join(job)}")
@@ -81,20 +92,24 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
 
 
 def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) -> int:
-    """A sweep whose jobs are drawn."""
+    """Begins a sweep that draws the values of its jobs."""
     kind, trials = flags["--search"], flags["--trials"]
     if kind not in SEARCHES:
         raise UserError(f"There is no --search {kind}.{closest(kind, SEARCHES)} There are {', '.join(SEARCHES)}.")
     if trials is None or trials < 1:
-        raise UserError("--search needs --trials N: how many runs")
+        raise UserError("--search needs --trials N, the number of runs")
     if kind == "pbt" and flags["--prune"]:
-        raise UserError("--prune is for --search random|tpe: a population takes over instead")
+        raise UserError("--prune is for --search random|tpe: in a population, the worst copy the best instead")
     if flags["--every"] is not None and not flags["--every"] >= 1:
         raise UserError("--every must be at least 1")
     if (kind == "pbt") != (flags["--every"] is not None):
-        raise UserError("--search pbt needs --every N: env steps between two takeovers" if kind == "pbt" else "--every is for --search pbt")
+        raise UserError(
+            "--search pbt needs --every N, the env steps between two takeovers"
+            if kind == "pbt"
+            else "--every is for --search pbt"
+        )
     if "seed" in space.choices:
-        raise UserError("seed= varies: a search takes one seed, and would otherwise look for the luckiest")
+        raise UserError("seed= varies, but a search takes one seed: it would otherwise find the luckiest")
     if not space.choices and not space.intervals:
         raise UserError("--search needs something to search in, such as 'algo.lr=tag(log, interval(1e-5, 1e-3))'")
     if kind != "pbt":
@@ -123,13 +138,13 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
 
 
 def made(flags: dict[str, Any], config: dict[str, Any]) -> Path:
-    """The sweep's directory."""
+    """Makes the sweep's directory. UserError where it already holds a sweep or cannot be made."""
     try:
         if not flags["--dir"]:
             return new_folder(Path(config["runs_root"]) / "sweeps")
         folder = Path(flags["--dir"])
         if (folder / "sweep.json").exists():
-            raise UserError(f"{folder} holds a sweep: rlrun sweep --resume {folder} goes on with it")
+            raise UserError(f"{folder} holds a sweep: rlrun sweep --resume {folder} continues it")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "logs").mkdir(exist_ok=True)
         return folder
@@ -138,7 +153,7 @@ def made(flags: dict[str, Any], config: dict[str, Any]) -> Path:
 
 
 def checked(words: Sequence[str], name: str) -> dict[str, Any]:
-    """The plain config of a job. UserError with its name where it would not start."""
+    """The plain config of a job. UserError with the job's name where it would not start."""
     from rlrun.commands.train import check_tuned
     from rlrun.config.run import type_config
     from rlrun.config.types import plain
@@ -160,7 +175,7 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
 
 
 def new_folder(root: Path) -> Path:
-    """A new directory with a date for its name; two that begin in the same second get two."""
+    """Makes a directory named after the date and time; a number is added where that second's name is taken."""
     from datetime import datetime
 
     name, number = f"{datetime.now():%Y%m%d-%H%M%S}", 1
@@ -181,7 +196,7 @@ def resume(folder: Path, flags: dict[str, Any]) -> int:
 
 
 class RecordedSupply:
-    """A supply whose jobs are written down, stand under the sweep's MLflow run, and begin in a clean directory."""
+    """A supply that writes each job to sweep.json, clears its directory and puts it under the sweep's MLflow run."""
 
     def __init__(self, supply: Any, parent: Any, folder: Path):
         self.supply, self.parent, self.folder = supply, parent, folder
@@ -200,7 +215,7 @@ class RecordedSupply:
 
 
 def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
-    """Where the jobs come from: a list, a study or a population."""
+    """The supply that gives out the jobs: a fixed list, an Optuna study or a population."""
     said = record.search
     if said is None:
         from rlrun.experiments.jobs import Fixed
@@ -219,7 +234,7 @@ def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
 
 
 def work(folder: Path, flags: dict[str, Any]) -> int:
-    """Runs what is not done yet; exit code 0 when everything is, 1 when a job failed, 130 or 143 after a signal."""
+    """Runs the jobs that are left. Returns 0 when all are done, 1 when one failed, 130 or 143 after a signal."""
     from rlrun.experiments.jobs import DONE, Here, Pool, Starter, checkpoints, known, places
     from rlrun.experiments.record import Parent, held, read
     from rlrun.experiments.view import view
@@ -269,6 +284,6 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
 
 
 def told(outcome: Any) -> dict[str, Any]:
-    """What outcomes.json says of a job."""
+    """What outcomes.json says about a job."""
     return {"name": outcome.job.name, "words": list(outcome.job.words), "run_dir": outcome.job.run_dir.name, "status": outcome.status,
             "reason": outcome.reason, "env_steps": outcome.env_steps, "return_mean": outcome.return_mean, "wall_sec": outcome.wall_sec}  # fmt: skip

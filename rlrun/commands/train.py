@@ -1,7 +1,7 @@
-"""rlrun train: Hydra composes the config, the session runs it.
+"""rlrun train: Hydra composes the config and a session runs it.
 
-rlrun train --plan ...: prints what the run would be made of on this machine, and why, and starts nothing.
-rlrun train --from-run DIR [seed=2 key=value ...]: the same run again, in a directory of its own."""
+rlrun train --plan ... prints what the run would consist of on this machine, and why, and starts nothing.
+rlrun train --from-run DIR [seed=2 key=value ...] trains the same run again in a new directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FROM_RUN = "--from-run"
 
 
 def again(words: list[str]) -> int:
-    """The config of a run, with these changes, as a new run."""
+    """Starts a new run with the config of an old one and these changes."""
     from rlrun.commands.resume import dotted, set_option
     from rlrun.config.types import parse_assignments
 
@@ -45,7 +45,9 @@ def again(words: list[str]) -> int:
         known = sorted(dotted(values))
         if isinstance(values.get(key), dict):
             example = next(k for k in known if k.startswith(f"{key}."))
-            raise UserError(f"{key}= cannot be chosen anew with {FROM_RUN}, but its options can, such as {example}=...")
+            raise UserError(
+                f"{key}= cannot be chosen anew with {FROM_RUN}, but its options can change, such as {example}=..."
+            )
         set_option(values, key, value)
     return start(values)
 
@@ -59,7 +61,7 @@ def train(cfg: Any, choices: dict[str, Any]) -> int:
 
 
 def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
-    """Prints what a run of this config would be made of, and starts nothing."""
+    """Prints what a run of this config would consist of, and starts nothing."""
     from rlrun.config.run import type_config
     from rlrun.config.types import plain
     from rlrun.machine.machine import measured
@@ -76,7 +78,7 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
 
 
 def start(values: dict[str, Any]) -> int:
-    """A new run of this plain config."""
+    """Starts a new run of this plain config. Returns the exit code."""
     from rlrun.config.run import type_config
     from rlrun.config.types import save_yaml
     from rlrun.machine.machine import measured
@@ -88,12 +90,13 @@ def start(values: dict[str, Any]) -> int:
     config = type_config(values)
     path = Path(config.run.run_dir) if config.run.run_dir else default_path(config.run.runs_root, config.algo.name, config.env.name, config.run.seed)
     values["run_dir"] = str(path)
-    values["runs_root"] = str(Path(config.run.runs_root).resolve())  # a run that is resumed elsewhere keeps its MLflow store
+    # The path is absolute, so that a run that is resumed from another directory finds its MLflow store.
+    values["runs_root"] = str(Path(config.run.runs_root).resolve())
     machine = measured()
     planned = plan(type_config(values), machine)
     preflight(planned, machine)
     directory = RunDir.create(path)
-    values["resources"] |= planned.settings()  # a resumed run goes on with it, whatever the machine is busy with then
+    values["resources"] |= planned.settings()  # a resumed run keeps these, whatever the machine is doing by then
     save_yaml(values, path / "config.yaml")
     from rlrun.runtime import session
 
@@ -101,7 +104,7 @@ def start(values: dict[str, Any]) -> int:
 
 
 def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:
-    """A tuned file belongs to its folder's algorithm; for another env it is only a start."""
+    """Raises UserError where the tuned file is for another algorithm, and prints a note where it is for another env."""
     tuned = choices.get("tuned")
     if not tuned:
         return
@@ -113,6 +116,7 @@ def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:
     from rlrun.config.paths import root
 
     file = root() / "tuned" / f"{tuned}.yaml"
-    for line in yaml.safe_load(file.read_text())["defaults"] if file.is_file() else []:  # else it is the user's own, of --config-dir
+    # A tuned file that is not there is the user's own and comes from --config-dir.
+    for line in yaml.safe_load(file.read_text())["defaults"] if file.is_file() else []:
         if isinstance(line, dict) and line.get("override /env", choices.get("env")) != choices.get("env"):
             print(f"  note: tuned={tuned} was made for env={line['override /env']}, not env={choices.get('env')}", flush=True)

@@ -1,6 +1,7 @@
 """rlrun watch RUN_DIR [episodes=1 checkpoint=last|best|<env steps> greedy=true seed=0 max_steps=5000 gif=true]
 
-Plays full games with the trained policy and writes RUN_DIR/videos/<env steps>-seed<seed>.mp4, and a smaller gif beside it."""
+Plays full games with the trained policy and writes them to RUN_DIR/videos/<env steps>-seed<seed>.mp4. A smaller gif is
+written next to it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class WatchOptions(PlayOptions):
     gif: bool
 
 
-GIF_FRAMES = 600  # more would make tens of megabytes
+GIF_FRAMES = 600  # more frames would make a file of tens of megabytes
 
 
 def main(words: list[str]) -> int:
@@ -67,7 +68,7 @@ def main(words: list[str]) -> int:
 
 
 def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float]]:
-    """Frames [H, W, 3], frames per second, returns of finished episodes."""
+    """The frames, each [H, W, 3], the frames per second, and the returns of finished episodes."""
     import numpy as np
 
     from rlrun.core.seeding import Seeds
@@ -78,13 +79,14 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
     cfg, seeds = trained.config.env, Seeds(options.seed)
     screen: Any = None
     if isinstance(cfg, AtariConfig):
-        # ale-py's vector environment cannot render: a second one with the same seeds and actions, in colour and full size, shows the same game
+        # ale-py's vector environment cannot render. A second one with the same seeds and actions plays the same game in
+        # colour and full size.
         env: Any = AtariEnv(cfg, trained.spec, seeds, "watch", 0, 1, learning=False)
         screen = AtariEnv(dataclasses.replace(cfg, stack=1), trained.spec, seeds, "watch", 0, 1, learning=False, height=210, width=160, grayscale=False)
         rate = 60 / cfg.frame_skip
     else:
         if "rgb_array" not in gym.render_modes(cfg):
-            raise UserError(f"{trained.spec.name} cannot draw itself: rgb_array is not among its render_modes")
+            raise UserError(f"{trained.spec.name} cannot draw itself: rgb_array is not one of its render_modes")
         env = GymEnv(cfg, trained.spec, seeds, "watch", 0, 1, render=True)
         rate = float(env.env.envs[0].metadata.get("render_fps", 30))
     frames: list = []
@@ -103,7 +105,7 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
                 mirrored = screen.step(action)
                 shown = mirrored.obs
                 if mirrored.reward[0] != step.reward[0]:
-                    raise RuntimeError("the picture and the game have come apart")
+                    raise RuntimeError("the recorded game is no longer the game that is played")
             obs, is_first, reward = step.obs, step.is_first, step.reward
             total += float(step.reward[0])
             if is_first[0]:
@@ -121,12 +123,12 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
 
 
 def write_mp4(path: Path, frames: list, rate: float) -> None:
-    """H.264 that every browser plays; odd sizes are padded to even."""
+    """Writes H.264, which every browser plays. Odd sizes are padded to even ones, as the codec asks."""
     import imageio_ffmpeg
     import numpy as np
 
     height, width = frames[0].shape[:2]
-    scale = max(1, 480 // max(height, width))  # small screens are enlarged, pixel by pixel
+    scale = max(1, 480 // max(height, width))  # small screens are enlarged by repeating pixels
     pad = ((0, height * scale % 2), (0, width * scale % 2), (0, 0))
 
     def fit(frame):

@@ -1,7 +1,8 @@
-"""Jobs through a cluster's queue, by submitit: SLURM, or processes of this machine to try it.
+"""Runs jobs through a cluster's queue with submitit: SLURM's, or, to try it, processes on this machine.
 
-A job is the same command as on one machine, on a file system that all machines see. (submitit hands its own function over as a pickle that it has just
-written; nothing of rlrun's is loaded from one.)"""
+A job is the same command as on one machine, on a file system that all machines share. submitit passes its own function
+to the job as a pickle that it has just written; rlrun itself loads nothing from a pickle.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +14,32 @@ from rlrun.core.errors import UserError, closest
 from rlrun.experiments.jobs import Place, TrainingJob, command_of
 
 CLUSTERS = ("slurm", "local")
-PLAIN = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node", "name")  # submitit's own; others are SLURM's
+# These are submitit's own parameters; all others are SLURM's.
+PLAIN = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node", "name")
 
 
 def parse(text: str) -> dict[str, Any]:
-    """partition=gpu,cpus_per_task=8 -> submitit's parameters. UserError on what is no key=value."""
+    """submitit's parameters from words such as partition=gpu,cpus_per_task=8. UserError where one is not key=value."""
     made: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or not key or not value:
-            raise UserError(f"--queue {part!r}: say key=value,... such as partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600")
+            raise UserError(
+                f"--queue {part!r}: say key=value,... such as"
+                " partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600"
+            )
         made[key if key in PLAIN else f"slurm_{key.removeprefix('slurm_')}"] = int(value) if value.isdigit() else value
     return made
 
 
 def run_logged(command: list[str], log: str) -> int:
-    """In the queue's process: the exit code of a command whose output goes into its log."""
+    """Runs a command in the queue's process, appends its output to the log, and returns its exit code."""
     with Path(log).open("ab") as file:
         return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT).returncode
 
 
 class Queued:
-    """A job in the queue, as a process is asked."""
+    """A job in the queue, with the methods of a process."""
 
     def __init__(self, handle: Any):
         self.handle = handle
@@ -49,10 +54,10 @@ class Queued:
         self.handle.cancel(check=False)
 
     def wait(self) -> int:
-        """1 where the queue lost it or ended it."""
+        """The job's exit code, or 1 where the queue lost the job or ended it."""
         try:
             return int(self.handle.result())
-        except Exception:  # submitit's own kinds of it: cancelled, preempted, out of memory
+        except Exception:  # submitit has its own exceptions: the job was cancelled, preempted or out of memory
             return 1
 
 
@@ -61,7 +66,9 @@ class Queue:
 
     def __init__(self, cluster: str, options: dict[str, Any], folder: Path):
         if cluster not in CLUSTERS:
-            raise UserError(f"There is no --cluster {cluster}.{closest(cluster, CLUSTERS)} There are {' and '.join(CLUSTERS)}.")
+            raise UserError(
+                f"There is no --cluster {cluster}.{closest(cluster, CLUSTERS)} There are {' and '.join(CLUSTERS)}."
+            )
         try:
             import submitit
         except ImportError:
@@ -69,7 +76,7 @@ class Queue:
         try:
             self.executor = submitit.AutoExecutor(folder=folder / "queue", cluster=cluster)
             self.executor.update_parameters(**options)
-        except Exception as error:  # RuntimeError without srun, NameError for an option that it does not know
+        except Exception as error:  # RuntimeError where srun is missing, NameError for an unknown option
             raise UserError(f"--cluster {cluster}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
 
     def __call__(self, job: TrainingJob, place: Place) -> Queued:
@@ -77,7 +84,7 @@ class Queue:
 
 
 def slots(count: int | None) -> list[Place]:
-    """How many jobs are in the queue at a time; the queue decides where each runs."""
+    """One place for each job that may be in the queue at a time, 100 by default. The queue decides where a job runs."""
     if count is not None and count < 1:
         raise UserError("--jobs must be at least 1")
     return [Place((), None)] * (count or 100)

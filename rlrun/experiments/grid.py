@@ -1,4 +1,7 @@
-"""Words with several values -> the words of each job. The grammar is Hydra's: a=1,2, range(1,5), choice(...), and glob(...) of names."""
+"""Turns words with several values into the words of each job.
+
+The grammar is Hydra's: a=1,2, range(1,5), choice(...), and glob(...) for names.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from typing import Any, NamedTuple
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
 
-NAMED = ("algo", "env", "tuned", "model", "resources", "replay", "runner")  # groups, whose value says enough
+# The values of these groups are clear without their key.
+NAMED = ("algo", "env", "tuned", "model", "resources", "replay", "runner")
 
 
 class Variation(NamedTuple):
-    """One word of a job that differs from job to job."""
+    """One word that differs from job to job."""
 
     key: str
     value: str
@@ -26,7 +30,7 @@ class Variation(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A range to search in: interval(1e-5, 1e-3), tag(log, interval(...)), int(interval(1, 8))."""
+    """A range to search in, written interval(1e-5, 1e-3), tag(log, interval(...)) or int(interval(1, 8))."""
 
     low: float
     high: float
@@ -35,7 +39,7 @@ class Interval(NamedTuple):
 
 
 class Space(NamedTuple):
-    """What the words of a sweep leave open."""
+    """The words of a sweep: those that are fixed, and the values and intervals of those that vary."""
 
     fixed: tuple[str, ...]
     choices: dict[str, list[str]]
@@ -43,7 +47,7 @@ class Space(NamedTuple):
 
 
 def parse(words: Sequence[str]) -> Space:
-    """UserError on a word that cannot be read, or that stands for no value at all."""
+    """The space that the words of a sweep span. UserError where a word cannot be read or stands for no value at all."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Glob, IntervalSweep
     from hydra.errors import HydraException
@@ -67,22 +71,28 @@ def parse(words: Sequence[str]) -> Space:
             assert isinstance(sweep, IntervalSweep)
             assert sweep.start is not None and sweep.end is not None
             if sweep.tags - {"log"}:
-                raise UserError(f"{word}: there is no tag {', '.join(sorted(sweep.tags - {'log'}))}; tag(log, interval(...)) is the one")
+                raise UserError(
+                    f"{word}: there is no tag {', '.join(sorted(sweep.tags - {'log'}))};"
+                    " the only one is log, as in tag(log, interval(...))"
+                )
             low, high, whole = float(sweep.start), float(sweep.end), isinstance(sweep.start, int) and isinstance(sweep.end, int)
             if not low < high or ("log" in sweep.tags and low <= 0):
-                raise UserError(f"{word}: an interval's first number is below its last{', and above 0 with log' if 'log' in sweep.tags else ''}")
+                raise UserError(
+                    f"{word}: an interval's first number must be below its last"
+                    f"{', and above 0 with log' if 'log' in sweep.tags else ''}"
+                )
             intervals[key] = Interval(low, high, "log" in sweep.tags, whole)
         else:
             glob = override.value()
             values = matches(key, glob) if isinstance(glob, Glob) else list(override.sweep_string_iterator())
             if not values:
-                raise UserError(f"{word} stands for nothing: that would be a sweep without jobs")
+                raise UserError(f"{word} stands for no value, which would make a sweep without jobs")
             choices[key] = values
     return Space(tuple(fixed), choices, intervals)
 
 
 def matches(key: str, glob: Any) -> list[str]:
-    """Names of a group that fit patterns."""
+    """The names of a group that fit a glob's patterns. UserError where the key is not a group."""
     if key == "env":
         from rlrun.envs.names import names
 
@@ -90,7 +100,9 @@ def matches(key: str, glob: Any) -> list[str]:
     elif key in NAMED:
         known = options(key)
     else:
-        raise UserError(f"{key}=glob(...) needs a list of names to choose from; {key} has none.{closest(key, NAMED)}")
+        raise UserError(
+            f"{key}=glob(...) needs a list of names to choose from, and {key} has none.{closest(key, NAMED)}"
+        )
     return [name for name in known if _fits(name, glob.include) and not _fits(name, glob.exclude)]
 
 
@@ -99,12 +111,12 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 
 def grid(choices: dict[str, list[str]]) -> list[tuple[Variation, ...]]:
-    """Every combination; the last key varies fastest."""
+    """Every combination of the values. The last key varies fastest."""
     return list(itertools.product(*([Variation(key, value) for value in values] for key, values in choices.items())))
 
 
 def job_name(number: int, variations: Sequence[Variation]) -> str:
-    """A folder's name: 003-ppo-Pong-seed2."""
+    """The name of a job and its folder, such as 003-ppo-Pong-seed2."""
     parts = [value if key.split("@")[0] in NAMED else f"{key.split('.')[-1]}{value}" for key, value in variations]
     slug = re.sub(r"[^A-Za-z0-9._+-]+", "_", "-".join(parts)).strip("_-.")[:80]
     return f"{number:03d}-{slug}" if slug else f"{number:03d}"

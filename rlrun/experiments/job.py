@@ -1,4 +1,4 @@
-"""python -m rlrun.experiments.job WORDS: `rlrun WORDS` in a process that ends with the one that started it, and saves first."""
+"""python -m rlrun.experiments.job WORDS runs `rlrun WORDS` in a process that saves and ends when its parent ends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 
 
 def end_with_parent() -> None:
-    """SIGTERM, which a run answers with a checkpoint, when the process that started this one is gone."""
+    """Asks Linux to send SIGTERM to this process when its parent ends. A run answers SIGTERM with a checkpoint."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # it was quicker
+        if os.getppid() != parent:  # the parent ended before the call above
             sys.exit(143)
 
 

@@ -1,4 +1,7 @@
-"""Jobs: runs in processes of their own, packed on this machine's cores and GPUs. One that fails, hangs or is killed never stops the others."""
+"""Jobs are runs in processes of their own that share this machine's cores and GPUs.
+
+A job that fails, hangs or is killed never stops the others.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +23,20 @@ from rlrun.core.errors import UserError
 from rlrun.machine.machine import cores
 
 POLL_SEC = 0.2
-LOOK_SEC = 2.0  # between two looks at a job's progress
-GRACE_SEC = 180.0  # from asking a job to end, which saves, to killing it
-DONE = ("COMPLETED", "STOPPED")  # what a run says that has nothing left to do
+LOOK_SEC = 2.0  # seconds between two looks at a job's progress
+GRACE_SEC = 180.0  # seconds that a job gets to save and end before it is killed
+DONE = ("COMPLETED", "STOPPED")  # the statuses of a run that has nothing left to do
 
 
 class Place(NamedTuple):
-    """Where one job runs at a time."""
+    """The cores and the GPU on which one job runs at a time."""
 
     cores: tuple[int, ...]
-    gpu: str | None  # what CUDA_VISIBLE_DEVICES says to it; None: as it stands
+    gpu: str | None  # the job's CUDA_VISIBLE_DEVICES; None leaves that variable as it is
 
 
 def gpus() -> list[str]:
-    """Names for CUDA_VISIBLE_DEVICES."""
+    """The visible GPUs, by the names that CUDA_VISIBLE_DEVICES takes."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name]
@@ -43,7 +46,10 @@ def gpus() -> list[str]:
 
 
 def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | None = None) -> list[Place]:
-    """So many places that share the cores and the GPUs evenly; None: one for each GPU, or for every two cores."""
+    """Places for this number of jobs, which share the cores and the GPUs evenly.
+
+    None makes one place for each GPU, or one for every two cores where there is no GPU. UserError for less than one.
+    """
     own = sorted(os.sched_getaffinity(0))[: cores()] if own is None else own
     devices = gpus() if devices is None else devices
     count = jobs if jobs is not None else len(devices) or max(1, len(own) // 2)
@@ -52,7 +58,7 @@ def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | 
     made = []
     for index in range(count):
         first, last = index * len(own) // count, (index + 1) * len(own) // count
-        mine = tuple(own[first:last]) or (own[index % len(own)],)  # more jobs than cores
+        mine = tuple(own[first:last]) or (own[index % len(own)],)  # with more jobs than cores, some share a core
         made.append(Place(mine, devices[index % len(devices)] if devices else None))
     return made
 
@@ -60,20 +66,22 @@ def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
     name: str
-    words: tuple[str, ...]  # what `rlrun train` is told, without run_dir
+    words: tuple[str, ...]  # the words for `rlrun train`, without run_dir
     run_dir: Path
     log: Path
-    resume: tuple[str, ...] = ()  # what `rlrun resume` is told, where it goes on
+    resume: tuple[str, ...] = ()  # the words for `rlrun resume`, where the run has a checkpoint
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """A job and what has become of it."""
+    """A job and what became of it."""
 
     job: TrainingJob
-    status: str = "WAITING"  # RUNNING, then as its summary says: COMPLETED, STOPPED, INTERRUPTED or FAILED; PRUNED where the supply ended it
+    # WAITING, then RUNNING, then the status in its summary: COMPLETED, STOPPED, INTERRUPTED or FAILED. A job that the
+    # supply ended is PRUNED.
+    status: str = "WAITING"
     reason: str = ""
-    row: dict[str, Any] = field(default_factory=dict)  # the last of progress.jsonl
+    row: dict[str, Any] = field(default_factory=dict)  # the last row of progress.jsonl
     summary: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -90,14 +98,14 @@ class Outcome:
 
 
 class Supply(Protocol):
-    """Where jobs come from, one at a time, and who hears of them."""
+    """Gives out jobs one at a time and is told how they go."""
 
     def next(self) -> TrainingJob | None:
-        """None: none now; it is asked again as long as any runs."""
+        """The next job, or None where there is none at present. It is asked again as long as any job runs."""
         ...
 
     def look(self, outcome: Outcome) -> bool:
-        """Between times, with a new row; True: the job shall end, as PRUNED."""
+        """Called when a running job has logged a new row. True ends the job as PRUNED."""
         ...
 
     def done(self, outcome: Outcome) -> None: ...
@@ -109,7 +117,7 @@ class View(Protocol):
 
 
 class Fixed:
-    """A list of jobs, in order."""
+    """A supply that gives out a list of jobs in order."""
 
     def __init__(self, jobs: Sequence[TrainingJob]):
         self.jobs = list(jobs)
@@ -124,7 +132,7 @@ class Fixed:
 
 
 class Process(Protocol):
-    """A running job: subprocess.Popen, or what a cluster's queue has of it."""
+    """A running job: a subprocess.Popen, or a job in a cluster's queue with the same methods."""
 
     def poll(self) -> int | None: ...
     def send_signal(self, number: int) -> None: ...
@@ -137,7 +145,7 @@ class Starter(Protocol):
 
 
 class Here:
-    """Starts jobs as processes of this machine, on their cores, with their output in their log."""
+    """Starts jobs as processes on this machine. Each runs on its own cores and writes its output to its log."""
 
     def __init__(self, command: Callable[[TrainingJob], list[str]] | None = None, cwd: str | None = None):
         self.command, self.cwd = command or command_of, cwd
@@ -145,10 +153,12 @@ class Here:
     def __call__(self, job: TrainingJob, place: Place) -> subprocess.Popen:
         environment = dict(os.environ) if place.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.gpu}
         mine = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, place.cores)  # inherited; resources=auto counts the cores that it may use
+        # The new process inherits these cores, and resources=auto counts only cores that a process may use.
+        os.sched_setaffinity(0, place.cores)
         try:
             with job.log.open("ab") as log:
-                # a session of its own: Ctrl-C on the terminal reaches this process, which asks the jobs one by one
+                # With a session of its own, the job does not receive Ctrl-C from the terminal. Only the pool does, and
+                # asks the jobs to end one by one.
                 return subprocess.Popen(self.command(job), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
                                         start_new_session=True, cwd=self.cwd)  # fmt: skip
         finally:
@@ -161,19 +171,25 @@ class _Running:
     process: Process
     place: Place
     started: float
-    before: tuple[int, int] | None = None  # which summary an earlier session had left
+    before: tuple[int, int] | None = None  # version of the summary that an earlier session left
     looked: float = 0.0
-    asked: float | None = None  # when it was told to end
+    asked: float | None = None  # time at which it was asked to end
     pruned: bool = False
     too_long: bool = False
 
 
 class Pool:
-    """Runs what a supply gives. `interrupted` afterwards: a signal ended it, jobs have saved and can be resumed."""
+    """Runs the jobs that a supply gives out.
+
+    `interrupted` is True where a signal ended the pool. Its jobs have saved then and can be resumed.
+    """
 
     def __init__(self, where: Sequence[Place], view: View, timeout_sec: float | None = None, known: Sequence[Outcome] = (),
                  starter: Starter | None = None):  # fmt: skip
-        """timeout_sec: of one job. known: outcomes of an earlier session, shown beside the new ones. starter: how a job begins; None: on this machine."""
+        """timeout_sec: the longest time that a job may take. known: outcomes of an earlier session, to be shown too.
+
+        starter: what starts a job; None starts it on this machine.
+        """
         self.free, self.view, self.timeout_sec, self.starter = list(where), view, timeout_sec, starter or Here()
         self.outcomes: list[Outcome] = list(known)
         self.running: list[_Running] = []
@@ -227,10 +243,10 @@ class Pool:
             self.free.append(one.place)
             outcome.row = last_row(outcome.job.run_dir) or outcome.row
             settle(outcome, code, one.before)
-            if one.asked is not None and code < 0:  # it had not begun to listen, or took too long to save
+            if one.asked is not None and code < 0:  # it was not handling signals yet, or took too long to save
                 outcome.status = "INTERRUPTED"
             if one.pruned and outcome.status == "INTERRUPTED":
-                outcome.status, outcome.reason = "PRUNED", "others did better at its age"
+                outcome.status, outcome.reason = "PRUNED", "other runs did better after as many env steps"
             if one.too_long and outcome.status not in DONE:
                 outcome.status, outcome.reason = "FAILED", f"took longer than --timeout {self.timeout_sec:g} s"
             supply.done(outcome)
@@ -250,13 +266,13 @@ class Pool:
 
 
 def command_of(job: TrainingJob) -> list[str]:
-    """The command of a job: rlrun train, or rlrun resume where the run has a checkpoint."""
+    """The command that runs a job: rlrun train, or rlrun resume where the run has a checkpoint."""
     words = ["resume", str(job.run_dir), *job.resume] if checkpoints(job.run_dir) else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
     return [sys.executable, "-m", "rlrun.experiments.job", *words]
 
 
 def known(job: TrainingJob) -> Outcome:
-    """What an earlier session has left of a job; WAITING where that has to go on, or to begin."""
+    """The outcome that an earlier session left of a job. Its status is WAITING where the job is not done."""
     outcome = Outcome(job=job, row=last_row(job.run_dir) or {})
     if job.run_dir.exists():
         settle(outcome, None)
@@ -265,8 +281,10 @@ def known(job: TrainingJob) -> Outcome:
 
 
 def clear(job: TrainingJob) -> None:
-    """Removes the directory of a run that ended before its first checkpoint: there is nothing to go on from. Waits for a process of an earlier session that
-    still saves; UserError where it does not end."""
+    """Removes the directory of a run that has no checkpoint, since it cannot be resumed.
+
+    First waits for a process of an earlier session that is still saving. UserError where it does not end in GRACE_SEC.
+    """
     if not job.run_dir.exists():
         return
     end, told = time.monotonic() + GRACE_SEC, False
@@ -274,7 +292,7 @@ def clear(job: TrainingJob) -> None:
         if time.monotonic() > end:
             raise UserError(f"{job.run_dir} is still in use by {(job.run_dir / 'run.lock').read_text().strip()}")
         if not told:
-            print(f"  waits for {job.name}, which still saves", flush=True)
+            print(f"  waiting for {job.name}, which is still saving", flush=True)
             told = True
         time.sleep(POLL_SEC)
     if not checkpoints(job.run_dir):
@@ -294,17 +312,17 @@ def in_use(run_dir: Path) -> bool:
 
 
 def checkpoints(run_dir: Path) -> list[str]:
-    """Names of its checkpoints."""
+    """The names of a run's checkpoints, oldest first."""
     return sorted(path.name for path in (run_dir / "checkpoints").glob("[0-9]*") if path.is_dir())
 
 
 def quoted(text: str) -> str:
-    """For the right side of a Hydra override, where a backslash means something before a quote alone."""
+    """The text in quotes for the right side of a Hydra override, where only a backslash before a quote is special."""
     return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", text)) + "'"
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
-    """summary.json, or nothing where there is none that can be read."""
+    """The contents of summary.json; empty where there is no readable one."""
     try:
         made = json.loads((run_dir / "summary.json").read_text())
     except (OSError, ValueError):
@@ -313,7 +331,7 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 
 
 def version(run_dir: Path) -> tuple[int, int] | None:
-    """Of summary.json: every session writes it anew."""
+    """The time and inode of summary.json, which each session writes anew; None where there is no summary."""
     try:
         found = (run_dir / "summary.json").stat()
     except OSError:
@@ -322,11 +340,14 @@ def version(run_dir: Path) -> tuple[int, int] | None:
 
 
 def settle(outcome: Outcome, code: int | None, before: tuple[int, int] | None = None) -> None:
-    """Writes down how a job ended, by its summary and its process's exit code (None: of an earlier session). before: the version of a summary that it began
-    with, which says nothing of this session."""
+    """Sets an outcome's status and reason from the run's summary and its process's exit code.
+
+    code: None for a job of an earlier session. before: the version of the summary that was there when the job began; a
+    summary of that version says nothing about this session and is ignored.
+    """
     found = summary_of(outcome.job.run_dir) if before is None or version(outcome.job.run_dir) != before else {}
     outcome.status, outcome.reason = found.get("status", "FAILED"), str(found.get("reason") or "").strip().split("\n")[-1]
-    if outcome.status == "RUNNING":  # nobody was left to write more
+    if outcome.status == "RUNNING":  # the process died before it could write how it ended
         outcome.status = "FAILED"
     elif found:
         outcome.summary = found
@@ -341,7 +362,7 @@ def settle(outcome: Outcome, code: int | None, before: tuple[int, int] | None = 
 
 
 def last_row(run_dir: Path) -> dict[str, Any] | None:
-    """The last whole row of progress.jsonl, without reading the rest."""
+    """The last whole row of progress.jsonl, read from the end of the file; None where there is none."""
     try:
         with (run_dir / "progress.jsonl").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -360,7 +381,7 @@ def last_row(run_dir: Path) -> dict[str, Any] | None:
 
 
 def last_line(path: Path) -> str:
-    """What a log ends with."""
+    """The last line of a log; empty where there is none."""
     try:
         lines = path.read_text(errors="replace").strip().splitlines()
     except OSError:

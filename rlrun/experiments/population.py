@@ -1,9 +1,14 @@
-"""Population-based training (Jaderberg et al. 2017, arXiv:1711.09846): runs that learn side by side; after every part of the way the worst take over the
-weights of the best and go on with disturbed hyperparameters.
+"""Population-based training (Jaderberg et al. 2017, arXiv:1711.09846).
 
-Members are ordinary runs. One that takes over gets the other's last checkpoint and a config.yaml with the new values, and is resumed: schedules, optimiser and
-counters go on as they were, so do the last 100 games that a score is the mean of: where a part of the way has fewer, the games of whom it took over from
-still count. Generations wait for each other, so that the same seed gives the same decisions on one place at a time."""
+Several runs train side by side. After every generation, which is a fixed number of env steps, the worst runs copy the
+weights of the best and go on with perturbed hyperparameters.
+
+Members are ordinary runs. A member that takes over from another gets the other's last checkpoint and a config.yaml with
+the new values, and is then resumed: schedules, optimiser and counters continue from the checkpoint. So do the last 100
+games, whose mean return is the score; where a generation has fewer games, some of the copied run's games still count.
+No member begins a generation before all have finished the one before, so that the same seed gives the same decisions
+as long as one job runs at a time.
+"""
 
 from __future__ import annotations
 
@@ -24,31 +29,32 @@ from rlrun.experiments.grid import Interval, Space
 from rlrun.experiments.jobs import DONE, Outcome, TrainingJob, checkpoints
 from rlrun.experiments.record import job_in
 
-TRUNCATED = 0.25  # of the population that takes over, and that is taken over from (section 3: truncation selection)
-FACTORS = (0.8, 1.2)  # that a number is multiplied by
-RESAMPLED = 0.25  # probability of a value drawn anew instead
+# The share of the population that is replaced, and the share that is copied (section 3: truncation selection).
+TRUNCATED = 0.25
+FACTORS = (0.8, 1.2)  # a perturbed number is multiplied by one of these
+RESAMPLED = 0.25  # probability that a value is drawn again instead
 
 
 @dataclass
 class Member:
-    """One run, and where it stands."""
+    """One run of the population and its state."""
 
     name: str
     values: dict[str, Any]
-    generation: int = 0  # parts of the way that it has done
+    generation: int = 0  # number of generations that it has finished
     score: float | None = None
     dead: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
 class PopulationTraining:
-    """A supply of the parts of all members' ways."""
+    """A supply whose jobs each train one member for one generation."""
 
     def __init__(self, space: Space, count: int, every: int, env_steps: int, seed: int, folder: Path, check: Callable[[Sequence[str], str], Any],
                  own: Sequence[str] = ()):  # fmt: skip
-        """every: env steps between two generations."""
+        """every: env steps in a generation. own and check are as in search.Trials."""
         self.space, self.every, self.env_steps, self.folder, self.own, self.seed, self.check = space, every, env_steps, folder, list(own), seed, check
-        self.pending: list[list[Any]] = []  # takeovers that are decided: loser, winner, values
+        self.pending: list[list[Any]] = []  # takeovers that are decided but not done: loser, winner, values
         self.state = folder / "population.json"
         self.generations = math.ceil(env_steps / every)
         self.rng = np.random.default_rng([seed, 0])
@@ -62,10 +68,10 @@ class PopulationTraining:
 
     @property
     def generation(self) -> int:
-        """That of the members that are behind."""
+        """The number of generations that all living members have finished."""
         return min((member.generation for member in self.members if not member.dead), default=self.generations)
 
-    # -- values --------------------------------------------------------------------------------------------------------------------------
+    # -- values --------------------------------------------------------------------------------------------------------
 
     def _one(self, key: str) -> Any:
         if key in self.space.choices:
@@ -79,7 +85,10 @@ class PopulationTraining:
         return {key: self._one(key) for key in (*self.space.choices, *self.space.intervals)}
 
     def explored(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Disturbed (section 4.1.2): numbers times 0.8 or 1.2 within their interval, or drawn anew; choices drawn anew or kept."""
+        """Perturbed values (section 4.1.2).
+
+        A number is multiplied by 0.8 or 1.2 within its interval, or drawn again. A choice is kept, or drawn again.
+        """
         made = {}
         for key, value in values.items():
             if self.rng.random() < RESAMPLED:
@@ -87,7 +96,7 @@ class PopulationTraining:
             elif key in self.space.intervals:
                 factor, interval = float(self.rng.choice(FACTORS)), self.space.intervals[key]
                 moved = value * factor
-                if interval.whole and round(moved) == value:  # a small whole number moves by one at least
+                if interval.whole and round(moved) == value:  # a small whole number moves by at least one
                     moved = value + (1 if factor > 1 else -1)
                 made[key] = bounded(moved, interval)
             else:
@@ -96,13 +105,15 @@ class PopulationTraining:
 
     def _words(self, member: Member) -> list[str]:
         fixed = [word for word in self.space.fixed if not word.startswith("env_steps=")]
-        seed = self.seed + int(member.name.rsplit("-", 1)[1])  # members are independent (the paper's workers); a word said twice counts as it was said last
+        # Each member has a seed of its own, as the paper's workers are independent. Where a word is given twice, as a
+        # user's seed is, the last one counts.
+        seed = self.seed + int(member.name.rsplit("-", 1)[1])
         return [*self.own, *fixed, *(f"{key}={value}" for key, value in member.values.items()), f"seed={seed}", f"env_steps={self._target(member)}"]
 
     def _target(self, member: Member) -> int:
         return min((member.generation + 1) * self.every, self.env_steps)
 
-    # -- the supply ----------------------------------------------------------------------------------------------------------------------
+    # -- the supply ----------------------------------------------------------------------------------------------------
 
     def next(self) -> TrainingJob | None:
         if not self.queue:
@@ -131,7 +142,10 @@ class PopulationTraining:
             self.queue = waiting
 
     def _exploit(self) -> None:
-        """The worst quarter takes over from the best. What is decided is written down first, so that a sweep that is killed meanwhile does it again."""
+        """Lets the worst quarter take over from the best quarter.
+
+        The decisions are saved before they are carried out, so that a sweep that is killed meanwhile repeats them.
+        """
         alive = sorted((one for one in self.members if not one.dead), key=lambda one: -math.inf if one.score is None else one.score, reverse=True)
         count = max(1, int(TRUNCATED * len(alive))) if len(alive) > 1 else 0
         for loser in alive[len(alive) - count :]:
@@ -142,7 +156,7 @@ class PopulationTraining:
             try:
                 self.check(self._words(replace(loser, values=values)), loser.name)
             except UserError as error:
-                print(f"  {loser.name} stays as it is: {error}", flush=True)
+                print(f"  {loser.name} keeps its values: {error}", flush=True)
                 continue
             print(f"  {loser.name} (return {shown(loser.score)}) takes over from {winner.name} ({shown(winner.score)})", flush=True)
             self.pending.append([loser.name, winner.name, values])
@@ -150,7 +164,7 @@ class PopulationTraining:
         self._take_over()
 
     def _take_over(self) -> None:
-        """Does what is decided."""
+        """Carries out the takeovers that are decided."""
         members = {one.name: one for one in self.members}
         for name, winner, values in self.pending:
             try:
@@ -164,18 +178,18 @@ class PopulationTraining:
         self._save()
 
     def status(self, name: str) -> str | None:
-        """DEAD members have failed; of others their runs know."""
+        """FAILED for members that died. None for others, whose runs have the status."""
         return "FAILED" if any(one.name == name and one.dead for one in self.members) else None
 
     def best(self) -> str | None:
-        """The best member and its values."""
+        """A sentence with the best member, its return and its present values; None where no member has a score."""
         scored = [one for one in self.members if one.score is not None]
         if not scored:
             return None
         top = max(scored, key=lambda one: one.score if one.score is not None else -math.inf)
         return f"best of {len(scored)}: {top.name}, return {shown(top.score)}, now with {' '.join(f'{key}={value}' for key, value in top.values.items())}"
 
-    # -- going on later ------------------------------------------------------------------------------------------------------------------
+    # -- going on later ------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
         members = [{"name": one.name, "values": one.values, "generation": one.generation, "score": one.score, "dead": one.dead, "history": one.history}
@@ -190,22 +204,31 @@ class PopulationTraining:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.state} is damaged: {error}") from None
         for one in self.members:
-            one.dead = one.dead and not checkpoints(self.folder / one.name)  # what failed is tried again, where it can go on
+            # A failed member is tried again if its run has a checkpoint.
+            one.dead = one.dead and not checkpoints(self.folder / one.name)
         self._take_over()
 
 
 def fits(space: Space, config: dict[str, Any], count: int, every: float) -> None:
-    """UserError where a population cannot search so: what changes on the way must be a number that a run reads anew when it goes on."""
+    """UserError where a population cannot search this space.
+
+    A value that changes during training must be a number that a run reads again when it is resumed.
+    """
     if count < 2:
-        raise UserError("--search pbt needs --trials of 2 or more: its population")
+        raise UserError("--search pbt needs --trials of 2 or more, the size of its population")
     if every > config["env_steps"]:
-        raise UserError(f"--every {every:g} is more than env_steps {config['env_steps']:g}: the population would never take over")
+        raise UserError(
+            f"--every {every:g} is more than env_steps {config['env_steps']:g}: members would never take over"
+        )
     for key in (*space.choices, *space.intervals):
         node: Any = config
         for part in key.split("."):
             node = node.get(part) if isinstance(node, dict) else None
         if isinstance(node, bool) or not isinstance(node, int | float) or not key.startswith("algo."):
-            raise UserError(f"{key}: a population can change numbers of algo.* on the way, such as algo.lr; choose the rest with --search tpe or a grid")
+            raise UserError(
+                f"{key}: a population can change numbers in algo.* during training, such as algo.lr;"
+                " choose other values with --search tpe or a grid"
+            )
 
 
 def shown(score: float | None) -> str:
@@ -218,7 +241,7 @@ def bounded(value: float, interval: Interval) -> float | int:
 
 
 def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
-    """The loser's run gets the winner's last checkpoint, and its own options with these values."""
+    """Gives the loser's run the winner's last checkpoint, and changes these values in the loser's own options."""
     name = checkpoints(winner)[-1]
     fresh = loser / "checkpoints.new"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -240,7 +263,7 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
 
 
 def yaml_value(value: Any) -> Any:
-    """What a word of the command line stands for."""
+    """The value that a word on the command line stands for."""
     from rlrun.config.types import parse_assignments
 
     return parse_assignments([f"x={value}"])["x"] if isinstance(value, str) else value

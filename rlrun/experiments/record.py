@@ -1,4 +1,4 @@
-"""sweep.json: what a sweep was asked, so that it can go on; and its one MLflow run above those of its jobs."""
+"""Records a sweep in sweep.json, so that it can be resumed, and in an MLflow run, the parent of its jobs' runs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Record(NamedTuple):
     command: str
     words: list[str]
     jobs: list[TrainingJob]
-    mlflow: dict[str, Any] | None  # {uri, experiment, root}; None: the jobs do not log there
-    search: dict[str, Any] | None  # how jobs are drawn; None: they are all named
-    cwd: str  # where relative paths of the jobs' words begin
+    mlflow: dict[str, Any] | None  # {uri, experiment, root}; None where the jobs do not log to MLflow
+    search: dict[str, Any] | None  # how jobs are drawn; None where `jobs` lists them all
+    cwd: str  # directory to which relative paths in the jobs' words refer
 
 
 def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence[str]]], config: dict[str, Any],
           search: dict[str, Any] | None = None) -> None:  # fmt: skip
-    """config: of the first job."""
+    """Writes sweep.json. config is that of the first job."""
     from rlrun.runtime.rundir import command_line, git_commit, hardware, started_at, versions
 
     mlflow = (config.get("logger") or {}).get("mlflow") or {"enabled": False}
@@ -43,13 +43,13 @@ def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence
 
 
 def job_in(folder: Path, name: str, words: Sequence[str]) -> TrainingJob:
-    """Its run and its log have their places in the sweep's directory."""
+    """A job whose run directory and log are in the sweep's directory."""
     place = folder.resolve()
     return TrainingJob(name=name, words=tuple(words), run_dir=place / name, log=place / "logs" / f"{name}.log")
 
 
 def read(folder: Path) -> Record:
-    """UserError where it is damaged."""
+    """Reads sweep.json. UserError where it is damaged or has another format."""
     try:
         said = json.loads((folder / "sweep.json").read_text())
         if said["format"] != FORMAT:
@@ -61,7 +61,7 @@ def read(folder: Path) -> Record:
 
 
 def add(folder: Path, job: TrainingJob) -> None:
-    """Writes down a job that a search has drawn, once."""
+    """Adds a job that a search has drawn to sweep.json, unless it is already there."""
     said = json.loads((folder / "sweep.json").read_text())
     if all(known["name"] != job.name for known in said["jobs"]):
         said["jobs"].append({"name": job.name, "words": list(job.words)})
@@ -70,7 +70,7 @@ def add(folder: Path, job: TrainingJob) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """One process at a time. UserError where another one has it."""
+    """Locks a sweep's directory for one process at a time. UserError where another process has it."""
     with (folder / "sweep.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -84,7 +84,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 class Parent:
-    """The sweep's MLflow run, under which its jobs' runs stand. A store that does not answer costs a warning."""
+    """The sweep's MLflow run, the parent of its jobs' runs. A store that does not answer costs only a warning."""
 
     def __init__(self, record: Record, folder: Path):
         self.client: Any = None
@@ -106,13 +106,13 @@ class Parent:
                 memory.write_text(json.dumps({"run_id": self.run_id}))
                 self.client.set_tag(self.run_id, "rlrun.command", record.command)
             self.client.log_artifact(self.run_id, str(folder / "sweep.json"))
-        except Exception as error:  # a server's own kinds of it
+        except Exception as error:  # each server has its own exceptions
             why = (str(error).splitlines() or [""])[0]
-            print(f"  mlflow: {type(error).__name__}: {why}; the jobs log there without a run above them", flush=True)
+            print(f"  mlflow: {type(error).__name__}: {why}; the jobs log there without a parent run", flush=True)
             self.client = None
 
     def adopt(self, job: TrainingJob) -> TrainingJob:
-        """The job as it is told to stand under this run."""
+        """The job with a word that puts its MLflow run under this one."""
         if self.client is None:
             return job
         return replace(job, words=(*job.words, f"logger.mlflow.parent={self.run_id}"))
@@ -129,4 +129,4 @@ class Parent:
                 self.client.log_metric(self.run_id, "jobs/best_return_mean", max(best))
             self.client.set_terminated(self.run_id, "KILLED" if interrupted else "FAILED" if failed else "FINISHED")
         except Exception as error:
-            print(f"  mlflow: {type(error).__name__}: the sweep's run there has no end", flush=True)
+            print(f"  mlflow: {type(error).__name__}: the sweep's run could not be marked as ended", flush=True)

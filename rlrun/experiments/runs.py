@@ -1,4 +1,4 @@
-"""Runs as they lie on disk, for whoever compares or draws them."""
+"""Reads saved runs, for comparing and drawing them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlrun.experiments.jobs import summary_of
 from rlrun.loggers.jsonl import read as read_rows
 from rlrun.loggers.mlflow import flatten
 
-# options that make no difference in science
+# Options with these prefixes do not change what a run learns, apart from its seed and its end.
 SAME = ("seed", "run_dir", "runs_root", "logger.", "expected", "measured", "checkpoint.", "log_every_sec", "callbacks", "init", "stop.", "resources.")
 RETURN = "sample/return_mean"
 
@@ -36,7 +36,7 @@ class SavedRun:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """Dotted keys and values."""
+        """The config as dotted keys and values."""
         return dict(flatten(self.config))
 
     @property
@@ -48,13 +48,16 @@ class SavedRun:
         return f"{self.config['algo']['name']} on {self.config['env']['name']}"
 
     def series(self, metric: str, against: str = "env_steps") -> tuple[list[float], list[float]]:
-        """x and y of the rows that have it."""
+        """x and y of all rows that have the metric."""
         points = [(row[against], row[metric]) for row in self.rows if row.get(metric) is not None and row.get(against) is not None]
         return [x for x, _ in points], [y for _, y in points]
 
 
 def find(places: Sequence[str]) -> list[SavedRun]:
-    """The runs behind run directories, directories of sweeps, and directories that hold runs. UserError where there are none."""
+    """The runs in these run directories, sweep directories, or directories that contain runs.
+
+    UserError where one of them contains no run.
+    """
     found: dict[Path, SavedRun] = {}
     for place in places:
         path = Path(place)
@@ -66,14 +69,14 @@ def find(places: Sequence[str]) -> list[SavedRun]:
             below = sorted(file.parent for file in path.rglob("config.yaml")) if path.is_dir() else []
         runs = [one for one in below if (one / "config.yaml").is_file() and (one / "progress.jsonl").is_file()]
         if not runs:
-            raise UserError(f"{place} holds no run: a run directory has config.yaml and progress.jsonl")
+            raise UserError(f"{place} contains no run: a run directory has config.yaml and progress.jsonl")
         for one in runs:
             found.setdefault(one.resolve(), SavedRun(one))
     return list(found.values())
 
 
 def science_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Dotted options without those that change nothing but a run's place, seed or end."""
+    """Dotted options without those that only change a run's directory, seed, end and the like."""
     return {key: value for key, value in options.items() if not key.startswith(SAME)}
 
 
@@ -82,15 +85,17 @@ def science(run: SavedRun) -> dict[str, Any]:
 
 
 def differing(runs: Sequence[SavedRun]) -> list[str]:
-    """Keys whose values are not the same in all runs."""
+    """The keys of options whose values are not the same in all runs."""
     every = [science(run) for run in runs]
     keys = dict.fromkeys(key for options in every for key in options)
     return [key for key in keys if any(options.get(key, KeyError) != every[0].get(key, KeyError) for options in every)]
 
 
 def telling(runs: Sequence[SavedRun]) -> list[str]:
-    """The few keys that tell runs apart: algorithm and environment, then what differs among runs that share both (what follows from another algorithm does
-    not count)."""
+    """The few keys that tell runs apart: algorithm and environment, then options that differ where both are the same.
+
+    Options that differ only because the algorithm or the environment does are left out.
+    """
     names = [key for key in ("algo.name", "env.name") if len({run.options[key] for run in runs}) > 1]
     kinds: dict[tuple[Any, Any], list[SavedRun]] = {}
     for run in runs:
@@ -99,7 +104,7 @@ def telling(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def groups(runs: Sequence[SavedRun]) -> list[tuple[str, list[SavedRun]]]:
-    """Runs that differ in their seed alone, and what tells each group from the others."""
+    """Groups of runs that differ only in their seed, each with a label that tells it from the others."""
     together: dict[str, list[SavedRun]] = {}
     for run in runs:
         together.setdefault(json.dumps(science(run), sort_keys=True, default=str), []).append(run)
@@ -108,7 +113,7 @@ def groups(runs: Sequence[SavedRun]) -> list[tuple[str, list[SavedRun]]]:
 
 
 def _labels(runs: Sequence[SavedRun]) -> list[str]:
-    """Short names: algorithm and environment where they differ, then the options that still tell apart those that share them."""
+    """Short labels: algorithm and environment where they differ, then options that differ where both are the same."""
     if len(runs) == 1:
         return [runs[0].title]
     heads = []
@@ -125,12 +130,12 @@ def _labels(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def metrics(runs: Sequence[SavedRun]) -> list[str]:
-    """Names that any of the runs logged."""
+    """The names of metrics that any of the runs logged in its last 50 rows."""
     return list(dict.fromkeys(name for run in runs for row in run.rows[-50:] for name in row if name not in ("env_steps", "time_sec", "updates")))
 
 
 def check_metric(name: str, runs: Sequence[SavedRun]) -> str:
-    """The full name of a metric: return_mean is sample/return_mean. UserError where no run has it."""
+    """The full name of a metric, such as sample/return_mean for return_mean. UserError where no run has it."""
     known = metrics(runs)
     fitting = [one for one in known if one == name or one.split("/", 1)[-1] == name]
     if not fitting:

@@ -1,6 +1,8 @@
-"""Search beyond grids, by Optuna: random or TPE (Bergstra et al. 2011), with pruning of runs that do worse than others did at their age.
+"""Search with Optuna, random or TPE (Bergstra et al. 2011).
 
-The study is a journal of JSON lines in the sweep's directory, so that a search can go on."""
+Runs can be pruned that do worse than others did after as many env steps.
+The study is a journal of JSON lines in the sweep's directory, so that a search can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from rlrun.experiments.jobs import DONE, Outcome, TrainingJob
 from rlrun.experiments.record import job_in
 
 METHODS = ("random", "tpe")
-STARTUP_TRIALS = 5  # before a run can be pruned, and before TPE stops drawing at random
-RUNGS = 20  # ages, in equal parts of env_steps, at which runs are compared
+STARTUP_TRIALS = 5  # runs to finish before another can be pruned, and before TPE stops drawing at random
+RUNGS = 20  # number of points, evenly spaced over env_steps, at which runs are compared
 
 
 def optuna() -> Any:
-    """UserError where it is not installed."""
+    """The optuna module. UserError where it is not installed."""
     try:
         import optuna as found
     except ImportError:
@@ -30,25 +32,28 @@ def optuna() -> Any:
 
 
 class Trials:
-    """A supply of jobs whose words a study draws. What it maximises is the mean return of the last 100 games at a run's end."""
+    """A supply of jobs whose words a study draws, to maximise the mean return of the last 100 games of a run."""
 
     def __init__(self, space: Space, method: str, count: int, prune: bool, env_steps: float, seed: int, folder: Path,
                  check: Callable[[Sequence[str], str], Any], own: Sequence[str] = ()):  # fmt: skip
-        """own: words of every job beside space.fixed. check(words, name) raises UserError on words that would not start."""
+        """own: words of every job in addition to space.fixed.
+
+        check(words, name) raises UserError where a job with these words would not start.
+        """
         found = optuna()
         self.space, self.count, self.prune, self.folder, self.own, self.check = space, count, prune, folder, list(own), check
         self.rung = max(1.0, env_steps / RUNGS)
-        self.reported: dict[int, int] = {}  # trial -> the last rung that the study was told of
+        self.reported: dict[int, int] = {}  # trial number -> the last rung that was reported to the study
         storage = found.storages.JournalStorage(found.storages.journal.JournalFileBackend(str(folder / "study.jsonl")))
         samplers = {"random": found.samplers.RandomSampler, "tpe": found.samplers.TPESampler}
         options = {"n_startup_trials": STARTUP_TRIALS, "constant_liar": True} if method == "tpe" else {}
         pruner = found.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=2) if prune else found.pruners.NopPruner()
-        # a search that goes on must not draw again what it has drawn
+        # The seed depends on the number of trials, because a resumed search must not draw the same values again.
         begun = len(storage.get_all_trials(0)) if storage.get_all_studies() else 0
         self.study = found.create_study(study_name="sweep", storage=storage, sampler=samplers[method](seed=seed + begun, **options), pruner=pruner,
                                         direction="maximize", load_if_exists=True)  # fmt: skip
         self.trials: dict[str, Any] = {}
-        self.again: list[tuple[Any, TrainingJob]] = []  # of an earlier session, not told yet
+        self.again: list[tuple[Any, TrainingJob]] = []  # jobs of an earlier session that the study has no result for
         for frozen in self.study.trials:
             if frozen.state == found.trial.TrialState.RUNNING:
                 trial = found.trial.Trial(self.study, frozen._trial_id)
@@ -83,7 +88,7 @@ class Trials:
             job = self._job(trial.number, self._draw(trial))
             try:
                 self.check(job.words, job.name)
-            except UserError as error:  # values that do not go together; the study learns to leave them
+            except UserError as error:  # the values do not fit together, and the study learns to avoid them
                 print(f"left out: {error}", flush=True)
                 self.study.tell(trial, state=found.trial.TrialState.FAIL)
                 continue
@@ -107,17 +112,17 @@ class Trials:
             self.study.tell(trial, outcome.return_mean)
         elif outcome.status == "PRUNED":
             self.study.tell(trial, state=state.PRUNED)
-        elif outcome.status != "INTERRUPTED":  # those go on with the next session
+        elif outcome.status != "INTERRUPTED":  # interrupted runs go on in the next session
             self.study.tell(trial, state=state.FAIL)
 
     def status(self, name: str) -> str | None:
-        """What the study knows of a job that nobody shall run again; None of others."""
+        """PRUNED or FAILED for a job that must not run again; None for others."""
         number = int(name.split("-", 1)[0])
         states = {trial.number: trial.state.name for trial in self.study.trials}
         return {"PRUNED": "PRUNED", "FAIL": "FAILED"}.get(states.get(number, ""))
 
     def best(self) -> str | None:
-        """The words of the best run, and its return."""
+        """A sentence with the best run's return and words; None where no run is complete."""
         complete = [trial for trial in self.study.trials if trial.value is not None and trial.state.name == "COMPLETE"]
         if not complete:
             return None

@@ -1,4 +1,4 @@
-"""What a person sees of many jobs: a table that stays in place on a terminal, a line for every change elsewhere."""
+"""Shows the progress of many jobs: a table that is updated in place on a terminal, or else a line for each change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rlrun.experiments.jobs import Outcome, View
 from rlrun.loggers.console import duration
 
 COLOURS = {"RUNNING": "cyan", "COMPLETED": "green", "STOPPED": "green", "PRUNED": "yellow", "INTERRUPTED": "yellow", "FAILED": "red", "WAITING": "dim"}
-SHOWN_AT_ONCE = 30  # rows of a live table: what a terminal can hold
+SHOWN_AT_ONCE = 30  # rows in the live table, so that it fits on a terminal
 
 
 def cells(outcome: Outcome) -> list[str]:
-    """name, status, env steps, return, time, reason."""
+    """A job's cells in the table: name, status, env steps, return, time and reason."""
     mean = outcome.return_mean
     told = outcome.status in ("FAILED", "PRUNED")
     return [outcome.job.name, outcome.status, f"{outcome.env_steps:,}" if outcome.env_steps else "", "" if mean is None else f"{mean:,.2f}",
@@ -25,7 +25,7 @@ HEADINGS = ("job", "status", "env steps", "return", "time", "")
 
 
 def text_table(rows: Sequence[Sequence[str]], headings: Sequence[str] = HEADINGS) -> str:
-    """Columns as wide as they must be; numbers to the right, but for the first column."""
+    """A table with columns as wide as their contents. Columns of numbers are right-aligned, except the first column."""
     table = [list(headings), *(list(row) for row in rows)]
     widths = [max(len(row[index]) for row in table) for index in range(len(headings))]
     right = [all(not row[index] or row[index][0] in "-0123456789" for row in table[1:]) and index > 0 for index in range(len(headings))]
@@ -34,7 +34,7 @@ def text_table(rows: Sequence[Sequence[str]], headings: Sequence[str] = HEADINGS
 
 
 def counts(outcomes: Sequence[Outcome], waiting: int) -> str:
-    """3 completed, 1 running, 2 waiting."""
+    """How many jobs have each status, such as "3 completed, 1 running, 2 waiting"."""
     seen: dict[str, int] = {}
     for outcome in outcomes:
         seen[outcome.status.lower()] = seen.get(outcome.status.lower(), 0) + 1
@@ -44,7 +44,7 @@ def counts(outcomes: Sequence[Outcome], waiting: int) -> str:
 
 
 class JobLines:
-    """A line when a job begins or ends, and a table at the end."""
+    """Prints a line when a job begins or ends, and a table at the end."""
 
     def __init__(self, total: int):
         self.total = total
@@ -64,7 +64,7 @@ class JobLines:
 
 
 class JobTable:
-    """All jobs, or those that changed last, twice a second."""
+    """A live table, redrawn twice a second. Where not all jobs fit, running jobs are kept."""
 
     def __init__(self, total: int):
         from rich.console import Console
@@ -81,7 +81,8 @@ class JobTable:
         table = RichTable(title=counts(outcomes, self.total - len(outcomes)), title_justify="left")
         for heading, justify in zip(HEADINGS, ("left", "left", "right", "right", "right", "left"), strict=True):
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-        order = sorted(outcomes, key=lambda outcome: outcome.status == "RUNNING")  # those that run come last, near the cursor
+        # Running jobs come last, near the cursor.
+        order = sorted(outcomes, key=lambda outcome: outcome.status == "RUNNING")
         for outcome in order[-SHOWN_AT_ONCE:]:
             name, status, *rest = cells(outcome)
             table.add_row(name, Text(status, style=COLOURS.get(status, "")), *rest)
@@ -96,7 +97,7 @@ class JobTable:
 
 
 def view(total: int) -> View:
-    """What fits where standard output goes; `total`: of jobs, 0 where nobody knows yet."""
+    """The view that suits standard output: a live table on a terminal, else lines. total: number of jobs, or 0."""
     if sys.stdout.isatty():
         from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""The console: a live view on a terminal (rich), plain lines elsewhere."""
+"""The console logger: a live view with rich on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 SHOWN = (
     ("sample/return_mean", "return, last 100"),
-    ("sample/return_max", "best of them"),
+    ("sample/return_max", "best return of these"),
     ("sample/episode_length_mean", "episode length"),
     ("eval/return_mean", "evaluation"),
     ("learn/policy_loss", "policy loss"),
@@ -23,7 +23,7 @@ SHOWN = (
 
 
 def duration(seconds: float) -> str:
-    """1h02m, 3m05s, 12s."""
+    """A duration as text, such as 1h02m, 3m05s or 12s."""
     seconds = int(seconds)
     if seconds >= 3600:
         return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
@@ -36,7 +36,7 @@ def left(row: dict[str, Any], total: int) -> str:
 
 
 class Lines:
-    """One line per row."""
+    """Prints one line for each row."""
 
     def __init__(self, total: int):
         self.total = total
@@ -61,7 +61,7 @@ class Lines:
 
 
 class Live:
-    """A table that stays in place, with a progress bar, time left and the machine's load."""
+    """A table that is updated in place, with a progress bar, the time left and the machine's load."""
 
     def __init__(self, total: int, title: str):
         import psutil
@@ -106,7 +106,7 @@ class Live:
 
 
 def console(total: int, title: str) -> Lines | Live:
-    """What fits where standard output goes."""
+    """The logger that suits standard output: a live view on a terminal, plain lines elsewhere."""
     if sys.stdout.isatty():
         from rich.console import Console as RichConsole
 

@@ -1,4 +1,4 @@
-"""progress.jsonl: one object a line. The primary record: written at once, by the run's own thread."""
+"""progress.jsonl, the primary record of a run: one JSON object per line, written at once by the run's own thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 class Jsonl:
     def __init__(self, path: Path, resume_at: int | None):
-        """resume_at: env steps of the restored checkpoint; later rows were never part of this history and are dropped."""
+        """resume_at: env steps of the restored checkpoint. Later rows are dropped: the run repeats those steps."""
         if resume_at is not None and path.exists():
             kept = [line for line in path.read_text().splitlines() if _steps(line) is not None and _steps(line) <= resume_at]  # type: ignore[operator]
             path.write_text("".join(line + "\n" for line in kept))
@@ -26,9 +26,9 @@ def _steps(line: str) -> int | None:
     try:
         return json.loads(line)["env_steps"]
     except (ValueError, KeyError, TypeError):
-        return None  # the torn last line of a killed run
+        return None  # the incomplete last line of a killed run
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole row of a progress.jsonl."""
+    """All complete rows of a progress.jsonl."""
     return [json.loads(line) for line in path.read_text().splitlines() if _steps(line) is not None]

@@ -1,7 +1,8 @@
-"""MLflow: parameters, metrics in batches, config and checkpoint as artifacts, the right status at the end.
+"""The MLflow logger: parameters, metrics in batches, config and checkpoint as artifacts, and the status at the end.
 
-It lives on the loggers' thread; a server that does not answer costs warnings, never training. The default store is one sqlite file at the runs'
-root; its creation is guarded by a lock, because two processes that create it together break it.
+It runs on the loggers' thread, so that a server that does not answer costs warnings but never stops training. The
+default store is one sqlite file in the runs' root. A lock guards its creation, because two processes that create it at
+the same time would break it.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ def available() -> bool:
 
 def _client(uri: str):
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the default blocks for over a minute on a dead server
+    # With the default number of retries, a dead server blocks for over a minute.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     from mlflow import MlflowClient
 
-    for name in ("mlflow", "mlflow.store.db.utils", "alembic"):  # after the import, which sets them up
+    for name in ("mlflow", "mlflow.store.db.utils", "alembic"):  # comes after the import, which sets the loggers up
         logging.getLogger(name).setLevel(logging.WARNING)
     return MlflowClient(tracking_uri=uri)
 
@@ -54,7 +56,7 @@ def _creation_lock(root: Path) -> Iterator[None]:
 
 
 def open_experiment(uri: str | None, root: Path, experiment: str) -> tuple[Any, str]:
-    """A client and the experiment's id, made where it is new. uri None: the store under root."""
+    """A client and the id of the experiment, which is created if it is new. uri None means the store in root."""
     with _creation_lock(root):
         client = _client(uri or store_uri(root))
         found = client.get_experiment_by_name(experiment)
@@ -63,7 +65,10 @@ def open_experiment(uri: str | None, root: Path, experiment: str) -> tuple[Any, 
 
 
 class Mlflow:
-    """One MLflow run per run directory; a resumed run continues its own (mlflow.json remembers which). parent: the id of the run that it stands under."""
+    """One MLflow run for each run directory.
+
+    mlflow.json remembers its id, so that a resumed run continues it. parent: the id of the parent MLflow run.
+    """
 
     def __init__(self, uri: str | None, root: Path, experiment: str, run_dir: Path, values: dict[str, Any], facts: dict[str, Any], parent: str | None = None):
         if not available():
@@ -131,7 +136,7 @@ class Mlflow:
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """("algo.lr", 0.0005), ... of a nested config; lists stay values."""
+    """The pairs of dotted key and value in a nested config, such as ("algo.lr", 0.0005). Lists stay values."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from flatten(value, f"{prefix}{name}.")
@@ -140,7 +145,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def add_artifact(run_dir: Path, file: Path) -> None:
-    """Adds a file to the run's MLflow run, where it has one."""
+    """Adds a file to the MLflow run of this run directory, if there is one."""
     memory = run_dir / "mlflow.json"
     if memory.exists() and available():
         known = json.loads(memory.read_text())
@@ -148,7 +153,10 @@ def add_artifact(run_dir: Path, file: Path) -> None:
 
 
 def stale_runs(root: Path, fix: bool = False) -> list[str]:
-    """Names of runs in <root>/mlflow.db that say RUNNING although their process on this host is gone."""
+    """Names of runs in <root>/mlflow.db that are marked RUNNING although their process on this host is gone.
+
+    fix marks them KILLED.
+    """
     import psutil
 
     if not (root / "mlflow.db").exists() or not available():

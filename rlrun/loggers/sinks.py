@@ -1,4 +1,5 @@
-"""All sinks of a run: progress.jsonl at once, the others on one thread that may fall behind or fail without touching the training."""
+"""All sinks of a run's rows. progress.jsonl is written at once; the others run on a thread that cannot disturb training
+when it falls behind or fails."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-PENDING = 1000  # rows that may wait; beyond that rows are dropped and counted
+PENDING = 1000  # rows that may wait for slow sinks; further rows are dropped and counted
 CLOSE_SEC = 20.0
 
 
@@ -19,7 +20,7 @@ class Sink(Protocol):
 
 
 class Sinks:
-    """`direct` sinks are called by the run; `slow` ones are made and called on the thread."""
+    """The run itself calls `direct` sinks. `slow` sinks are made and called on the loggers' thread."""
 
     def __init__(self, direct: list[Sink], slow: dict[str, Callable[[], Sink]]):
         self.direct = direct
@@ -40,7 +41,7 @@ class Sinks:
             self.dropped += 1
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
-        """Flushes what it can within CLOSE_SEC."""
+        """Closes all sinks. The slow ones get CLOSE_SEC to write what is waiting."""
         for sink in self.direct:
             self._guard(type(sink).__name__, lambda sink=sink: sink.close(status, summary))  # type: ignore[misc]
         try:
@@ -72,7 +73,7 @@ class Sinks:
             call()
             return True
         except Exception as error:
-            self._warn(name, f"{error} (this logger is left out; progress.jsonl goes on)")
+            self._warn(name, f"{error} (this logger is left out from now on; progress.jsonl continues)")
             return False
 
     def _warn(self, name: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard events in the run directory."""
+"""The TensorBoard logger, which writes event files to the run directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class TensorBoard:
     def __init__(self, directory: Path, resume_at: int | None):
         from torch.utils.tensorboard import SummaryWriter
 
-        # purge_step hides what a killed run logged after its last checkpoint, so that curves do not zig-zag
+        # purge_step hides what a killed run logged after its last checkpoint, so that curves do not jump back.
         self.writer = SummaryWriter(str(directory), purge_step=None if resume_at is None else resume_at + 1)
 
     def log(self, row: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""build(plan, ranks) -> Parts: makes what a Plan says, as one of its learners. What every part is given is written here."""
+"""build(plan, ranks) -> LearnerParts: makes what a Plan says, as one of its learners. What every part is given is written here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 from rlrun.samplers.serial import SerialSampler
 
 
-class Parts:
+class LearnerParts:
     """The parts of a run, made on demand by one of its learners."""
 
     def __init__(self, plan: Plan, ranks: Ranks, cut: Cut | None, recorder: GraphRecorder | None):
@@ -233,9 +233,9 @@ class Parts:
         module.run(make, self.config.runner, job)
 
 
-def build(plan: Plan, ranks: Ranks = ALONE, cut: Cut | None = None, recorder: GraphRecorder | None = None) -> Parts:
+def build(plan: Plan, ranks: Ranks = ALONE, cut: Cut | None = None, recorder: GraphRecorder | None = None) -> LearnerParts:
     """ranks: the place of this learner among those of the run. recorder: in place of the GPU's own."""
-    return Parts(plan, ranks, cut, recorder)
+    return LearnerParts(plan, ranks, cut, recorder)
 
 
 def factories_elsewhere(plan: Plan, number: int) -> Factories:
@@ -243,7 +243,7 @@ def factories_elsewhere(plan: Plan, number: int) -> Factories:
     return build(plan, Ranks(rank=number)).factories()
 
 
-def train(plan: Plan, job: Run, saved: Path | None = None, build: Callable[[Plan, Ranks, Cut | None], Parts] = build) -> None:
+def train(plan: Plan, job: Run, saved: Path | None = None, build: Callable[[Plan, Ranks, Cut | None], LearnerParts] = build) -> None:
     """Runs all learners of a plan. `saved`: the checkpoint that a resumed job begins with. `build` makes the parts of the first."""
     learners = plan.learners_in_lockstep
     cut = Cut(learners, plan.needs.cut_share) if plan.needs.cut_share < 1 and learners > 1 else None

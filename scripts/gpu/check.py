@@ -1,20 +1,27 @@
 """scripts/gpu_check [PART ...] [--out FOLDER] [--minutes 9.2] [--pong-seconds 190] [--list]
 
-What a GPU machine is asked for, part by part, each with a time limit; what no time is left for is said to be not run. A part that fails is said in the
-table and in the exit status, and the others go on. FOLDER (out/gpu_check) gets table.txt, results.json (every figure, with its command, versions and
-hardware) and logs.txt (all that was printed).
+Checks rlrun on a machine with a GPU, part by part. Each part has a time limit, and parts for which no time is left are
+reported as not run. A part that fails is reported in the table and in the exit status, and the others still run. FOLDER
+(out/gpu_check by default) gets table.txt, results.json (every figure with its command, versions and hardware) and
+logs.txt (all output).
 
-  emulator    Pong's emulator alone, a process for every core: what no training can exceed
-  impala      training speed, IMPALA on Pong at 84x84
-  pong        IMPALA on Pong until 18, wall time from the start of the command
-  ppo         PPO, 4 epochs, 120 environments
-  dqn         DQN, batches of 512
-  tests       the tests that need a GPU, in what time is left: about two minutes. On a machine of a new kind run this part first, alone
-  compiling   the slow one of them               (not run unless asked for)
-  eager       impala without CUDA graphs         (not run unless asked for)
-  compiled    impala with torch.compile          (not run unless asked for)
-  spare       impala with two cores that do not step environments (not run unless asked for)
-  rainbow, appo, apex, local                     (not run unless asked for)
+These parts are run by default:
+
+  emulator    Pong's emulator alone, with one process for each core: an upper bound for training
+  impala      training speed of IMPALA on Pong at 84x84
+  pong        IMPALA on Pong until its return is 18; the wall time counts from the start of the command
+  ppo         training speed of PPO with 4 epochs and 120 environments
+  dqn         training speed of DQN with batches of 512
+  tests       the tests that need a GPU, in the remaining time; they take about two minutes. Run this part first and
+              alone on a new kind of machine
+
+These parts are run only when they are named:
+
+  compiling   the slow one among the tests that need a GPU
+  eager       impala without CUDA graphs
+  compiled    impala with torch.compile
+  spare       impala with two cores that do not step environments
+  rainbow, appo, apex, local
 """
 
 from __future__ import annotations
@@ -32,9 +39,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has no affinity
+# macOS has no sched_getaffinity.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 IMPALA = ["tuned=impala/pong_gpu"]
-SPEED: dict[str, tuple[list[str], float]] = {  # options, the bar in env steps/s (0: none)
+# The options of each speed measurement, and its bar in env steps/s or 0 where there is none.
+SPEED: dict[str, tuple[list[str], float]] = {
     "impala": (IMPALA, 30_000),
     "ppo": (["algo=ppo", "env=Pong", "algo.batch_size=15360", "algo.minibatch_size=3840"], 12_000),
     "dqn": (["algo=dqn", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.fragment_length=4", "algo.learning_starts=20000", "replay.capacity=200000"], 5_000),
@@ -47,20 +56,21 @@ SPEED: dict[str, tuple[list[str], float]] = {  # options, the bar in env steps/s
     "apex": (["algo=apex", "env=Pong", "algo.inner.batch_size=512", "algo.inner.learning_starts=20000", "algo.inner.num_envs=60"], 0),
 }
 USUAL = ["emulator", "impala", "pong", "ppo", "dqn", "tests"]
-KEPT = ("reached", "bound", "ratio", "parts", "learner_time", "sampler_time", "policy_lag", "memory_pss_mb", "resources")  # of a benchmark
+# These entries of a benchmark's result are kept.
+KEPT = ("reached", "bound", "ratio", "parts", "learner_time", "sampler_time", "policy_lag", "memory_pss_mb", "resources")
 EMULATOR_SEC, SPEED_SEC = 8.0, 15
 LIMIT_SEC = {"tests": 400.0, "compiling": 200.0, "emulator": 60.0, "speed": 100.0}
-START_SEC = 40.0  # beyond a run's own limit, for its start and its last checkpoint
-LEAST_SEC = 30.0  # a part that has less is not begun
+START_SEC = 40.0  # time beyond a run's own limit, for its start and its last checkpoint
+LEAST_SEC = 30.0  # a part is not begun when less time is left
 
 
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS)
     parser.add_argument("parts", nargs="*")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu_check")
-    parser.add_argument("--minutes", type=float, default=9.2, help="after which the last part is ended")
+    parser.add_argument("--minutes", type=float, default=9.2, help="time after which the last part is ended")
     parser.add_argument("--pong-seconds", type=float, default=190.0)
-    parser.add_argument("--list", action="store_true", help="only say what would be run")
+    parser.add_argument("--list", action="store_true", help="only print what would be run")
     asked = parser.parse_args(words)
     asked.out, asked.end = asked.out.resolve(), time.monotonic() + 60 * asked.minutes
     asked.work = Path(tempfile.mkdtemp(prefix="gpu_check-"))
@@ -75,14 +85,18 @@ def main(words: list[str]) -> int:
     try:
         import torch
     except ImportError:
-        print(f"gpu_check: {sys.executable} has no torch; PYTHON=... scripts/gpu_check names one that has it with CUDA", file=sys.stderr)
+        print(
+            f"gpu_check: {sys.executable} has no torch; choose a Python that has torch with CUDA:"
+            " PYTHON=... scripts/gpu_check",
+            file=sys.stderr,
+        )
         return 2
     if not torch.cuda.is_available():
         print("gpu_check: no CUDA GPU is visible to torch", file=sys.stderr)
         return 2
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "logs.txt").unlink(missing_ok=True)
-    shared = os.statvfs("/dev/shm")  # PPO's slots need half of a GB of it
+    shared = os.statvfs("/dev/shm")  # PPO's slots need half a GB of it
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cores": CORES,
                                "shared_memory_gb": round(shared.f_bavail * shared.f_frsize / 2**30, 2), "parts": {}}  # fmt: skip
     head = f"{results['gpu']}, {results['cores']} cores, {results['shared_memory_gb']} GB of /dev/shm free, torch {results['torch']}"
@@ -91,7 +105,7 @@ def main(words: list[str]) -> int:
         started = time.monotonic()
         try:
             figures, sentence = emulator() if name == "emulator" else run(name, asked, results["parts"].get("emulator", {}).get("env_steps_per_sec"))
-        except Exception as error:  # whatever it is, the other parts go on
+        except Exception as error:  # whatever the error is, the other parts still run
             said_of = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
             figures, sentence = {"failed": said_of}, f"FAILED: {said_of}"
         log = asked.work / f"{name}.log"
@@ -100,12 +114,13 @@ def main(words: list[str]) -> int:
         figures["seconds"] = round(time.monotonic() - started, 1)
         results["parts"][name] = figures
         table.row(name, f"{sentence}  ({figures['seconds']:.0f} s)")
-        (asked.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")  # after every part: a machine may be taken away
+        # Results are written after every part, because the machine may be taken away.
+        (asked.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     return int(any("failed" in figures or figures.get("met") is False for figures in results["parts"].values()))
 
 
 class Failed(Exception):
-    """A part did not give its figures."""
+    """Raised where a part could not give its figures; the message says why."""
 
 
 class Table:
@@ -125,7 +140,8 @@ def command_of(name: str, asked: argparse.Namespace) -> list[str]:
     if name in ("tests", "compiling"):
         there = {plugin: importlib.util.find_spec(plugin) is not None for plugin in ("xdist", "pytest_timeout")}
         spread = ["-n", "8", "--dist", "worksteal"] if there["xdist"] and name == "tests" else []
-        bound = ["--timeout", "100"] if there["pytest_timeout"] else []  # one that hangs is not to take the others' time
+        # A test that hangs must not use up the others' time.
+        bound = ["--timeout", "100"] if there["pytest_timeout"] else []
         return [sys.executable, "-m", "pytest", "-o", "addopts=", "-m", "gpu and slow" if name == "compiling" else "gpu and not slow", *spread, *bound, "tests/gpu"]
     if name == "pong":
         return [sys.executable, "-m", "rlrun", "train", *IMPALA, "seed=1", f"stop.wall_sec={asked.pong_seconds:g}", "logger=[console]",
@@ -137,13 +153,16 @@ def command_of(name: str, asked: argparse.Namespace) -> list[str]:
 
 
 def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> tuple[dict[str, Any], str]:
-    """Figures and a sentence of one part. emulated: env steps/s of the emulator alone, of which a bar asks for three quarters at most. Failed says why not."""
+    """Runs one part and returns its figures and a sentence about them. Failed where there are none.
+
+    emulated: env steps/s of the emulator alone; a bar asks for at most three quarters of it.
+    """
     command = command_of(name, asked)
     limit = asked.pong_seconds + START_SEC if name == "pong" else LIMIT_SEC.get(name, LIMIT_SEC["speed"])
     log, started = asked.work / f"{name}.log", time.monotonic()
     limit = min(limit, asked.end - started)
     if limit < LEAST_SEC:
-        raise Failed("not run, no time was left")
+        raise Failed("not run, because no time was left")
     with open(log, "w") as file:
         process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         try:
@@ -151,7 +170,7 @@ def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> 
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             process.wait()
-            raise Failed(f"longer than {limit:.0f} s; {last_line(log)}") from None
+            raise Failed(f"took longer than {limit:.0f} s; {last_line(log)}") from None
     wall = time.monotonic() - started
     figures: dict[str, Any] = {"command": " ".join(["rlrun", *command[3:]] if "rlrun" in command else command[1:])}
     if name in ("tests", "compiling"):
@@ -186,7 +205,7 @@ def last_line(path: Path) -> str:
 
 
 def emulator() -> tuple[dict[str, Any], str]:
-    """Env steps/s of Pong with random actions, in as many processes as there are cores."""
+    """Env steps/s of Pong with random actions in one process per core, and a sentence about it."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(CORES) as pool:
         rates = pool.map(steps_per_sec, [EMULATOR_SEC] * CORES, chunksize=1)

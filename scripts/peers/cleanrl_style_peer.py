@@ -1,4 +1,7 @@
-"""One process, one plain loop in the manner of single-file implementations: policy gradient of one pass beside IMPALA, PPO of 4 epochs, DQN."""
+"""A plain loop in one process, in the manner of single-file implementations.
+
+Policy gradient with one epoch is compared with IMPALA, PPO with 4 epochs with PPO, and DQN with DQN.
+"""
 
 import ale_py
 import common

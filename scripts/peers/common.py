@@ -1,4 +1,7 @@
-"""What the programs of the peers share: their words, and the one line of JSON that they end with. Runs in a peer's environment, without rlrun."""
+"""Shared by the peers' programs: their command line, and the line of JSON with which they end.
+
+It runs in a peer's environment, which does not have rlrun.
+"""
 
 import argparse
 import importlib.metadata
@@ -7,7 +10,10 @@ import time
 
 
 def words(variants):
-    """variants: {algo: names}. algo, variant and seconds, of `ALGO VARIANT SECONDS`; with `--variants ALGO` says the variants of an algorithm and ends."""
+    """Parses `ALGO VARIANT SECONDS` and returns algo, variant and seconds; variants is {algo: names}.
+
+    With `--variants ALGO` it prints the names of an algorithm's variants as JSON and exits.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--variants", action="store_true")
     parser.add_argument("algo", choices=list(variants))
@@ -24,13 +30,13 @@ def words(variants):
 
 
 def result(rate, settings, packages):
-    """The last line of a program: env steps/s (agent decisions, 4 frames each)."""
+    """Prints the last line of a program, with its env steps/s (agent decisions of 4 frames each)."""
     versions = {name: importlib.metadata.version(name) for name in (*packages, "torch", "gymnasium", "ale-py")}
     print(json.dumps({"env_steps_per_sec": rate, "settings": settings, "versions": versions}), flush=True)
 
 
 class Meter:
-    """Env steps/s after the first quarter of the time, which is not counted."""
+    """Measures env steps/s. The first quarter of the time is not counted."""
 
     def __init__(self, seconds, now=time.perf_counter):
         self.seconds, self.now = seconds, now
@@ -38,7 +44,10 @@ class Meter:
         self.rate = None
 
     def over(self, env_steps):
-        """Told how many there were in all, from the first time that something was learnt; true when the time is up."""
+        """Takes the total of env steps so far and returns True when the time is up.
+
+        It must first be called when learning begins.
+        """
         now = self.now()
         if self.begun is None:
             self.begun = now

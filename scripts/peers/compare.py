@@ -1,10 +1,13 @@
-"""scripts/compare_peers [--rounds 3] [--seconds 20] [--algos impala,ppo,dqn] [--peers rllib,sample_factory,stable_baselines3,cleanrl_style]
-                      [--folder .peers] [--json FILE] [options of rlrun train, for rlrun's side]
+"""scripts/compare_peers [--rounds 3] [--seconds 20] [--algos impala,ppo,dqn]
+                      [--peers rllib,sample_factory,stable_baselines3,cleanrl_style] [--folder .peers] [--json FILE]
+                      [options of rlrun train, for rlrun's side]
 
-Training speed on Pong (84x84x4, Nature CNN) of rlrun and of other libraries doing the same work, in turn in one run. Every peer has an environment of its own
-in FOLDER, made on first use from the package registry (some minutes). Before the rounds each peer is tried in its several ways (processes, threads), and the
-fastest is kept; the ways are those of a machine of 2 cores, and a larger one is refused unless it is narrowed: taskset -c 0,1 scripts/compare_peers. Printed
-are env steps/s (agent decisions), and how many times as fast rlrun is: the median over rounds, with the lowest and the highest."""
+Compares the training speed of rlrun with that of other libraries on Pong (84x84x4, Nature CNN). All do the same work
+and take turns in one run. Every peer has an environment of its own in FOLDER, which is made on first use from the
+package registry and takes some minutes. Before the rounds, each peer is tried with different numbers of processes and
+threads, and the fastest variant is kept. The variants suit a machine with 2 cores; a larger machine is refused unless
+it is restricted with taskset -c 0,1 scripts/compare_peers. The output is env steps/s (agent decisions), and how many
+times as fast as each peer rlrun is: the median over rounds, with the lowest and the highest."""
 
 from __future__ import annotations
 
@@ -23,33 +26,34 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-PACKAGES = {  # beside torch, which is the version of scripts/constraints.txt
+PACKAGES = {  # in addition to torch, which has the version of scripts/constraints.txt
     "rllib": ["ray[rllib]==2.60.0", "gymnasium[atari]", "ale-py", "opencv-python-headless"],
     "sample_factory": ["sample-factory==2.1.1", "gymnasium<1.0", "ale-py==0.9.1", "opencv-python-headless<5"],
     "stable_baselines3": ["stable-baselines3==2.9.2", "gymnasium[atari]", "ale-py", "opencv-python-headless"],
     "cleanrl_style": ["gymnasium[atari]", "ale-py", "opencv-python-headless"],
 }
 KNOWN = {"impala": list(PACKAGES), "ppo": list(PACKAGES), "dqn": ["stable_baselines3", "cleanrl_style"]}
-SAME_WORK = {"dqn": ["replay.capacity=30000", "algo.double=false", "algo.head.dueling=false"]}  # what the others' defaults are, not rlrun's
-START_SEC = 180.0  # for a program to start, beside the time that it measures
+# Where rlrun's defaults differ from the others', rlrun uses the others'.
+SAME_WORK = {"dqn": ["replay.capacity=30000", "algo.double=false", "algo.head.dueling=false"]}
+START_SEC = 180.0  # time that a program may take to start, in addition to the time that it measures
 
 
 class Failed(Exception):
-    """A program that gave no figure; says why."""
+    """Raised where a program gave no figure; the message says why."""
 
 
 def program(command: list[str], seconds: float, folder: str | None = None) -> dict[str, Any] | list[str]:
-    """What the last line of JSON says that it prints. Failed when there is none, or when it takes too long."""
+    """Runs a program and returns the last line of JSON that it prints. Failed where there is none or time runs out."""
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONWARNINGS": "ignore"}
-    with tempfile.TemporaryFile("w+") as out:  # no pipe: a worker that outlives its program would keep it open
+    with tempfile.TemporaryFile("w+") as out:  # a worker that outlives its program would keep a pipe open
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=env, start_new_session=True)
         try:
             code = process.wait(START_SEC + 2 * seconds)
         except subprocess.TimeoutExpired:
-            raise Failed(f"no end after {START_SEC + 2 * seconds:.0f} s") from None
+            raise Failed(f"did not end within {START_SEC + 2 * seconds:.0f} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its workers too
+                os.killpg(process.pid, signal.SIGKILL)  # ends its workers too
             process.wait()
         out.seek(0)
         lines = out.read().strip().splitlines()
@@ -61,12 +65,12 @@ def program(command: list[str], seconds: float, folder: str | None = None) -> di
 
 
 def last(lines: list[str], code: int) -> str:
-    """What a program that failed said at its end."""
-    return f"{lines[-1] if lines else 'no word'} (exit code {code})"
+    """The last line that a failed program printed, and its exit code."""
+    return f"{lines[-1] if lines else 'it printed nothing'} (exit code {code})"
 
 
 def make_environment(peer: str, folder: Path) -> Path:
-    """The Python of a peer's environment."""
+    """The Python of a peer's environment, which is made where it is missing or out of date. Failed where that fails."""
     place = folder / peer
     python, stamp, wanted = place / "bin" / "python", place / ".installed", "\n".join(PACKAGES[peer])
     if stamp.is_file() and stamp.read_text() == wanted:
@@ -83,7 +87,7 @@ def make_environment(peer: str, folder: Path) -> Path:
 
 
 def rlrun(algo: str, seconds: float, words: list[str]) -> dict[str, Any]:
-    """rlrun with its default settings, but for what makes the work the same and what `words` change."""
+    """Measures rlrun with its default settings, except for SAME_WORK and what `words` change."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told.json"
         words = [*SAME_WORK.get(algo, []), *words]
@@ -101,7 +105,10 @@ def rlrun(algo: str, seconds: float, words: list[str]) -> dict[str, Any]:
 
 
 def measured(contestants: dict[str, Callable[[], dict[str, Any]]], rounds: int, note: Callable[[str], None]) -> dict[str, dict[str, Any]]:
-    """Each in turn, `rounds` times; in every other round the other way round, so that a machine that warms up favours nobody."""
+    """Measures all contestants in turn, `rounds` times.
+
+    Every other round is in reverse order, so that a machine that slows down as it warms up favours nobody.
+    """
     results: dict[str, dict[str, Any]] = {name: {"rates": []} for name in contestants}
     for number in range(rounds):
         order = list(contestants) if number % 2 == 0 else list(reversed(contestants))
@@ -120,7 +127,7 @@ def measured(contestants: dict[str, Callable[[], dict[str, Any]]], rounds: int, 
 
 
 def ratios(results: dict[str, dict[str, Any]], peer: str) -> list[float]:
-    """How many times as fast as a peer, by round."""
+    """How many times as fast as the peer rlrun was, for each round in which both were measured."""
     ours, theirs = (dict(results[name]["rates"]) for name in ("rlrun", peer))
     return [ours[number] / theirs[number] for number in ours if number in theirs]
 
@@ -141,7 +148,7 @@ def table(algo: str, results: dict[str, dict[str, Any]]) -> str:
 
 
 def peer_contestant(peer: str, algo: str, python: Path, seconds: float, note: Callable[[str], None]) -> Callable[[], dict[str, Any]]:
-    """Runs a peer in the way that is the fastest here. Failed when none works."""
+    """A function that runs the peer's fastest variant on this machine. Failed where no variant works."""
     script = str(HERE / f"{peer}_peer.py")
     ways = program([str(python), script, "--variants", algo], 10.0)
     tried: dict[str, float] = {}
@@ -175,15 +182,15 @@ def main() -> int:
             if one not in known:
                 parser.error(f"--{name}: {one} is none of {', '.join(known)}")
     if said.rounds < 1 or said.seconds < 5:
-        parser.error("at least one round of 5 seconds")
+        parser.error("--rounds must be at least 1 and --seconds at least 5")
     if len(os.sched_getaffinity(0)) > 2:
-        parser.error("the ways in which peers are tried are those of 2 cores: taskset -c 0,1 scripts/compare_peers")
+        parser.error("the peers' variants suit a machine with 2 cores: taskset -c 0,1 scripts/compare_peers")
     if said.json and not said.json.resolve().parent.is_dir():
         parser.error(f"--json: there is no folder {said.json.resolve().parent}")
     note = lambda line: print(line, flush=True)  # noqa: E731
     found: dict[str, Any] = {}
     for algo in said.algos.split(","):
-        note(f"{algo}: which way is the fastest")
+        note(f"{algo}: finding each peer's fastest variant")
         contestants: dict[str, Callable[[], dict[str, Any]]] = {"rlrun": lambda algo=algo: rlrun(algo, said.seconds, said.words)}  # type: ignore[misc]
         broken: dict[str, dict[str, Any]] = {}
         for peer in (peer for peer in said.peers.split(",") if peer in KNOWN[algo]):
@@ -192,7 +199,7 @@ def main() -> int:
             except Failed as error:
                 broken[peer] = {"rates": [], "failed": str(error)}
         found[algo] = measured(contestants, said.rounds, note) | broken
-        if said.json:  # after every algorithm, so that none is lost with a later one
+        if said.json:  # written after every algorithm, so that a later failure loses nothing
             said.json.write_text(json.dumps({"command": ["scripts/compare_peers", *sys.argv[1:]], "results": found}, indent=1) + "\n")
     print()
     for algo, results in found.items():

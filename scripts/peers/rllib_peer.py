@@ -1,4 +1,4 @@
-"""RLlib on Pong, new API stack: IMPALA, and PPO with the settings of ours."""
+"""RLlib's new API stack on Pong: IMPALA, and PPO with rlrun's settings."""
 
 import ale_py
 import common
@@ -24,7 +24,7 @@ def pong(cfg):
 def main():
     said = common.words({"impala": VARIANTS, "ppo": VARIANTS})
     runners, threads = VARIANTS[said.variant]
-    torch.set_num_threads(threads)  # of the learner, which is in this process
+    torch.set_num_threads(threads)  # for the learner, which is in this process
     columns, rows, batch = {"impala": (10, 50, 500), "ppo": (8, 128, 1024)}[said.algo]
     envs = columns // runners
     settings = {"num_env_runners": runners, "num_envs_per_env_runner": envs, "rollout_fragment_length": rows, "train_batch_size_per_learner": batch}

@@ -1,5 +1,8 @@
-"""Sample Factory's APPO on Pong: asynchronous with one epoch beside IMPALA (without V-trace, which fails in 2.1.1 with this configuration), synchronous with 4
-epochs beside PPO. It counts frames, 4 to an env step."""
+"""Sample Factory's APPO on Pong.
+
+Asynchronous APPO with one epoch is compared with IMPALA; it runs without V-trace, which fails in 2.1.1 with this
+configuration. Synchronous APPO with 4 epochs is compared with PPO. Sample Factory counts frames, 4 per env step.
+"""
 
 import re
 import shutil
@@ -7,7 +10,7 @@ import sys
 import tempfile
 
 import common
-import gymnasium  # noqa: F401  before ale_py, which registers with it
+import gymnasium  # noqa: F401  must come before ale_py, which registers its games with it
 
 import ale_py  # noqa: F401  isort: skip
 from sample_factory.algo.runners.runner import AlgoObserver
@@ -47,7 +50,7 @@ def main():
     class Watch(AlgoObserver):
         def on_training_step(self, runner, iteration):
             if meter.over(sum(runner.env_steps.values()) / 4):
-                runner.cfg.train_for_seconds = -1  # it compares with 0 s until its first checkpoint
+                runner.cfg.train_for_seconds = -1  # below 0, because the time counts as 0 s until the first checkpoint
 
     try:
         runner.register_observer(Watch())

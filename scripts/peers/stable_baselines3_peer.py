@@ -1,4 +1,8 @@
-"""Stable-Baselines3 on Pong: a2c beside IMPALA (one pass over fragments of 50 rows from 10 environments), ppo and dqn with the settings of ours."""
+"""Stable-Baselines3 on Pong.
+
+A2C is compared with IMPALA, with one epoch over fragments of 50 rows from 10 environments. PPO and DQN have rlrun's
+settings.
+"""
 
 import ale_py
 import common
@@ -9,9 +13,10 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
-gymnasium.register_envs(ale_py)  # here, so that processes of environments do it too
+gymnasium.register_envs(ale_py)  # at import time, so that environments' processes do it too
 
-KINDS = {"one process": 0, "processes": 0, "one environment": 1, "four in one process": 4, "four processes": 4}  # environments, where that is free
+# The number of environments, or 0 where the algorithm fixes it.
+KINDS = {"one process": 0, "processes": 0, "one environment": 1, "four in one process": 4, "four processes": 4}
 WAYS = {f"{kind}, {threads} thread{'s' * (threads > 1)}": (kind, threads) for kind in KINDS for threads in (1, 2)}
 
 
@@ -22,7 +27,10 @@ class Timed(BaseCallback):
         self.end = False
 
     def _on_rollout_start(self):
-        """Whole iterations are counted: rollouts and learning take turns. DQN's rollouts are its train_freq steps."""
+        """Looks at the meter between iterations, since rollouts and learning take turns.
+
+        A rollout of DQN is its train_freq steps.
+        """
         if self.model._n_updates > 0 and self.meter.over(self.num_timesteps):
             self.end = True
 
@@ -46,7 +54,7 @@ def main():
         settings = {"n_envs": 8, "n_steps": 128, "batch_size": 256, "n_epochs": 4}
         model = PPO("CnnPolicy", env, device="cpu", n_steps=128, batch_size=256, n_epochs=4)
     else:
-        every = 4 // count  # steps of all environments
+        every = 4 // count  # in steps that all environments take together
         settings = {"n_envs": count, "train_freq": every, "gradient_steps": 1, "batch_size": 32, "buffer_size": 30000}
         model = DQN("CnnPolicy", env, device="cpu", train_freq=every, gradient_steps=1, batch_size=32, buffer_size=30000, learning_starts=1000)
     meter = common.Meter(said.seconds)

@@ -1,4 +1,4 @@
-"""scripts/gpu_check without a GPU: its options compose, its limits hold, and what fails is said."""
+"""scripts/gpu_check without a GPU: its options compose, its limits hold, and failures are reported."""
 
 import argparse
 import importlib.util
@@ -58,7 +58,7 @@ def test_what_no_time_is_left_for_is_not_begun(check, tmp_path):
 
 
 def test_every_part_is_said_whatever_becomes_of_the_others(check, monkeypatch, tmp_path, capsys):
-    """With a machine that says it has a GPU."""
+    """Runs with a faked torch.cuda that reports a GPU."""
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -1,4 +1,4 @@
-"""Growth: points that every run accepts, the knee, and what is said of it."""
+"""rlrun benchmark growth: points that every run accepts, the knee, and the sentence about it."""
 
 import json
 
@@ -55,7 +55,7 @@ LOCAL = "resources.inference=local"
     ],
 )
 def test_every_point_is_a_run_that_can_be(typed, algo, words, replay):
-    """Each is wired as rlrun train would, and differs from the others in what its axis says."""
+    """Each point is planned as rlrun train would plan it, and differs from the others only in what its axis changes."""
     from wired import Wired
 
     base = [f"algo={algo}", "env=CartPole-v1", *words]
@@ -80,7 +80,7 @@ def test_envs_and_rows_are_what_the_axis_says():
     words = dict(word.split("=", 1) for word in next(point for point in found["envs"] if point.label == "64").words)
     assert words["resources.envs_per_sampler"] == "64" and int(words["algo.batch_size"]) % (64 * 50) == 0
     rows = dict(word.split("=", 1) for word in next(point for point in found["fragment"] if point.label == "100").words)
-    assert rows["algo.fragment_length"] == "100" and int(rows["algo.batch_size"]) == 600, "about as many rows as before, a part for each sampler"
+    assert rows["algo.fragment_length"] == "100" and int(rows["algo.batch_size"]) == 600, "about as many rows as before, shared among the samplers"
 
 
 def test_models_of_images_are_options_that_exist(typed):
@@ -112,7 +112,7 @@ def test_the_command_measures_prints_and_draws(tmp_path, monkeypatch, capsys):
     assert main(words, measure) == 0
     assert all(words[:2] == ["algo=impala", "env=CartPole-v1"] for words in asked)
     said = capsys.readouterr().out
-    assert "no room" in said and said.count("Knee at") == 1  # models do not lie on a line
+    assert "no room" in said and said.count("Knee at") == 1  # models have no order and so no knee
     told = json.loads((tmp_path / "g.json").read_text())
     assert list(told["axes"]) == ["samplers", "model"] and (tmp_path / "g.png").stat().st_size > 5000
 
@@ -125,7 +125,7 @@ def test_the_command_measures_prints_and_draws(tmp_path, monkeypatch, capsys):
         (["algo=es", "env=CartPole-v1"], "has none of these axes"),
         (["algo=impala", "env=Pongg"], "Did you mean Pong"),
         (["env=CartPole-v1", "--json", "/nowhere/g.json"], "there is no folder /nowhere"),
-        (["env=CartPole-v1", "--plot", "g.gif"], "pictures are .png or .svg"),
+        (["env=CartPole-v1", "--plot", "g.gif"], "must end with .png or .svg"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_measured(words, said, monkeypatch):

@@ -1,4 +1,4 @@
-"""Comparing with other libraries: what counts, whose turn it is, and what is said of a peer that fails."""
+"""The comparison with other libraries: what is counted, whose turn it is, and how a failing peer is reported."""
 
 import importlib.util
 import json
@@ -63,7 +63,7 @@ def test_a_program_is_heard_by_its_last_line_of_json(tmp_path):
 
 
 def gone(pid):
-    """A process that was killed may stay as a zombie until somebody waits for it."""
+    """False for zombies as well: a process that was killed stays one until its parent waits for it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -79,7 +79,7 @@ worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]
 pathlib.Path({str(told)!r}).write_text(str(worker.pid))
 time.sleep(600)
 """
-    with pytest.raises(compare.Failed, match="no end after"):
+    with pytest.raises(compare.Failed, match="did not end within"):
         compare.program(script(tmp_path, text), 0.0)
     worker, deadline = int(told.read_text()), time.monotonic() + 10.0
     while not gone(worker) and time.monotonic() < deadline:
@@ -89,7 +89,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("algo", ["impala", "ppo", "dqn"])
 def test_the_plain_loop_says_its_ways_and_measures(algo, tmp_path):
-    """The peer that needs nothing but what rlrun has."""
+    """This peer needs no packages besides rlrun's own."""
     script = [sys.executable, str(PEERS / "cleanrl_style_peer.py")]
     ways = compare.program([*script, "--variants", algo], 5.0)
     assert ways == ["1 thread", "2 threads"]
@@ -107,7 +107,7 @@ def test_figures_count_only_of_programs_that_end_well_and_workers_that_stay_keep
         compare.program(script(tmp_path, "import sys; print('{}'); sys.exit(1)"), 1.0)
     stays = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(50)']); print('[1]')"
     assert compare.program(script(tmp_path, stays), 1.0) == [1]
-    with pytest.raises(compare.Failed, match=r"no word \(exit code -9\)"):
+    with pytest.raises(compare.Failed, match=r"it printed nothing \(exit code -9\)"):
         compare.program(script(tmp_path, "import os; os.kill(os.getpid(), 9)"), 1.0)
 
 

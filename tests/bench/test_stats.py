@@ -1,4 +1,4 @@
-"""Against numbers worked by hand, and SciPy's where SciPy is at hand (it comes with MLflow)."""
+"""The statistics agree with values worked out by hand, and with SciPy where it is installed (it comes with MLflow)."""
 
 import itertools
 
@@ -7,12 +7,13 @@ import pytest
 
 from rlrun.bench.stats import ConfidenceInterval, human_normalised, iqm, mean, median, optimality_gap, probability_of_improvement, stratified_bootstrap
 
-SCORES = np.array([[0.0, 1.0, 2.0], [4.0, 3.0, 8.0]])  # 2 runs of 3 games
+SCORES = np.array([[0.0, 1.0, 2.0], [4.0, 3.0, 8.0]])  # [2 runs, 3 games]
 
 
 def test_aggregates_by_hand():
-    assert mean(SCORES) == pytest.approx(3.0) and median(SCORES) == pytest.approx(2.0)  # of the games' means 2, 2, 5
-    assert iqm(SCORES) == pytest.approx((1 + 2 + 3 + 4) / 4)  # six numbers: one at each end is cut
+    # The games' means are 2, 2 and 5.
+    assert mean(SCORES) == pytest.approx(3.0) and median(SCORES) == pytest.approx(2.0)
+    assert iqm(SCORES) == pytest.approx((1 + 2 + 3 + 4) / 4)  # of six numbers, one is cut off at each end
     assert iqm(np.arange(8.0)) == pytest.approx(3.5) and iqm(np.array([[5.0]])) == 5.0
     assert optimality_gap(SCORES) == pytest.approx(1 - (0 + 1 + 1 + 1 + 1 + 1) / 6)
 
@@ -27,7 +28,8 @@ def test_iqm_is_scipys_trimmed_mean():
 
 def test_probability_of_improvement_counts_pairs():
     x, y = np.array([[1.0], [3.0]]), np.array([[2.0], [3.0], [0.0]])
-    assert probability_of_improvement(x, y) == pytest.approx((1 + 2 + 0.5) / 6)  # 1 beats 0; 3 beats 2 and 0 and ties with 3
+    # 1 beats 0; 3 beats 2 and 0 and ties with 3.
+    assert probability_of_improvement(x, y) == pytest.approx((1 + 2 + 0.5) / 6)
     assert probability_of_improvement(x, x) == 0.5 and probability_of_improvement(SCORES + 10, SCORES) == 1.0
     with pytest.raises(ValueError, match="same games"):
         probability_of_improvement(x, SCORES)
@@ -43,7 +45,7 @@ def test_probability_of_improvement_is_mann_whitney():
 
 def test_bootstrap_draws_within_games_and_covers():
     rng = np.random.default_rng(0)
-    same = np.tile(np.array([[1.0, 100.0]]), (5, 1))  # no spread within a game: drawing across games would make one
+    same = np.tile(np.array([[1.0, 100.0]]), (5, 1))  # no spread within a game; resampling across games would make one
     assert stratified_bootstrap(same, mean, rng, 200) == ConfidenceInterval(50.5, 50.5, 50.5)
     scores = rng.normal(3.0, 1.0, (20, 5))
     interval = stratified_bootstrap(scores, mean, rng, 2000)
@@ -55,7 +57,7 @@ def test_bootstrap_draws_within_games_and_covers():
         drawn = np.random.default_rng(seed).normal(0.0, 1.0, (10, 4))
         interval = stratified_bootstrap(drawn, mean, np.random.default_rng(seed + 1), 300)
         hits += interval.low <= 0 <= interval.high
-    assert hits >= 50  # of 57 expected
+    assert hits >= 50  # 57 are expected
 
 
 def test_human_normalised_scores():

@@ -1,4 +1,4 @@
-"""The seeds' tables: their data, the results that fill them, and what is drawn."""
+"""The published tables: their data, the results that fill them, and what is drawn from both."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from rlrun.cli import _dispatch
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError
 
-# RLlib's page: game -> figures in the order of the tables below
+# From RLlib's page: game -> figures in the order of the tables below.
 PUBLISHED = {
     "apex_10m": (6134, 123, 15302, 686), "apex_1h": (4873, 77, 4083, 646), "impala_10m": (2071, 385, 4068, 719), "impala_1h": (3181, 538, 10850, 843),
     "a2c_10m": (1401, 374, 3620, 692), "ppo_10m": (2807, 104, 11085, 671), "ppo_25m": (4480, 201, 14247, 944), "ppo_halfcheetah_1h": (9664,),
@@ -98,7 +98,7 @@ def test_an_altered_file_is_named(tmp_path):
     with pytest.raises(UserError, match="was altered"):
         _dispatch(["benchmark", "reproduce-tables", "--only-render", "--results", str(tmp_path)])
     path.write_text("{")
-    with pytest.raises(UserError, match="is no result"):
+    with pytest.raises(UserError, match="is not a result"):
         read(tmp_path, key, one)
 
 
@@ -106,11 +106,11 @@ def test_a_file_of_another_protocol_or_cell_is_refused(tmp_path):
     one = wanted()
     key, values = result(one)
     path = write(tmp_path, key, values | {"protocol": {**values["protocol"], "sticky_actions": 0.25}})
-    with pytest.raises(UserError, match="of another protocol"):
+    with pytest.raises(UserError, match="another protocol"):
         read(tmp_path, key, one)
     write(tmp_path, key, values)
     path.rename(tmp_path / key._replace(seed=2).file)
-    with pytest.raises(UserError, match="of another cell"):
+    with pytest.raises(UserError, match="to another cell"):
         read(tmp_path, key._replace(seed=2), one)
 
 
@@ -129,7 +129,7 @@ def test_seconds_until_a_target(tmp_path):
     one = wanted("impala_pong", "Pong")
     key = key_of(one, 1, 1.0)
     values = from_run(key, one, run_dir(tmp_path / "run", config_of(one), ROWS, status="STOPPED"))
-    assert values["score"] == 36.0  # the row where the mean is 18
+    assert values["score"] == 36.0  # seconds at the row where the mean is 18
     short = from_run(key, one, run_dir(tmp_path / "short", config_of(one), ROWS[:10], return_mean=9.0))
     assert short["score"] is None
     write(tmp_path, key, short)
@@ -187,7 +187,7 @@ def test_what_is_drawn_says_what_is_known(tmp_path):
     assert html.count("<h2>") == len(tables) and "<svg" in html and "http://" not in re.sub(r'xmlns(:\w+)?="[^"]*"|"http://[^"]*\.dtd"', "", html)
     assert "<script" not in html and "beaten" in html
     again = publish(tables, tmp_path, None)
-    assert again[0].read_text() == text and again[1].read_text() == html, "drawing anew changes nothing"
+    assert again[0].read_text() == text and again[1].read_text() == html, "drawing them again changes nothing"
     assert markdown([(tables[0], [measured(tmp_path, Wanted(tables[0], cell)) for cell in tables[0].cells])])
 
 
@@ -200,8 +200,8 @@ def test_what_is_drawn_says_what_is_known(tmp_path):
         (["table=impala_10m", "algo=ppo"], "No table here has algo 'ppo'"),
         (["budget=0"], "budget is a share"),
         (["budget=2"], "budget is a share"),
-        (["budget=0.1,0.2"], "budget takes one share"),
-        (["seeds=a"], "seeds=a: that is no whole number"),
+        (["budget=0.1,0.2"], "budget takes one number"),
+        (["seeds=a"], "seeds=a: this is not a whole number"),
         (["tables=impala_10m"], "There is no option 'tables' here. Did you mean table"),
         (["--render"], "There is no flag --render"),
     ],
@@ -219,12 +219,12 @@ def test_finished_cells_are_not_run_again(tmp_path, capsys):
     assert "2 of 2 runs to do" in said and "tuned=impala/breakout seed=1 env_steps=1000000 stop.return_mean=null" in said
     write(tmp_path, *result(one, 1))
     assert _dispatch([*words, "budget=0.1"]) == 0
-    assert "1 of 2 runs to do" in capsys.readouterr().out, "the whole budget is more than a tenth of it"
+    assert "1 of 2 runs to do" in capsys.readouterr().out, "a result for the whole budget makes a tenth of it unnecessary"
     write(tmp_path, *result(one, 2, 0.1))
     assert _dispatch([*words, "budget=0.1"]) == 0
     assert "0 of 2 runs to do" in capsys.readouterr().out
     assert _dispatch(words) == 0
-    assert "1 of 2 runs to do" in capsys.readouterr().out, "a tenth is no result of the whole"
+    assert "1 of 2 runs to do" in capsys.readouterr().out, "a result for a tenth of the budget does not count for the whole"
 
 
 def test_a_cell_is_run_written_and_drawn(tmp_path, capsys):

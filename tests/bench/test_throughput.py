@@ -1,4 +1,4 @@
-"""Where a sampler's time goes."""
+"""How benchmark throughput divides a sampler's time and computes its bound."""
 
 from types import SimpleNamespace
 
@@ -13,8 +13,8 @@ def made(inference, samplers=2, learners=1):
 
 def test_shares_are_of_every_process_that_steps_environments():
     assert _sampler_time(made("local"), 1000.0, {"env": 600.0, "policy": 400.0}) == pytest.approx({"env": 0.3, "policy": 0.2, "rest": 0.5})
-    assert _sampler_time(made("local", 2, 2), 1000.0, {"env": 600.0, "policy": 400.0})["env"] == pytest.approx(0.15)
-    assert _sampler_time(made("serial", 1), 1000.0, {"env": 600.0, "policy": 500.0})["rest"] == 0.0, "not below nothing, where clocks disagree"
+    assert _sampler_time(made("local", 4, 2), 1000.0, {"env": 600.0, "policy": 400.0})["env"] == pytest.approx(0.15)
+    assert _sampler_time(made("serial", 1), 1000.0, {"env": 600.0, "policy": 500.0})["rest"] == 0.0, "never below 0, even where the clocks disagree"
 
 
 def test_the_thread_that_acts_for_all_is_apart():
@@ -36,7 +36,7 @@ def test_a_gpu_works_beside_the_cores():
 
 
 def test_an_update_stands_for_fewer_env_steps_where_batches_are_used_again(typed):
-    """That rows are used so often is tests/runners/test_actor_learner.py's."""
+    """tests/runners/test_actor_learner.py checks that the runner uses rows this often."""
     runner = typed("algo=impala", "env=CartPole-v1", "runner.num_sgd_iter=2", "runner.replay_proportion=0.5", "runner.replay_slots=5").runner
     assert updates_per_row(runner) == 3.0
     assert updates_per_row(typed("algo=impala", "env=CartPole-v1").runner) == updates_per_row(typed("algo=ppo", "env=CartPole-v1").runner) == 1.0

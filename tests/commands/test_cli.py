@@ -1,4 +1,4 @@
-"""The command: bad input gets a sentence and exit code 2, before any worker starts; help, lists, completion."""
+"""The rlrun command: bad input gives a sentence and exit code 2 before any worker starts; help, lists, completion."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""evaluate, watch, explain and benchmark on a run that was really trained."""
+"""evaluate, watch, explain and benchmark, on a run that was actually trained."""
 
 import copy
 import json
@@ -58,7 +58,7 @@ def test_evaluate_refuses_with_a_sentence(identity, word, said):
 
 
 def test_short_episodes_are_not_counted_more_often():
-    """Two columns, one with episodes ten times as short: each gives its quota, not whatever ends first."""
+    """One of two columns has episodes a tenth as long. Each column must play its quota, not whichever ends first."""
     import numpy as np
     import torch
 
@@ -97,7 +97,7 @@ def test_watch_writes_a_film_that_plays(pong, capsys):
     meta = next(reader)
     frames = list(reader)
     assert meta["codec"] == "h264" and meta["fps"] == pytest.approx(15) and meta["size"] == (320, 420)
-    assert 28 <= len(frames) <= 32 and len(set(frames)) > 5, "it moves"
+    assert 28 <= len(frames) <= 32 and len(set(frames)) > 5, "the picture moves"
     assert next((pong / "videos").glob("*.gif")).stat().st_size > 1000
 
 
@@ -143,7 +143,7 @@ def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
     assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     parts, alone = result["parts"], result["learning_alone"]
-    assert set(parts) == {"env", "inference", "learning", "replay"}, "more threads are no part of the bound"
+    assert set(parts) == {"env", "inference", "learning", "replay"}, "measurements with more threads do not enter the bound"
     assert alone.keys() == {"learning, 2 threads"} and "learning, 2 threads" in capsys.readouterr().out
     assert result["of_learning_alone"] == pytest.approx(result["reached"] / max(parts["learning"], *alone.values()))
 
@@ -189,7 +189,7 @@ def test_an_env_that_cannot_be_made_is_a_sentence():
 def test_explain_shows_what_an_algorithm_is_based_on_and_what_is_inside(capsys):
     assert _dispatch(["explain", "a3c"]) == 0
     said = capsys.readouterr().out
-    assert "A2C: synchronous" in said and "Those of a2c" in said and "async_gradients" in said and "explained_variance" in said
+    assert "A2C: synchronous" in said and "Options of a2c" in said and "async_gradients" in said and "explained_variance" in said
     assert _dispatch(["explain", "icm"]) == 0
     said = capsys.readouterr().out
     assert "algo@algo.inner=<name>" in said and "algo.inner.discount" in said and "Options of its runner" in said

@@ -1,4 +1,4 @@
-"""rlrun sweep, from its words to its runs."""
+"""rlrun sweep, from its command line to its runs."""
 
 import json
 import os
@@ -32,26 +32,26 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "a sweep without jobs"),
+        ([], "a sweep needs words that say what to run"),
         (["algo=pg,ppoo", *QUICK], "job 001-ppoo: There is no algo 'ppoo'. Did you mean ppo"),
-        (["algo=pg,a2c", *QUICK, "algo.lr=-1"], "job 000-pg: algo: lr"),
+        (["algo=pg,a2c", *QUICK, "algo.lr=-1"], "job 000-pg: algo.lr must be at least 0"),
         (["algo=pg", *QUICK, "algo.lr=interval(0.1,0.2)"], "algo.lr is an interval"),
         (["algo=pg", *QUICK, "run_dir=here"], "run_dir= cannot vary"),
         (["algo=pg", *QUICK, "--job", "2"], "There is no flag --job here. Did you mean --jobs?"),
-        (["algo=pg", *QUICK, "--jobs", "two"], "--jobs two: that is no whole number"),
+        (["algo=pg", *QUICK, "--jobs", "two"], "--jobs two: this is not a whole number"),
         (["algo=pg", *QUICK, "--jobs"], "--jobs needs a value"),
         (["algo=pg", *QUICK, "--jobs=0"], "--jobs must be at least 1"),
         (["algo=pg", *QUICK, "--search", "tpo", "--trials", "2"], "There is no --search tpo. Did you mean tpe"),
         (["algo=pg", *QUICK, "--search", "tpe"], "--search needs --trials N"),
         (["algo=pg", *QUICK, "--search", "tpe", "--trials", "2"], "--search needs something to search in"),
-        (["algo=pg,a2c", *QUICK, "seed=1,2", "--search", "tpe", "--trials", "2"], "seed= varies"),
+        (["algo=pg,a2c", *QUICK, "seed=1,2", "--search", "tpe", "--trials", "2"], "seed= varies, but a search takes one seed"),
         (["algo=pg,a2c", *QUICK, "--search", "pbt", "--trials", "2"], "--search pbt needs --every N"),
         (["algo=pg,a2c", *QUICK, "--search", "random", "--trials", "2", "--every", "9"], "--every is for --search pbt"),
         (["algo=pg,a2c", *QUICK, "--trials", "2"], "--trials is for --search"),
         (["algo=pg", *QUICK, "algo.lrr=interval(0.1,0.2)", "--search", "tpe", "--trials", "2"], "job at the lowest values: There is no option algo.lrr"),
         (["algo=pg", *QUICK, "--queue", "partition=gpu"], "--queue is for --cluster slurm"),
         (["--resume", "nowhere"], "nowhere is not the directory of a sweep"),
-        (["--resume", "nowhere", "--trials", "9"], "--resume goes on with the sweep as it was; --trials would change it"),
+        (["--resume", "nowhere", "--trials", "9"], "--resume goes on with the sweep as it was, and --trials would change it"),
         (
             ["algo=pg", *QUICK, "algo.lr=interval(0.1,0.2)", "--search", "pbt", "--trials", "2", "--every", "1e9", "--dry-run"],
             "--every 1e+09 is more than env_steps",
@@ -68,7 +68,7 @@ def test_what_is_no_sweep_is_a_sentence(words, said, tmp_path, monkeypatch):
 
 def test_jobs_run_one_fails_and_resume_does_only_what_is_left(tmp_path, capsys):
     folder = tmp_path / "sweep"
-    # dqn cannot act on Pendulum's torques, which shows when the environment is made
+    # dqn cannot choose Pendulum's continuous torques, which is found out when the environment is made.
     words = ["algo=pg,dqn", "env=Pendulum-v1", "logger=[]", "resources=debug", "env_steps=1000", "--dir", str(folder), "--jobs=2"]
     assert _dispatch(["sweep", *words]) == 1
     made = outcomes(folder)
@@ -82,7 +82,7 @@ def test_jobs_run_one_fails_and_resume_does_only_what_is_left(tmp_path, capsys):
     assert _dispatch(["sweep", "--resume", str(folder), "--dry-run"]) == 0
     assert "1 of 2 jobs to do" in capsys.readouterr().out
     assert _dispatch(["sweep", "--resume", str(folder)]) == 1
-    assert (folder / "000-pg" / "summary.json").stat().st_mtime_ns == before, "what is done stays as it is"
+    assert (folder / "000-pg" / "summary.json").stat().st_mtime_ns == before, "a finished run is left as it is"
 
 
 def test_a_killed_sweep_leaves_saved_runs_and_goes_on(tmp_path):
@@ -96,7 +96,8 @@ def test_a_killed_sweep_leaves_saved_runs_and_goes_on(tmp_path):
         _dispatch(["sweep", "--resume", str(folder)])
     process.send_signal(signal.SIGKILL)
     process.wait()
-    wait(lambda: json.loads((first / "summary.json").read_text())["status"] == "INTERRUPTED")  # SIGTERM came to it when its parent went
+    # The run received SIGTERM when its parent died.
+    wait(lambda: json.loads((first / "summary.json").read_text())["status"] == "INTERRUPTED")
     wait(lambda: not (first / "run.lock").exists())
     steps = json.loads((first / "summary.json").read_text())["env_steps"]
     assert 0 < steps < 40000
@@ -115,7 +116,7 @@ def wait(condition, seconds=90.0):
         except (OSError, ValueError):
             pass
         time.sleep(0.05)
-    raise AssertionError("it never came")
+    raise AssertionError("the condition never became true")
 
 
 def test_jobs_stand_under_one_mlflow_run(tmp_path):

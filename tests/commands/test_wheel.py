@@ -1,4 +1,4 @@
-"""The wheel holds conf/ and tuned/, and trains from them far from any checkout."""
+"""The wheel contains conf/ and tuned/, and rlrun trains from it outside any checkout."""
 
 import os
 import subprocess

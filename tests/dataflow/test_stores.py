@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 from counting import CountingPolicy, check_rows
-from rlrun.runtime.wiring import Wiring
+from wired import Wired
 
 from rlrun.core.batch import fragment_layout
 from rlrun.core.schedule import Clock, Schedule
@@ -18,7 +18,7 @@ from rlrun.replay.layout import Layout, ReplayConfig
 from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.batched import BatchedSampler
 from rlrun.samplers.local import LocalSampler
-from rlrun.samplers.processes import Plan
+from rlrun.samplers.processes import SamplerPlan
 
 ROWS, COLUMNS = 5, 2
 
@@ -62,16 +62,19 @@ class Post:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    plan: Plan
+    plan: SamplerPlan
     spec: object
 
 
 @pytest.fixture
 def source(typed):
-    wiring = Wiring(typed("algo=impala", "env=rlrun/Counting-v0", "logger=[]", "resources=debug"))
+    wiring = Wired(typed("algo=impala", "env=rlrun/Counting-v0", "logger=[]", "resources=debug"))
     spec, policy = wiring.spec, CountingPolicy()
     shape = fragment_layout(spec.obs_rows, spec.action_row, policy.record_spec(("log_prob",)), policy.core_spec(), ROWS, COLUMNS, ROWS)
-    return Source(Plan(wiring.make_env, CountingPolicy, shape, ("log_prob",), ROWS, None, COLUMNS, 2, 2, Seeds(0), 0, 60.0), spec)
+    return Source(SamplerPlan(
+        make_env=wiring.plan.make_env(), make_policy=CountingPolicy, layout=shape, record=("log_prob",), core_every=ROWS, return_discount=None, columns=COLUMNS,
+        workers=2, in_flight=2, seeds=Seeds(0), generation=0, timeout_sec=60.0,
+    ), spec)  # fmt: skip
 
 
 def test_shared_memory_implements_both_protocols(source):

@@ -41,7 +41,7 @@ def test_intervals_say_how_to_search():
         (["seed=1,2", "seed=3,4"], "seed= is given twice"),
         (["seed"], "not of the form key=value"),
         (["algo.lr=glob(*)"], "needs a list of names"),
-        (["algo.lr=interval(1e-3, 1e-5)"], "first number is below its last"),
+        (["algo.lr=interval(1e-3, 1e-5)"], "first number must be below its last"),
         (["algo.lr=tag(lgo, interval(0.1, 1))"], "there is no tag lgo"),
         (["algo.lr=tag(log, interval(0, 1))"], "above 0 with log"),
     ],

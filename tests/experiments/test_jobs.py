@@ -1,4 +1,4 @@
-"""The pool, with scripts of Python in place of runs."""
+"""The pool of jobs, with Python scripts in place of runs."""
 
 import json
 import os
@@ -13,7 +13,8 @@ from rlrun.core.errors import UserError
 from rlrun.experiments.jobs import Fixed, Here, Outcome, Place, Pool, TrainingJob, checkpoints, command_of, last_row, places, quoted, settle
 from rlrun.experiments.view import JobLines, counts, text_table
 
-# what a run leaves behind: a row, then a summary; {sleep} in between, and SIGTERM makes an INTERRUPTED one
+# This script leaves what a run leaves: a row and, after {sleep} seconds, a summary. After SIGTERM the summary says
+# INTERRUPTED.
 RUN = """
 import json, os, pathlib, signal, sys, time
 folder = pathlib.Path({folder!r}); folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +57,7 @@ def test_a_job_that_fails_does_not_stop_the_others(tmp_path):
     made = pool(2).run(Fixed(jobs))
     assert {outcome.job.name: outcome.status for outcome in made} == {"a": "COMPLETED", "b": "FAILED", "c": "FAILED", "d": "COMPLETED"}
     failed = next(outcome for outcome in made if outcome.job.name == "b")
-    assert failed.reason == "it broke" and failed.env_steps == 3 and failed.return_mean == 0.5  # the last that it wrote
+    assert failed.reason == "it broke" and failed.env_steps == 3 and failed.return_mean == 0.5  # from the last row
     assert made[0].return_mean == 1.5 and made[0].env_steps == 7
     assert "it broke" in (tmp_path / "logs" / "b.log").read_text()
 
@@ -75,7 +76,7 @@ def test_a_job_has_its_cores_and_its_gpu(tmp_path):
     one = Pool([Place((own[-1],), "3")], Quiet(), starter=Here(launch))
     one.run(Fixed([job(tmp_path, "a")]))
     assert json.loads((tmp_path / "a" / "cores").read_text()) == [[own[-1]], "3"]
-    assert sorted(os.sched_getaffinity(0)) == own, "ours stay as they were"
+    assert sorted(os.sched_getaffinity(0)) == own, "this process keeps its own cores"
 
 
 def test_a_killed_job_is_named_with_its_signal(tmp_path):
@@ -202,7 +203,7 @@ def test_lines_say_every_change_once(tmp_path, capsys):
 
 
 def test_the_summary_of_an_earlier_session_is_no_outcome_of_this_one(tmp_path):
-    """A job that fails before it writes one of its own has failed, whatever stands there."""
+    """A job that fails before it writes a summary has failed, whatever an older summary says."""
     one = job(tmp_path, "a")
     one.run_dir.mkdir()
     for status in ("COMPLETED", "INTERRUPTED"):
@@ -214,7 +215,8 @@ def test_the_summary_of_an_earlier_session_is_no_outcome_of_this_one(tmp_path):
 
 def test_a_signal_before_a_job_listens_is_an_interruption(tmp_path):
     running = pool()
-    running.starter = Here(lambda one: [sys.executable, "-c", "import time; open('/dev/null'); time.sleep(60)"])  # SIGTERM ends it
+    # SIGTERM ends it.
+    running.starter = Here(lambda one: [sys.executable, "-c", "import time; open('/dev/null'); time.sleep(60)"])
 
     def interrupt():
         while not running.running:
@@ -237,5 +239,5 @@ def test_a_run_that_still_saves_is_waited_for(tmp_path, capsys):
     threading.Timer(0.6, held.release).start()
     began = time.monotonic()
     clear(one)
-    assert time.monotonic() - began > 0.5 and not one.run_dir.exists() and "waits for a, which still saves" in capsys.readouterr().out
+    assert time.monotonic() - began > 0.5 and not one.run_dir.exists() and "waiting for a, which is still saving" in capsys.readouterr().out
     assert not in_use(tmp_path)

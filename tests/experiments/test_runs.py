@@ -1,4 +1,4 @@
-"""Runs on disk, and what plot, compare and report make of them."""
+"""Saved runs, and what plot, compare and report make of them."""
 
 import copy
 import json
@@ -15,7 +15,7 @@ BASE = ("algo=pg", "env=CartPole-v1", "logger=[]")
 
 
 def saved(folder, *words, returns=(10.0, 20.0, 30.0), status="COMPLETED", **other):
-    """A run directory that was never run."""
+    """Writes a run directory without training anything."""
     folder.mkdir(parents=True)
     config = copy.deepcopy(compose(*words))
     (folder / "config.yaml").write_text(json.dumps(config))
@@ -48,9 +48,9 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(runs):
 def test_places_are_runs_sweeps_or_folders(runs, tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"name": "all/pg-1"}, {"name": "not-begun"}]}))
     assert [run.path.name for run in find([str(tmp_path)])] == ["pg-1"]
-    assert len(find([str(runs), str(runs / "pg-1")])) == 5, "none twice"
+    assert len(find([str(runs), str(runs / "pg-1")])) == 5, "no run is found twice"
     for nothing in (tmp_path / "nothing", runs / "pg-1" / "progress.jsonl"):
-        with pytest.raises(UserError, match="holds no run"):
+        with pytest.raises(UserError, match="contains no run"):
             find([str(nothing)])
 
 
@@ -77,14 +77,14 @@ def test_the_interval_covers_what_all_runs_have_reached():
     ("words", "said"),
     [
         (["plot", "RUNS", "--metric", "retrun_mean"], "There is no metric 'retrun_mean' in these runs. Did you mean"),
-        (["plot", "RUNS", "--out", "a.pdf"], "a name that ends with .png, .svg or .html"),
+        (["plot", "RUNS", "--out", "a.pdf"], "the name must end with .png, .svg or .html"),
         (["plot", "RUNS", "--metric", "learn/loss"], "learn/loss has no value yet"),
         (["plot", "--out", "a.png"], "plot needs run directories"),
         (["plot", "RUNS", "--metrics", "x"], "There is no flag --metrics here. Did you mean --metric"),
         (["plot", "RUNS", "--out", "/nowhere/a.png"], "cannot be written"),
         (["compare", "RUNS"], "compare takes two run directories"),
         (["compare", "RUNS", "RUNS"], "is not a run directory"),
-        (["report", "RUNS", "--out", "a.pdf"], "a name that ends with .html"),
+        (["report", "RUNS", "--out", "a.pdf"], "the name must end with .html"),
         (["report"], None),
     ],
 )
@@ -172,7 +172,7 @@ def test_reports_say_it_all_and_need_nothing_else(runs, tmp_path):
     assert _dispatch(["report", str(runs), "--out", str(tmp_path / "many.html")]) == 0
     text = (tmp_path / "many.html").read_text()
     assert "pg lr=0.1" in text and "<td>30</td>" in text, "the mean of the two seeds' last returns"
-    assert text.index('<td class="left">pg lr=0.004</td>') < text.index('<td class="left">pg lr=0.1</td>'), "the best first"
+    assert text.index('<td class="left">pg lr=0.004</td>') < text.index('<td class="left">pg lr=0.1</td>'), "the best setting comes first"
 
 
 def test_a_run_without_a_finished_game_has_a_report(tmp_path):

@@ -1,4 +1,4 @@
-"""Searches, with jobs that answer at once in place of runs."""
+"""Searches, where outcomes are made up instead of training runs."""
 
 import json
 import math
@@ -54,7 +54,10 @@ def test_the_same_seed_draws_the_same(tmp_path):
 
 
 def test_tpe_learns_where_returns_are_high(tmp_path):
-    """A peak at lr 1e-3 in 60 trials: the later half must look there more often than chance (a fifth of the interval lies within a factor of 2.5)."""
+    """With a peak at lr 1e-3, the later half of 60 trials must look there more often than chance would.
+
+    A fifth of the interval lies within a factor of 2.5 of the peak.
+    """
     supply = trials(tmp_path, "tpe", 60)
     near = []
     while (job := supply.next()) is not None:
@@ -67,14 +70,14 @@ def test_tpe_learns_where_returns_are_high(tmp_path):
 
 def test_a_run_that_does_worse_than_half_at_its_age_is_pruned(tmp_path):
     supply = trials(tmp_path, prune=True, count=20)
-    for mean in (10.0, 20.0, 30.0, 40.0, 50.0):  # the first five are left alone, whatever they do
+    for mean in (10.0, 20.0, 30.0, 40.0, 50.0):  # the first five are never pruned
         job = supply.next()
         for step in range(50, 1001, 50):
             assert not supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": mean}))
         finish(supply, job, mean)
     job = supply.next()
     asked = [supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": 25.0})) for step in range(50, 501, 50)]
-    assert asked[-1] and not asked[0], "25 is below the median of 30, but a young run is left alone"
+    assert asked[-1] and not asked[0], "25 is below the median of 30, but a young run is not pruned"
     finish(supply, job, None, "PRUNED")
     job = supply.next()
     assert not any(supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": 45.0})) for step in range(50, 1001, 50))
@@ -111,7 +114,7 @@ def test_failed_runs_and_values_that_do_not_fit_are_told(tmp_path, capsys):
     assert set(ran) == {"a2c"} and 0 < len(ran) < 12 and "no pg today" in capsys.readouterr().out and supply.best() is None
 
 
-# -- population ----------------------------------------------------------------------------------------------------------------------------
+# -- population --------------------------------------------------------------------------------------------------------
 
 SPACE = ["algo=pg", "env=CartPole-v1", "env_steps=400", "algo.lr=tag(log, interval(1e-5, 1e-1))", "algo.optimizer.kind=adam,rmsprop"]
 
@@ -121,7 +124,7 @@ def population(folder, count=4, every=100, steps=400, **options):
 
 
 def play(supply, folder, score):
-    """All jobs that are there now, as runs that leave a checkpoint and a config."""
+    """Plays all jobs that the supply gives out now: each leaves a checkpoint and a config, and scores score(name)."""
     done = []
     while (job := supply.next()) is not None:
         step = int(dict(word.split("=") for word in job.resume)["env_steps"])

@@ -1,4 +1,4 @@
-"""What was logged, read back with the readers that people use; loggers that fail."""
+"""Logs are read back with the readers that people use, and failing loggers do not disturb a run."""
 
 import json
 import threading

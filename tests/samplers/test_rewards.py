@@ -16,7 +16,7 @@ from rlrun.replay.buffer import Replay
 from rlrun.replay.layout import Layout, ReplayConfig
 from rlrun.samplers.evaluator import Evaluator
 from rlrun.samplers.local import LocalSampler
-from rlrun.samplers.processes import Plan
+from rlrun.samplers.processes import SamplerPlan
 from rlrun.samplers.serial import SerialSampler
 
 ROWS, COLUMNS = 5, 2
@@ -59,7 +59,7 @@ def maker(typed):
 def plan(maker, whole_after=None):
     spec, policy = maker.spec, CountingPolicy()
     shape = fragment_layout(spec.obs_rows, spec.action_row, policy.record_spec(("log_prob",)), policy.core_spec(), ROWS, COLUMNS, ROWS, spec.reward_row)
-    return Plan(
+    return SamplerPlan(
         make_env=maker, make_policy=CountingPolicy, layout=shape, record=("log_prob",), core_every=ROWS, return_discount=0.9, columns=COLUMNS, workers=1,
         in_flight=3, seeds=Seeds(0), generation=0, timeout_sec=30.0, whole_after=whole_after,
     )  # fmt: skip
