@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import time
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -13,10 +14,17 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 import psutil
 import pytest
 import torch
+import yaml
 
 torch.set_num_threads(1)
 
 SMALL = ["resources=debug", "algo.fragment_length=5", "algo.batch_size=20", "model.hidden=[8]", "logger=[]"]
+
+
+def small(algo: str, kind: str) -> list[str]:
+    """The command's words for an algorithm from tests/small: `tiny` for batches of 20 rows, `quick` for learning the identity environments."""
+    options = yaml.safe_load((Path(__file__).parent / "small" / f"{algo}.yaml").read_text())
+    return [f"algo={algo}", *options[kind]]
 
 
 def compose(*words: str) -> dict:

@@ -8,6 +8,8 @@ import pytest
 from conftest import compose
 
 from rlrun.config.paths import options, root
+from rlrun.config.run import algorithm_class
+from rlrun.core.algorithm import Algorithm
 from rlrun.rllib.option_map import option_map
 
 PACKAGE = Path(__file__).resolve().parent.parent / "rlrun"
@@ -18,7 +20,8 @@ MAY = {
     "machine": {"core"},
     "models": {"core", "ops"},
     "policies": {"core", "ops", "models"},
-    "algos": {"core", "ops", "models", "policies"},
+    "families": {"core", "ops", "models", "policies"},
+    "algos": {"core", "ops", "models", "policies", "families"},
     "envs": {"core"},
     "dataflow": {"core", "machine"},
     "samplers": {"core", "machine", "dataflow"},
@@ -140,6 +143,20 @@ def test_every_package_is_installed():
 
 def test_every_algorithm_file_has_a_config():
     assert {p.stem for p in (PACKAGE / "algos").glob("*.py")} - {"__init__"} == set(options("algo"))
+
+
+def test_the_science_of_an_algorithm_sees_no_machines():
+    for path in [*(PACKAGE / "algos").glob("*.py"), *(PACKAGE / "families").glob("*.py")]:
+        assert not re.search(r"\branks\b", path.read_text()), path.name
+
+
+@pytest.mark.parametrize("algo", options("algo"))
+def test_an_algorithm_says_itself_what_it_needs_and_how_it_learns(algo):
+    """At most two classes deep below Algorithm, and all of them in files of algos/."""
+    made = algorithm_class({"name": algo})
+    own = made.__mro__[: made.__mro__.index(Algorithm)]
+    assert 1 <= len(own) <= 2 and all(one.__module__.startswith("rlrun.algos.") for one in own)
+    assert all(any(name in vars(one) for one in own) for name in ("needs", "update", "make_policy"))
 
 
 @pytest.mark.parametrize("tuned", options("tuned"))

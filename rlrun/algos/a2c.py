@@ -16,16 +16,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import LearnerContext, Needs, Update
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.masked import masked_mean
 from rlrun.core.metrics import Sums
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
+from rlrun.families.actor_critic import ActorCriticConfig
+from rlrun.models.model import Model
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import ActorCritic, DistributionPolicy
+from rlrun.policies import DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,30 +44,32 @@ class Config(ActorCriticConfig):
             raise ValueError("lambda_ must lie in [0, 1]")
 
 
-class A2C(ActorCritic):
+class A2C(Algorithm):
     cfg: Config
+    policy: DistributionPolicy
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("value",), core_every=cfg.fragment_length, on_policy=True, only_weights=True)
 
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
+
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-        self.learn = self.recorded(self._learn)
 
+    @recorded
     def update(self, batch: Batch, clock: Clock) -> Update:
-        return self.learn(batch, clock)
-
-    def _learn(self, batch: Batch, clock: Clock) -> Update:
-        cfg, valid, ranks = self.cfg, batch.valid, self.ctx.ranks
+        cfg, valid = self.cfg, batch.valid
         value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B]
         reward = clip_reward(batch.reward, cfg.reward_clip)
         advantage = gae(reward, batch.discount(cfg.discount), value[:-1], value[1:], valid, cfg.lambda_)
         target = advantage + value[:-1]
-        variance = explained_variance(target, value[:-1], valid, ranks)
+        before = {"explained_variance": self.explained_variance(target, value[:-1], valid)}
         if cfg.normalize_advantage:
-            advantage = masked_normalize(advantage, valid, ranks)
+            advantage = self.normalize(advantage, valid)
         count, sums = self.live(valid), Sums()
         columns = (cfg.microbatch_size or cfg.batch_size) // cfg.fragment_length
 
@@ -75,7 +78,7 @@ class A2C(ActorCritic):
                 yield self.loss(part, cfg.entropy_coef(clock), count, sums)
 
         steps = self.optimizer.step(losses(), clock)
-        return Update({**ranks.sum_each(sums.totals), "explained_variance": variance, **steps})
+        return Update(self.report(sums.totals, before, steps))
 
     def loss(self, part: Batch, entropy_coef: float, count: Tensor, sums: Sums) -> Tensor:
         """part [T(+1), b] with advantage and target -> its share [] of the mean over the whole batch's `count` rows."""

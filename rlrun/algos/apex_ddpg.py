@@ -9,8 +9,9 @@ Checked: tests/algos/test_actor_critics.py (first priorities), tests/runners/tes
 from __future__ import annotations
 
 from rlrun.algos.apex import Apex, Config
+from rlrun.algos.ddpg import DDPG
+from rlrun.algos.td3 import TD3
 from rlrun.core.algorithm import Algorithm
-from rlrun.policies import OffPolicyActorCritic
 
 __all__ = ["ApexDDPG", "Config"]
 
@@ -18,5 +19,4 @@ __all__ = ["ApexDDPG", "Config"]
 class ApexDDPG(Apex):
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
-        fits = issubclass(inner, OffPolicyActorCritic) and inner.knows_first_priority
-        return None if fits else "Ape-X DDPG is around ddpg or td3; algo=apex is around dqn and its kin"
+        return None if issubclass(inner, DDPG | TD3) else "Ape-X DDPG is around ddpg or td3; algo=apex is around dqn and its kin"

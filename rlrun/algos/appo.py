@@ -19,17 +19,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import Follower, LearnerContext, Needs, Update
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.ops.masked import explained_variance, masked_mean
+from rlrun.families.actor_critic import ActorCriticConfig
+from rlrun.models.model import Model
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
 from rlrun.ops.vtrace import vtrace
-from rlrun.policies import ActorCritic, DistributionPolicy
+from rlrun.policies import DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,18 @@ class Config(ActorCriticConfig):
             raise ValueError("target_update_interval must be at least 1, target_tau in (0, 1]")
 
 
-class APPO(ActorCritic):
+class APPO(Algorithm):
     cfg: Config
+    policy: DistributionPolicy
     kl_coef: Tensor
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("log_prob",), core_every=cfg.fragment_length)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
@@ -72,7 +77,6 @@ class APPO(ActorCritic):
         self.following = Follower(self.target, policy)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
-        self.learn = self.recorded(self._learn)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, update = self.cfg, self.learn(batch, clock)
@@ -82,7 +86,8 @@ class APPO(ActorCritic):
             self.following.move(cfg.target_tau)
         return update
 
-    def _learn(self, batch: Batch, clock: Clock) -> Update:
+    @recorded
+    def learn(self, batch: Batch, clock: Clock) -> Update:
         loss, metrics = self.loss(batch, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
         return Update({**metrics, **self.optimizer.step(loss, clock)})
 
@@ -91,12 +96,12 @@ class APPO(ActorCritic):
         """Mean KL(target || current) [] over the batch's live rows."""
         old, new = (policy.unroll(batch)[0][:-1].given(batch.action) for policy in (self.target, self.policy))
         kl = old.kl(new)
-        return self.ctx.ranks.sum(masked_mean(kl, batch.valid, self.live(batch.valid)))
+        return self.total(self.mean(kl, batch.valid))
 
     def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """batch [T(+1), B] -> loss [], metrics."""
+        """batch [T(+1), B] -> this learner's share of the loss [], metrics of the whole batch."""
         cfg, valid = self.cfg, batch.valid
-        count = self.live(valid)
+        mean = self.mean_over(valid)
         with torch.no_grad():
             old, old_value = self.target.unroll(batch)  # over T+1 rows
             old = old[:-1].given(batch.action)
@@ -117,23 +122,22 @@ class APPO(ActorCritic):
         # section 4.1.1: min(pi_worker / pi_target, rho) pi / pi_worker, which is pi / pi_target until the target has left the worker far behind
         lag = (-log_rho).exp()
         ratio = lag.clamp(max=cfg.is_clip) * (log_prob - batch.log_prob).masked_fill(~valid, 0.0).exp()
-        policy_loss = -masked_mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), valid, count)
-        value_loss = masked_mean(0.5 * (target - value).square(), valid, count)
-        entropy = masked_mean(dist.entropy(), valid, count)
+        policy_loss = -mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage))
+        value_loss = mean(0.5 * (target - value).square())
+        entropy = mean(dist.entropy())
         loss = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
         kl = None
         if cfg.kl_coef > 0:
-            kl = masked_mean(old.kl(dist), valid, count)
+            kl = mean(old.kl(dist))
             loss = loss + self.kl_coef * kl
         with torch.no_grad():
             moved = (log_prob - old_log_prob).masked_fill(~valid, 0.0)
-            metrics = {
-                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": masked_mean(moved.exp() - 1 - moved, valid, count),
-                "rho_mean": masked_mean(log_rho.exp(), valid, count), "is_clipped": masked_mean((lag > cfg.is_clip).float(), valid, count),
-                "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid, count),
+            shares = {
+                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": mean(moved.exp() - 1 - moved),
+                "rho_mean": mean(log_rho.exp()), "is_clipped": mean((lag > cfg.is_clip).float()),
+                "clip_fraction": mean(((ratio - 1).abs() > clip).float()),
             }  # fmt: skip
-            metrics = self.ctx.ranks.sum_each({**metrics, **({} if kl is None else {"kl": kl})})
-            metrics["explained_variance"] = explained_variance(target, old_value[:-1], valid, self.ctx.ranks)
+            same = {"explained_variance": self.explained_variance(target, old_value[:-1], valid)}
             if kl is not None:
-                metrics["kl_coef"] = self.kl_coef.clone()
-        return loss, metrics
+                shares["kl"], same["kl_coef"] = kl, self.kl_coef.clone()
+        return loss, self.report(shares, same)

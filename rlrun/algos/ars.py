@@ -14,11 +14,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlrun.core.algorithm import Update
+import torch
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
-from rlrun.core.evolution import FromPopulation
+from rlrun.core.evolution import FromPopulation, NoiseTable
 from rlrun.core.schedule import Clock
-from rlrun.policies import Evolution, EvolutionConfig
+from rlrun.core.specs import EnvSpec
+from rlrun.families.evolution import ACTIONS, EvolutionConfig, report_return, weighed_noise
+from rlrun.models.model import Model
+from rlrun.policies import PerturbedPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +39,40 @@ class Config(EvolutionConfig):
             raise ValueError("rollouts_used must be at least 1 and at most num_rollouts")
 
 
-class ARS(Evolution):
+class ARS(Algorithm):
     cfg: Config
+    policy: PerturbedPolicy
 
     @classmethod
-    def asked(cls, cfg: Config) -> FromPopulation:
-        return FromPopulation(pairs=cfg.num_rollouts, min_env_steps=0, noise_std=cfg.noise_std, noise_size=cfg.noise_size, eval_share=cfg.eval_share,
+    def needs(cls, cfg: Config) -> Needs:
+        asked = FromPopulation(pairs=cfg.num_rollouts, min_env_steps=0, noise_std=cfg.noise_std, noise_size=cfg.noise_size, eval_share=cfg.eval_share,
                               action_noise=cfg.action_noise, reward_offset=cfg.reward_offset)  # fmt: skip
+        return Needs(rows=1, columns=1, actions=ACTIONS, population=asked)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> PerturbedPolicy:
+        return PerturbedPolicy(spec, model, cfg.actor)
+
+    def __init__(self, policy: PerturbedPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.lr, 0.0)
+        self.noise: NoiseTable | None = None
+        self.register_buffer("latest", torch.full((cfg.report_length,), torch.nan))  # returns of the unperturbed policy's last episodes
+        self.latest: Tensor
+
+    def attach_noise(self, noise: NoiseTable) -> None:
+        """The table that offsets point into, by the runner."""
+        self.noise = noise
 
     def update(self, batch: Batch, clock: Clock) -> Update:
+        assert self.noise is not None
         fitness = batch.fitness  # [N, 2]
         best = fitness.max(1).values.topk(min(self.cfg.rollouts_used, len(fitness))).indices  # line 6
         used = fitness[best]
         deviation = used.std(correction=0)
         weight = (used[:, 0] - used[:, 1]) / (len(used) * deviation.clamp(min=1e-8))  # equal returns move nothing
-        steps = self.ascend(self.weighed(weight, batch.offset[best]), 0.0, clock)  # line 7
+        vector = self.policy.vector()  # [P], differentiable
+        direction = weighed_noise(self.noise, self.policy.size, weight, batch.offset[best]).to(vector.device)
+        steps = self.optimizer.step(-(direction @ vector), clock)  # line 7
         metrics = {"perturbed_return": batch.ret.mean(), "perturbed_return_max": batch.ret.max(), "return_std": deviation, "rollouts": float(len(fitness))}
-        return Update({**metrics, **self.reported(batch.evaluation), **steps})
+        return Update({**metrics, **report_return(self.latest, batch.evaluation), **steps})

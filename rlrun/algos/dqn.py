@@ -12,18 +12,24 @@ Checked: tests/algos/test_dqn.py (targets by hand), tests/ops/test_td.py, tests/
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.q_learning import QConfig
+from rlrun.core.schedule import Clock
+from rlrun.core.specs import EnvSpec
+from rlrun.families.off_policy import recorded_priority
+from rlrun.families.q_learning import QConfig
+from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import huber, taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QLearning
+from rlrun.policies import QPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +43,47 @@ class Config(QConfig):
             raise ValueError("huber_delta must be positive, or null for half the squared error")
 
 
-class DQN(QLearning):
+class DQN(Algorithm):
+    knows_first_priority = True
     cfg: Config
+    policy: QPolicy
+    target: QPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        record = ("q_taken", "q_max") if cfg.input_priorities else ()
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
+        return QPolicy(spec, model, cfg.head, cfg.exploration)
+
+    @classmethod
+    def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
+        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        return recorded_priority(cfg, rows)
+
+    def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.following = Follower(self.target, policy)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        metrics, writes = self.learn(batch, clock)
+        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
+            self.following.move(self.cfg.target_tau)  # every C steps reset Q^ = Q
+        return Update(metrics | self.policy.explored(clock), writes)
+
+    @recorded
+    def learn(self, batch: Batch, clock: Clock) -> Update:
+        """One gradient step on (y_j - Q(phi_j, a_j; theta))^2 -> metrics of the whole batch and new priorities [B]."""
+        loss, priority, shares = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
+        return Update(self.report(shares, steps), {"priority": priority})
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> loss [], sizes of TD errors [B], metrics."""
+        """batch [n, B] with obs [2, B] -> this learner's share of the loss [], sizes of TD errors [B], shares of metrics."""
         cfg, ends = self.cfg, batch.ends()
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for policy in (self.policy, self.target):
@@ -54,7 +96,7 @@ class DQN(QLearning):
                 draw_noise(self.policy, self.ctx.rng)  # noise of its own for every use (Fortunato et al. 2018, section 3.1)
             else:
                 next_value = next_q.max(-1).values
-            target = reward + discount * next_value
+            target = reward + discount * next_value  # y_j of algorithm 1
         q = taken(self.policy.values(ends[:1])[0], batch.action[0])  # [B]
         td_error = target - q
         loss = self.mean(batch.weight * huber(td_error, cfg.huber_delta))

@@ -2,12 +2,12 @@
 
 Rows: none. An update reads the returns of mirrored perturbations: the policy's parameters moved by noise_std times a piece of a shared noise table, and moved
 the other way.
-Options: return_processing: centred ranks of all returns (section 2.1), sums over an episode of its rewards' signs, or centred ranks of those; l2;
+Options: return_processing: the centred rank of every return (section 2.1), sums over an episode of its rewards' signs, or the centred rank of those; l2;
 action_noise; model.observation_filter, merged over all samplers.
 Differs from the paper: no virtual batch normalisation; pieces of the table are drawn anew for every update, not by each sampler for itself.
 Metrics: learn/perturbed_return: mean over all perturbations; perturbed_return_max; report_return: mean of the last report_length unperturbed episodes;
 update_ratio: size of the step's gradient with weight decay over that of the parameters; rollouts: pairs; grad_norm; lr.
-Checked: tests/algos/test_es.py (ranks and gradient by hand), tests/runners/test_evolution.py, tuned/es/.
+Checked: tests/algos/test_es.py (the centred rank, gradient by hand), tests/runners/test_evolution.py, tuned/es/.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Update
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
-from rlrun.core.evolution import FromPopulation
+from rlrun.core.evolution import FromPopulation, NoiseTable
 from rlrun.core.schedule import Clock
-from rlrun.policies import Evolution, EvolutionConfig
+from rlrun.core.specs import EnvSpec
+from rlrun.families.evolution import ACTIONS, EvolutionConfig, report_return, weighed_noise
+from rlrun.models.model import Model
+from rlrun.policies import PerturbedPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,21 +52,40 @@ def centered_ranks(x: Tensor) -> Tensor:
     return (rank / max(1, len(flat) - 1) - 0.5).view_as(x)
 
 
-class ES(Evolution):
+class ES(Algorithm):
     cfg: Config
+    policy: PerturbedPolicy
 
     @classmethod
-    def asked(cls, cfg: Config) -> FromPopulation:
-        return FromPopulation(pairs=cfg.episodes_per_batch // 2, min_env_steps=cfg.env_steps_per_batch, noise_std=cfg.noise_std, noise_size=cfg.noise_size,
+    def needs(cls, cfg: Config) -> Needs:
+        asked = FromPopulation(pairs=cfg.episodes_per_batch // 2, min_env_steps=cfg.env_steps_per_batch, noise_std=cfg.noise_std, noise_size=cfg.noise_size,
                               eval_share=cfg.eval_share, action_noise=cfg.action_noise, reward_signs=cfg.return_processing != "centered_rank")  # fmt: skip
+        return Needs(rows=1, columns=1, actions=ACTIONS, population=asked)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> PerturbedPolicy:
+        return PerturbedPolicy(spec, model, cfg.actor)
+
+    def __init__(self, policy: PerturbedPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.lr, 0.0)
+        self.noise: NoiseTable | None = None
+        self.register_buffer("latest", torch.full((cfg.report_length,), torch.nan))  # returns of the unperturbed policy's last episodes
+        self.latest: Tensor
+
+    def attach_noise(self, noise: NoiseTable) -> None:
+        """The table that offsets point into, by the runner."""
+        self.noise = noise
 
     def update(self, batch: Batch, clock: Clock) -> Update:
+        assert self.noise is not None
         cfg, fitness = self.cfg, batch.fitness  # [N, 2]
         shaped = fitness if cfg.return_processing == "sign" else centered_ranks(fitness)
         weight = shaped[:, 0] - shaped[:, 1]
-        gradient = self.weighed(weight, batch.offset) / (2 * len(weight))
-        vector = self.policy.vector().detach()
-        ratio = (gradient.to(vector.device) - cfg.l2 * vector).norm() / vector.norm()
-        steps = self.ascend(gradient, cfg.l2, clock)
+        gradient = weighed_noise(self.noise, self.policy.size, weight, batch.offset) / (2 * len(weight))
+        vector = self.policy.vector()  # [P], differentiable
+        gradient = gradient.to(vector.device)
+        ratio = (gradient - cfg.l2 * vector.detach()).norm() / vector.detach().norm()
+        steps = self.optimizer.step(0.5 * cfg.l2 * vector.square().sum() - gradient @ vector, clock)  # ascends along gradient - l2 vector
         metrics = {"perturbed_return": batch.ret.mean(), "perturbed_return_max": batch.ret.max(), "update_ratio": ratio, "rollouts": float(len(weight))}
-        return Update({**metrics, **self.reported(batch.evaluation), **steps})
+        return Update({**metrics, **report_return(self.latest, batch.evaluation), **steps})

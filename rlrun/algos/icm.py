@@ -33,7 +33,6 @@ from rlrun.core.specs import EnvSpec
 from rlrun.models.encoders import flat_size, flatten, mlp
 from rlrun.models.heads import action_head
 from rlrun.models.model import Model, encoder
-from rlrun.ops.masked import masked_mean
 from rlrun.ops.transforms import clip_reward
 
 
@@ -90,7 +89,7 @@ class ICM(Algorithm):
         self.inner = inner.algorithm(policy, spec, replace(inner.cfg, reward_clip="none"), ctx)
         if self.inner.reward_scale is not None:
             raise ValueError("inner.normalize_reward would scale both rewards by the environment's; weigh the intrinsic one with eta")
-        columns = self.needs(cfg).columns // ctx.ranks.world
+        columns = self.share(self.needs(cfg).columns)
         if cfg.num_minibatches > columns:
             raise ValueError(f"num_minibatches {cfg.num_minibatches} is more than the {columns} columns of a learner's batch")
         self.model = ForwardInverse(spec, cfg).to(ctx.device)
@@ -101,7 +100,7 @@ class ICM(Algorithm):
         with torch.no_grad():
             surprise, _ = self.model(batch)
         intrinsic = (cfg.eta(clock) * surprise).masked_fill(~valid, 0.0)  # [T, B], eq. 6
-        before = self.ctx.ranks.sum_each({"intrinsic_reward": masked_mean(intrinsic, valid, self.live(valid))})
+        before = {"intrinsic_reward": self.total(self.mean(intrinsic, valid))}
         shares, steps = Means(), Means()
         for part in self._parts(batch):
             loss, metrics = self.loss(part)
@@ -109,7 +108,7 @@ class ICM(Algorithm):
             shares.add(metrics)
         extrinsic = clip_reward(batch.reward, cfg.inner.cfg.reward_clip)
         update = self.inner.update(batch.replace(reward=extrinsic + intrinsic), clock)
-        return Update({**update.metrics, **before, **self.ctx.ranks.sum_each(shares.tensors()), **steps.tensors()}, update.writes)
+        return Update({**update.metrics, **before, **self.report(shares.tensors(), steps.tensors())}, update.writes)
 
     def _parts(self, batch: Batch) -> list[Batch]:
         """Random columns of the batch, whole: pairs of neighbouring rows stay together."""
@@ -121,8 +120,8 @@ class ICM(Algorithm):
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """batch [T(+1), B] -> this learner's share of the loss [] (eq. 7 without the policy's part) and of its metrics."""
         forward, inverse = self.model(batch)
-        count = self.live(batch.valid)
-        forward_loss, inverse_loss = masked_mean(forward, batch.valid, count), masked_mean(inverse, batch.valid, count)
+        mean = self.mean_over(batch.valid)
+        forward_loss, inverse_loss = mean(forward), mean(inverse)
         loss = (1 - self.cfg.beta) * inverse_loss + self.cfg.beta * forward_loss
         return loss, {"forward_loss": forward_loss.detach(), "inverse_loss": inverse_loss.detach()}
 

@@ -17,15 +17,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import LearnerContext, Needs, Update
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.ops.masked import explained_variance, masked_mean
+from rlrun.families.actor_critic import ActorCriticConfig
+from rlrun.models.model import Model
 from rlrun.ops.transforms import clip_reward
 from rlrun.ops.vtrace import vtrace
-from rlrun.policies import ActorCritic, DistributionPolicy
+from rlrun.policies import DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +46,17 @@ class Config(ActorCriticConfig):
             raise ValueError("value_lr must not be negative")
 
 
-class Impala(ActorCritic):
+class Impala(Algorithm):
     cfg: Config
+    policy: DistributionPolicy
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("log_prob",), core_every=cfg.fragment_length)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
@@ -63,12 +68,9 @@ class Impala(ActorCritic):
             ids = {id(p) for p in value_only}
             self.optimizer = ctx.optimizer((p for p in policy.parameters() if id(p) not in ids), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
             self.value_optimizer = ctx.optimizer(value_only, cfg.optimizer, cfg.value_lr, cfg.max_grad_norm)
-        self.learn = self.recorded(self._learn)
 
+    @recorded
     def update(self, batch: Batch, clock: Clock) -> Update:
-        return self.learn(batch, clock)
-
-    def _learn(self, batch: Batch, clock: Clock) -> Update:
         policy_loss, value_loss, metrics = self.loss(batch, self.cfg.entropy_coef(clock))
         if self.value_optimizer is None:
             steps = self.optimizer.step(policy_loss + self.cfg.value_coef * value_loss, clock)
@@ -80,8 +82,8 @@ class Impala(ActorCritic):
     def loss(self, batch: Batch, entropy_coef: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """batch [T(+1), B] -> policy loss (with the entropy bonus) [], value loss [], metrics."""
         cfg, valid = self.cfg, batch.valid
-        count = self.live(valid)
-        scale = count if cfg.loss_reduction == "sum" else 1.0
+        mean = self.mean_over(valid)
+        scale = self.live(valid) if cfg.loss_reduction == "sum" else 1.0
         dist, values = self.policy.unroll(batch)  # over T+1 rows
         value, next_value = values[:-1], values[1:].detach()  # [T, B]
         dist = dist[:-1].given(batch.action)
@@ -92,13 +94,12 @@ class Impala(ActorCritic):
             log_rho, batch.discount(cfg.discount), reward, value.detach(), next_value, valid,
             rho_clip=cfg.rho_clip, c_clip=cfg.c_clip, pg_rho_clip=cfg.pg_rho_clip, lambda_=cfg.lambda_,
         )  # fmt: skip
-        policy_loss = -masked_mean(log_prob * advantage, valid, count)
-        value_loss = masked_mean(0.5 * (target - value).square(), valid, count)
-        entropy = masked_mean(dist.entropy(), valid, count)
-        metrics = {"policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
+        policy_loss = -mean(log_prob * advantage)
+        value_loss = mean(0.5 * (target - value).square())
+        entropy = mean(dist.entropy())
+        shares = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         if cfg.vtrace:
             rho = log_rho.exp()
-            metrics |= {"rho_mean": masked_mean(rho, valid, count), "rho_clipped": masked_mean((rho > cfg.rho_clip).float(), valid, count)}
-        metrics = self.ctx.ranks.sum_each(metrics)
-        metrics["explained_variance"] = explained_variance(target, value.detach(), valid, self.ctx.ranks)
+            shares |= {"rho_mean": mean(rho), "rho_clipped": mean((rho > cfg.rho_clip).float())}
+        metrics = self.report(shares, {"explained_variance": self.explained_variance(target, value.detach(), valid)})
         return scale * (policy_loss - entropy_coef * entropy), scale * value_loss, metrics

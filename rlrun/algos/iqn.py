@@ -11,21 +11,25 @@ Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/te
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.q_learning import QConfig
+from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
+from rlrun.families.off_policy import recorded_priority
+from rlrun.families.q_learning import QConfig
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import quantile_huber, taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QLearning, QPolicy, without_meaning
+from rlrun.policies import QPolicy, without_meaning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,35 +77,59 @@ class QuantilePolicy(QPolicy):
         return self.outputs(rows["obs"], rows["is_first"], Batch(), fraction)[0]
 
 
-class IQN(QLearning):
+class IQN(Algorithm):
+    knows_first_priority = True
     cfg: Config
     policy: QuantilePolicy
     target: QuantilePolicy
 
     @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        record = ("q_taken", "q_max") if cfg.input_priorities else ()
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay)
+
+    @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QuantilePolicy:
         return QuantilePolicy(spec, model, cfg)
 
+    @classmethod
+    def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
+        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        return recorded_priority(cfg, rows)
+
+    def __init__(self, policy: QuantilePolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.following = Follower(self.target, policy)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        metrics, writes = self.learn(batch, clock)
+        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
+            self.following.move(self.cfg.target_tau)
+        return Update(metrics | self.policy.explored(clock), writes)
+
+    @recorded
+    def learn(self, batch: Batch, clock: Clock) -> Update:
+        """One gradient step -> metrics of the whole batch and new priorities [B]."""
+        loss, priority, shares = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
+        return Update(self.report(shares, steps), {"priority": priority})
+
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> loss [], sizes of the differences of means [B], metrics."""
+        """batch [n, B] with obs [2, B] -> this learner's share of the loss [], sizes of the differences of means [B], shares of metrics."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for one in (policy, self.target):
             draw_noise(one, self.ctx.rng)
-        fraction = self._fractions(reward, cfg.num_fractions)
+        fraction = self.ctx.rand((1, len(reward), cfg.num_fractions))  # tau ~ U(0, 1) [1, B, N]
         quantile = taken(policy.quantiles(ends[:1], fraction)[0], batch.action[0])  # [B, N]
         with torch.no_grad():
             chooser = policy if cfg.double else self.target
             best = chooser.values(ends[1:])[0].argmax(-1)
-            following = self.target.quantiles(ends[1:], self._fractions(reward, cfg.num_target_fractions))[0]
+            following = self.target.quantiles(ends[1:], self.ctx.rand((1, len(reward), cfg.num_target_fractions)))[0]  # [B, A, N']
             target = reward[:, None] + discount[:, None] * taken(following, best)  # [B, N']
         loss = self.mean(batch.weight * quantile_huber(quantile, fraction[0], target, cfg.huber_delta))  # eq. 3
         value = quantile.detach().mean(-1)
         priority = (target.mean(-1) - value).abs()
         return loss, priority, {"loss": loss, "td_error": self.mean(priority), "q": self.mean(value)}
-
-    def _fractions(self, like: Tensor, count: int) -> Tensor:
-        """tau ~ U(0, 1) [1, B, count]: this learner's part of what all draw for the whole batch."""
-        ranks, rows = self.ctx.ranks, len(like)
-        drawn = torch.rand(1, ranks.world * rows, count, generator=self.ctx.rng, device=like.device)
-        return drawn[:, ranks.rank * rows :][:, :rows]

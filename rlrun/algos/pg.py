@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import torch
 
-from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import LearnerContext, Needs, Update
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
+from rlrun.families.actor_critic import ActorCriticConfig
+from rlrun.models.model import Model
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import ActorCritic, DistributionPolicy
+from rlrun.policies import DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,25 +31,27 @@ class Config(ActorCriticConfig):
     normalize_advantage: bool
 
 
-class PG(ActorCritic):
+class PG(Algorithm):
     cfg: Config
+    policy: DistributionPolicy
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("value",) if cfg.baseline else ()
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.fragment_length, on_policy=True, only_weights=True)
 
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
+
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-        self.learn = self.recorded(self._learn)
 
+    @recorded
     def update(self, batch: Batch, clock: Clock) -> Update:
-        return self.learn(batch, clock)
-
-    def _learn(self, batch: Batch, clock: Clock) -> Update:
-        cfg, valid, ranks = self.cfg, batch.valid, self.ctx.ranks
-        count = self.live(valid)
+        cfg, valid = self.cfg, batch.valid
+        mean = self.mean_over(valid)
         if cfg.baseline:
             old = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B]
         else:
@@ -58,18 +60,16 @@ class PG(ActorCritic):
         advantage = gae(reward, batch.discount(cfg.discount), old[:-1], old[1:], valid, 1.0)
         to_go = advantage + old[:-1]
         if cfg.normalize_advantage:
-            advantage = masked_normalize(advantage, valid, ranks)
+            advantage = self.normalize(advantage, valid)
         dist, value = self.policy.unroll(batch)
         dist = dist[:-1].given(batch.action)
-        policy_loss = -masked_mean(dist.log_prob(batch.action) * advantage, valid, count)
-        entropy = masked_mean(dist.entropy(), valid, count)
+        policy_loss = -mean(dist.log_prob(batch.action) * advantage)
+        entropy = mean(dist.entropy())
         loss = policy_loss - cfg.entropy_coef(clock) * entropy
-        metrics = {"policy_loss": policy_loss, "entropy": entropy, "return_to_go": masked_mean(to_go, valid, count)}
+        metrics = {"policy_loss": policy_loss, "entropy": entropy, "return_to_go": mean(to_go)}
         if cfg.baseline:
-            value_loss = masked_mean(0.5 * (to_go - value[:-1]).square(), valid, count)
+            value_loss = mean(0.5 * (to_go - value[:-1]).square())
             loss = loss + cfg.value_coef * value_loss
             metrics["value_loss"] = value_loss
-        metrics = ranks.sum_each({name: value.detach() for name, value in metrics.items()})
-        if cfg.baseline:
-            metrics["explained_variance"] = explained_variance(to_go, old[:-1], valid, ranks)
-        return Update({**metrics, **self.optimizer.step(loss, clock)})
+        before = {"explained_variance": self.explained_variance(to_go, old[:-1], valid)} if cfg.baseline else {}
+        return Update(self.report(metrics, before, self.optimizer.step(loss, clock)))

@@ -20,20 +20,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import LearnerContext, Needs, Update
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
-from rlrun.core.moments import merged, moments_of
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
+from rlrun.families.actor_critic import ActorCriticConfig
+from rlrun.models.model import Model
 from rlrun.models.normalizer import RewardScale, ValueScale
 from rlrun.ops.distributions import Distribution
-from rlrun.ops.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import ActorCritic, DistributionPolicy
+from rlrun.policies import DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +71,9 @@ class Config(ActorCriticConfig):
             raise ValueError("normalize_reward scales raw rewards: set reward_clip=none with it")
 
 
-class PPO(ActorCritic):
+class PPO(Algorithm):
     cfg: Config
+    policy: DistributionPolicy
     kl_coef: Tensor
 
     @classmethod
@@ -83,24 +83,30 @@ class PPO(ActorCritic):
                      return_discount=cfg.discount if cfg.normalize_reward else None, on_policy=True,
                      shared=(cfg.minibatch_size // cfg.sequence_length,))  # fmt: skip
 
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
+
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.length = cfg.sequence_length if policy.core_spec() else 1  # rows of a piece that minibatches are drawn from
         if cfg.fragment_length % self.length:
             raise ValueError(f"fragment_length {cfg.fragment_length} must be a multiple of sequence_length {self.length}")
-        if cfg.minibatch_size % (self.length * ctx.ranks.world):
-            learners = f" times num_learners {ctx.ranks.world}" if ctx.ranks.world > 1 else ""
+        if cfg.minibatch_size % (self.length * ctx.learners):
+            learners = f" times num_learners {ctx.learners}" if ctx.learners > 1 else ""
             raise ValueError(f"minibatch_size {cfg.minibatch_size} must be a multiple of sequence_length {self.length}{learners}")
-        self.minibatch = cfg.minibatch_size // ctx.ranks.world  # rows of it on this learner
+        self.minibatch = self.share(cfg.minibatch_size)  # rows of it on this learner
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         if cfg.normalize_reward:
             self.reward_scale = RewardScale().to(ctx.device)
         self.value_scale = ValueScale().to(ctx.device) if cfg.normalize_value else None
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
-        self.learn = self._learn if cfg.lr_kl_target is not None else self.recorded(self._learn)  # an lr that follows the KL is a number of its own
+
+    def can_be_recorded(self) -> bool:
+        return super().can_be_recorded() and self.cfg.lr_kl_target is None  # an lr that follows the KL is decided outside of recordings
 
     def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg, ranks = self.cfg, self.ctx.ranks
+        cfg = self.cfg
         value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B] of the policy that acted
         if self.value_scale is not None:
             value = self.value_scale.denormalize(value)
@@ -109,11 +115,11 @@ class PPO(ActorCritic):
             reward = self.reward_scale(reward)
         advantage = gae(reward, batch.discount(cfg.discount), value[:-1], value[1:], batch.valid, cfg.lambda_)
         target = advantage + value[:-1]
-        before = {"explained_variance": explained_variance(target, value[:-1], batch.valid, ranks)}
+        before = {"explained_variance": self.explained_variance(target, value[:-1], batch.valid)}
         if cfg.normalize_advantage == "batch":
-            advantage = masked_normalize(advantage, batch.valid, ranks)
+            advantage = self.normalize(advantage, batch.valid)
         if self.value_scale is not None:
-            self.value_scale.follow(merged([moments_of(target[batch.valid])], torch.Size(), ranks), self.policy.value_head)
+            self.value_scale.follow(self.moments(target, batch.valid), self.policy.value_head)
             value, target = self.value_scale.normalize(value), self.value_scale.normalize(target)
         rows = batch.replace(value=value[:-1], advantage=advantage, target=target).sequences(self.length)
         if self.ctx.sparse:
@@ -122,13 +128,13 @@ class PPO(ActorCritic):
         for epoch in range(cfg.num_epochs):
             kl = self._epoch(rows, clock, shares, steps)
             passes = epoch + 1
-            if cfg.stop_kl is not None and float(ranks.sum(kl)) > cfg.stop_kl:
+            if cfg.stop_kl is not None and float(self.total(kl)) > cfg.stop_kl:
                 break
-        metrics = {**ranks.sum_each(shares.tensors()), **steps.tensors(), **before, "epochs": float(passes)}
+        metrics = self.report(shares.tensors(), steps.tensors(), before, {"epochs": float(passes)})
         if cfg.kl_coef > 0:
             metrics["kl_coef"] = self.kl_coef.clone()
             with torch.no_grad():  # d of section 4: how far the whole update moved
-                kl = ranks.sum(masked_mean(self._kl(rows, self.policy.unroll(rows)[0].given(rows.action)), rows.valid, self.live(rows.valid)))
+                kl = self.total(self.mean(self._kl(rows, self.policy.unroll(rows)[0].given(rows.action)), rows.valid))
             metrics["kl"] = kl
             adapt_kl_coef_(self.kl_coef, kl, cfg.kl_target)
         return Update(metrics)
@@ -142,10 +148,11 @@ class PPO(ActorCritic):
             shares.add(metrics)
             seen.add({"approx_kl": metrics["approx_kl"]})
             if self.cfg.lr_kl_target is not None:
-                self.optimizer.follow_kl(clock, float(self.ctx.ranks.sum(metrics["approx_kl"])), self.cfg.lr_kl_target, self.cfg.lr_kl_bounds)
+                self.optimizer.follow_kl(clock, float(self.total(metrics["approx_kl"])), self.cfg.lr_kl_target, self.cfg.lr_kl_bounds)
         return torch.as_tensor(seen.tensors()["approx_kl"])
 
-    def _learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
+    @recorded
+    def learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
         """A step on a minibatch -> this learner's shares of its metrics, what the optimiser says."""
         loss, metrics = self.loss(part, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
         return metrics, self.optimizer.step(loss, clock)
@@ -153,29 +160,29 @@ class PPO(ActorCritic):
     def loss(self, rows: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
         """rows [L, N] with advantage, target and what was recorded -> this learner's share of the minibatch's loss [] and of its metrics."""
         cfg, valid = self.cfg, rows.valid
-        count = self.live(valid)
+        mean = self.mean_over(valid)
         dist, value = self.policy.unroll(rows)
         dist = dist.given(rows.action)
-        advantage = masked_normalize(rows.advantage, valid, self.ctx.ranks) if cfg.normalize_advantage == "minibatch" else rows.advantage
+        advantage = self.normalize(rows.advantage, valid) if cfg.normalize_advantage == "minibatch" else rows.advantage
         log_ratio = (dist.log_prob(rows.action) - rows.log_prob).masked_fill(~valid, 0.0)
         ratio = log_ratio.exp()
-        policy_loss = -masked_mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage), valid, count)  # eq. 7
+        policy_loss = -mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage))  # eq. 7
         error = (value - rows.target).square()
         if cfg.value_clip > 0:
             near = rows.value + (value - rows.value).clamp(-cfg.value_clip, cfg.value_clip)
             error = torch.maximum(error, (near - rows.target).square())
         if cfg.value_loss_clip > 0:
             error = error.clamp(max=cfg.value_loss_clip)
-        value_loss = 0.5 * masked_mean(error, valid, count)
-        entropy = masked_mean(dist.entropy(), valid, count)
+        value_loss = 0.5 * mean(error)
+        entropy = mean(dist.entropy())
         loss = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
         with torch.no_grad():
             metrics = {
-                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": masked_mean(ratio - 1 - log_ratio, valid, count),
-                "clip_fraction": masked_mean(((ratio - 1).abs() > clip).float(), valid, count),
+                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": mean(ratio - 1 - log_ratio),
+                "clip_fraction": mean(((ratio - 1).abs() > clip).float()),
             }  # fmt: skip
         if cfg.kl_coef > 0:
-            loss = loss + self.kl_coef * masked_mean(self._kl(rows, dist), valid, count)  # eq. 8
+            loss = loss + self.kl_coef * mean(self._kl(rows, dist))  # eq. 8
         return loss, metrics
 
     @staticmethod

@@ -16,19 +16,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
 from rlrun.core.optimizer import OptimizerConfig
-from rlrun.core.q_learning import ExplorationConfig, QHeadConfig
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
+from rlrun.models.heads import QHeadConfig
 from rlrun.models.model import Model
-from rlrun.ops.masked import explained_variance, masked_mean
 from rlrun.ops.returns import gae
 from rlrun.ops.td import taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QPolicy
+from rlrun.policies import ExplorationConfig, QPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +76,13 @@ class PQN(Algorithm):
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.minibatch = cfg.minibatch_size // ctx.ranks.world  # rows of it on this learner
+        self.minibatch = self.share(cfg.minibatch_size)  # rows of it on this learner
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-        self.learn = self.recorded(self._learn)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg, ranks = self.cfg, self.ctx.ranks
+        cfg = self.cfg
         target = self.target(batch)
-        before = {"explained_variance": explained_variance(target, batch.q_max, batch.valid, ranks)}
+        before = {"explained_variance": self.explained_variance(target, batch.q_max, batch.valid)}
         rows = batch.replace(target=target).sequences(1)
         if self.ctx.sparse:
             rows = rows.alive()
@@ -93,7 +91,7 @@ class PQN(Algorithm):
             metrics, step = self.learn(part, clock)
             steps.add(step)
             shares.add(metrics)
-        return Update({**ranks.sum_each(shares.tensors()), **steps.tensors(), **before, **self.policy.explored(clock)})
+        return Update(self.report(shares.tensors(), steps.tensors(), before, self.policy.explored(clock)))
 
     @torch.no_grad()
     def target(self, batch: Batch) -> Tensor:
@@ -104,17 +102,18 @@ class PQN(Algorithm):
         # the sum of (discount lambda)^k temporal differences of max Q, and max Q itself: the same numbers, by the same recursion
         return gae(reward, batch.discount(self.cfg.discount), value[:-1], value[1:], batch.valid, self.cfg.lambda_) + value[:-1]
 
-    def _learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
+    @recorded
+    def learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
         """A step on a minibatch -> this learner's shares of its metrics, what the optimiser says."""
         loss, metrics = self.loss(part)
         return metrics, self.optimizer.step(loss, clock)
 
     def loss(self, rows: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """rows [1, N] with targets -> this learner's share of the minibatch's loss [] and of its metrics."""
-        count = self.live(rows.valid)
+        mean = self.mean_over(rows.valid)
         q = taken(self.policy.values(rows)[0], rows.action[0])[None]  # [1, N]
         error = rows.target - q
-        loss = masked_mean(0.5 * error.square(), rows.valid, count)
+        loss = mean(0.5 * error.square())
         with torch.no_grad():
-            metrics = {"loss": loss, "td_error": masked_mean(error.abs(), rows.valid, count), "q": masked_mean(q, rows.valid, count)}
+            metrics = {"loss": loss, "td_error": mean(error.abs()), "q": mean(q)}
         return loss, metrics

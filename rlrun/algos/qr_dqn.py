@@ -10,21 +10,24 @@ Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/te
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import LearnerContext
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.q_learning import QConfig
+from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
+from rlrun.families.off_policy import recorded_priority
+from rlrun.families.q_learning import QConfig
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import quantile_huber, taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QLearning, QPolicy
+from rlrun.policies import QPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +42,50 @@ class Config(QConfig):
             raise ValueError("num_quantiles must be at least 1, huber_delta positive")
 
 
-class QRDQN(QLearning):
+class QRDQN(Algorithm):
+    knows_first_priority = True
     cfg: Config
     policy: QPolicy
+    target: QPolicy
     fraction: Tensor
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        record = ("q_taken", "q_max") if cfg.input_priorities else ()
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay)
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
         return QPolicy(spec, model, cfg.head, cfg.exploration, cfg.num_quantiles)  # its q() is the mean over quantiles
 
+    @classmethod
+    def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
+        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        return recorded_priority(cfg, rows)
+
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
+        self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.following = Follower(self.target, policy)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         middle = (torch.arange(cfg.num_quantiles, device=ctx.device) + 0.5) / cfg.num_quantiles  # lemma 2
         self.register_buffer("fraction", middle, persistent=False)
 
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        metrics, writes = self.learn(batch, clock)
+        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
+            self.following.move(self.cfg.target_tau)
+        return Update(metrics | self.policy.explored(clock), writes)
+
+    @recorded
+    def learn(self, batch: Batch, clock: Clock) -> Update:
+        """One gradient step -> metrics of the whole batch and new priorities [B]."""
+        loss, priority, shares = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
+        return Update(self.report(shares, steps), {"priority": priority})
+
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> loss [], sizes of the differences of means [B], metrics."""
+        """batch [n, B] with obs [2, B] -> this learner's share of the loss [], sizes of the differences of means [B], shares of metrics."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for one in (policy, self.target):

@@ -11,22 +11,24 @@ Checked: tests/algos/test_r2d2.py (targets by hand, burn-in against unrolling fr
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Needs
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
-from rlrun.core.q_learning import QConfig
+from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
+from rlrun.families.q_learning import QConfig
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import n_step_return
 from rlrun.ops.td import huber, signed_hyperbolic, signed_parabolic
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import QLearning, QPolicy
+from rlrun.policies import QPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +64,19 @@ class RecurrentQPolicy(QPolicy):
     remembers = True
 
 
-class R2D2(QLearning):
+class R2D2(Algorithm):
+    knows_first_priority = True
     cfg: Config
     policy: RecurrentQPolicy
+    target: RecurrentQPolicy
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         sequences = replace(cfg.from_replay, rows_from=cfg.burn_in + cfg.sequence_length, obs="all", sequences=True, starts_every=cfg.sequence_stride,
                             rows_learnt=cfg.sequence_length)  # fmt: skip
-        return replace(super().needs(cfg), rows=cfg.burn_in + cfg.sequence_length, core_every=cfg.sequence_stride, replay=sequences)
+        record = ("q_taken", "q_max") if cfg.input_priorities else ()
+        return Needs(rows=cfg.burn_in + cfg.sequence_length, columns=cfg.batch_size, actions=("discrete",), record=record, core_every=cfg.sequence_stride,
+                     replay=sequences)  # fmt: skip
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> RecurrentQPolicy:
@@ -88,8 +94,27 @@ class R2D2(QLearning):
         target = n_step_return(reward, part.terminated[:-1], valid, value, cfg.discount, cfg.n_steps[0])
         return cls.priority(cfg, cls.scaled(cfg, target) - part.q_taken[:-1], valid)
 
+    def __init__(self, policy: RecurrentQPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.following = Follower(self.target, policy)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        metrics, writes = self.learn(batch, clock)
+        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
+            self.following.move(self.cfg.target_tau)
+        return Update(metrics | self.policy.explored(clock), writes)
+
+    @recorded
+    def learn(self, batch: Batch, clock: Clock) -> Update:
+        """One gradient step -> metrics of the whole batch and new priorities [B]."""
+        loss, priority, shares = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
+        return Update(self.report(shares, steps), {"priority": priority})
+
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [burn_in + T (+ 1), B] with core [1, B] -> loss [], priorities [B], metrics."""
+        """batch [burn_in + T (+ 1), B] with core [1, B] -> this learner's share of the loss [], priorities [B], shares of metrics."""
         cfg = self.cfg
         for policy in (self.policy, self.target):
             draw_noise(policy, self.ctx.rng)
@@ -104,11 +129,10 @@ class R2D2(QLearning):
             target = self.scaled(cfg, n_step_return(reward, rows.terminated, valid, value, cfg.discount, cfg.n_steps[0]))
         taken = q[:-1].gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)  # [T, B]
         td_error = (target - taken).masked_fill(~valid, 0.0)
-        count = self.live(valid)
-        loss = (batch.weight * huber(td_error, cfg.huber_delta)).sum() / count
+        mean = self.mean_over(valid)
+        loss = mean(batch.weight * huber(td_error, cfg.huber_delta))
         error = td_error.detach()
-        metrics = {"loss": loss, "td_error": error.abs().sum() / count, "q": taken.masked_fill(~valid, 0.0).sum() / count}
-        return loss, self.priority(cfg, error, valid), metrics
+        return loss, self.priority(cfg, error, valid), {"loss": loss, "td_error": mean(error.abs()), "q": mean(taken)}
 
     def unroll(self, policy: QPolicy, batch: Batch) -> Tensor:
         """Values [T + 1, B, A] of the rows behind burn-in, which only brings the state up to date."""

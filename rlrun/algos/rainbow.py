@@ -10,20 +10,23 @@ Checked: tests/ops/test_td.py (the projection), tests/algos/test_dqn.py, tuned/r
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.q_learning import CategoricalQConfig
+from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
+from rlrun.families.q_learning import CategoricalQConfig
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import categorical_projection, taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import CategoricalPolicy, QLearning
+from rlrun.policies import CategoricalPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +34,40 @@ class Config(CategoricalQConfig):
     pass
 
 
-class Rainbow(QLearning):
-    knows_first_priority = False  # of KL divergences
+class Rainbow(Algorithm):
     cfg: Config
     policy: CategoricalPolicy
     target: CategoricalPolicy
 
     @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), replay=cfg.from_replay)
+
+    @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> CategoricalPolicy:
         return CategoricalPolicy(spec, model, cfg.head, cfg.exploration, cfg.num_atoms, cfg.v_min, cfg.v_max)
 
+    def __init__(self, policy: CategoricalPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.target = copy.deepcopy(policy).requires_grad_(False)
+        self.following = Follower(self.target, policy)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        metrics, writes = self.learn(batch, clock)
+        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
+            self.following.move(self.cfg.target_tau)
+        return Update(metrics | self.policy.explored(clock), writes)
+
+    @recorded
+    def learn(self, batch: Batch, clock: Clock) -> Update:
+        """One gradient step -> metrics of the whole batch and new priorities [B]."""
+        loss, priority, shares = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
+        return Update(self.report(shares, steps), {"priority": priority})
+
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> loss [], KL divergences [B], metrics."""
+        """batch [n, B] with obs [2, B] -> this learner's share of the loss [], KL divergences [B], shares of metrics."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)  # multi-step
         with torch.no_grad():

@@ -12,22 +12,23 @@ Checked: tests/algos/test_actor_critics.py (losses by hand, the delays), tuned/t
 
 from __future__ import annotations
 
-import functools
+import copy
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from rlrun.core.algorithm import LearnerContext, Update
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.off_policy import ActionNoiseConfig, OffPolicyActorCriticConfig
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
+from rlrun.families.off_policy import OffPolicyActorCriticConfig, recorded_priority, step_metrics, weight_decay
 from rlrun.models.critic import Critics
 from rlrun.models.model import Model
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import huber
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import DeterministicActorCritic, DeterministicPolicy
+from rlrun.policies import ActionNoiseConfig, DeterministicPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,46 +47,82 @@ class Config(OffPolicyActorCriticConfig):
             raise ValueError("target_noise and target_noise_clip must not be negative")
 
 
-class TD3(DeterministicActorCritic):
+class TD3(Algorithm):
+    knows_first_priority = True
     cfg: Config
+    policy: DeterministicPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        record = ("q_taken", "q_max") if cfg.input_priorities else ()
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("box",), record=record, replay=cfg.from_replay)
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DeterministicPolicy:
+        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None  # it travels with the policy, to say what rows are worth
+        return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
 
     @classmethod
     def make_critic(cls, spec: EnvSpec, model: Model, cfg: Config) -> Critics:
         return Critics(spec, model, cfg.critic, 2 if cfg.twin_q else 1)
 
+    @classmethod
+    def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
+        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        return recorded_priority(cfg, rows)
+
     def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.learn_critics = self.recorded(functools.partial(self._learn, delayed=True))
-        self.learn_all = self.recorded(functools.partial(self._learn, delayed=False))
+        self.critic = policy.critic or self.make_critic(spec, ctx.model, cfg).to(ctx.device)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_following = Follower(self.target_critic, self.critic)
+        self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
+        self.actor_optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.actor_lr, cfg.max_grad_norm)
+        self.target_actor = copy.deepcopy(policy.net).requires_grad_(False)
+        self.actor_following = Follower(self.target_actor, policy.net)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         delayed = (clock.updates + 1) % self.cfg.policy_delay != 0
-        metrics, writes = (self.learn_critics if delayed else self.learn_all)(batch, clock)
-        self.follow(clock)
+        metrics, writes = self.learn(batch, clock, delayed=delayed)
+        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
+            self.actor_following.move(self.cfg.target_tau)
+            self.critic_following.move(self.cfg.target_tau)
         return Update(metrics | self.policy.explored(clock), writes)
 
-    def _learn(self, batch: Batch, clock: Clock, delayed: bool) -> Update:
+    @recorded
+    def learn(self, batch: Batch, clock: Clock, delayed: bool) -> Update:
+        """A step of the critics and, unless the policy is delayed, of the actor."""
         cfg, ends = self.cfg, batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         with torch.no_grad():
             next_action = self.target_actor(*then, Batch())[0][0]
-            drawn = torch.randn(self.ctx.ranks.world, *next_action.shape, generator=self.ctx.rng, device=next_action.device)  # for all learners
-            noise = drawn[self.ctx.ranks.rank] * cfg.target_noise
+            noise = self.ctx.randn(next_action.shape) * cfg.target_noise
             next_action = (next_action + noise.clamp(-cfg.target_noise_clip, cfg.target_noise_clip)).clamp(-1.0, 1.0)  # eq. 14
             target = reward + discount * self.target_critic(*then, next_action)[:, :, 0].min(0).values  # [B], eq. 10
 
         q = self.critic(*now, self.policy.flat(batch.action[0]))[:, :, 0]  # [E, B]
         td_error = target - q
         critic_loss = self.mean(batch.weight * huber(td_error, cfg.huber_delta).sum(0))
-        critic_steps = self.critic_optimizer.step(critic_loss + self.l2(self.critic), clock)
+        critic_steps = self.critic_optimizer.step(critic_loss + weight_decay(self.critic, self.part(cfg.l2)), clock)
         size = td_error.detach().abs().mean(0)  # [B]
         shares = {"critic_loss": critic_loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
 
         actor_steps: dict = {}
         if not delayed:
-            actor_loss = -self.mean(self.critic.of(self.fixed_features(*now), self.policy.output(*now)[0])[0])
-            actor_steps = self.actor_optimizer.step(actor_loss + self.l2(self.policy.net), clock)
+            actor_loss = self.actor_loss(*now)
+            actor_steps = self.actor_optimizer.step(actor_loss + weight_decay(self.policy.net, self.part(cfg.l2)), clock)
             shares["actor_loss"] = actor_loss
-        return Update(self.report(shares, critic=critic_steps, actor=actor_steps), {"priority": size})
+        return Update(self.report(shares, step_metrics(critic=critic_steps, actor=actor_steps)), {"priority": size})
+
+    def actor_loss(self, obs: Batch, is_first: Tensor) -> Tensor:
+        """This learner's share of -Q of the policy's own actions []; the gradient reaches the actor alone."""
+        with torch.no_grad():
+            features = self.critic.features(obs, is_first)
+        return -self.mean(self.critic.of(features, self.policy.output(obs, is_first)[0])[0])
+
+    def renew_targets(self) -> None:
+        self.target_actor.load_state_dict(self.policy.net.state_dict())
+        if self.policy.critic is not None:
+            self.target_critic.load_state_dict(self.critic.state_dict())

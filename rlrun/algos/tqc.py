@@ -13,23 +13,24 @@ Checked: tests/algos/test_actor_critics.py (targets and losses by hand), tuned/t
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlrun.core.algorithm import LearnerContext, Update
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.off_policy import OffPolicyActorCriticConfig
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
+from rlrun.families.off_policy import OffPolicyActorCriticConfig, Temperature, step_metrics, weight_decay
 from rlrun.models.critic import Critics
 from rlrun.models.model import Model
 from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import quantile_huber
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import OffPolicyActorCritic, StochasticActor, target_entropy_of
+from rlrun.policies import StochasticActor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,27 +54,35 @@ class Config(OffPolicyActorCriticConfig):
             raise ValueError(f"input_priorities are worked out by samplers, which have no critics of {self.name}; ddpg and td3 can")
 
 
-class TQC(OffPolicyActorCritic):
-    action_kinds: ClassVar[tuple[str, ...]] = ("box",)
+Seen = tuple[Batch, Tensor]  # observations as the nets get them [1, B, ...] and is_first [1, B]
+
+
+class TQC(Algorithm):
     side_by_side: ClassVar[bool] = True
     cfg: Config
     policy: StochasticActor
 
     @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("box",), replay=cfg.from_replay)
+
+    @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> StochasticActor:
         return StochasticActor(spec, model, cfg.actor, cfg.random_steps)
 
-    @classmethod
-    def make_critic(cls, spec: EnvSpec, model: Model, cfg: Config) -> Critics:
-        return Critics(spec, model, cfg.critic, cfg.num_critics, cfg.num_quantiles)
-
     def __init__(self, policy: StochasticActor, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.log_alpha = nn.Parameter(torch.tensor(cfg.initial_alpha, device=ctx.device).log())
-        self.target_entropy = target_entropy_of(spec.action, cfg.target_entropy)  # type: ignore[arg-type]
+        if ctx.learners > 1 and policy.kind == "beta":
+            raise ValueError("model.action_distribution=beta is for one learner: resources.num_learners=1")
+        self.critic = Critics(spec, ctx.model, cfg.critic, cfg.num_critics, cfg.num_quantiles).to(ctx.device)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_following = Follower(self.target_critic, self.critic)
+        self.temperature = Temperature(spec.action, cfg.initial_alpha, cfg.target_entropy, ctx.device)
+        self.log_alpha = self.temperature.log_alpha
+        self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
+        self.actor_optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.actor_lr, cfg.max_grad_norm)
         self.alpha_optimizer = ctx.optimizer([self.log_alpha], cfg.optimizer, cfg.alpha_lr, 0.0)
-        self.target_rng = ctx.another_rng()
-        self.learn = self.recorded(self._learn)
+        self.target_rng = ctx.another_rng()  # the critics draw from it, so that they and the actor can be worked out side by side
         self.kept = cfg.num_critics * (cfg.num_quantiles - cfg.dropped_quantiles)
         self.fraction = (torch.arange(cfg.num_quantiles, device=ctx.device) + 0.5) / cfg.num_quantiles  # tau of every quantile [K]
 
@@ -83,39 +92,54 @@ class TQC(OffPolicyActorCritic):
             self.critic_following.move(self.cfg.target_tau)
         return update
 
-    def _learn(self, batch: Batch, clock: Clock) -> Update:
-        cfg, ranks, ends = self.cfg, self.ctx.ranks, batch.ends()
+    @recorded
+    def learn(self, batch: Batch, clock: Clock) -> Update:
+        """A step of critics, actor and temperature, all from the parameters before this update."""
+        ends = batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
+        alpha = self.temperature.alpha
+        (size, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
+            lambda: self.learn_critics(batch, now, then, alpha),
+            lambda: self.learn_actor(now, alpha),
+        )
+        shares = critic_shares | actor_shares | self.learn_temperature(log_prob, obs)
+        steps = step_metrics(
+            critic=self.critic_optimizer.apply(clock), actor=self.actor_optimizer.apply(clock), alpha=self.alpha_optimizer.apply(clock)
+        )
+        return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": size})
+
+    def learn_critics(self, batch: Batch, now: Seen, then: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Differentiates the critics' loss -> sizes of TD errors [B], shares of metrics."""
+        cfg = self.cfg
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
-        alpha = self.log_alpha.detach().exp()
+        with torch.no_grad():
+            next_action, next_log_prob = self.ctx.rsample(self.policy.output(*then)[0], self.target_rng)
+            pooled = self.target_critic(*then, self.policy.flat(next_action)).transpose(0, 1).flatten(1)  # [B, E K]
+            smallest = pooled.sort(-1).values[:, : self.kept]
+            target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])  # [B, kept], eq. 10
+        quantile = self.critic(*now, self.policy.flat(batch.action[0]))  # [E, B, K]
+        assert cfg.huber_delta is not None
+        fraction = self.fraction.expand(quantile.shape[1:])
+        losses = torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile]) / cfg.num_quantiles  # [E, B], eq. 11
+        loss = self.mean(batch.weight * losses.sum(0))
+        self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
+        q = quantile.detach().mean((0, 2))  # [B]
+        size = (target.mean(-1) - q).abs()
+        return size, {"critic_loss": loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
 
-        def critics() -> tuple[Tensor, dict[str, Tensor]]:
-            with torch.no_grad():
-                next_action, next_log_prob = self.policy.output(*then)[0].rsample(self.target_rng, ranks.rank, ranks.world)
-                pooled = self.target_critic(*then, self.policy.flat(next_action)).transpose(0, 1).flatten(1)  # [B, E K]
-                smallest = pooled.sort(-1).values[:, : self.kept]
-                target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])  # [B, kept], eq. 10
-            quantile = self.critic(*now, self.policy.flat(batch.action[0]))  # [E, B, K]
-            assert cfg.huber_delta is not None
-            fraction = self.fraction.expand(quantile.shape[1:])
-            losses = torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile]) / cfg.num_quantiles  # [E, B], eq. 11
-            loss = self.mean(batch.weight * losses.sum(0))
-            self.critic_optimizer.differentiate(loss + self.l2(self.critic))
-            q = quantile.detach().mean((0, 2))  # [B]
-            size = (target.mean(-1) - q).abs()
-            return size, {"critic_loss": loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
+    def learn_actor(self, now: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Differentiates the actor's loss -> log pi of its own actions [B], shares of metrics."""
+        with torch.no_grad():
+            features = self.critic.features(*now)  # the loss is the actor's alone
+        action, log_prob = self.ctx.rsample(self.policy.output(*now)[0])
+        value = self.critic.of(features, self.policy.flat(action)).mean((0, 2))  # [B], nothing cut off: eq. 13
+        loss = self.mean(alpha * log_prob - value)
+        self.actor_optimizer.differentiate(loss + weight_decay(self.policy.net, self.part(self.cfg.l2)))
+        return log_prob, {"actor_loss": loss}
 
-        def actor() -> dict[str, Tensor]:
-            action, log_prob = self.policy.output(*now)[0].rsample(self.ctx.rng, ranks.rank, ranks.world)
-            value = self.critic.of(self.fixed_features(*now), self.policy.flat(action)).mean((0, 2))  # [B], nothing cut off: eq. 13
-            loss = self.mean(alpha * log_prob - value)
-            self.actor_optimizer.differentiate(loss + self.l2(self.policy.net))
-            alpha_loss = -self.mean(self.log_alpha * (log_prob.detach() + self.target_entropy))
-            self.alpha_optimizer.differentiate(alpha_loss)
-            return {"actor_loss": loss, "alpha_loss": alpha_loss, "entropy": -self.mean(log_prob)}
-
-        (size, shares), more = self.ctx.beside(critics, actor)
-        steps = {"critic": self.critic_optimizer, "actor": self.actor_optimizer, "alpha": self.alpha_optimizer}
-        metrics = self.report(shares | more, **{net: optimizer.apply(clock) for net, optimizer in steps.items()})
-        return Update(metrics | {"alpha": alpha}, {"priority": size})
+    def learn_temperature(self, log_prob: Tensor, obs: Batch) -> dict[str, Tensor]:
+        """Differentiates the loss of log alpha -> shares of metrics."""
+        loss = -self.mean(self.temperature.loss(log_prob, obs))
+        self.alpha_optimizer.differentiate(loss)
+        return {"alpha_loss": loss, "entropy": -self.mean(log_prob)}

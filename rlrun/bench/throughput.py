@@ -152,13 +152,13 @@ class _Parts:
                     writes = self.algorithm.update(drawn, Clock()).writes
                 if self.on_gpu:
                     torch.cuda.synchronize()
-                self.priority = (writes or {}).get("priority")
+                self.writes: dict[str, Any] = writes or {}
                 return steps
 
             def storing() -> float:
                 batch = replay.sample(self.parts.needs.columns, Clock())
-                if self.priority is not None:
-                    replay.write(batch.key, self.priority)
+                if self.writes:
+                    replay.write(batch.key, **self.writes)
                 self.owed += steps
                 while self.owed >= rows * self.columns:
                     self.owed -= rows * self.columns
@@ -171,7 +171,8 @@ class _Parts:
                     replay.add(Fragment(Header(block, 0, first, 0, 0, 0, (), (0.0, 0.0)), fragment))
                 return steps
 
-            self.priority, self.owed, self.count = None, 0.0, 0
+            self.writes = {}
+            self.owed, self.count = 0.0, 0
             four = (("env", env), ("inference", inference), ("learning", from_replay), ("replay", storing))
             return {name: [_rate(call) for _ in range(3)] for name, call in four} | self._threaded(from_replay)
 

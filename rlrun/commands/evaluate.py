@@ -7,23 +7,21 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from rlrun.cli import run_dir_argument
 from rlrun.config.types import parse_assignments, typed
+from rlrun.core.ranges import Count, NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions:
     """Which games, of which checkpoint. `watch` takes these too."""
 
-    episodes: int
+    episodes: Annotated[int, Count]
     checkpoint: str | int
     greedy: bool
-    seed: int
-
-    def __post_init__(self):
-        if self.episodes < 1 or self.seed < 0:
-            raise ValueError("episodes must be at least 1, seed not negative")
+    seed: Annotated[int, NotNegative]
 
 
 DEFAULTS = {"checkpoint": "last", "greedy": True, "seed": 0}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rlrun.commands.list import docstring
-from rlrun.config.paths import base_options, inner_algorithm, options, root
+from rlrun.config.paths import base_options, included_groups, inner_algorithm, options, root
 from rlrun.core.errors import UserError, closest
 from rlrun.rllib.option_map import option_map
 
@@ -37,6 +39,9 @@ def main(words: list[str]) -> int:
     print(without_defaults(texts.pop(f"algo/{name}")))
     for base, inherited in texts.items():
         print(f"Those of {base.removeprefix('algo/')}, unless they stand above\n\n{without_defaults(inherited)}")
+    for group, file in included_groups(name).items():
+        text = textwrap.indent((root() / "conf" / f"{file}.yaml").read_text(), "  ")
+        print(f"Those of {file}, unless they stand above\n\n{group}:\n{text}")
     inner = inner_algorithm(name)
     if inner:
         print(f"The algorithm inside is {inner}, or another: algo@algo.inner=<name>. Its options are algo.inner.<name>=<value>: rlrun explain {inner}\n")

@@ -7,23 +7,19 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rlrun.cli import run_dir_argument
 from rlrun.commands.evaluate import DEFAULTS, PlayOptions
 from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError
+from rlrun.core.ranges import Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(PlayOptions):
-    max_steps: int
+    max_steps: Annotated[int, Count]
     gif: bool
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.max_steps < 1:
-            raise ValueError("max_steps must be at least 1")
 
 
 GIF_FRAMES = 600  # more would make tens of megabytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlrun.config.paths import base_options, inner_algorithm, options, package, root
+from rlrun.config.paths import base_options, included_groups, inner_algorithm, options, package, root
 from rlrun.core.errors import UserError, closest
 
 GROUPS = ("algo", "model", "resources", "runner", "tuned")
@@ -129,4 +129,7 @@ def known_keys(algo: str | None = None) -> list[str]:
     for name in options("algo") if algo is None else [algo]:
         for path in (f"algo/{name}", *base_options(name)):
             read(path, "algo.")
+        for group, path in included_groups(name).items():
+            found.add(f"algo.{group}")
+            read(path, f"algo.{group}.")
     return sorted(found)

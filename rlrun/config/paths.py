@@ -1,5 +1,6 @@
 """Finds conf/ and tuned/, which are beside the package in a checkout and inside it in an installed wheel."""
 
+import re
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -25,11 +26,28 @@ def base_options(algo: str) -> list[str]:
     return _bases("algo", algo)
 
 
-def _bases(group: str, name: str) -> list[str]:
+def included_groups(algo: str) -> dict[str, str]:
+    """Maps the groups in an algorithm's options to their files in conf/: {"optimizer": "optimizer/base"}."""
+    found: dict[str, str] = {}
+    for file in (f"algo/{algo}", *base_options(algo)):
+        for line in _defaults(file):
+            for key, value in line.items() if isinstance(line, dict) else ():
+                included = re.fullmatch(r"/(\w+)@(\w+)", key)
+                if included and included[1] != "algo" and included[2] != "_here_":
+                    found.setdefault(included[2], f"{included[1]}/{value}")
+    return found
+
+
+def _defaults(file: str) -> list:
+    """The defaults list of conf/<file>.yaml."""
     import yaml
 
+    return yaml.safe_load((root() / "conf" / f"{file}.yaml").read_text()).get("defaults", [])
+
+
+def _bases(group: str, name: str) -> list[str]:
     found: list[tuple[str, str]] = []
-    for line in yaml.safe_load((root() / "conf" / group / f"{name}.yaml").read_text()).get("defaults", []):
+    for line in _defaults(f"{group}/{name}"):
         if isinstance(line, str) and line != "_self_":
             found.append((group, line))
         elif isinstance(line, dict):
@@ -39,10 +57,7 @@ def _bases(group: str, name: str) -> list[str]:
 
 def inner_algorithm(algo: str) -> str | None:
     """Default inner algorithm of conf/algo/<algo>.yaml; None if it has none."""
-    import yaml
-
-    lines = yaml.safe_load((root() / "conf" / "algo" / f"{algo}.yaml").read_text()).get("defaults", [])
-    return next((line["/algo@inner"] for line in lines if isinstance(line, dict) and "/algo@inner" in line), None)
+    return next((line["/algo@inner"] for line in _defaults(f"algo/{algo}") if isinstance(line, dict) and "/algo@inner" in line), None)
 
 
 def package() -> Path:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from rlrun.config.paths import options
 from rlrun.config.types import ConfigError, typed
 from rlrun.core.algorithm import Algorithm, Inner
 from rlrun.core.errors import UserError, closest
+from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.run import CheckpointConfig, EvalConfig, StopConfig
 from rlrun.envs import registry
 from rlrun.machine.resources import ResourcesConfig
@@ -37,11 +38,11 @@ SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": SinkConfig, "mlf
 class RunConfig:
     """The options of train.yaml. algo, env and runner stay plain here: type_config() types them by their names."""
 
-    seed: int
-    env_steps: int
+    seed: Annotated[int, NotNegative]
+    env_steps: Annotated[int, Count]
     run_dir: str | None
     runs_root: str
-    log_every_sec: float
+    log_every_sec: Annotated[float, Positive]
     init: str | None
     callbacks: tuple[str, ...]
     algo: Any
@@ -56,14 +57,6 @@ class RunConfig:
     checkpoint: CheckpointConfig
     expected: dict[str, Any] | None
     measured: dict[str, Any] | None
-
-    def __post_init__(self):
-        if self.seed < 0:
-            raise ValueError("seed must not be negative")
-        if self.env_steps < 1:
-            raise ValueError("env_steps must be at least 1")
-        if self.log_every_sec <= 0:
-            raise ValueError("log_every_sec must be positive")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from omegaconf import OmegaConf
 
 from rlrun.core.errors import UserError, closest
+from rlrun.core.ranges import Range
 from rlrun.core.schedule import Schedule
 
 T = TypeVar("T")
@@ -27,12 +28,13 @@ class MissingOption(ConfigError):
 
 
 def typed(cls: type[T], values: Any, path: str = "") -> T:
-    """An instance of a dataclass from a plain mapping: every key known, none missing, every value of its field's type.
+    """An instance of a dataclass from a plain mapping: every key known, none missing, every value of its field's type and within its range
+    (`Annotated[float, Share]`, core/ranges.py). The dataclass's __post_init__ checks what one option allows another.
 
-    Raises ConfigError naming the path (`algo.lr`) and, for an unknown key, the closest one. Each field's __post_init__ checks ranges."""
+    Raises ConfigError naming the path (`algo.lr`) and, for an unknown key, the closest one."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path or 'the config'} must be a group of keys, not {values!r}")
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     prefix = f"{path}." if path else ""
     for key in values:
@@ -52,6 +54,12 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
+    if origin is Annotated:
+        converted = _convert(args[0], value, path)
+        for wanted in args[1:]:
+            if isinstance(wanted, Range) and converted not in wanted:
+                raise ConfigError(f"{path} must be {wanted}, not {value!r}")
+        return converted
     if origin in (typing.Union, types.UnionType):
         return _union(args, value, path)
     if origin is Literal:
@@ -95,8 +103,11 @@ def _union(kinds: tuple, value: Any, path: str) -> Any:
         except ConfigError as error:
             errors.append(str(error))
     said = f"{path} must be "
+    inside = [error for error in errors if not error.startswith(said)]  # the value has the right form and something in it does not fit
+    if inside:
+        raise ConfigError(inside[0])
     rest = {error.removeprefix(said).split(f", not {value!r}")[0].removeprefix("one of ") for error in errors}
-    raise ConfigError(errors[0] if len(rest) == 1 or not all(e.startswith(said) for e in errors) else f"{said}{' or '.join(sorted(rest))}, not {value!r}")
+    raise ConfigError(errors[0] if len(rest) == 1 else f"{said}{' or '.join(sorted(rest))}, not {value!r}")
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch
 from rlrun.core.errors import Notice, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable
-from rlrun.core.moments import Moments, RunningMoments, merged
+from rlrun.core.masked import explained_variance, masked_mean, masked_normalize
+from rlrun.core.moments import Moments, RunningMoments, merged, moments_of
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
-from rlrun.core.policy import Policy
+from rlrun.core.policy import Policy, fix_kernels
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
@@ -58,12 +60,14 @@ class Needs:
 
 
 class Update(NamedTuple):
-    """What one update reports. Metrics are 0-d tensors or floats; `writes` go back to replay at batch.key."""
+    """What one update reports. Metrics are 0-d tensors or floats; `writes` are row fields by name that go back to replay at batch.key: priority [B], and
+    whatever was recorded (Replay.write)."""
 
     metrics: dict[str, Any]
-    writes: dict[str, Tensor] | None = None
+    writes: dict[str, Tensor | Batch] | None = None
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 First = TypeVar("First")
 Second = TypeVar("Second")
 
@@ -74,6 +78,13 @@ class Recorder(Protocol):
     def recorded(self, function: Callable[[Batch, Clock], Any], rngs: Callable[[], Iterable[torch.Generator]]) -> Callable[[Batch, Clock], Any]:
         """rngs: the generators that the function draws from, asked for when it is recorded."""
         ...
+
+
+def recorded(method: Method) -> Method:
+    """Marks a method(batch, clock, **choices) of an Algorithm that is the same kernels every time, for a GPU to launch as one. Algorithm records it, once for
+    each combination of choices. Inside such a method nothing is read back from the device."""
+    method.is_recorded = True  # type: ignore[attr-defined]
+    return method
 
 
 class Beside(Protocol):
@@ -102,6 +113,23 @@ class LearnerContext(NamedTuple):
         """For what is worked out beside something else that draws from rng. Kept as an attribute of an Algorithm it is part of its state."""
         seed = torch.randint(2**62, (), generator=self.rng, device=self.device)
         return torch.Generator(self.device).manual_seed(int(seed))
+
+    @property
+    def learners(self) -> int:
+        """How many learners make every update together."""
+        return self.ranks.world
+
+    def randn(self, shape: Sequence[int], rng: torch.Generator | None = None) -> Tensor:
+        """This learner's part of standard normal numbers that every learner draws for all of them; its shape is `shape`."""
+        return torch.randn(self.ranks.world, *shape, generator=rng or self.rng, device=self.device)[self.ranks.rank]
+
+    def rand(self, shape: Sequence[int], rng: torch.Generator | None = None) -> Tensor:
+        """This learner's part of numbers from [0, 1) that every learner draws for all of them; its shape is `shape`."""
+        return torch.rand(self.ranks.world, *shape, generator=rng or self.rng, device=self.device)[self.ranks.rank]
+
+    def rsample(self, dist: Any, rng: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """This learner's part of actions that every learner draws for all of them, and their log densities, both differentiable."""
+        return dist.rsample(rng or self.rng, self.ranks.rank, self.ranks.world)
 
     def optimizer(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float) -> Optimizer:
         """One whose steps reach all learners."""
@@ -149,17 +177,37 @@ class Algorithm(nn.Module):
         self.policy = policy
         self.spec, self.cfg, self.ctx = spec, cfg, ctx
         self.reward_scale = None
+        for name in dir(type(self)):
+            if getattr(getattr(type(self), name, None), "is_recorded", False) and self.can_be_recorded():
+                setattr(self, name, self._recorded_by_choices(getattr(self, name)))
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         """Consume one batch [T(+1), B, ...] with any number of optimiser steps."""
         raise NotImplementedError
 
+    def can_be_recorded(self) -> bool:
+        """Whether methods that are marked as @recorded are recorded. They are not where there is no recorder, where learners
+        exchange gradients in between, and where the policy says that it cannot be recorded."""
+        return self.ctx.recorder is not None and self.ctx.ranks.world == 1 and self.policy.recordable("learning")
+
     def recorded(self, function: Callable[[Batch, Clock], Any]) -> Callable[[Batch, Clock], Any]:
-        """A part of update() that is the same kernels every time, for a GPU to launch as one (machine/graphs.py). As it is where there is no recorder, where
-        learners exchange gradients in between, and with memory, whose resets depend on the rows."""
-        if self.ctx.recorder is None or self.ctx.ranks.world > 1 or self.policy.core_spec():
+        """The function as one launch of a GPU (machine/graphs.py), or as it is where it cannot be recorded."""
+        if self.ctx.recorder is None or not self.can_be_recorded():
             return function
+        fix_kernels(self)
         return self.ctx.recorder.recorded(function, lambda: [self.ctx.rng, *(rng for _, rng in self.more_rngs())])
+
+    def _recorded_by_choices(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """The method, recorded once for each combination of its keyword arguments."""
+        ways: dict[tuple, Callable[[Batch, Clock], Any]] = {}
+
+        def call(batch: Batch, clock: Clock, **choices: Any) -> Any:
+            key = tuple(sorted(choices.items()))
+            if key not in ways:
+                ways[key] = self.recorded(functools.partial(method, **choices))
+            return ways[key](batch, clock)
+
+        return call
 
     def check(self) -> None:
         """RunFailed where learning has come to a stop. Asked now and then, since a GPU's numbers have to be waited for."""
@@ -188,6 +236,50 @@ class Algorithm(nn.Module):
     def live(self, valid: Tensor) -> Tensor:
         """How many rows of valid [T, B] count, over all learners [], at least 1: what a sum over this learner's rows is divided by."""
         return self.ctx.ranks.sum(valid.sum()).clamp(min=1)
+
+    def mean(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """This learner's share [] of the mean of x over the whole batch: over all of x [...], of which every learner has as much, or over the live rows of
+        x [T, B], which valid [T, B] names. Shares of all learners add up to the mean."""
+        if valid is not None:
+            return self.mean_over(valid)(x)
+        return x.mean() / self.ctx.ranks.world if self.ctx.ranks.world > 1 else x.mean()
+
+    def mean_over(self, valid: Tensor) -> Callable[[Tensor], Tensor]:
+        """mean(x, valid) as a function of x, for several means over the same rows: the live rows of all learners are counted once."""
+        count = self.live(valid)
+        return lambda x: masked_mean(x, valid, count)
+
+    def total(self, share: Tensor) -> Tensor:
+        """The sum of all learners' shares."""
+        return self.ctx.ranks.sum(share)
+
+    def share(self, count: int) -> int:
+        """This learner's part of a count that learners divide evenly."""
+        return count // self.ctx.ranks.world
+
+    def part(self, x: float) -> float:
+        """This learner's part of a coefficient whose term every learner adds to its share of the loss."""
+        return x / self.ctx.ranks.world
+
+    def normalize(self, x: Tensor, valid: Tensor) -> Tensor:
+        """x [T, B] with mean 0 and standard deviation 1 over the live rows of all learners; dead rows become 0."""
+        return masked_normalize(x, valid, self.ctx.ranks)
+
+    def explained_variance(self, target: Tensor, value: Tensor, valid: Tensor) -> Tensor:
+        """1 - Var(target - value) / Var(target) [] over the live rows of all learners, for target, value and valid [T, B]."""
+        return explained_variance(target, value, valid, self.ctx.ranks)
+
+    def moments(self, x: Tensor, valid: Tensor) -> Moments:
+        """Moments of x [T, B] over the live rows of all learners."""
+        return merged([moments_of(x[valid])], torch.Size(), self.ctx.ranks)
+
+    def report(self, shares: Mapping[str, Tensor | float], *same: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics from this learner's shares of them, which are detached and summed over all learners in one exchange, and from what is the same on every
+        learner, such as an optimiser's metrics."""
+        metrics = self.ctx.ranks.sum_each({name: value.detach() if isinstance(value, Tensor) else value for name, value in shares.items()})
+        for more in same:
+            metrics |= more
+        return metrics
 
     def optimizers(self) -> Iterable[tuple[str, Any]]:
         """(name, Optimizer) pairs, found among the attributes, those of inner algorithms included."""

@@ -25,6 +25,7 @@ class Field(NamedTuple):
 
 
 RowSpec = dict[str, "Field | RowSpec"]
+SCALAR_REWARD = Field((), torch.float32)  # one number, as most environments pay
 EXTRA_ROW = ("obs", "is_first")  # these carry row T as well
 ALIGNMENT = 64  # bytes: a cache line, and enough for any vector instruction
 
@@ -109,7 +110,7 @@ class Batch(Mapping[str, "Tensor | Batch"]):
     def sequences(self, length: int) -> Batch:
         """[T(+1), B] -> [length, B * T / length]: every column cut into pieces, without row T. Recurrent state must be stored at every `length`-th
         row; the result holds that of each piece's row 0, as core [1, ...]. length 1 makes one row of all rows."""
-        rows, columns = self["reward"].shape
+        rows, columns = self["reward"].shape[:2]
         assert rows % length == 0, (rows, length)
 
         def cut(value: Tensor) -> Tensor:
@@ -184,7 +185,9 @@ def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
     return out
 
 
-def fragment_layout(obs: RowSpec, action: Field | RowSpec, record: RowSpec, core: RowSpec, rows: int, columns: int, core_every: int) -> RowSpec:
+def fragment_layout(
+    obs: RowSpec, action: Field | RowSpec, record: RowSpec, core: RowSpec, rows: int, columns: int, core_every: int, reward: Field = SCALAR_REWARD
+) -> RowSpec:
     """Full shapes ([rows, columns, ...]) of a fragment. `core` may be empty (no memory)."""
 
     def widen(spec: Field | RowSpec, count: int) -> Field | RowSpec:
@@ -192,12 +195,12 @@ def fragment_layout(obs: RowSpec, action: Field | RowSpec, record: RowSpec, core
             return Field((count, columns, *spec.shape), spec.dtype)
         return {name: widen(inner, count) for name, inner in spec.items()}
 
-    scalar = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool, "valid": torch.bool}
     layout: RowSpec = {
         "obs": widen(obs, rows + 1),
         "is_first": Field((rows + 1, columns), torch.bool),
         "action": widen(action, rows),
-        **{name: Field((rows, columns), dtype) for name, dtype in scalar.items()},
+        "reward": widen(reward, rows),
+        **{name: Field((rows, columns), torch.bool) for name in ("terminated", "truncated", "valid")},
         **{name: widen(spec, rows) for name, spec in record.items()},
     }
     if core:

@@ -30,12 +30,17 @@ class Step(NamedTuple):
     """One row of every column, after its action."""
 
     obs: Rows  # the consequence, [B, ...]: at an end the last observation of the old episode, which a dead row follows
-    reward: np.ndarray  # [B] float32, raw
+    reward: np.ndarray  # [B, *EnvSpec.reward_row.shape] float32, raw
     terminated: np.ndarray  # [B] bool
     truncated: np.ndarray  # [B] bool
     valid: np.ndarray  # [B] bool: False where this row was no decision of the agent (a reset, a forced FIRE)
     is_first: np.ndarray  # [B] bool: `obs` begins an episode
     info: dict[str, np.ndarray]  # numbers worth logging, [B]
+
+    @property
+    def paid(self) -> np.ndarray:
+        """What every column was paid in all [B]: the sum over the reward's own axes. Returns are sums of it."""
+        return self.reward if self.reward.ndim == 1 else self.reward.reshape(len(self.reward), -1).sum(1)
 
 
 class VectorEnv(Protocol):

@@ -10,13 +10,14 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from rlrun.core.errors import RunFailed
+from rlrun.core.ranges import NotNegative, Share, ShareBelowOne
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock, Schedule
 
@@ -26,11 +27,11 @@ MAX_SKIPPED = 20  # consecutive non-finite gradients after which the run ends in
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     kind: Literal["adam", "radam", "rmsprop", "sgd"]
-    epsilon: float
-    decay: float
-    momentum: float
-    beta1: float
-    beta2: float
+    epsilon: Annotated[float, NotNegative]
+    decay: Annotated[float, Share]
+    momentum: Annotated[float, NotNegative]
+    beta1: Annotated[float, ShareBelowOne]
+    beta2: Annotated[float, ShareBelowOne]
 
 
 ALIGNED = 16  # numbers: every parameter begins at a cache line

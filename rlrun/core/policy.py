@@ -13,6 +13,7 @@ from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 
 Mode = Literal["explore", "greedy"]
+Pass = Literal["acting", "learning"]  # through a policy's networks
 
 
 class Act(NamedTuple):
@@ -26,10 +27,10 @@ class Act(NamedTuple):
 class Policy(nn.Module):
     """How to act. Filters (running mean/std) are its buffers: they travel, save and export with it."""
 
-    @property
-    def recordable(self) -> bool:
-        """Whether act() is the same kernels every time and reads nothing back, so that a GPU may launch it as one (machine/graphs.py)."""
-        return False
+    def recordable(self, what: Pass) -> bool:
+        """Whether this pass (acting: act(); learning: unroll() and what else a loss asks for) reads nothing back and, after fix_kernels(), is the same
+        kernels every time, so that a GPU may launch it as one (machine/graphs.py). By default only learning without memory is."""
+        return what == "learning" and not self.core_spec()
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         """State of `columns` fresh columns, leaves [B, ...]; an empty Batch without memory. It may hold more than core_spec() names, which then is carried
@@ -64,3 +65,11 @@ class Policy(nn.Module):
     def core_spec(self) -> RowSpec:
         """Shape per column of the recurrent state; empty without memory."""
         return {}
+
+
+def fix_kernels(module: nn.Module) -> None:
+    """Lets every part of the module that has two ways to work (an attribute fixed_kernels, as models/recurrent.py has) take the one whose kernels do not
+    depend on what the rows hold. Whoever records calls it."""
+    for part in module.modules():
+        if hasattr(part, "fixed_kernels"):
+            part.fixed_kernels = True  # type: ignore[assignment]

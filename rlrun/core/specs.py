@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlrun.core.batch import Field, RowSpec, torch_dtype
+from rlrun.core.batch import SCALAR_REWARD, Field, RowSpec, torch_dtype
 
 Array = np.ndarray | dict[str, Any]  # of one space: nested spaces have dictionaries
 
@@ -216,12 +216,31 @@ def action_rows(space: Space) -> Field | RowSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Agents:
+    """The agents that act in an environment of several, by group. Those of one group have equal spaces."""
+
+    groups: tuple[tuple[str, tuple[str, ...]], ...]  # (name of the group, names of its agents)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All agents, group by group: the order of the axis N that joint observations, actions and rewards have."""
+        return tuple(name for _, members in self.groups for name in members)
+
+    def __post_init__(self):
+        groups = [name for name, _ in self.groups]
+        if not self.names or len(set(self.names)) < len(self.names) or len(set(groups)) < len(groups):
+            raise ValueError("an environment's agents and groups need names of their own, and there must be an agent")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """The facts of an environment that models, policies and samplers need."""
 
     name: str
     obs: dict[str, Any]  # "observation", and "action_mask" (MultiBinary) where the env says which actions are legal; later also "state"
     action: Space
+    reward_row: Field = SCALAR_REWARD  # what a row holds of a reward; an axis where a column is paid in several numbers, as one for each agent
+    agents: Agents | None = None  # who acts in one column; None: one agent, without a name
     max_episode_steps: int | None = None  # decisions after which an episode is truncated; None: unknown
     limit_option: str = "env.max_episode_steps"  # what sets that limit
     action_repeat: int = 1  # emulator frames per decision, for tables only

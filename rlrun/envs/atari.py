@@ -13,12 +13,13 @@ ale-py is optional because it is GPL-2.0; it is imported only when an Atari game
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from rlrun.core.env import Rows, Step
 from rlrun.core.errors import EnvError, UserError
+from rlrun.core.ranges import Count, NotNegative, ShareBelowOne
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs.names import games
@@ -28,22 +29,18 @@ from rlrun.envs.names import games
 class AtariConfig:
     family: Literal["atari"]
     name: str
-    frame_skip: int
-    sticky_actions: float
+    frame_skip: Annotated[int, Count]
+    sticky_actions: Annotated[float, ShareBelowOne]
     full_action_space: bool
-    noop_max: int
+    noop_max: Annotated[int, NotNegative]
     fire: bool
     life_loss_terminal: bool
     size: int
-    stack: int
-    max_frames: int
+    stack: Annotated[int, Count]
+    max_frames: Annotated[int, Count]
     reward_clip: Literal["none", "sign"] | float
 
     def __post_init__(self):
-        if self.frame_skip < 1 or self.stack < 1 or self.max_frames < 1 or self.noop_max < 0:
-            raise ValueError("frame_skip, stack and max_frames must be at least 1, noop_max at least 0")
-        if not 0 <= self.sticky_actions < 1:
-            raise ValueError("sticky_actions is a probability below 1")
         if self.size not in (42, 64, 84):
             raise ValueError("size must be 84, 64 or 42 (pixels)")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium
 import numpy as np
@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest
 from rlrun.core.plugins import load_object
+from rlrun.core.ranges import Count
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
 from rlrun.envs.mujoco import listen
@@ -24,13 +25,11 @@ class GymConfig:
     family: Literal["gym"]
     name: str
     kwargs: dict[str, Any]
-    max_episode_steps: int | None
+    max_episode_steps: Annotated[int, Count] | None
     wrappers: tuple[Any, ...]
     reward_clip: Literal["none", "sign"] | float
 
     def __post_init__(self):
-        if self.max_episode_steps is not None and self.max_episode_steps < 1:
-            raise ValueError("max_episode_steps must be at least 1")
         for entry in self.wrappers:
             if not isinstance(entry, str) and not (isinstance(entry, Mapping) and isinstance(entry.get("name"), str)):
                 raise ValueError(f"wrappers are package.module:Name, or {{name: package.module:Name, option: value}}; not {entry!r}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+
+from rlrun.core.ranges import Count
 
 Inference = Literal["serial", "local", "batched"]
 Precision = Literal["fp32", "bf16"]
@@ -15,23 +17,17 @@ BATCHED_GROUPS = 2  # with batched inference one group of a sampler's environmen
 @dataclass(frozen=True, kw_only=True)
 class ResourcesConfig:
     inference: Literal["auto", "serial", "local", "batched"]
-    num_learners: Literal["auto"] | int
-    num_samplers: Literal["auto"] | int
-    envs_per_sampler: Literal["auto"] | int
+    num_learners: Literal["auto"] | Annotated[int, Count]
+    num_samplers: Literal["auto"] | Annotated[int, Count]
+    envs_per_sampler: Literal["auto"] | Annotated[int, Count]
     device: str
     precision: Literal["auto", "fp32", "bf16"]
-    learner_threads: Literal["auto"] | int
+    learner_threads: Literal["auto"] | Annotated[int, Count]
     cuda_graphs: bool
     compile: bool
     exact: bool
 
     def __post_init__(self):
-        for name in ("num_learners", "num_samplers", "envs_per_sampler"):
-            value = getattr(self, name)
-            if value != "auto" and value < 1:
-                raise ValueError(f"{name} must be auto or at least 1")
-        if self.learner_threads != "auto" and self.learner_threads < 1:
-            raise ValueError("learner_threads must be auto or at least 1")
         if self.exact and self.inference != "serial":
             raise ValueError("exact (bit-reproducible) runs need inference=serial")
         if self.exact and self.num_learners not in ("auto", 1):

@@ -63,7 +63,8 @@ class Layer(nn.Module):
 
 class GTrXL(nn.Module):
     """`layers` gated layers, each of which attends to the last `length` rows of the same episode. The state of a column is what every layer was given in
-    those rows, and how many of them there were; gradients do not flow into it."""
+    those rows, and how many of them there were; gradients do not flow into it. Episodes are told apart by masks alone, so that the kernels are the same
+    whatever the rows hold."""
 
     def __init__(self, inputs: int, size: int, layers: int, heads: int, length: int):
         super().__init__()

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
-from rlrun.core.off_policy import NetConfig
 from rlrun.core.specs import Box, EnvSpec
-from rlrun.models.encoders import ACTIVATIONS
+from rlrun.models.encoders import ACTIVATIONS, NetConfig
 from rlrun.models.model import Model
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
-from rlrun.core.q_learning import QHeadConfig
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
 from rlrun.models.encoders import ACTIVATIONS, flat_size, flatten
 from rlrun.models.noisy import FEW_ROWS, NoisyLinear
@@ -198,6 +198,26 @@ def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution
     if kind != "gaussian" and not space.bounded:
         raise UserError(f"model.action_distribution={kind} needs bounded actions, not {space} without bounds; use gaussian")
     return BoxHead(space, inputs, linear, kind, log_std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QHeadConfig:
+    """Between features and action values."""
+
+    hidden: Literal["auto"] | tuple[int, ...]
+    encoder_layer: bool
+    dueling: bool
+    gradient_scale: float
+    noisy: bool
+    sigma0: float
+
+    def __post_init__(self):
+        if self.hidden != "auto" and any(width < 1 for width in self.hidden):
+            raise ValueError("hidden must be auto or a list of positive widths")
+        if not 0 < self.gradient_scale <= 1:
+            raise ValueError("gradient_scale must lie in (0, 1]")
+        if self.sigma0 < 0:
+            raise ValueError("sigma0 must not be negative")
 
 
 class QHead(nn.Module):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import UserError, closest
 from rlrun.core.plugins import is_path, load_object
-from rlrun.core.q_learning import QHeadConfig
+from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
 from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN, Parts, flat_size, flatten
-from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, action_head
+from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
@@ -28,18 +28,16 @@ ENCODERS = ("auto", "mlp", "nature_cnn", "impala_resnet")
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
     kind: Literal["none", "lstm", "gru", "gtrxl"]
-    size: int
-    layers: int
-    heads: int
-    length: int
+    size: Annotated[int, Count]
+    layers: Annotated[int, Count]
+    heads: Annotated[int, Count]
+    length: Annotated[int, Count]
     prev_action: bool
     prev_reward: bool
 
     def __post_init__(self):
         if self.kind == "none" and (self.prev_action or self.prev_reward):
             raise ValueError("prev_action and prev_reward are told to a memory: choose model=lstm, gru or gtrxl")
-        if min(self.size, self.layers, self.heads, self.length) < 1:
-            raise ValueError("size, layers, heads and length must be at least 1")
         if self.kind == "gtrxl" and self.size % self.heads:
             raise ValueError(f"size {self.size} must be a multiple of heads {self.heads}")
 
@@ -48,7 +46,7 @@ class MemoryConfig:
 class ModelConfig:
     encoder: str
     encoder_kwargs: dict[str, Any]
-    hidden: tuple[int, ...]
+    hidden: tuple[Annotated[int, Count], ...]
     activation: Literal["tanh", "relu", "elu", "silu"]
     init: Literal["orthogonal", "default"]
     layer_norm: bool
@@ -58,7 +56,7 @@ class ModelConfig:
     autoregressive: bool
     action_embedding: str | None
     observation_filter: Literal["none", "mean_std"]
-    observation_clip: float
+    observation_clip: Annotated[float, NotNegative]
     memory: MemoryConfig
 
     def __post_init__(self):
@@ -66,10 +64,6 @@ class ModelConfig:
             raise ValueError(f"encoder must be {', '.join(ENCODERS)} or package.module:Name, not {self.encoder!r}.{closest(self.encoder, ENCODERS)}")
         if self.encoder_kwargs and not is_path(self.encoder):
             raise ValueError(f"encoder_kwargs are for an encoder of your own, not for {self.encoder}")
-        if any(width < 1 for width in self.hidden):
-            raise ValueError("hidden must be a list of positive widths")
-        if self.observation_clip < 0:
-            raise ValueError("observation_clip must not be negative")
 
 
 class Trunk(nn.Module):

@@ -1,4 +1,4 @@
-"""Memory over time: LSTM and GRU with resets at is_first."""
+"""Memory over time: LSTM and GRU whose state is reset by a mask, state * (1 - is_first), at every row that begins an episode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from rlrun.core.batch import Batch, Field, RowSpec
 
 
 class Memory(nn.Module):
-    """An LSTM or GRU of one layer over [T, B, F], whose state is zeroed at every row that is_first."""
+    """An LSTM or GRU of one layer over [T, B, F], whose state is zeroed at every row that is_first.
+
+    It works in one of two ways that agree up to rounding. Stretches: one call for all rows up to the next at which some column begins an episode, which
+    is quickest on a CPU, but has to look at is_first. With fixed_kernels (core.policy.fix_kernels sets it): one cell for every row, which reads nothing
+    back and is the same kernels whatever the rows hold, so that a GPU can record it (machine/graphs.py)."""
+
+    fixed_kernels = False
 
     def __init__(self, kind: str, inputs: int, size: int):
         super().__init__()
@@ -25,7 +31,22 @@ class Memory(nn.Module):
     def forward(self, x: Tensor, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
         """x [T, B, F], is_first [T, B], state leaves [B, H] (before row 0) -> features [T, B, H], state after row T-1."""
         keep = (~is_first).to(x.dtype).unsqueeze(-1)  # [T, B, 1]
-        # one call for every stretch of rows in which no column begins anew
+        return self._row_by_row(x, keep, state) if self.fixed_kernels else self._by_stretches(x, is_first, keep, state)
+
+    def _row_by_row(self, x: Tensor, keep: Tensor, state: Batch) -> tuple[Tensor, Batch]:
+        weights = list(self.net.parameters())  # for the input, for the hidden state, and both biases, as PyTorch's cells take them
+        outputs, after = [], state
+        for row, kept in zip(x.unbind(), keep.unbind(), strict=True):
+            before = {name: after[name] * kept for name in after}
+            if self.kind == "lstm":
+                hidden, cell = torch.lstm_cell(row, (before["hidden"], before["cell"]), *weights)
+                after = Batch(hidden=hidden, cell=cell)
+            else:
+                after = Batch(hidden=torch.gru_cell(row, before["hidden"], *weights))
+            outputs.append(after["hidden"])
+        return torch.stack(outputs), after
+
+    def _by_stretches(self, x: Tensor, is_first: Tensor, keep: Tensor, state: Batch) -> tuple[Tensor, Batch]:
         inside = is_first[1:].any(1).nonzero().flatten() + 1 if x.shape[0] > 1 else ()
         starts = [0, *(int(t) for t in inside), x.shape[0]]
         outputs = []

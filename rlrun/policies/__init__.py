@@ -1,9 +1,10 @@
-"""How to act: the policies that algorithms share, and what their algorithms share."""
+"""How to act: the policies that algorithms share."""
 
-from rlrun.policies.actors import DeterministicActorCritic, DeterministicPolicy, OffPolicyActorCritic, StochasticActor, target_entropy_of
-from rlrun.policies.distribution import ActorCritic, DistributionPolicy, Outputs, without_meaning
-from rlrun.policies.perturbed import Evolution, EvolutionConfig, PerturbedPolicy
-from rlrun.policies.q_values import CategoricalPolicy, QLearning, QPolicy
+from rlrun.policies.actors import Actor, DeterministicPolicy, StochasticActor
+from rlrun.policies.distribution import DistributionPolicy, Outputs, without_meaning
+from rlrun.policies.exploration import ActionNoiseConfig, ExplorationConfig
+from rlrun.policies.perturbed import PerturbedPolicy
+from rlrun.policies.q_values import CategoricalPolicy, QPolicy
 
-__all__ = ["ActorCritic", "CategoricalPolicy", "DeterministicActorCritic", "DeterministicPolicy", "DistributionPolicy", "Evolution", "EvolutionConfig",
-           "OffPolicyActorCritic", "Outputs", "PerturbedPolicy", "QLearning", "QPolicy", "StochasticActor", "target_entropy_of", "without_meaning"]  # fmt: skip
+__all__ = ["ActionNoiseConfig", "Actor", "CategoricalPolicy", "DeterministicPolicy", "DistributionPolicy", "ExplorationConfig", "Outputs", "PerturbedPolicy",
+           "QPolicy", "StochasticActor", "without_meaning"]  # fmt: skip

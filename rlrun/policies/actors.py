@@ -1,30 +1,25 @@
-"""Actors of algorithms that learn them through a critic of state and action, and what these algorithms share."""
+"""Actors of algorithms that learn them through a critic of state and action."""
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.moments import Moments
-from rlrun.core.off_policy import ActionNoiseConfig, NetConfig, OffPolicyActorCriticConfig
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec
-from rlrun.models.critic import Critics, EnsembleLinear
-from rlrun.models.encoders import mlp
+from rlrun.models.critic import Critics
+from rlrun.models.encoders import NetConfig, mlp
 from rlrun.models.heads import SMALL_GAIN, action_head
 from rlrun.models.model import Model, Trunk
-from rlrun.ops.returns import recorded_td_error
-from rlrun.ops.transforms import clip_reward
+from rlrun.policies.exploration import ActionNoiseConfig
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
@@ -207,95 +202,3 @@ class StochasticActor(Actor):
             return Act(self.shaped(self.uniform(len(is_first), rng, is_first.device)), state, Batch())
         rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
         return Act(self.output(rows, is_first.unsqueeze(0))[0].sample(rng), state, Batch())
-
-
-class OffPolicyActorCritic(Algorithm):
-    """An algorithm that learns an Actor and critics from a replay, beside target critics that follow."""
-
-    action_kinds: ClassVar[tuple[str, ...]] = ("box",)
-    cfg: OffPolicyActorCriticConfig
-
-    @classmethod
-    def needs(cls, cfg) -> Needs:
-        record = ("q_taken", "q_max") if cfg.input_priorities else ()
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=cls.action_kinds, record=record, replay=cfg.from_replay)
-
-    @classmethod
-    def make_critic(cls, spec: EnvSpec, model: Model, cfg) -> Critics:
-        raise NotImplementedError
-
-    @classmethod
-    def first_priority(cls, cfg, rows: Batch) -> Tensor:
-        """rows [n + 1, N] as they were recorded -> priorities [N]: |TD error| of the policy and critic that acted (Horgan et al. 2018, section 3)."""
-        before = rows.map(lambda x: x[:-1])
-        reward = clip_reward(before.reward, cfg.reward_clip)
-        return recorded_td_error(reward, before.terminated, before.valid, rows.q_taken, rows.q_max, cfg.discount).abs()
-
-    def __init__(self, policy: Actor, spec: EnvSpec, cfg, ctx: LearnerContext):
-        super().__init__(policy, spec, cfg, ctx)
-        if ctx.ranks.world > 1 and isinstance(policy, StochasticActor) and policy.kind == "beta":
-            raise ValueError("model.action_distribution=beta is for one learner: resources.num_learners=1")
-        self.critic = policy.critic or self.make_critic(spec, ctx.model, cfg).to(ctx.device)
-        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_following = Follower(self.target_critic, self.critic)
-        self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
-        self.actor_optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.actor_lr, cfg.max_grad_norm)
-
-    def mean(self, x: Tensor) -> Tensor:
-        """This learner's share of the mean of x over the whole batch."""
-        mean, world = x.mean(), self.ctx.ranks.world
-        return mean / world if world > 1 else mean  # all have as many rows
-
-    def l2(self, net: nn.Module) -> Tensor | float:
-        """This learner's share of l2 times half the squared weights, biases left out."""
-        if self.cfg.l2 == 0:
-            return 0.0
-        weights = [part.weight for part in net.modules() if isinstance(part, nn.Linear | nn.Conv2d | EnsembleLinear)]
-        return self.cfg.l2 / self.ctx.ranks.world * 0.5 * sum(weight.square().sum() for weight in weights)
-
-    def fixed_features(self, obs: Batch, is_first: Tensor) -> Tensor:
-        """What the critics see of observations, for a loss that is the actor's alone [B, F]."""
-        with torch.no_grad():
-            return self.critic.features(obs, is_first)
-
-    def report(self, shares: dict[str, Tensor], **steps: dict[str, Tensor | float]) -> dict[str, Any]:
-        """Metrics of the whole batch from this learner's shares, beside what the steps of each net said."""
-        told = {f"{net}_{name}": value for net, step in steps.items() for name, value in step.items() if name != "skipped_updates"}
-        skipped = [step["skipped_updates"] for step in steps.values() if "skipped_updates" in step] or [0.0]
-        told["skipped_updates"] = torch.stack(skipped).max() if isinstance(skipped[0], Tensor) else max(skipped)  # type: ignore[arg-type, type-var]
-        return self.ctx.ranks.sum_each({name: value.detach() for name, value in shares.items()}) | told
-
-
-class DeterministicActorCritic(OffPolicyActorCritic):
-    """One of a DeterministicPolicy, with a target of it too. With input_priorities the critics travel with the policy."""
-
-    knows_first_priority: ClassVar[bool] = True
-    policy: DeterministicPolicy
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> DeterministicPolicy:
-        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None
-        return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
-
-    def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg, ctx: LearnerContext):
-        super().__init__(policy, spec, cfg, ctx)
-        self.target_actor = copy.deepcopy(policy.net).requires_grad_(False)
-        self.actor_following = Follower(self.target_actor, policy.net)
-
-    def follow(self, clock: Clock) -> None:
-        """Moves the targets after an update, where it is time."""
-        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
-            self.actor_following.move(self.cfg.target_tau)
-            self.critic_following.move(self.cfg.target_tau)
-
-    def renew_targets(self) -> None:
-        self.target_actor.load_state_dict(self.policy.net.state_dict())
-        if self.policy.critic is not None:
-            self.target_critic.load_state_dict(self.critic.state_dict())
-
-
-def target_entropy_of(space: Box | Discrete, asked: float | str) -> float:
-    """auto: -D of D numbers (Haarnoja et al. 2018, arXiv:1812.05905, table 1); 0.98 log A of A choices (Christodoulou 2019, arXiv:1910.07207, section 5)."""
-    if asked != "auto":
-        return float(asked)
-    return -float(space.size) if isinstance(space, Box) else 0.98 * math.log(space.n)

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.moments import Moments
-from rlrun.core.policy import Act, Mode, Policy
+from rlrun.core.policy import Act, Mode, Pass, Policy
 from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
@@ -47,8 +46,7 @@ class DistributionPolicy(Policy):
         self.value_head = model.linear(self.trunk.features, 1, 1.0)
         self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
 
-    @property
-    def recordable(self) -> bool:
+    def recordable(self, what: Pass) -> bool:
         return True
 
     def value_parameters(self) -> list[nn.Parameter]:
@@ -129,13 +127,3 @@ class DistributionPolicy(Policy):
         state = batch["core"].map(lambda x: x[0]) if "core" in batch else Batch()
         outputs, _ = self._forward(batch["obs"], batch["is_first"], state)
         return outputs
-
-
-class ActorCritic(Algorithm):
-    """An algorithm whose policy is a DistributionPolicy with a value head."""
-
-    policy: DistributionPolicy
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)

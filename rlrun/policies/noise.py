@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from rlrun.core.batch import Batch
+from rlrun.models.per_column import PerColumn
 
 ADAPTATION = 1.01  # of the deviation of parameter noise, per episode (Plappert et al. 2018, appendix C)
 
@@ -32,11 +31,10 @@ class NoisyEpisodes:
 
     def __init__(self, net: nn.Module, std: float):
         """net(obs [T, B, ...], is_first [T, B], no state) -> (outputs [T, B, ...], state)."""
-        self.net, self.std = net, std
+        self.per_column, self.std = PerColumn(net, at_once=False), std
 
     def state(self, columns: int, device: torch.device) -> dict[str, Tensor]:
-        numbers = sum(parameter.numel() for parameter in self.net.parameters())
-        return {"noise": torch.zeros(columns, numbers, device=device), "deviation": torch.full((columns,), self.std, device=device),
+        return {"noise": torch.zeros(columns, self.per_column.size, device=device), "deviation": torch.full((columns,), self.std, device=device),
                 "moved": torch.zeros(columns, device=device), "rows": torch.zeros(columns, device=device)}  # fmt: skip
 
     def begin(self, state: Batch, is_first: Tensor, near: float, distance: Callable[[Tensor], Tensor], rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -57,12 +55,4 @@ class NoisyEpisodes:
 
     def outputs(self, obs: Batch, is_first: Tensor, noise: Tensor) -> Tensor:
         """The net's outputs for every column of obs [B, ...] with its own noise [B, P] added to the parameters."""
-        return torch.stack([self._one(obs[b : b + 1], is_first[b : b + 1], noise[b]) for b in range(len(noise))])
-
-    def _one(self, obs: Batch, is_first: Tensor, noise: Tensor) -> Tensor:
-        parameters, start = {}, 0
-        for name, parameter in self.net.named_parameters():
-            parameters[name] = parameter + noise[start : start + parameter.numel()].view_as(parameter)
-            start += parameter.numel()
-        out: Any = functional_call(self.net, parameters, (obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), Batch()))
-        return out[0][0, 0]
+        return self.per_column.disturbed(noise, obs, is_first)

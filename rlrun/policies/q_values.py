@@ -1,29 +1,25 @@
-"""Policies that act on action values, and what their algorithms share."""
+"""Policies that act on action values."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.moments import Moments
-from rlrun.core.policy import Act, Mode, Policy
-from rlrun.core.q_learning import ExplorationConfig, QConfig, QHeadConfig
+from rlrun.core.policy import Act, Mode, Pass, Policy
 from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
+from rlrun.models.heads import QHeadConfig
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
-from rlrun.ops.returns import recorded_td_error
-from rlrun.ops.transforms import clip_reward
 from rlrun.policies.distribution import without_meaning
+from rlrun.policies.exploration import ExplorationConfig
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
@@ -134,9 +130,9 @@ class QPolicy(Policy):
         q, after = self(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         return q[0].argmax(-1), after
 
-    @property
-    def recordable(self) -> bool:
-        return self.explore.kind == "epsilon_greedy"  # the others draw for those columns that begin an episode, or are told how many
+    def recordable(self, what: Pass) -> bool:
+        """Only epsilon-greedy acting is: parameter noise draws for those columns that begin an episode, and soft Q draws from probabilities."""
+        return what == "learning" or self.explore.kind == "epsilon_greedy"
 
     def epsilon(self, state: Batch, clock: Clock) -> float | Tensor:
         """Of every column [B], or of all."""
@@ -164,55 +160,3 @@ class CategoricalPolicy(QPolicy):
 
     def q(self, outputs: Tensor) -> Tensor:
         return (outputs.softmax(-1) * self.atoms).sum(-1)
-
-
-class QLearning(Algorithm):
-    """An algorithm that learns a QPolicy from a replay by one loss, beside a target network that follows the policy."""
-
-    knows_first_priority: ClassVar[bool] = True  # where priorities are sizes of TD errors
-    cfg: QConfig
-    policy: QPolicy
-    target: QPolicy
-
-    @classmethod
-    def needs(cls, cfg) -> Needs:
-        record = ("q_taken", "q_max") if cfg.input_priorities else ()
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay)
-
-    @classmethod
-    def make_policy(cls, spec: EnvSpec, model: Model, cfg) -> QPolicy:
-        return QPolicy(spec, model, cfg.head, cfg.exploration)
-
-    @classmethod
-    def first_priority(cls, cfg, rows: Batch) -> Tensor:
-        """rows [n + 1, N] as they were recorded -> priorities [N]: |TD error| of the policy that acted (Horgan et al. 2018)."""
-        before = rows.map(lambda x: x[:-1])
-        reward = clip_reward(before.reward, cfg.reward_clip)
-        return recorded_td_error(reward, before.terminated, before.valid, rows.q_taken, rows.q_max, cfg.discount).abs()
-
-    def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: QConfig, ctx: LearnerContext):
-        super().__init__(policy, spec, cfg, ctx)
-        self.target = copy.deepcopy(policy).requires_grad_(False)
-        self.following = Follower(self.target, policy)
-        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-        self.learn = self.recorded(self._learn)
-
-    def update(self, batch: Batch, clock: Clock) -> Update:
-        metrics, writes = self.learn(batch, clock)
-        if (clock.updates + 1) % self.cfg.target_update_interval == 0:
-            self.following.move(self.cfg.target_tau)
-        return Update({**metrics, **self.policy.explored(clock)}, writes)
-
-    def _learn(self, batch: Batch, clock: Clock) -> Update:
-        loss, priority, metrics = self.loss(batch)
-        steps = self.optimizer.step(loss, clock)
-        metrics = {name: value.detach() for name, value in metrics.items()}
-        return Update({**self.ctx.ranks.sum_each(metrics), **steps}, {"priority": priority})
-
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """A batch as it was drawn -> this learner's share of the loss [], priorities [B], shares of metrics."""
-        raise NotImplementedError
-
-    def mean(self, x: Tensor) -> Tensor:
-        """This learner's share of the mean of x [B] over the whole batch."""
-        return x.mean() / self.ctx.ranks.world  # all have as many rows

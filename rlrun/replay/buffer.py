@@ -19,8 +19,8 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
-from rlrun.replay.layout import SCALARS, Layout, ReplayConfig
-from rlrun.replay.storage import Frames, Packed, Plain, Tree, build, in_files, in_memory, read, stores, write
+from rlrun.replay.layout import Layout, ReplayConfig
+from rlrun.replay.storage import Frames, Packed, Plain, Tree, build, in_files, in_memory, put, read, stores, write
 from rlrun.replay.sum_tree import SumTree
 
 FirstPriority = Callable[[Batch], Tensor]  # fragments [T + 1, N] without observations -> [N]
@@ -61,7 +61,7 @@ class Replay:
                 return Frames(store, layout.stack, firsts[0].flat, self.length)
             return store
 
-        ordered = {"is_first": SCALARS["is_first"], **{name: part for name, part in layout.stored.items() if name != "is_first"}}
+        ordered = {"is_first": layout.stored["is_first"], **{name: part for name, part in layout.stored.items() if name != "is_first"}}
         self.tree: Tree = build(ordered, make)
         self.core: Tree = build(layout.core, lambda _, field: Plain(columns, self.length // layout.core_every, field, allocate)) if layout.core else {}
         self.head = np.zeros(layout.blocks, dtype=np.int64)  # absolute number of the next row, by block
@@ -262,18 +262,34 @@ class Replay:
         self.largest_weight = float(weight.max()) * total**beta
         return column, row, (weight / weight.max()).astype(np.float32)
 
-    def write(self, key: Tensor, priority: Tensor) -> None:
-        """New priorities [B] of drawn fragments, by their keys [B]; those that are no longer there are passed over. RunFailed when one is not finite."""
-        tree = self.tree_of_priorities
-        if tree is None:
-            return
-        keys, value = key.cpu().numpy(), self._scaled(priority)
+    def write(self, key: Tensor, /, priority: Tensor | None = None, **fields: Tensor | Batch) -> None:
+        """What an update says of drawn fragments (Update.writes), by their keys [B]; those that are no longer there are passed over.
+
+        priority [B]: what they are drawn in proportion to. Beside it any field that the policy recorded, by its name: new values [R, B, ...] of the
+        fragment's first R rows, or of `core` of the first R rows at which state is stored. Where two fragments hold the same row, the later one's stays.
+        KeyError for a name that is not recorded; RunFailed when a priority is not finite."""
+        self.layout.refuse_unknown(fields)
+        keys = key.cpu().numpy()
         column, row = keys % self.layout.columns, keys // self.layout.columns
         low = np.array([self._window(block)[0] for block in range(self.layout.blocks)])
         there = row >= low[column // self.layout.block]
-        if there.any():
-            self.largest = max(self.largest, float(value[there].max()))
-            tree.set(self._leaf(column[there], row[there]), value[there])
+        tree = self.tree_of_priorities
+        if priority is not None and tree is not None:
+            value = self._scaled(priority)
+            if there.any():
+                self.largest = max(self.largest, float(value[there].max()))
+                tree.set(self._leaf(column[there], row[there]), value[there])
+        if fields and there.any():
+            self._write_fields(column[there], row[there], Batch(fields).map(lambda x: x.detach()[:, torch.from_numpy(there).to(x.device)]))
+
+    def _write_fields(self, column: np.ndarray, row: np.ndarray, fields: Batch) -> None:
+        """New values, leaves [R, N, ...], of fragments that begin at column [N], row [N]."""
+        for name, values in fields.items():
+            every = self.layout.core_every if name == "core" else 1  # rows between two that are stored
+            count = len(values if isinstance(values, Tensor) else next(values.leaves()))
+            assert 0 < count <= -(-self.layout.rows // every), f"{name} has more rows than a fragment"
+            spot = (row + every * np.arange(count)[:, None]) % self.length // every  # [R, N]
+            put(self.core if name == "core" else self.tree[name], torch.from_numpy(column * (self.length // every) + spot), values)
 
     # -- saving --------------------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Priorities on their way from the learner to the replay."""
+"""What an update says of replayed rows, priorities first of all, on its way from the learner to the replay."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rlrun.core.batch import Batch
+
 
 class Writes:
-    """write(*where, priorities) of every update: at once on a CPU. From a GPU one update later, so that nobody waits for its numbers: the next batch is drawn
-    while it still works on this one, with the priorities of before."""
+    """write(*where, **Update.writes) of every update: at once on a CPU. From a GPU one update later, so that nobody waits for its numbers: the next batch
+    is drawn while it still works on this one, with the numbers of before."""
 
     def __init__(self, write: Callable[..., None], device: torch.device):
         self.write, self.on_gpu = write, device.type == "cuda"
-        self.waiting: deque[tuple[tuple, Tensor, torch.cuda.Event]] = deque()
+        self.waiting: deque[tuple[tuple, Batch, torch.cuda.Event]] = deque()
 
-    def __call__(self, *where: object, priority: Tensor) -> None:
+    def __call__(self, *where: object, **writes: Tensor | Batch) -> None:
+        """where: what says which rows are meant, a key and with several shards the shard's batch."""
         if not self.on_gpu:
-            self.write(*where, priority)
+            self.write(*where, **writes)
             return
-        home = priority.detach().to("cpu", non_blocking=True)
+        home = Batch(writes).map(lambda x: x.detach().to("cpu", non_blocking=True))
         event = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(priority.device))
+        event.record(torch.cuda.current_stream(next(Batch(writes).leaves()).device))
         self.waiting.append((where, home, event))
         self._finish(1)
 
@@ -35,4 +38,4 @@ class Writes:
         while len(self.waiting) > left:
             where, home, event = self.waiting.popleft()
             event.synchronize()
-            self.write(*where, home)
+            self.write(*where, **home)

@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
-from rlrun.core.batch import Field, RowSpec
+from rlrun.core.batch import SCALAR_REWARD, Field, RowSpec
 from rlrun.core.errors import UserError
+from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.schedule import Schedule
 from rlrun.replay.storage import row_bytes
 
-SCALARS: RowSpec = {"reward": Field((), torch.float32), "terminated": Field((), torch.bool), "valid": Field((), torch.bool), "is_first": Field((), torch.bool)}
+FLAGS: RowSpec = {name: Field((), torch.bool) for name in ("terminated", "valid", "is_first")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
     name: Literal["uniform", "prioritized"]
-    capacity: int
+    capacity: Annotated[int, Count]
     compress: bool
     directory: str | None
     device: Literal["auto", "cpu", "learner"]
     checkpoint: Literal["auto"] | bool
-    checkpoint_max_gb: float
-    alpha: float
-    beta: Schedule
-    priority_epsilon: float
+    checkpoint_max_gb: Annotated[float, NotNegative]
+    alpha: Annotated[float, NotNegative]
+    beta: Annotated[Schedule, NotNegative]
+    priority_epsilon: Annotated[float, NotNegative]
 
     def __post_init__(self):
-        if self.capacity < 1:
-            raise ValueError("capacity must be at least 1")
         if self.compress and (self.directory is not None or self.device == "learner"):
             raise ValueError("compress is for replay in memory: directory=null and device=cpu")
         if self.directory is not None and self.device == "learner":
             raise ValueError("directory is for replay on the CPU: device=cpu")
-        if self.alpha < 0 or min(self.beta.values) < 0 or self.priority_epsilon < 0:
-            raise ValueError("alpha, beta and priority_epsilon must not be negative")
-        if self.checkpoint_max_gb < 0:
-            raise ValueError("checkpoint_max_gb must not be negative")
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,7 @@ class Layout:
     sequences: bool  # which may begin with a dead row as long as a later one lives
     stack: int = 1  # frames in obs.observation, each shared by so many rows
     capacity: int = 1
+    reward: Field = SCALAR_REWARD  # EnvSpec.reward_row
 
     @property
     def columns(self) -> int:
@@ -77,7 +74,13 @@ class Layout:
     @property
     def stored(self) -> RowSpec:
         """Of one row, recurrent state left out."""
-        return {"obs": self.obs, "action": self.action, **SCALARS, **self.record}
+        return {"obs": self.obs, "action": self.action, "reward": self.reward, **FLAGS, **self.record}
+
+    def refuse_unknown(self, fields: Iterable[str]) -> None:
+        """KeyError naming one of these fields that no policy recorded, so that nothing can be written into it."""
+        for name in fields:
+            if name not in self.record and not (name == "core" and self.core):
+                raise KeyError(name)
 
     @property
     def bytes(self) -> int:

@@ -5,7 +5,7 @@ add(header of a filled slot)  ------>  copies the slot's rows, works out their f
                               <------  the slot is free
 draw(slot, clock)             ------>  draws a batch into shared memory
                               <------  it is there
-write(keys, priorities)       ------>
+write(keys, row fields)       ------>
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def shard_process(pipe: Connection, job: ShardJob) -> None:
             batches[slot].copy_(Batch({name: drawn[name] for name in batches[slot]}))
             pipe.send(("drawn", slot))
         elif what == "write":
-            replay.write(*facts)
+            key, writes = facts
+            replay.write(key, **writes)
         elif what == "save":
             (folder,) = facts
             try:
@@ -150,8 +151,11 @@ class ShardedReplay:
     def free(self, drawn: Drawn) -> None:
         self.idle[drawn.shard].append(drawn.slot)
 
-    def write(self, drawn: Drawn, key: Tensor, priority: Tensor) -> None:
-        self.workers.send(self.members[drawn.shard], ("write", key.cpu(), priority.detach().cpu()))
+    def write(self, drawn: Drawn, key: Tensor, /, priority: Tensor | None = None, **fields: Tensor | Batch) -> None:
+        """Replay.write of the shard that the batch came from. KeyError for a field that is not recorded."""
+        self.layout.refuse_unknown(fields)
+        writes = Batch(fields) if priority is None else Batch(fields, priority=priority)
+        self.workers.send(self.members[drawn.shard], ("write", key.cpu(), writes.map(lambda x: x.detach().cpu())))
 
     def poll(self, timeout: float = 0.0, also: list[Any] | None = None) -> bool:
         """Takes what shards have said, waiting up to `timeout` seconds for a word of theirs, or for one of the handles in `also`. Whether they said

@@ -78,6 +78,11 @@ class Plain:
         picked = self.flat.index_select(0, index.reshape(-1).to(self.flat.device))
         return picked.view(*index.shape, *self.flat.shape[1:])
 
+    def put(self, index: Tensor, values: Tensor) -> None:
+        """New values [..., *shape] of single rows, by index [...]."""
+        there = self.flat.device
+        self.flat.index_copy_(0, index.reshape(-1).to(there), values.reshape(-1, *self.flat.shape[1:]).to(there, self.flat.dtype))
+
     def save(self, file: BinaryIO, columns: int, rows: int) -> None:
         for part in _parts(self.values, columns, rows):
             file.write(_bytes(part.cpu().contiguous()))
@@ -191,6 +196,17 @@ def write(tree: Tree, columns: slice, row: int, values: Batch) -> None:
 def read(tree: Tree, index: Tensor) -> Batch:
     """index [...] -> leaves [..., *shape]."""
     return Batch({name: read(store, index) if isinstance(store, dict) else store.read(index) for name, store in tree.items()})
+
+
+def put(store: Store | Tree, index: Tensor, values: Tensor | Batch) -> None:
+    """New values of single rows of a field that is stored as it is: index [...], leaves [..., *shape]."""
+    if isinstance(store, dict):
+        assert isinstance(values, Batch)
+        for name, part in store.items():
+            put(part, index, values[name])
+        return
+    assert isinstance(store, Plain) and isinstance(values, Tensor)
+    store.put(index, values)
 
 
 def stores(tree: Tree, path: str = "") -> Iterator[tuple[str, Store]]:

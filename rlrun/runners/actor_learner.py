@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
+from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.run import Job
 from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import FragmentReplay, Gatherer, PassRing
@@ -23,30 +24,23 @@ from rlrun.machine import choices
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 from rlrun.samplers.base import Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    requests_in_flight: int
-    queue_timeout_sec: float
-    broadcast_interval: int
-    num_sgd_iter: int
-    minibatch_buffer_size: int
-    replay_proportion: float
-    replay_slots: int
+class Config(RunnerConfig):
+    requests_in_flight: Annotated[int, Count]
+    broadcast_interval: Annotated[int, Count]
+    num_sgd_iter: Annotated[int, Count]
+    minibatch_buffer_size: Annotated[int, Count]
+    replay_proportion: Annotated[float, NotNegative]
+    replay_slots: Annotated[int, NotNegative]
     fake_sampler: bool
 
     synchronous: ClassVar[bool] = False  # samplers run ahead
-    lockstep: ClassVar[bool] = True  # several learners make every update together
 
     def __post_init__(self):
-        if min(self.requests_in_flight, self.broadcast_interval, self.num_sgd_iter, self.minibatch_buffer_size) < 1:
-            raise ValueError("requests_in_flight, broadcast_interval, num_sgd_iter and minibatch_buffer_size must be at least 1")
-        if self.replay_proportion < 0 or self.replay_slots < 0 or self.queue_timeout_sec <= 0:
-            raise ValueError("replay_proportion and replay_slots must not be negative, queue_timeout_sec must be positive")
         if self.replay_proportion > 0 and self.replay_slots == 0:
             raise ValueError("replay_proportion needs replay_slots: how many fragments to keep")
 

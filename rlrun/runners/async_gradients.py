@@ -26,21 +26,14 @@ from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.runners import on_policy
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 from rlrun.samplers.processes import Unsaved
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    queue_timeout_sec: float
-
+class Config(RunnerConfig):
     synchronous: ClassVar[bool] = True  # within a process: no row is older than the weights that its gradient belongs to
-    lockstep: ClassVar[bool] = False  # learners do not wait for each other
-
-    def __post_init__(self):
-        if self.queue_timeout_sec <= 0:
-            raise ValueError("queue_timeout_sec must be positive")
+    lockstep: ClassVar[bool] = False
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:

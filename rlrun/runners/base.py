@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.evolution import NoiseTable
+from rlrun.core.ranges import Positive
 from rlrun.machine.threads import TunedThreads
 from rlrun.replay.buffer import Replay
 from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.base import Sampler
 from rlrun.samplers.population import Population
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerConfig:
+    """The options that every runner has (conf/runner/<name>.yaml says what each is), and what a runner's file says about itself."""
+
+    name: str
+    queue_timeout_sec: Annotated[float, Positive]
+
+    synchronous: ClassVar[bool]  # samplers wait for the weights of every update, so that no row is older than the weights that learn from it
+    lockstep: ClassVar[bool] = True  # several learners make every update together; otherwise they do not wait for each other
 
 
 def _none(*facts: Any) -> Any:

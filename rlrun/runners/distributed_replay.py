@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.ranges import Count
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment
@@ -24,26 +25,17 @@ from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 
 POLL_SEC = 0.02  # samplers whose words cannot be waited for (batched inference) are looked at so often
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    num_shards: int
-    max_weight_sync_delay: int
-    queue_timeout_sec: float
+class Config(RunnerConfig):
+    num_shards: Annotated[int, Count]
+    max_weight_sync_delay: Annotated[int, Count]
 
     synchronous: ClassVar[bool] = False
-    lockstep: ClassVar[bool] = True
-
-    def __post_init__(self):
-        if min(self.num_shards, self.max_weight_sync_delay) < 1:
-            raise ValueError("num_shards and max_weight_sync_delay must be at least 1")
-        if self.queue_timeout_sec <= 0:
-            raise ValueError("queue_timeout_sec must be positive")
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
@@ -114,7 +106,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                     with job.timers("learn"), make.threads:
                         update = algorithm.update(batch, clock)
                     if update.writes:
-                        write(drawn, key, priority=update.writes["priority"])
+                        write(drawn, key, **update.writes)
                     limiter.sampled()
                     clock = clock.after(updates=1)
                 if clock.env_steps - published >= cfg.max_weight_sync_delay:

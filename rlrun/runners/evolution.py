@@ -24,21 +24,13 @@ from rlrun.machine import choices
 from rlrun.machine.choices import Asked, Choice
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Inference, Resources
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 from rlrun.samplers.population import Population
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    queue_timeout_sec: float
-
+class Config(RunnerConfig):
     synchronous: ClassVar[bool] = True  # all episodes of an update are by the same weights
-    lockstep: ClassVar[bool] = True
-
-    def __post_init__(self):
-        if self.queue_timeout_sec <= 0:
-            raise ValueError("queue_timeout_sec must be positive")
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:

@@ -17,21 +17,14 @@ from rlrun.machine import choices
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    queue_timeout_sec: float
+class Config(RunnerConfig):
     complete_episodes: bool
 
     synchronous: ClassVar[bool] = True  # samplers hold exactly one train batch, so no row is older than the weights
-    lockstep: ClassVar[bool] = True  # several learners make every update together
-
-    def __post_init__(self):
-        if self.queue_timeout_sec <= 0:
-            raise ValueError("queue_timeout_sec must be positive")
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:

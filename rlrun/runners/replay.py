@@ -23,20 +23,12 @@ from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
-from rlrun.runners.base import Factories
+from rlrun.runners.base import Factories, RunnerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    name: str
-    queue_timeout_sec: float
-
+class Config(RunnerConfig):
     synchronous: ClassVar[bool] = False
-    lockstep: ClassVar[bool] = True
-
-    def __post_init__(self):
-        if self.queue_timeout_sec <= 0:
-            raise ValueError("queue_timeout_sec must be positive")
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
@@ -82,7 +74,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                     update = algorithm.update(rows, clock)
                 if update.writes:
                     with job.timers("write"):
-                        write(batch.key, priority=update.writes["priority"])
+                        write(batch.key, **update.writes)
                 limiter.sampled()
                 clock, changed = clock.after(updates=1), True
                 continue

@@ -116,9 +116,7 @@ class Parts:
             with torch.random.fork_rng(devices=[]):  # for critics and other nets that never travel
                 torch.manual_seed(self.seeds.integer("init-learner"))
                 model = Model(self.config.run.model, self.resources.precision)
-                ctx = LearnerContext(
-                    self.device, rng, self.beside, self.make_recorder(), self.ranks, model, sparse=self.plan.whole_after is not None
-                )
+                ctx = LearnerContext(self.device, rng, self.beside, self.make_recorder(), self.ranks, model, sparse=self.plan.whole_after is not None)
                 made = self.config.algorithm(policy, self.spec, self.config.algo, ctx)
         except ValueError as error:
             raise UserError(f"algo={self.config.algo.name}: {error}") from None

@@ -148,7 +148,14 @@ def plan(config: Typed, machine: Machine) -> Plan:
         needs=needs,
         resources=resources,
         fragment=fragment_layout(
-            spec.obs_rows, spec.action_row, policy.record_spec(needs.record), policy.core_spec(), rows, resources.envs_per_group, needs.core_every
+            spec.obs_rows,
+            spec.action_row,
+            policy.record_spec(needs.record),
+            policy.core_spec(),
+            rows,
+            resources.envs_per_group,
+            needs.core_every,
+            spec.reward_row,
         ),
         fragment_rows=rows,
         fragments_per_producer=fragments_per_producer(config.runner, needs, resources, columns),

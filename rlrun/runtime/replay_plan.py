@@ -122,5 +122,5 @@ def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, ma
         obs=spec.obs_rows, action=spec.action_row, record=policy.record_spec(needs.record), core=policy.core_spec(), core_every=needs.core_every or 1,
         block=made.envs_per_group, blocks=made.producers_per_learner, fragment_rows=needs.replay.fragment_length, rows=needs.rows,
         rows_from=needs.replay.rows_from, ends=needs.replay.obs == "ends", starts_every=needs.replay.starts_every, sequences=needs.replay.sequences,
-        stack=spec.stack, capacity=-(-cfg.capacity // made.num_learners),
+        stack=spec.stack, capacity=-(-cfg.capacity // made.num_learners), reward=spec.reward_row,
     )  # fmt: skip

@@ -25,7 +25,7 @@ class ActingCopy:
         """columns: of a group. groups: the most that rows come from. newest_only: rows must not be older than what was published last, so that acting waits."""
         self.policy, self.device, self.rng, self.record, self.columns, self.groups = policy.to(device), device, rng, record, columns, groups
         self.version, self.clock = 0, Clock()  # of the weights that act
-        self.recorder = recorder if policy.recordable else None
+        self.recorder = recorder if policy.recordable("acting") else None
         self._call = self._act if self.recorder is None else Recorded(self._act, self.recorder, lambda: [self.rng])
         self.on_gpu, self.newest_only = device.type == "cuda", newest_only
         self.lock = threading.Lock()  # of the letter box; on a CPU also of the weights

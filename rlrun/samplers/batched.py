@@ -242,9 +242,7 @@ class BatchedSampler(ProcessSampler):
         rows, batch = self.rows_of[group.slot], self.views[group.slot]
         if not rows:
             names = ("action", *self.plan.record)
-            rows += [
-                _Row(Batch(obs=batch.obs[t], is_first=batch.is_first[t]), {name: tensors(batch[name][t]) for name in names}) for t in range(self.rows)
-            ]
+            rows += [_Row(Batch(obs=batch.obs[t], is_first=batch.is_first[t]), {name: tensors(batch[name][t]) for name in names}) for t in range(self.rows)]
         return rows[group.t]
 
     def _finish(self, group: _Group, live: int, episodes: tuple, returns: Moments | None) -> None:

@@ -66,11 +66,11 @@ class Columns:
         view["terminated"][t], view["truncated"][t] = step.terminated, step.truncated
         self.obs, self.is_first = step.obs, step.is_first
         self._observe(view, t + 1)
-        self.returns += step.reward
+        self.returns += step.paid
         self.lengths += step.valid
         self.live += int(step.valid.sum())
         if self.return_discount is not None:
-            self.discounted = np.where(step.valid, self.return_discount * self.discounted, self.discounted) + step.reward
+            self.discounted = np.where(step.valid, self.return_discount * self.discounted, self.discounted) + step.paid
             self.seen.append(self.discounted[step.valid])
             self.discounted[step.is_first | step.terminated] = 0.0  # learning's own ends, lost lives included
         if step.info:
@@ -87,8 +87,9 @@ class Columns:
         """Columns that have played enough are stepped with the others, but their rows are dead and their episodes are nobody's."""
         assert self.whole_after is not None
         playing = ~self.over
+        paid = playing.reshape(-1, *[1] * (step.reward.ndim - 1))  # as many axes as the reward has
         step = step._replace(
-            reward=step.reward * playing, valid=step.valid & playing, terminated=step.terminated & playing, truncated=step.truncated & playing,
+            reward=step.reward * paid, valid=step.valid & playing, terminated=step.terminated & playing, truncated=step.truncated & playing,
             is_first=step.is_first & playing,
         )  # fmt: skip
         self.over |= step.is_first & (t + 1 >= self.whole_after)

@@ -46,7 +46,7 @@ class Evaluator:
                 state = act.state
                 step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first
-                returns += step.reward
+                returns += step.paid
                 lengths += step.valid
                 for column in np.flatnonzero(is_first):
                     if len(done[column]) < quota[column]:

@@ -112,8 +112,8 @@ class Player:
                 busy = np.array([task is not None for task in doing])
                 live = step.valid & busy
                 moments.note(seen["observation"], live)
-                returns += step.reward
-                signs += np.sign(step.reward)
+                returns += step.paid
+                signs += np.sign(step.paid)
                 lengths += live
                 steps += int(live.sum())
                 obs, is_first = map_rows(step.obs, np.array), step.is_first

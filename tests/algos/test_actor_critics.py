@@ -184,7 +184,7 @@ def test_sac_by_hand(typed, monkeypatch, n):
 def test_sac_of_choices_by_hand(typed, monkeypatch):
     made = algorithm(typed, "sac", "algo.initial_alpha=0.3", env="CartPole-v1")
     batch, losses = transitions(width=4, discrete=True), Losses(monkeypatch)
-    assert made.target_entropy == pytest.approx(0.98 * math.log(2))
+    assert made.temperature.target_entropy == pytest.approx(0.98 * math.log(2))
     now, then = batch.obs.observation[0], batch.obs.observation[1]
     made.update(batch, Clock())
     with torch.no_grad():
@@ -197,7 +197,7 @@ def test_sac_of_choices_by_hand(typed, monkeypatch):
     critic_loss, actor_loss, alpha_loss = (loss for _, loss in losses.seen)
     torch.testing.assert_close(critic_loss, (batch.weight * (0.5 * (target - q) ** 2).sum(0)).mean())
     torch.testing.assert_close(actor_loss, (p * (0.3 * p.log() - own)).sum(-1).mean())
-    torch.testing.assert_close(alpha_loss, -(math.log(0.3) * ((p * p.log()).sum(-1) + made.target_entropy)).mean())
+    torch.testing.assert_close(alpha_loss, -(math.log(0.3) * ((p * p.log()).sum(-1) + made.temperature.target_entropy)).mean())
 
 
 def test_tqc_by_hand(typed, monkeypatch):
@@ -246,7 +246,7 @@ def test_sac_wants_of_legal_choices_what_they_can_have(typed, monkeypatch):
     legal = now[0]["action_mask"][0].sum(-1)
     assert set(legal.tolist()) <= {1, 2, 3, 4} and made.spec.action.n == 5
     torch.testing.assert_close(losses.seen[2][1], (entropy - 0.98 * legal.float().log()).mean())
-    assert made.wanted_entropy(Batch()) == pytest.approx(0.98 * math.log(5))
+    assert made.temperature.wanted_entropy(Batch()) == pytest.approx(0.98 * math.log(5))
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3"])

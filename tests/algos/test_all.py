@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL
-from families import ACTORS, ANY_ACTION, BOX, DISCRETE, FRESH, MEMORY, REPLAYING, ROWS, fits, simple
+from conftest import small
+from families import ANY_ACTION, BOX, DISCRETE, FRESH, MEMORY, ROWS, fits, simple
 from test_actor_learner import run_wired
 from wired import Wired
 
@@ -34,45 +34,11 @@ CASES = {
 }
 
 
-# what SMALL's batches of 20 rows need, and the option with which an algorithm does all that it can
-FIT = {"ppo": ["algo.minibatch_size=10", "algo.sequence_length=5"], "pg": ["algo.baseline=true"]}
-FIT["ddppo"] = FIT["icm"] = FIT["ppo"]
-FIT["pqn"] = ["algo.minibatch_size=10"]
-FIT |= {algo: ["algo.learning_starts=30", "replay.capacity=300", "algo.n_step=3"] for algo in REPLAYING}
-# what makes an algorithm quick on the identity environments, beside SMALL's
-QUICK = {
-    "appo": ["algo.max_grad_norm=0.5"],
-    "impala": ["algo.loss_reduction=mean", "algo.max_grad_norm=0.5"],
-    "ppo": ["algo.minibatch_size=40", "algo.sequence_length=20"],
-    "a3c": ["algo.optimizer.kind=adam", "algo.optimizer.epsilon=1e-5"],
-    "icm": ["algo.minibatch_size=40", "algo.sequence_length=20", "+algo.eta=0.01"],
-}
-QUICK["ddppo"] = QUICK["ppo"]
-QUICK["pqn"] = ["algo.minibatch_size=40", "algo.exploration.epsilon=0.02"]
-QUICK |= {algo: ["algo.exploration.epsilon={start: 1.0, end: 0.01, steps: 500}", "algo.learning_starts=200", "algo.replay_ratio=8", "algo.batch_size=40",
-                 "algo.fragment_length=4", "algo.target_update_interval=50"] for algo in REPLAYING}  # fmt: skip
-FIT |= {algo: [*FIT[algo], "algo.actor.hidden=[8]", "algo.critic.hidden=[8]", "algo.random_steps=0"] for algo in ACTORS}
-FIT["apex_ddpg"] = [*FIT["ddpg"], "runner=replay", "algo.num_envs=2"]
-FIT["r2d2"] = ["algo.learning_starts=30", "replay.capacity=400", "algo.burn_in=5", "algo.sequence_length=10", "algo.sequence_stride=5", "algo.num_envs=2",
-               "model.memory.size=4", "algo.input_priorities=true"]  # fmt: skip
-FIT["apex"] = [*FIT["dqn"], "runner=replay", "algo.num_envs=2"]
-QUICK |= {algo: ["algo.actor_lr=3e-3", "algo.critic_lr=3e-3", "algo.learning_starts=200", "algo.random_steps=200", "algo.replay_ratio=8", "algo.batch_size=40",
-                 "algo.fragment_length=4", "algo.critic.hidden=[64]", "algo.actor.hidden=[64]", "model.hidden=[]"] for algo in ACTORS}  # fmt: skip
-QUICK |= {algo: [*QUICK[algo], "algo.alpha_lr=3e-3", "algo.initial_alpha=0.1"] for algo in ("sac", "tqc")}
-QUICK["sac"] += ["algo.target_entropy=-2"]
-QUICK |= {algo: [*QUICK[algo], "algo.exploration.scale=0.2 to 0 over 2000"] for algo in ("ddpg", "td3")}
-QUICK["apex_ddpg"] = [*QUICK["ddpg"], "runner=replay", "algo.n_step=1", "algo.num_envs=3"]
-QUICK["apex"] = [*QUICK["dqn"], "runner=replay", "algo.n_step=1", "algo.num_envs=3"]
-QUICK["r2d2"] = [*QUICK["r2d2"], "algo.fragment_length=20", "algo.replay_ratio=20", "model.memory.size=64", "algo.batch_size=16"]
-QUICK["c51"] = QUICK["rainbow"] = [*QUICK["c51"], "algo.v_min=0", "algo.v_max=1"]
-FAMILY = {algo: ["algo.fragment_length=20", "algo.batch_size=80", *(["algo.entropy_coef=0"] if algo != "pqn" else [])] for algo in FRESH}
-
-
-def words_of(algo, *words):
+def inside(algo, *words):
     """The command's words; those for the algorithm go to the one inside where there is one. A + keeps a word for the outer one."""
     if inner_algorithm(algo):
         words = [f"algo.inner.{word[5:]}" if word.startswith("algo.") else word for word in words]
-    return [f"algo={algo}", *(word.removeprefix("+") if word.startswith("+algo.") else word for word in words)]
+    return [word.removeprefix("+") if word.startswith("+algo.") else word for word in words]
 
 
 def recording(algorithm, also):
@@ -88,7 +54,7 @@ def recording(algorithm, also):
 
 
 def start(typed, algo, *words, also=()):
-    config = typed(*words_of(algo, *SMALL, *FIT.get(algo, []), *words))
+    config = typed(*small(algo, "tiny"), "resources=debug", "logger=[]", *inside(algo, *words))
     wiring = Wired(dataclasses.replace(config, algorithm=recording(config.algorithm, also)) if also else config)
     made, sampler = wiring.algorithm(), wiring.sampler(0)
     assert isinstance(sampler, SerialSampler)
@@ -168,9 +134,8 @@ def test_what_stands_in_dead_rows_changes_nothing(typed, algo, case):
                                             *((algo, "rlrun/IdentityBox-v0", -3.0) for algo in BOX)])  # fmt: skip
 def test_naming_what_is_seen_is_learnt(typed, tmp_path, algo, env, bar):
     """Of 20 a random policy gets 5, and about -17 with continuous actions."""
-    words = [*SMALL, f"env={env}", "model.hidden=[64]", "env_steps=150000", f"stop.return_mean={bar}", "log_every_sec=0.01"]
-    words += ["algo.discount=0", *([] if algo in ACTORS else ["algo.lr=3e-3"]), *FAMILY.get(algo, []), *QUICK.get(algo, [])]
-    _, job, rows = run_wired(Wired(typed(*words_of(algo, *words))), tmp_path)
+    words = ["resources=debug", "logger=[]", f"env={env}", "env_steps=150000", f"stop.return_mean={bar}", "log_every_sec=0.01"]
+    _, job, rows = run_wired(Wired(typed(*small(algo, "quick"), *words)), tmp_path)
     assert next(row["sample/return_mean"] for row in rows if row["sample/return_mean"] is not None) < bar
     assert job.status == "STOPPED" and job.episodes.mean >= bar
 

@@ -15,9 +15,8 @@ from rlrun.algos.dqn import DQN
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
-from rlrun.core.q_learning import QHeadConfig
 from rlrun.core.schedule import Clock
-from rlrun.models.heads import QHead
+from rlrun.models.heads import QHead, QHeadConfig
 from rlrun.models.noisy import NoisyLinear
 from rlrun.ops.td import categorical_projection
 

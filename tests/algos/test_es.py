@@ -12,6 +12,8 @@ from rlrun.core.errors import UserError
 from rlrun.core.evolution import NoiseTable
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
+from rlrun.envs import registry
+from rlrun.families import evolution
 from rlrun.samplers.evaluator import to_torch
 
 WORDS = [*[word for word in SMALL if not word.startswith("algo.")], "model.hidden=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]"]
@@ -39,7 +41,7 @@ def test_centered_ranks():
 def test_es_by_hand(typed, mode, weight):
     """Plain gradient steps make the gradient visible."""
     made = algorithm(typed, "es", f"algo.return_processing={mode}", "algo.l2=0.1", "algo.lr=0.5", "algo.optimizer.kind=sgd")
-    assert made.asked(made.cfg).reward_signs == (mode != "centered_rank")
+    assert made.needs(made.cfg).population.reward_signs == (mode != "centered_rank")
     fitness = [[1.0, 40.0], [50.0, 30.0], [10.0, 20.0]]  # ranks 0 4 5 3 1 2 of 5
     weight = torch.tensor(weight)
     before, size = made.policy.vector().detach(), made.policy.size
@@ -65,10 +67,10 @@ def test_noise_is_weighed_a_part_at_a_time(typed, monkeypatch):
     """Perturbations of a convolutional policy together would fill gigabytes."""
     made = algorithm(typed, "es")
     weight, offset = torch.randn(9), torch.arange(9) * 11
-    whole = made.weighed(weight, offset)
+    whole = evolution.weighed_noise(made.noise, made.policy.size, weight, offset)
     for numbers in (1, 2 * made.policy.size):
-        monkeypatch.setattr(type(made), "NUMBERS", numbers)
-        torch.testing.assert_close(made.weighed(weight, offset), whole)
+        monkeypatch.setattr(evolution, "NUMBERS", numbers)
+        torch.testing.assert_close(evolution.weighed_noise(made.noise, made.policy.size, weight, offset), whole)
 
 
 def test_equal_returns_move_nothing(typed):
@@ -98,8 +100,6 @@ def test_every_column_acts_with_its_own_parameters(typed, env, words):
     generator = torch.Generator().manual_seed(0)
     center = policy.vector().detach()
     parameters = center + 0.5 * torch.randn(3, len(center), generator=generator)
-    from rlrun.runtime.build import registry
-
     config = typed("algo=es", f"env={env}", *WORDS, *words)
     rows = registry.Factory(cfg=config.env, spec=spec, seeds=Seeds(0), stream="env", learning=True)(0, 3).reset(0)
     obs = to_torch(rows)

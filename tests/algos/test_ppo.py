@@ -8,9 +8,9 @@ from conftest import SMALL
 from wired import Wired
 
 from rlrun.core.batch import Batch
+from rlrun.core.masked import masked_mean
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
-from rlrun.ops.masked import masked_mean
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.policies import Outputs
 

@@ -10,10 +10,10 @@ import time
 
 import pytest
 import torch
-from conftest import SMALL, compose
+from conftest import SMALL, compose, small
 from families import ACTORS, fits
 from test_actor_learner import run_wired
-from test_all import CASES, QUICK, batches, start
+from test_all import CASES, batches, start
 from test_samplers import counting
 from wired import Wired, checked
 
@@ -123,10 +123,8 @@ def test_every_row_is_counted_once(tmp_path, kind, runner):
 
 @pytest.mark.parametrize("algo, runner", [("ppo", []), ("impala", ["runner.num_sgd_iter=2"]), ("ddppo", []), ("rainbow", [])])
 def test_two_learners_learn_what_one_does(tmp_path, algo, runner):
-    words = ["env=rlrun/Identity-v0", "resources.num_learners=2", "resources.inference=serial", "algo.fragment_length=20", "algo.batch_size=80", "logger=[]",
-             "algo.lr=3e-3", "algo.discount=0", "model.hidden=[64]", "env_steps=60000", "stop.return_mean=18", *QUICK.get(algo, []), *runner]  # fmt: skip
-    words += ["algo.minibatch_size=40", "algo.sequence_length=20"] if algo == "ddppo" else []
-    _, job, _ = run_wired(Wired(typed(f"algo={algo}", *words)), tmp_path)
+    words = ["env=rlrun/Identity-v0", "resources.num_learners=2", "resources.inference=serial", "logger=[]", "env_steps=60000", "stop.return_mean=18", *runner]
+    _, job, _ = run_wired(Wired(typed(*small(algo, "quick"), *words)), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import small
 from machine.test_graphs import CASES, batches, clocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -54,12 +55,12 @@ def test_a_gpu_checkpoint_loads_on_the_cpu(typed, tmp_path):
     assert all(not t.is_cuda for t in tensors["policy"].values())
 
 
-FIT = {
-    "ppo": ["algo.minibatch_size=10", "algo.sequence_length=5", "algo.kl_coef=0.1", "algo.normalize_reward=true", "algo.reward_clip=none"],
+EVERY_KERNEL = {
+    "ppo": ["algo.kl_coef=0.1", "algo.normalize_reward=true", "algo.reward_clip=none"],
     "appo": ["algo.kl_coef=0.1"],
-    "ddppo": ["algo.minibatch_size=10", "algo.sequence_length=5", "algo.cut_share=1"],
+    "ddppo": ["algo.cut_share=1"],
 }
-PLAIN = ["algo.fragment_length=5", "algo.batch_size=20", "resources.num_samplers=1", "resources.envs_per_sampler=2"]
+PLAIN = ["resources.num_samplers=1", "resources.envs_per_sampler=2"]
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "pg", "appo", "ddppo"])
@@ -68,9 +69,9 @@ def test_the_policy_gradient_family_on_the_gpu(typed, tmp_path, algo, kind):
     from test_actor_learner import run_wired
     from wired import Wired
 
-    words = [f"algo={algo}", "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", f"resources.inference={kind}",
+    words = [*small(algo, "tiny"), "env=rlrun/EverySpace-v0", "logger=[]", "resources.device=cuda", f"resources.inference={kind}",
              "model.observation_filter=mean_std",
-             "env_steps=200", *PLAIN, *FIT.get(algo, [])]  # fmt: skip
+             "env_steps=200", *PLAIN, *EVERY_KERNEL.get(algo, [])]  # fmt: skip
     made, job, _ = run_wired(Wired(typed(*words)), tmp_path)
     assert job.status == "COMPLETED" and all(p.is_cuda for p in made.parameters())
 

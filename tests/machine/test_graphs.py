@@ -27,6 +27,8 @@ ACTOR = [
     "algo.critic.hidden=[8]",
     "algo.actor_lr=1e-2 to 0 over 500",
 ]
+TRANSFORMER = ["model=gtrxl", "model.memory.size=8", "model.memory.layers=2", "model.memory.heads=2", "model.memory.length=4"]
+SEQUENCES = [*REPLAY, "algo.fragment_length=6", "algo.burn_in=2", "algo.sequence_length=4", "algo.sequence_stride=3", "algo.input_priorities=false"]
 UPDATES = 9
 CASES = {
     "impala": [*ON_POLICY, "algo.entropy_coef=0.1 to 0 over 400"],
@@ -47,6 +49,12 @@ CASES = {
     "td3": [*ACTOR, "algo.policy_delay=2"],
     "sac": [*ACTOR, "algo.alpha_lr=1e-2"],
     "tqc": [*ACTOR, "algo.num_critics=2"],
+    "impala lstm": [*ON_POLICY, "model=lstm", "model.memory.size=8"],
+    "impala gru": [*ON_POLICY, "model=gru", "model.memory.size=8", "model.share_value=false"],
+    "impala gtrxl": [*ON_POLICY, *TRANSFORMER],
+    "ppo lstm": [*MINIBATCHES, "model=lstm", "model.memory.size=8", "algo.sequence_length=5", "model.memory.prev_reward=true"],
+    "r2d2 lstm": [*SEQUENCES, "model=lstm", "model.memory.size=8"],
+    "r2d2 gtrxl": [*SEQUENCES, *TRANSFORMER],
 }
 
 
@@ -112,15 +120,35 @@ def test_a_filter_that_learns_between_replays(typed):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-def test_memory_and_an_lr_that_follows_the_kl_are_not_recorded(typed):
-    words = ["algo=ppo", "resources=debug", "model.hidden=[8]", "logger=[]", *MINIBATCHES, "algo.sequence_length=5"]
-    for more in (["model=lstm", "model.memory.size=8"], ["algo.lr_kl_target=0.01"]):
-        wiring, tapes = Wired(typed(*words, *more)), Tapes()
-        wiring.recorder = tapes
+def test_an_lr_that_follows_the_kl_is_not_recorded(typed):
+    words = ["algo=ppo", "resources=debug", "model.hidden=[8]", "logger=[]", *MINIBATCHES, "algo.sequence_length=5", "algo.lr_kl_target=0.01"]
+    wiring, tapes = Wired(typed(*words)), Tapes()
+    wiring.recorder = tapes
+    made = wiring.algorithm()
+    for batch, clock in zip(batches(wiring), clocks(), strict=True):
+        made.update(batch, clock)
+    assert tapes.recordings == 0
+
+
+def test_a_policy_says_what_of_it_can_be_recorded(typed):
+    """The learner asks the policy, and nothing else."""
+    words = ["resources=debug", "model.hidden=[8]", "logger=[]"]
+    said = {}
+    for name, more in {
+        "impala": [*ON_POLICY, "model=lstm"],
+        "dqn": REPLAY,
+        "dqn noise": [*REPLAY, "algo.exploration.kind=parameter_noise"],
+        "ddpg": ACTOR,
+    }.items():
+        wiring = Wired(typed(f"algo={name.split()[0]}", *words, *more))
+        policy = wiring.policy_factory(acting=False)()
+        said[name] = policy.recordable("acting"), policy.recordable("learning")
+        wiring.recorder = Tapes()
         made = wiring.algorithm()
-        for batch, clock in zip(batches(wiring), clocks(), strict=True):
-            made.update(batch, clock)
-        assert tapes.recordings == 0
+        assert isinstance(made.recorded(lambda batch, clock: batch), Recorded)
+        made.policy.recordable = lambda what: False
+        assert not isinstance(made.recorded(lambda batch, clock: batch), Recorded)
+    assert said == {"impala": (True, True), "dqn": (True, True), "dqn noise": (False, True), "ddpg": (False, True)}
 
 
 def once(function, *rows, tapes=None):

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
+from tape import Tape, Unrecordable
 from torch import nn
 
 from rlrun.core.batch import Batch
-from rlrun.core.q_learning import QHeadConfig
+from rlrun.core.policy import fix_kernels
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models import encoders
 from rlrun.models.encoders import ImpalaResNet, NatureCNN
-from rlrun.models.heads import QHead
+from rlrun.models.heads import QHead, QHeadConfig
 from rlrun.models.model import Model, lower_precision
 from rlrun.models.recurrent import Memory
 from rlrun.policies import DistributionPolicy
@@ -110,3 +111,26 @@ def test_memory_resets_at_is_first_and_equals_row_by_row(kind):
         torch.testing.assert_close(after[name], running[name])
     fresh, _ = memory(x[2:], torch.zeros(4, 2, dtype=torch.bool), Batch({name: torch.zeros(2, 5) for name in memory.spec()}))
     torch.testing.assert_close(out[2:5, 0], fresh[:3, 0]), "column 0 began anew at row 2"
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_both_ways_of_a_memory_agree_and_the_fixed_one_reads_nothing_back(kind):
+    torch.manual_seed(0)
+    memory = Memory(kind, 3, 5)
+    x, is_first = torch.randn(9, 4, 3), torch.rand(9, 4) < 0.3
+    state = Batch({name: torch.randn(4, 5) for name in memory.spec()})
+    made = []
+    for fixed in (False, True):
+        if fixed:
+            fix_kernels(nn.Sequential(memory))
+        inputs = x.clone().requires_grad_()
+        out, after = memory(inputs, is_first, state)
+        loss = out.square().sum() + sum(leaf.sum() for leaf in after.leaves())
+        made.append([out, *after.leaves(), *torch.autograd.grad(loss, [inputs, *memory.parameters()])])
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    with Tape():
+        memory(x, is_first, state)
+    memory.fixed_kernels = False
+    with pytest.raises(Unrecordable), Tape():
+        memory(x, is_first, state)

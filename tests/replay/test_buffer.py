@@ -1,6 +1,7 @@
 """Replay against a full history of what was added: whatever is drawn is what the environment produced."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.replay.buffer import Replay
+from rlrun.replay.late import Writes
 from rlrun.replay.layout import Layout, ReplayConfig
 from rlrun.runners.replay import weighed
 
@@ -339,3 +341,54 @@ def test_weights_are_relative_to_the_largest_of_all_learners():
     for rank, expected in enumerate(([0.25, 1.0], [0.4, 0.4])):
         own = Batch(weight=raw[rank] / raw[rank].max())
         assert weighed(own, float(raw[rank].max()), Two(rank, 2)).weight.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["uniform", "prioritized"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_recorded_field_that_was_written_is_drawn_again_with_its_new_numbers(name, late, monkeypatch):
+    replay, sources = make(config(name=name), layout(ends=False, rows=6, fragment_rows=4, starts_every=2, stacked=False))
+    write = Writes(replay.write, torch.device("cpu"))
+    if late:  # as from a GPU
+        monkeypatch.setattr(torch.cuda, "Event", lambda blocking: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+        write.on_gpu = True
+    columns, written = replay.layout.columns, {}
+    for _ in range(40):
+        for source in sources:
+            replay.add(source.fragment())
+        if replay.starts == 0:
+            continue
+        batch = replay.sample(8, Clock())
+        row, column = batch.key // columns + torch.arange(6)[:, None], batch.key % columns  # [T, B], [B]
+        for t in range(6):
+            for i in range(8):
+                number = written.get((int(column[i]), int(row[t, i])), {})
+                assert batch.q[t, i] == number.get("q", sources[int(column[i]) // 3].past[int(row[t, i])]["q"][int(column[i]) % 3])
+                assert t or "h" not in number or batch.core.h[0, i] == number["h"]
+        fresh = -1000.0 * row - column
+        write(batch.key, q=fresh[:4], core=Batch(h=fresh[[0, 2]]), priority=torch.rand(8))
+        write.flush()
+        for t in range(4):
+            for i in range(8):
+                number = written.setdefault((int(column[i]), int(row[t, i])), {})
+                number["q"] = float(fresh[t, i])
+                if t in (0, 2):
+                    number["h"] = float(fresh[t, i])
+        replay.check_valid()
+    old = batch.key.clone()
+    for _ in range(40):
+        for source in sources:
+            replay.add(source.fragment())
+    before = replay.sample(64, Clock())
+    replay.write(old, q=torch.full((6, 8), torch.inf))
+    assert not (replay.sample(64, Clock()).q == torch.inf).any() and len(before), "rows that are gone are passed over"
+
+
+def test_a_field_that_nobody_recorded_cannot_be_written():
+    replay, sources = make(config(), layout())
+    for _ in range(3):
+        replay.add(sources[0].fragment())
+    key = replay.sample(2, Clock()).key
+    for field in ("reward", "core", "no_such_field"):
+        with pytest.raises(KeyError, match=field):
+            replay.write(key, **{field: torch.zeros(1, 2)})

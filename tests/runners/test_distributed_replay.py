@@ -62,6 +62,42 @@ def test_drawn_rows_are_what_the_env_produced(typed, kind, shards):
         sampler.close()
 
 
+def test_a_recorded_field_goes_back_to_the_shard_that_it_came_from(typed):
+    """Its numbers say which row of which column of which shard they are, so that it does not matter when they arrive."""
+    wiring = Wired(typed(*APEX, "env=rlrun/Counting-v0", "resources.inference=local", "algo.inner.n_step=2"))
+    algorithm, sampler = wiring.algorithm(), wiring.sampler(0)
+    replay: ShardedReplay = wiring.sharded_replay(0, sampler, 2)
+    seen = {0: 0, 1: 0}
+    try:
+        sampler.publish(algorithm.policy, Clock())
+        for _ in range(12):
+            (fragment,) = sampler.take(1)
+            replay.add(fragment.header)
+            while not replay.added:
+                replay.poll(0.1)
+            sampler.free([fragment])
+            replay.added.clear()
+        deadline = time.monotonic() + 60
+        while min(seen.values()) < 20 and time.monotonic() < deadline:
+            replay.draw(Clock())
+            replay.poll(0.05)
+            while (got := replay.take()) is not None:
+                columns = 2  # of a shard: one sampler's
+                rows = got.batch.key // columns + torch.arange(2)[:, None]  # [T, B]
+                number = -1.0 - rows * columns - got.batch.key % columns - 10_000 * got.shard
+                again = got.batch.q_max < -0.5
+                assert torch.equal(got.batch.q_max[again], number[again])
+                seen[got.shard] += int(again.sum())
+                replay.write(got, got.batch.key, q_max=number, priority=torch.ones(16))
+                replay.free(got)
+        assert min(seen.values()) >= 20
+        with pytest.raises(KeyError, match="no_such_field"):
+            replay.write(got, torch.zeros(16), no_such_field=torch.zeros(2, 16))
+    finally:
+        replay.close()
+        sampler.close()
+
+
 def test_shards_with_more_rows_are_drawn_from_more_often():
     replay = object.__new__(ShardedReplay)
     replay.starts_of, replay.owed, replay.ready = [300, 100, 100], [0.0] * 3, []

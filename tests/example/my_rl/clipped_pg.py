@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
-from rlrun.core.actor_critic import ActorCriticConfig
-from rlrun.core.algorithm import LearnerContext, Needs, Update
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.ops.masked import masked_mean
+from rlrun.families.actor_critic import ActorCriticConfig
+from rlrun.models.model import Model
 from rlrun.ops.returns import gae
-from rlrun.policies import ActorCritic, DistributionPolicy
+from rlrun.policies import DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,26 +24,31 @@ class Config(ActorCriticConfig):
     bound: float
 
 
-class ClippedPG(ActorCritic):
+class ClippedPG(Algorithm):
     cfg: Config
+    policy: DistributionPolicy
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         return Needs(rows=cfg.fragment_length, columns=cfg.columns, core_every=cfg.fragment_length, on_policy=True)
 
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
+        return DistributionPolicy(spec, model)
+
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
+    @recorded
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, valid = self.cfg, batch.valid
-        count = self.live(valid)
+        mean = self.mean_over(valid)
         nothing = torch.zeros(len(batch.reward) + 1, batch.reward.shape[1], device=valid.device)  # [T+1, B]
         to_go = gae(batch.reward, batch.discount(cfg.discount), nothing[:-1], nothing[1:], valid, 1.0).clamp(-cfg.bound, cfg.bound)
         dist, _ = self.policy.unroll(batch)
         dist = dist[:-1].given(batch.action)
-        policy_loss = -masked_mean(dist.log_prob(batch.action) * to_go, valid, count)
-        entropy = masked_mean(dist.entropy(), valid, count)
+        policy_loss = -mean(dist.log_prob(batch.action) * to_go)
+        entropy = mean(dist.entropy())
         loss = policy_loss - cfg.entropy_coef(clock) * entropy
-        metrics = self.ctx.ranks.sum_each({"policy_loss": policy_loss, "entropy": entropy})
-        return Update({**metrics, **self.optimizer.step(loss, clock)})
+        return Update(self.report({"policy_loss": policy_loss, "entropy": entropy}, self.optimizer.step(loss, clock)))

@@ -1,0 +1,52 @@
+"""Ranges of options, named for use in types: `discount: Annotated[float, Share]`, `every: Annotated[int, Count] | None`.
+
+config/types.py checks them wherever they stand in a type and names the option in its message; a Schedule is within a range when all of its values are.
+What one option allows another is not a range: such checks stand in `__post_init__`. A config that is made in Python, not by `typed()`, is not checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlrun.core.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `lowest` to `highest`, both included unless `above_lowest` or `below_highest` is set."""
+
+    lowest: float = -math.inf
+    highest: float = math.inf
+    above_lowest: bool = False
+    below_highest: bool = False
+
+    def __contains__(self, value: float | Schedule) -> bool:
+        numbers = value.values if isinstance(value, Schedule) else (value,)
+        return all(self._contains_number(number) for number in numbers)
+
+    def _contains_number(self, number: float) -> bool:
+        if number < self.lowest or (self.above_lowest and number == self.lowest):
+            return False
+        return number < self.highest or (number == self.highest and not self.below_highest)
+
+    def __str__(self) -> str:
+        """What a value must be: "at least 1"."""
+        if self == Positive:
+            return "positive"
+        if not (self.above_lowest or self.below_highest) and math.isfinite(self.lowest) and math.isfinite(self.highest):
+            return f"between {self.lowest:g} and {self.highest:g}"
+        said = []
+        if math.isfinite(self.lowest):
+            said.append(f"{'above' if self.above_lowest else 'at least'} {self.lowest:g}")
+        if math.isfinite(self.highest):
+            said.append(f"{'below' if self.below_highest else 'at most'} {self.highest:g}")
+        return " and ".join(said)
+
+
+Count = Range(1)  # how many of something that there must be
+NotNegative = Range(0)
+Positive = Range(0, above_lowest=True)
+Share = Range(0, 1)  # a part of a whole, or a probability
+PositiveShare = Range(0, 1, above_lowest=True)
+ShareBelowOne = Range(0, 1, below_highest=True)
+PositiveShareBelowOne = Range(0, 1, above_lowest=True, below_highest=True)

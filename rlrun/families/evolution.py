@@ -1,0 +1,58 @@
+"""What algorithms that learn from returns of perturbed policies share: options, and the sum of weighed perturbations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlrun.core.evolution import NoiseTable
+from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.schedule import Schedule
+from rlrun.models.encoders import NetConfig
+
+ACTIONS = ("discrete", "multi_discrete", "multi_binary", "box")  # kinds of action spaces that a PerturbedPolicy can act in
+NUMBERS = 2**24  # of the noise table that are weighed in one product
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvolutionConfig:
+    """conf/algo/<name>.yaml says what each is; an algorithm's own Config adds the rest."""
+
+    name: str
+    noise_std: float
+    noise_size: int
+    eval_share: float
+    action_noise: float
+    report_length: int
+    lr: Schedule
+    optimizer: OptimizerConfig
+    actor: NetConfig
+
+    def __post_init__(self):
+        if self.noise_std <= 0 or self.action_noise < 0:
+            raise ValueError("noise_std must be positive and action_noise not negative")
+        if min(self.noise_size, self.report_length) < 1:
+            raise ValueError("noise_size and report_length must be at least 1")
+        if not 0 <= self.eval_share <= 1:
+            raise ValueError("eval_share must lie in [0, 1]")
+        if min(self.lr.values) < 0:
+            raise ValueError("lr must not be negative")
+
+
+def weighed_noise(noise: NoiseTable, size: int, weight: Tensor, offset: Tensor) -> Tensor:
+    """sum_i weight_i noise_i [size], where noise_i begins at offset_i of the table; weight, offset [N]."""
+    total = torch.zeros(size)
+    count = max(1, NUMBERS // size)
+    for weights, offsets in zip(weight.split(count), offset.split(count), strict=True):
+        total += weights @ torch.stack([noise.piece(start, size) for start in offsets.tolist()])
+    return total
+
+
+def report_return(latest: Tensor, evaluation: Tensor) -> dict[str, Tensor]:
+    """Shifts new returns of the unperturbed policy [M] into `latest` [report_length], which begins as NaN, and returns their mean as a metric; no metric
+    before the first one."""
+    latest.copy_(torch.cat([latest, evaluation.to(latest.device)])[-len(latest) :])
+    known = latest[~latest.isnan()]
+    return {"report_return": known.mean()} if len(known) else {}
