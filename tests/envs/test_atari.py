@@ -73,7 +73,8 @@ def test_fire_is_pressed_after_a_lost_life_on_a_dead_row():
     for _ in range(400):
         before = env.press_fire.copy()
         frames = env.frame.copy()
-        step = env.step(np.zeros(1, dtype=np.int64))  # this action is never FIRE: without the adapter's FIRE only one life could be lost
+        # this action is never FIRE: without the adapter's FIRE only one life could be lost
+        step = env.step(np.zeros(1, dtype=np.int64))
         if before[0]:
             pressed += 1
             assert not step.valid[0] and not step.is_first[0] and env.frame[0] == frames[0] + 4
@@ -200,7 +201,8 @@ def test_a_single_game_is_full_and_presses_fire_by_itself():
         first.setdefault("obs", obs)
         steps, over = 0, False
         while not over:
-            obs, reward, terminated, truncated, _ = env.step(2)  # without FIRE every ball is lost soon, and the game must end nevertheless
+            # without FIRE every ball is lost soon, and the game must end nevertheless
+            obs, reward, terminated, truncated, _ = env.step(2)
             steps, over = steps + 1, terminated or truncated
             assert steps < 1000 and reward >= 0
         assert terminated and not truncated

@@ -103,7 +103,8 @@ def test_ppo_of_atari_means_the_same():
 def test_dqn_counts_target_updates_and_schedules_in_our_units():
     (one, *_) = translate("atari-dqn", RELEASES["0.7.0"]["atari-dqn.yaml"], "atari-dqn.yaml")
     assert one.algo == "dqn" and one.values["replay._choice"] == "uniform" and one.values["replay.capacity"] == 1_000_000
-    assert one.values["algo.replay_ratio"] == 8 and one.values["algo.target_update_interval"] == 2000  # 8,000 env steps, an update of 32 every 4
+    # 8,000 env steps, an update of 32 every 4
+    assert one.values["algo.replay_ratio"] == 8 and one.values["algo.target_update_interval"] == 2000
     assert one.values["algo.exploration.epsilon"] == {"start": 1.0, "end": 0.01, "steps": 200_000}
     assert one.values["algo.optimizer.epsilon"] == 1.5e-4 and one.values["algo.learning_starts"] == 20_000 and not one.values["algo.double"]
     apex, *_ = translate("atari-apex", RELEASES["0.7.0"]["atari-apex.yaml"], "atari-apex.yaml")
@@ -157,7 +158,8 @@ def test_stops():
 
 def test_bounds_and_epsilons_mean_what_they_meant():
     (a2c, *_) = translate("a", RELEASES["0.7.0"]["atari-a2c.yaml"], "a")
-    assert a2c.values["algo.batch_size"] == 500 and a2c.values["algo.max_grad_norm"] == 0.08  # RLlib's 40 bounds the gradient of a sum over 500 rows
+    # RLlib's 40 bounds the gradient of a sum over 500 rows
+    assert a2c.values["algo.batch_size"] == 500 and a2c.values["algo.max_grad_norm"] == 0.08
     block = {"opt_type": "adam", "decay": 0.99, "momentum": 0.0, "epsilon": 0.1}
     (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": block}, "a")
     assert "algo.optimizer.epsilon" not in impala.values and {line.key: line.how for line in impala.lines}["epsilon"] == "dropped"
@@ -230,9 +232,9 @@ def test_numbers_that_yaml_reads_as_text():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("defaults:\n  - override /env: Pong\n", "is no tuned file of RLlib's"),
-        ("a: [1", "is no YAML"),
-        ("", "is no tuned file"),
+        ("defaults:\n  - override /env: Pong\n", "is not one of RLlib's tuned files"),
+        ("a: [1", "is not YAML"),
+        ("", "is not one of RLlib's tuned files"),
         ("x: {run: QMIX, env: Pendulum-v1}", "rlrun is to have QMIX in a later release"),
         ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
         ("x: {run: PPO}", "it names no environment"),
@@ -254,7 +256,8 @@ def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     out = tmp_path / "out"
     assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 0
     said = capsys.readouterr().out
-    assert (out / "tuned" / "ppo" / "cartpole-ppo.yaml").is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said  # these sizes divide 4000
+    # these sizes divide 4000
+    assert (out / "tuned" / "ppo" / "cartpole-ppo.yaml").is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said
     assert "left out: cartpole.yaml, later: rlrun is to have QMIX" in said
     assert _dispatch(["train", "--config-dir", str(out), "tuned=ppo/cartpole-ppo", "--cfg", "job"]) == 0
     assert "num_epochs: 1" in capsys.readouterr().out
