@@ -80,6 +80,16 @@ def test_no_modules_import_each_other_in_a_circle():
     assert not left, "these import each other, or what does"
 
 
+def test_two_public_classes_never_share_a_name():
+    """Except Config, of which every algorithm and every runner has one."""
+    places: dict[str, list[str]] = {}
+    for path in sources():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name != "Config":
+                places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
 def test_omegaconf_stays_behind_its_door():
     allowed = {"config/types.py", "cli.py", "config/hydra_plugins.py"}
     users = {path.relative_to(PACKAGE).as_posix() for path in sources() if any(m.split(".")[0] == "omegaconf" for m in imports(path))}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recor
 from rlrun.core.batch import Batch
 from rlrun.core.masked import masked_mean
 from rlrun.core.metrics import Sums
+from rlrun.core.ranges import Count, Share
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.actor_critic import ActorCriticConfig
@@ -31,17 +33,15 @@ from rlrun.policies import DistributionPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
-    microbatch_size: int | None
-    lambda_: float
+    microbatch_size: Annotated[int, Count] | None
+    lambda_: Annotated[float, Share]
     normalize_advantage: bool
 
     def __post_init__(self):
         super().__post_init__()
         part = self.microbatch_size
-        if part is not None and (part < 1 or self.batch_size % part or part % self.fragment_length):
+        if part is not None and (self.batch_size % part or part % self.fragment_length):
             raise ValueError(f"microbatch_size {part} must divide batch_size and be a multiple of fragment_length")
-        if not 0 <= self.lambda_ <= 1:
-            raise ValueError("lambda_ must lie in [0, 1]")
 
 
 class A2C(Algorithm):

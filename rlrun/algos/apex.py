@@ -11,13 +11,14 @@ Checked: tests/algos/test_dqn.py (first priorities, the ladder of epsilons), tes
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Inner, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.policy import Policy
+from rlrun.core.ranges import PositiveShare
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
@@ -27,14 +28,12 @@ from rlrun.models.model import Model
 class Config:
     name: str
     inner: Any
-    counted_share: float
+    counted_share: Annotated[float, PositiveShare]
 
     def __post_init__(self):
         needs = self.inner.algorithm.needs(self.inner.cfg)
         if needs.replay is None or not needs.replay.first_priority:
             raise ValueError("inner.input_priorities must be true: priorities from the samplers are what Ape-X is")
-        if not 0 < self.counted_share <= 1:
-            raise ValueError("counted_share must lie in (0, 1]")
 
 
 class Apex(Algorithm):

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.actor_critic import ActorCriticConfig
@@ -35,27 +37,16 @@ from rlrun.policies import DistributionPolicy
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
     vtrace: bool
-    lambda_: float
+    lambda_: Annotated[float, Share]
     rho_clip: float
     c_clip: float
     pg_rho_clip: float
-    clip: Schedule
-    is_clip: float
-    target_update_interval: int
-    target_tau: float
-    kl_coef: float
-    kl_target: float
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 <= self.lambda_ <= 1:
-            raise ValueError("lambda_ must lie in [0, 1]")
-        if min(*self.clip.values, self.kl_coef) < 0:
-            raise ValueError("clip and kl_coef must not be negative")
-        if self.is_clip <= 0 or self.kl_target <= 0:
-            raise ValueError("is_clip and kl_target must be positive")
-        if self.target_update_interval < 1 or not 0 < self.target_tau <= 1:
-            raise ValueError("target_update_interval must be at least 1, target_tau in (0, 1]")
+    clip: Annotated[Schedule, NotNegative]
+    is_clip: Annotated[float, Positive]
+    target_update_interval: Annotated[int, Count]
+    target_tau: Annotated[float, PositiveShare]
+    kl_coef: Annotated[float, NotNegative]
+    kl_target: Annotated[float, Positive]
 
 
 class APPO(Algorithm):

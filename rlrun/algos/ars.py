@@ -13,6 +13,7 @@ Checked: tests/algos/test_es.py (the step by hand), tests/runners/test_evolution
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.evolution import FromPopulation, NoiseTable
+from rlrun.core.ranges import Count
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.evolution import ACTIONS, EvolutionConfig, report_return, weighed_noise
@@ -29,14 +31,13 @@ from rlrun.policies import PerturbedPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Config(EvolutionConfig):
-    num_rollouts: int
-    rollouts_used: int
+    num_rollouts: Annotated[int, Count]
+    rollouts_used: Annotated[int, Count]
     reward_offset: float
 
     def __post_init__(self):
-        super().__post_init__()
-        if not 1 <= self.rollouts_used <= self.num_rollouts:
-            raise ValueError("rollouts_used must be at least 1 and at most num_rollouts")
+        if self.rollouts_used > self.num_rollouts:
+            raise ValueError(f"rollouts_used {self.rollouts_used} must be at most num_rollouts {self.num_rollouts}")
 
 
 class ARS(Algorithm):

@@ -15,19 +15,16 @@ Checked: tests/dataflow/test_ranks.py (two processes make the update of one), te
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from rlrun.algos import ppo
 from rlrun.core.algorithm import Needs
+from rlrun.core.ranges import PositiveShare
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ppo.Config):
-    cut_share: float
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 < self.cut_share <= 1:
-            raise ValueError("cut_share must lie in (0, 1]")
+    cut_share: Annotated[float, PositiveShare]
 
 
 class DDPPO(ppo.PPO):

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.ranges import Positive
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import recorded_priority
@@ -35,12 +37,7 @@ from rlrun.policies import QPolicy
 @dataclass(frozen=True, kw_only=True)
 class Config(QConfig):
     double: bool
-    huber_delta: float | None
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.huber_delta is not None and self.huber_delta <= 0:
-            raise ValueError("huber_delta must be positive, or null for half the squared error")
+    huber_delta: Annotated[float, Positive] | None
 
 
 class DQN(Algorithm):

@@ -13,7 +13,7 @@ Checked: tests/algos/test_es.py (the centred rank, gradient by hand), tests/runn
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.evolution import FromPopulation, NoiseTable
+from rlrun.core.ranges import NotNegative
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.evolution import ACTIONS, EvolutionConfig, report_return, weighed_noise
@@ -31,16 +32,13 @@ from rlrun.policies import PerturbedPolicy
 @dataclass(frozen=True, kw_only=True)
 class Config(EvolutionConfig):
     episodes_per_batch: int
-    env_steps_per_batch: int
+    env_steps_per_batch: Annotated[int, NotNegative]
     return_processing: Literal["centered_rank", "sign", "centered_sign_rank"]
-    l2: float
+    l2: Annotated[float, NotNegative]
 
     def __post_init__(self):
-        super().__post_init__()
         if self.episodes_per_batch < 2 or self.episodes_per_batch % 2:
             raise ValueError("episodes_per_batch must be an even number from 2: every perturbation is played both ways")
-        if min(self.env_steps_per_batch, self.l2) < 0:
-            raise ValueError("env_steps_per_batch and l2 must not be negative")
 
 
 def centered_ranks(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ Checked: tests/algos/test_icm.py (rewards and losses by hand), tuned/icm/ (12x12
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.policy import Policy
+from rlrun.core.ranges import Count, NotNegative, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.encoders import flat_size, flatten, mlp
@@ -40,17 +41,17 @@ from rlrun.ops.transforms import clip_reward
 class Config:
     name: str
     inner: Any  # Inner
-    eta: Schedule
-    beta: float
-    feature_size: int
-    feature_hidden: tuple[int, ...]
-    inverse_hidden: tuple[int, ...]
-    forward_hidden: tuple[int, ...]
+    eta: Annotated[Schedule, NotNegative]
+    beta: Annotated[float, Share]
+    feature_size: Annotated[int, Count]
+    feature_hidden: tuple[Annotated[int, Count], ...]
+    inverse_hidden: tuple[Annotated[int, Count], ...]
+    forward_hidden: tuple[Annotated[int, Count], ...]
     activation: Literal["tanh", "relu", "elu", "silu"]
-    lr: Schedule
+    lr: Annotated[Schedule, NotNegative]
     optimizer: OptimizerConfig
-    max_grad_norm: float
-    num_minibatches: int
+    max_grad_norm: Annotated[float, NotNegative]
+    num_minibatches: Annotated[int, Count]
 
     def __post_init__(self):
         needs = self.inner.algorithm.needs(self.inner.cfg)
@@ -60,12 +61,6 @@ class Config:
             raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own nets change too; a2c is its synchronous form")
         if needs.replay is not None and needs.replay.first_priority:
             raise ValueError("inner.input_priorities must be false: samplers know no intrinsic reward")
-        if not 0 <= self.beta <= 1:
-            raise ValueError("beta must lie in [0, 1]")
-        if min(self.eta.values) < 0 or min(self.lr.values) < 0 or self.max_grad_norm < 0:
-            raise ValueError("eta, lr and max_grad_norm must not be negative")
-        if min(self.feature_size, self.num_minibatches, *self.feature_hidden, *self.inverse_hidden, *self.forward_hidden) < 1:
-            raise ValueError("feature_size, num_minibatches and the widths of hidden layers must be at least 1")
 
 
 class ICM(Algorithm):

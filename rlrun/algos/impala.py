@@ -12,13 +12,14 @@ Checked: tests/ops/test_vtrace.py (the paper's O(T^2) sum), tests/algos/test_imp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.ranges import NotNegative, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.actor_critic import ActorCriticConfig
@@ -30,20 +31,13 @@ from rlrun.policies import DistributionPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
-    value_lr: Schedule | None
+    value_lr: Annotated[Schedule, NotNegative] | None
     vtrace: bool
     rho_clip: float
     c_clip: float
     pg_rho_clip: float
-    lambda_: float
+    lambda_: Annotated[float, Share]
     loss_reduction: Literal["mean", "sum"]
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not 0 <= self.lambda_ <= 1:
-            raise ValueError("lambda_ must lie in [0, 1]")
-        if self.value_lr is not None and min(self.value_lr.values) < 0:
-            raise ValueError("value_lr must not be negative")
 
 
 class Impala(Algorithm):

@@ -14,12 +14,14 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.ranges import Count, Positive
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import recorded_priority
@@ -35,18 +37,11 @@ from rlrun.policies import QPolicy, without_meaning
 @dataclass(frozen=True, kw_only=True)
 class Config(QConfig):
     double: bool
-    num_fractions: int
-    num_target_fractions: int
-    num_acting_fractions: int
-    num_cosines: int
-    huber_delta: float
-
-    def __post_init__(self):
-        super().__post_init__()
-        if min(self.num_fractions, self.num_target_fractions, self.num_acting_fractions, self.num_cosines) < 1:
-            raise ValueError("num_fractions, num_target_fractions, num_acting_fractions and num_cosines must be at least 1")
-        if self.huber_delta <= 0:
-            raise ValueError("huber_delta must be positive")
+    num_fractions: Annotated[int, Count]
+    num_target_fractions: Annotated[int, Count]
+    num_acting_fractions: Annotated[int, Count]
+    num_cosines: Annotated[int, Count]
+    huber_delta: Annotated[float, Positive]
 
 
 class QuantilePolicy(QPolicy):

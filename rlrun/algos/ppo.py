@@ -15,7 +15,7 @@ Checked: tests/ops/test_returns.py (GAE by its definition), tests/algos/test_ppo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
+from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.actor_critic import ActorCriticConfig
@@ -37,35 +38,27 @@ from rlrun.policies import DistributionPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
-    minibatch_size: int
-    num_epochs: int
-    sequence_length: int
-    lambda_: float
-    clip: Schedule
-    value_clip: float
-    value_loss_clip: float
-    kl_coef: float
-    kl_target: float
-    stop_kl: float | None
+    minibatch_size: Annotated[int, Count]
+    num_epochs: Annotated[int, Count]
+    sequence_length: Annotated[int, Count]
+    lambda_: Annotated[float, Share]
+    clip: Annotated[Schedule, NotNegative]
+    value_clip: Annotated[float, NotNegative]
+    value_loss_clip: Annotated[float, NotNegative]
+    kl_coef: Annotated[float, NotNegative]
+    kl_target: Annotated[float, Positive]
+    stop_kl: Annotated[float, Positive] | None
     normalize_advantage: Literal["none", "batch", "minibatch"]
     normalize_reward: bool
     normalize_value: bool
-    lr_kl_target: float | None
-    lr_kl_bounds: tuple[float, float]
+    lr_kl_target: Annotated[float, Positive] | None
+    lr_kl_bounds: tuple[Annotated[float, Positive], Annotated[float, Positive]]
 
     def __post_init__(self):
         super().__post_init__()
-        if min(self.minibatch_size, self.num_epochs, self.sequence_length) < 1:
-            raise ValueError("minibatch_size, num_epochs and sequence_length must be at least 1")
         if self.batch_size % self.minibatch_size:
             raise ValueError(f"batch_size {self.batch_size} must be a multiple of minibatch_size {self.minibatch_size}")
-        if not 0 <= self.lambda_ <= 1:
-            raise ValueError("lambda_ must lie in [0, 1]")
-        if min(*self.clip.values, self.value_clip, self.value_loss_clip, self.kl_coef) < 0:
-            raise ValueError("clip, value_clip, value_loss_clip and kl_coef must not be negative")
-        if min(kl for kl in (self.kl_target, self.stop_kl, self.lr_kl_target) if kl is not None) <= 0:
-            raise ValueError("kl_target, stop_kl and lr_kl_target must be positive")
-        if not 0 < self.lr_kl_bounds[0] < self.lr_kl_bounds[1]:
+        if self.lr_kl_bounds[0] >= self.lr_kl_bounds[1]:
             raise ValueError("lr_kl_bounds must be two positive numbers, the lower one first")
         if self.normalize_reward and self.reward_clip != "none":
             raise ValueError("normalize_reward scales raw rewards: set reward_clip=none with it")

@@ -11,7 +11,7 @@ Checked: tests/algos/test_pqn.py (targets by their definition), tuned/pqn/.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recor
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
 from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.ranges import Count, NotNegative, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.heads import QHeadConfig
@@ -33,30 +34,24 @@ from rlrun.policies import ExplorationConfig, QPolicy
 @dataclass(frozen=True, kw_only=True)
 class Config:
     name: str
-    fragment_length: int
-    batch_size: int
-    minibatch_size: int
-    num_epochs: int
-    discount: float
-    lambda_: float
-    lr: Schedule
+    fragment_length: Annotated[int, Count]
+    batch_size: Annotated[int, Count]
+    minibatch_size: Annotated[int, Count]
+    num_epochs: Annotated[int, Count]
+    discount: Annotated[float, Share]
+    lambda_: Annotated[float, Share]
+    lr: Annotated[Schedule, NotNegative]
     optimizer: OptimizerConfig
-    max_grad_norm: float
+    max_grad_norm: Annotated[float, NotNegative]
     reward_clip: Literal["none", "sign"] | float
     head: QHeadConfig
     exploration: ExplorationConfig
 
     def __post_init__(self):
-        if min(self.fragment_length, self.batch_size, self.minibatch_size, self.num_epochs) < 1:
-            raise ValueError("fragment_length, batch_size, minibatch_size and num_epochs must be at least 1")
         if self.batch_size % self.fragment_length or self.batch_size % self.minibatch_size:
             raise ValueError(
                 f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length} and minibatch_size {self.minibatch_size}"
             )
-        if not 0 <= self.discount <= 1 or not 0 <= self.lambda_ <= 1:
-            raise ValueError("discount and lambda_ must lie in [0, 1]")
-        if min(self.lr.values) < 0 or self.max_grad_norm < 0:
-            raise ValueError("lr and max_grad_norm must not be negative")
         if self.head.noisy:
             raise ValueError("head.noisy is for algorithms with a replay: pqn explores by epsilon")
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.ranges import Count, Positive
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import recorded_priority
@@ -33,13 +35,8 @@ from rlrun.policies import QPolicy
 @dataclass(frozen=True, kw_only=True)
 class Config(QConfig):
     double: bool
-    num_quantiles: int
-    huber_delta: float
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.num_quantiles < 1 or self.huber_delta <= 0:
-            raise ValueError("num_quantiles must be at least 1, huber_delta positive")
+    num_quantiles: Annotated[int, Count]
+    huber_delta: Annotated[float, Positive]
 
 
 class QRDQN(Algorithm):

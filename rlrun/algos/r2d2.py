@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
+from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.q_learning import QConfig
@@ -33,31 +35,23 @@ from rlrun.policies import QPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Config(QConfig):
-    burn_in: int
-    sequence_length: int
-    sequence_stride: int
+    burn_in: Annotated[int, NotNegative]
+    sequence_length: Annotated[int, Count]
+    sequence_stride: Annotated[int, Count]
     zero_init_state: bool
-    value_rescaling: float | None
-    priority_eta: float
+    value_rescaling: Annotated[float, Positive] | None
+    priority_eta: Annotated[float, Share]
     double: bool
-    huber_delta: float | None
+    huber_delta: Annotated[float, Positive] | None
 
     def __post_init__(self):
         super().__post_init__()
-        if self.burn_in < 0 or min(self.sequence_length, self.sequence_stride) < 1:
-            raise ValueError("burn_in must not be negative, sequence_length and sequence_stride at least 1")
         if self.fragment_length % self.sequence_stride:
             raise ValueError(f"fragment_length {self.fragment_length} must be a multiple of sequence_stride {self.sequence_stride}, where sequences begin")
         if self.n_steps[0] != self.n_steps[1]:
             raise ValueError("n_step is one number here: sequences have returns of every row")
         if self.learning_starts < self.burn_in + self.sequence_length:
             raise ValueError(f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a sequence")
-        if not 0 <= self.priority_eta <= 1:
-            raise ValueError("priority_eta must lie in [0, 1]")
-        if self.value_rescaling is not None and self.value_rescaling <= 0:
-            raise ValueError("value_rescaling must be positive, or null for none")
-        if self.huber_delta is not None and self.huber_delta <= 0:
-            raise ValueError("huber_delta must be positive, or null for half the squared error")
 
 
 class RecurrentQPolicy(QPolicy):

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import OffPolicyActorCriticConfig, Temperature, step_metrics, weight_decay
@@ -39,14 +40,12 @@ from rlrun.policies import StochasticActor
 @dataclass(frozen=True, kw_only=True)
 class Config(OffPolicyActorCriticConfig):
     twin_q: bool
-    initial_alpha: float
-    alpha_lr: Schedule
+    initial_alpha: Annotated[float, Positive]
+    alpha_lr: Annotated[Schedule, NotNegative]
     target_entropy: Literal["auto"] | float
 
     def __post_init__(self):
         super().__post_init__()
-        if self.initial_alpha <= 0 or min(self.alpha_lr.values) < 0:
-            raise ValueError("initial_alpha must be positive and alpha_lr not negative (0: alpha stays as it is)")
         if self.input_priorities:
             raise ValueError(f"input_priorities are worked out by samplers, which have no critics of {self.name}; ddpg and td3 can")
 
@@ -106,9 +105,7 @@ class SAC(Algorithm):
             lambda: self.learn_actor(now, alpha),
         )
         shares = critic_shares | actor_shares | self.learn_temperature(log_prob, obs)
-        steps = step_metrics(
-            critic=self.critic_optimizer.apply(clock), actor=self.actor_optimizer.apply(clock), alpha=self.alpha_optimizer.apply(clock)
-        )
+        steps = step_metrics(critic=self.critic_optimizer.apply(clock), actor=self.actor_optimizer.apply(clock), alpha=self.alpha_optimizer.apply(clock))
         return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": size})
 
     def learn_critics(self, batch: Batch, now: Seen, then: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

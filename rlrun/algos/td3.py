@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import OffPolicyActorCriticConfig, recorded_priority, step_metrics, weight_decay
@@ -34,17 +36,10 @@ from rlrun.policies import ActionNoiseConfig, DeterministicPolicy
 @dataclass(frozen=True, kw_only=True)
 class Config(OffPolicyActorCriticConfig):
     twin_q: bool
-    policy_delay: int
-    target_noise: float
-    target_noise_clip: float
+    policy_delay: Annotated[int, Count]
+    target_noise: Annotated[float, NotNegative]
+    target_noise_clip: Annotated[float, NotNegative]
     exploration: ActionNoiseConfig
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.policy_delay < 1:
-            raise ValueError("policy_delay must be at least 1")
-        if min(self.target_noise, self.target_noise_clip) < 0:
-            raise ValueError("target_noise and target_noise_clip must not be negative")
 
 
 class TD3(Algorithm):

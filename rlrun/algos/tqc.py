@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import OffPolicyActorCriticConfig, Temperature, step_metrics, weight_decay
@@ -35,19 +36,17 @@ from rlrun.policies import StochasticActor
 
 @dataclass(frozen=True, kw_only=True)
 class Config(OffPolicyActorCriticConfig):
-    num_critics: int
-    num_quantiles: int
-    dropped_quantiles: int
-    initial_alpha: float
-    alpha_lr: Schedule
+    num_critics: Annotated[int, Count]
+    num_quantiles: Annotated[int, Count]
+    dropped_quantiles: Annotated[int, NotNegative]
+    initial_alpha: Annotated[float, Positive]
+    alpha_lr: Annotated[Schedule, NotNegative]
     target_entropy: Literal["auto"] | float
 
     def __post_init__(self):
         super().__post_init__()
-        if self.initial_alpha <= 0 or min(self.alpha_lr.values) < 0:
-            raise ValueError("initial_alpha must be positive and alpha_lr not negative (0: alpha stays as it is)")
-        if min(self.num_critics, self.num_quantiles) < 1 or not 0 <= self.dropped_quantiles < self.num_quantiles:
-            raise ValueError("num_critics and num_quantiles must be at least 1, and dropped_quantiles below num_quantiles")
+        if self.dropped_quantiles >= self.num_quantiles:
+            raise ValueError(f"dropped_quantiles {self.dropped_quantiles} must be below num_quantiles {self.num_quantiles}")
         if self.huber_delta is None:
             raise ValueError("huber_delta must be a number: quantiles are learnt by a Huber loss (1 in the paper)")
         if self.input_priorities:
@@ -104,9 +103,7 @@ class TQC(Algorithm):
             lambda: self.learn_actor(now, alpha),
         )
         shares = critic_shares | actor_shares | self.learn_temperature(log_prob, obs)
-        steps = step_metrics(
-            critic=self.critic_optimizer.apply(clock), actor=self.actor_optimizer.apply(clock), alpha=self.alpha_optimizer.apply(clock)
-        )
+        steps = step_metrics(critic=self.critic_optimizer.apply(clock), actor=self.actor_optimizer.apply(clock), alpha=self.alpha_optimizer.apply(clock))
         return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": size})
 
     def learn_critics(self, batch: Batch, now: Seen, then: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

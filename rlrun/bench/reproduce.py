@@ -16,7 +16,7 @@ from rlrun.bench.tables import Table, Wanted, load, select
 from rlrun.cli import take_flags
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
-from rlrun.experiments.jobs import DONE, Job, Outcome, Pool, clear, known, places
+from rlrun.experiments.jobs import DONE, Outcome, Pool, TrainingJob, clear, known, places
 from rlrun.experiments.runs import SavedRun, science_of
 from rlrun.experiments.view import view
 from rlrun.loggers.mlflow import flatten
@@ -100,11 +100,11 @@ def train_words(wanted: Wanted, key: Key) -> list[str]:
 class Cells:
     """The runs of cells, one after the other; a result is written as soon as its run is done."""
 
-    def __init__(self, jobs: dict[str, tuple[Key, Wanted]], waiting: Sequence[Job], folder: Path):
+    def __init__(self, jobs: dict[str, tuple[Key, Wanted]], waiting: Sequence[TrainingJob], folder: Path):
         self.jobs, self.waiting, self.folder = jobs, list(waiting), folder
         self.problems: list[str] = []
 
-    def next(self) -> Job | None:
+    def next(self) -> TrainingJob | None:
         if not self.waiting:
             return None
         job = self.waiting.pop(0)
@@ -124,7 +124,7 @@ class Cells:
             self.problems.append(str(error))
 
 
-def same_options(job: Job, config: dict[str, Any]) -> None:
+def same_options(job: TrainingJob, config: dict[str, Any]) -> None:
     """UserError where an earlier run of this cell had other options than its tuned file has today: it would be published under the wrong name."""
     if not (job.run_dir / "config.yaml").is_file():
         return
@@ -144,7 +144,7 @@ def work(todo: dict[Key, Wanted], folder: Path, runs: Path, flags: dict[str, Any
         name = key.file.removesuffix(".json").replace("/", "-")
         words = train_words(wanted, key)
         config = checked(words, name)  # a mistake in the last one must not show after hours
-        job = Job(name=name, words=tuple(words), run_dir=runs / name, log=runs / "logs" / f"{name}.log")
+        job = TrainingJob(name=name, words=tuple(words), run_dir=runs / name, log=runs / "logs" / f"{name}.log")
         same_options(job, config)
         jobs[name] = (key, wanted)
         outcomes.append(known(job))

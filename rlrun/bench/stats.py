@@ -12,7 +12,7 @@ import numpy as np
 Scores = np.ndarray
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     value: float
     low: float
     high: float
@@ -42,14 +42,14 @@ def optimality_gap(scores: Scores, target: float = 1.0) -> float:
 
 def stratified_bootstrap(
     scores: Scores, statistic: Callable[[Scores], float], rng: np.random.Generator, repetitions: int = 2000, confidence: float = 0.95
-) -> Interval:
+) -> ConfidenceInterval:
     """The statistic and its percentile interval, runs drawn anew with replacement within every game (section 4)."""
     scores = np.asarray(scores, dtype=float)
     runs, games = scores.shape
     made = [statistic(np.take_along_axis(scores, rng.integers(0, runs, (runs, games)), axis=0)) for _ in range(repetitions)]
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(made, [tail, 100 - tail])
-    return Interval(statistic(scores), float(low), float(high))
+    return ConfidenceInterval(statistic(scores), float(low), float(high))
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> float:

@@ -316,8 +316,8 @@ def _train(parts: Parts, seconds: float) -> tuple[float, float, float | None, di
             env_steps=2**62, stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None),
             evaluation=EvalConfig(every=None, episodes=1, greedy=True), log_every_sec=0.5, logger=logger, signals=Signals(), evaluate=None, exact=False,
             checkpoint=CheckpointConfig(every=None, every_sec=None, best_every_sec=None, keep=1), checkpoints=Checkpoints(Path(folder), 1), restored=None,
+            save_at_end=False,
         )  # fmt: skip
-        job.save_at_end = False
         watcher = threading.Thread(target=watch_memory, daemon=True)
         watcher.start()
         original = job.sampler_ready

@@ -18,7 +18,7 @@ from rlrun.bench.reproduce import number
 from rlrun.cli import take_flags
 from rlrun.config.paths import options, root
 from rlrun.core.errors import UserError, closest
-from rlrun.experiments.jobs import DONE, Fixed, Job, Outcome, Pool, places
+from rlrun.experiments.jobs import DONE, Fixed, Outcome, Pool, TrainingJob, places
 from rlrun.experiments.view import text_table, view
 from rlrun.loggers.console import duration
 from rlrun.loggers.jsonl import read as read_rows
@@ -100,7 +100,7 @@ def main(words: Sequence[str]) -> int:
             name = f"{bar.tuned.replace('/', '-')}-seed{seed}"
             words = [f"tuned={bar.tuned}", f"seed={seed}", f"env_steps={bar.env_steps:.0f}", "logger=[]"]
             words += [] if bar.greedy else [f"stop.return_mean={bar.aim:g}"]
-            jobs[name] = (bar, seed, Job(name=name, words=tuple(words), run_dir=folder / name, log=folder / "logs" / f"{name}.log"))
+            jobs[name] = (bar, seed, TrainingJob(name=name, words=tuple(words), run_dir=folder / name, log=folder / "logs" / f"{name}.log"))
     if flags["--dry-run"]:
         for _, _, job in jobs.values():
             print(f"rlrun train {' '.join(job.words)}")

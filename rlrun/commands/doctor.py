@@ -15,7 +15,7 @@ from rlrun.config.types import parse_assignments, typed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class DoctorOptions:
     runs_root: str
 
 
@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
-    options = typed(Options, {"runs_root": "runs"} | parse_assignments([word for word in words if word != "--fix"]))
+    options = typed(DoctorOptions, {"runs_root": "runs"} | parse_assignments([word for word in words if word != "--fix"]))
     runs_root = Path(options.runs_root)
     print("rlrun doctor", flush=True)
     import torch

@@ -180,7 +180,7 @@ def resume(folder: Path, flags: dict[str, Any]) -> int:
     return work(folder, flags)
 
 
-class Recorded:
+class RecordedSupply:
     """A supply whose jobs are written down, stand under the sweep's MLflow run, and begin in a clean directory."""
 
     def __init__(self, supply: Any, parent: Any, folder: Path):
@@ -210,9 +210,9 @@ def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
 
     space = parse(record.words)
     if said["kind"] == "pbt":
-        from rlrun.experiments.population import Population
+        from rlrun.experiments.population import PopulationTraining
 
-        return Population(space, said["trials"], int(said["every"]), int(said["env_steps"]), said["seed"], folder, checked, said["own"])
+        return PopulationTraining(space, said["trials"], int(said["every"]), int(said["env_steps"]), said["seed"], folder, checked, said["own"])
     from rlrun.experiments.search import Trials
 
     return Trials(space, said["kind"], said["trials"], said["prune"], said["env_steps"], said["seed"], folder, checked, said["own"])
@@ -250,7 +250,7 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
                 outcome.status = supply.status(outcome.job.name) or outcome.status
         pool = Pool(where, view(count), flags["--timeout"], before, starter)
         try:
-            outcomes = pool.run(Recorded(supply, parent, folder))
+            outcomes = pool.run(RecordedSupply(supply, parent, folder))
         finally:
             parent.close(pool.outcomes, pool.interrupted)
         (folder / "outcomes.json").write_text(json.dumps([told(outcome) for outcome in outcomes], indent=1) + "\n")

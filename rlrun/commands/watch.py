@@ -17,7 +17,7 @@ from rlrun.core.ranges import Count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(PlayOptions):
+class WatchOptions(PlayOptions):
     max_steps: Annotated[int, Count]
     gif: bool
 
@@ -30,7 +30,7 @@ def main(words: list[str]) -> int:
         print(__doc__)
         return 0
     path, rest = run_dir_argument(words, "watch")
-    options = typed(Options, DEFAULTS | {"episodes": 1, "max_steps": 5000, "gif": True} | parse_assignments(rest))
+    options = typed(WatchOptions, DEFAULTS | {"episodes": 1, "max_steps": 5000, "gif": True} | parse_assignments(rest))
     print(f"rlrun watch: {path}", flush=True)
     try:
         import imageio_ffmpeg  # noqa: F401
@@ -66,7 +66,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def record(trained: Any, options: Options) -> tuple[list, float, list[float]]:
+def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float]]:
     """Frames [H, W, 3], frames per second, returns of finished episodes."""
     import numpy as np
 

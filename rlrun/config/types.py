@@ -107,6 +107,8 @@ def _union(kinds: tuple, value: Any, path: str) -> Any:
     if inside:
         raise ConfigError(inside[0])
     rest = {error.removeprefix(said).split(f", not {value!r}")[0].removeprefix("one of ") for error in errors}
+    if type(None) in kinds:
+        rest.add("null")
     raise ConfigError(errors[0] if len(rest) == 1 else f"{said}{' or '.join(sorted(rest))}, not {value!r}")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch
 from rlrun.core.errors import Notice, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable
+from rlrun.core.found_state import find_state
 from rlrun.core.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.core.moments import Moments, RunningMoments, merged, moments_of
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
@@ -281,36 +282,43 @@ class Algorithm(nn.Module):
             metrics |= more
         return metrics
 
-    def optimizers(self) -> Iterable[tuple[str, Any]]:
-        """(name, Optimizer) pairs, found among the attributes, those of inner algorithms included."""
-        own = [(name, value) for name, value in vars(self).items() if isinstance(value, Optimizer)]
-        inner = [(name, child) for name, child in self.named_children() if isinstance(child, Algorithm)]
-        return own + [(f"{prefix}.{name}", value) for prefix, child in inner for name, value in child.optimizers()]
+    def optimizers(self) -> Iterable[tuple[str, Optimizer]]:
+        """(name, Optimizer) pairs, found wherever they are kept: in attributes, lists, dicts, inner algorithms, nested modules and helper objects. The name is
+        the path, as in "optimizer", "inner.optimizer" or "optimizers.actor"."""
+        return find_state(self).optimizers.items()
 
     def more_rngs(self) -> Iterable[tuple[str, torch.Generator]]:
         """(name, Generator) pairs beside ctx.rng, found as optimisers are."""
-        own = [(name, value) for name, value in vars(self).items() if isinstance(value, torch.Generator)]
-        inner = [(name, child) for name, child in self.named_children() if isinstance(child, Algorithm)]
-        return own + [(f"{prefix}.{name}", value) for prefix, child in inner for name, value in child.more_rngs()]
+        return find_state(self).rngs.items()
 
     def state(self) -> dict:
-        """Everything that changes: parameters, buffers, optimisers, the learner's random stream. Tensors and plain containers only."""
-        return {
+        """Everything that changes: parameters, buffers, optimisers, the learner's random stream. Tensors and plain containers only. The entry
+        "modules" is there where modules are kept that PyTorch does not know of (in a list, say)."""
+        found = find_state(self)
+        state = {
             "module": self.state_dict(),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in found.optimizers.items()},
             "rng": self.ctx.rng.get_state(),
-            "rngs": {name: rng.get_state() for name, rng in self.more_rngs()},
+            "rngs": {name: rng.get_state() for name, rng in found.rngs.items()},
         }
+        if found.modules:
+            state["modules"] = {name: module.state_dict() for name, module in found.modules.items()}
+        return state
 
     def load_state(self, state: dict) -> None:
         """The reverse of state(). RunFailed when shapes or names differ."""
+        found = find_state(self)
+        streams = [(self.ctx.rng, state["rng"])]
         try:
             self.load_state_dict(state["module"])
-            for name, optimizer in self.optimizers():
+            for name, module in found.modules.items():
+                module.load_state_dict(state["modules"][name])
+            for name, optimizer in found.optimizers.items():
                 optimizer.load_state_dict(state["optimizers"][name])
+            if "rngs" in state:  # checkpoints of the first versions have none
+                streams += [(rng, state["rngs"][name]) for name, rng in found.rngs.items()]
         except (ValueError, KeyError, RuntimeError) as error:
             raise RunFailed(f"the checkpoint does not fit this config: {str(error).splitlines()[-1].strip()}") from error
-        streams = [(self.ctx.rng, state["rng"]), *((rng, state["rngs"][name]) for name, rng in self.more_rngs() if name in state.get("rngs", {}))]
         if all(saved.numel() == rng.get_state().numel() for rng, saved in streams):
             for rng, saved in streams:
                 rng.set_state(saved.cpu())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,8 +17,8 @@ from rlrun.core.schedule import Clock
 from rlrun.core.timing import Timers
 
 
-class Header(Protocol):
-    """What is read of a fragment's header (dataflow.slots.Header)."""
+class FragmentHeader(Protocol):
+    """What is read of a fragment's header (dataflow.slots.FragmentHeader)."""
 
     @property
     def updates(self) -> int: ...
@@ -39,7 +39,7 @@ class _Report(NamedTuple):
     episodes: list[tuple[int, float, int, dict[str, float]]]  # column, return, length, info
 
 
-def exchange(headers: Sequence[Header], clock: Clock, ranks: Ranks) -> list[_Report]:
+def exchange(headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks) -> list[_Report]:
     """Reports on new fragments of all learners, by rank."""
     mine = [_Report(clock.updates - h.updates, h.env_steps, h.seconds, [(e.column, e.ret, e.length, dict(e.info)) for e in h.episodes]) for h in headers]
     if ranks.world == 1:
@@ -50,13 +50,26 @@ def exchange(headers: Sequence[Header], clock: Clock, ranks: Ranks) -> list[_Rep
 OVER, ON, SAVE = range(3)  # what rank 0 says between updates
 
 
-def save_rows(replay: Any, ranks: Ranks, folder: Path | None) -> None:
-    """Every learner's replay into the folder that rank 0 names. OSError, on rank 0, where one could not be written."""
+class Kept(Protocol):
+    """What a runner has a run save and restore. A replay, whose rows are too many for state(), has `saved` (whether checkpoints hold its rows) and
+    save_rows(folder) beside it."""
+
+    def state(self) -> dict: ...
+
+    def load(self, state: dict, folder: Path | None) -> str | None:
+        """The reverse of state(). folder: where rows were saved, None where they were not. Returns a sentence that the user should read, or None."""
+        ...
+
+
+def save_rows(kept: Mapping[str, Any], ranks: Ranks, folder: Path | None) -> None:
+    """Every learner's rows into the folder that rank 0 names. OSError, on rank 0, where some could not be written."""
     folder, problem = Path(ranks.everyones(str(folder))[0]), None
     try:
-        replay.save_rows(folder)
+        with_rows = {name: thing for name, thing in kept.items() if hasattr(thing, "save_rows")}
+        for thing in with_rows.values():
+            thing.save_rows(folder)
         if ranks.rank > 0:
-            torch.save({"replay": replay.state()}, folder / f"{replay_part(ranks.rank)}.pt")
+            torch.save({name: thing.state() for name, thing in with_rows.items()}, folder / f"{replay_part(ranks.rank)}.pt")
     except (OSError, RuntimeError) as error:  # torch.save says RuntimeError on a full disk
         problem = error
     written = ranks.all(problem is None)
@@ -64,13 +77,14 @@ def save_rows(replay: Any, ranks: Ranks, folder: Path | None) -> None:
         raise problem or OSError("another learner's replay could not be written")
 
 
-def load_rows(replay: Any, limiter: Any, folder: Path, rank: int) -> bool:
-    """Restores one learner's replay from a checkpoint; False where the checkpoint holds no rows."""
+def load_kept(name: str, thing: Kept, folder: Path, rank: int) -> str | None:
+    """Restores what one learner keeps from a checkpoint. Returns a sentence for the user where something is missing. RunFailed where all of it is."""
     saved, there = load_part(folder, "replay"), any(folder.glob(ROWS))
-    own = load_part(folder, replay_part(rank)) if there else saved
-    replay.load(own["replay"], folder if there else None)
-    limiter.load(saved["limiter"], rows=there)
-    return there
+    if there and rank > 0:  # other learners save what has rows; everything else is the first one's
+        saved |= load_part(folder, replay_part(rank))
+    if name not in saved:
+        raise RunFailed(f"the checkpoint {folder} does not hold the state of the {name}")
+    return thing.load(saved[name], folder if there else None)
 
 
 def replay_part(rank: int) -> str:
@@ -88,17 +102,17 @@ def check_equal(algorithm: Algorithm, ranks: Ranks) -> None:
         raise RunFailed("the learners begin with different weights: does another run still write what init= names?")
 
 
-class Follower:
+class FollowingLearner:
     """The run as learners other than the first see it: they begin with the same state, and rank 0 says when it is over."""
 
     def __init__(self, ranks: Ranks, restored: tuple[dict[str, dict], dict] | None, saved: Path | None = None):
         """saved: the checkpoint that was restored."""
         self.ranks, self.restored, self.saved = ranks, restored, saved
-        self.replay: Any = None
+        self.kept: dict[str, Kept] = {}
         self.timers = Timers()
         self.breaks: list[Callable[[int], None]] = []
         self.generation = 0
-        self.settle: Callable[[], Clock] | None = None
+        self.hold_learners: Callable[[], Clock] | None = None
         self.ahead = 0
         self.clock = Clock()
 
@@ -115,16 +129,16 @@ class Follower:
     def sampler_ready(self, sampler: Any) -> None:
         """Nothing to restore: with several learners columns begin anew."""
 
-    def replay_ready(self, replay: Any, limiter: Any) -> None:
-        self.replay = replay
+    def keeps(self, name: str, thing: Kept) -> None:
+        self.kept[name] = thing
         if self.saved is not None:
-            load_rows(replay, limiter, self.saved, self.ranks.rank)
+            load_kept(name, thing, self.saved, self.ranks.rank)
 
-    def collected(self, headers: Sequence[Header]) -> int:
+    def collected(self, headers: Sequence[FragmentHeader]) -> int:
         return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks))
 
     def tick(self, clock: Clock, update: Update | None) -> bool:
         self.clock = clock
         while (said := self.ranks.first(OVER)) == SAVE:
-            save_rows(self.replay, self.ranks, None)
+            save_rows(self.kept, self.ranks, None)
         return said == ON

@@ -15,7 +15,7 @@ from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed
-from rlrun.core.learners import ON, OVER, SAVE, Header, check_equal, exchange, load_rows, save_rows
+from rlrun.core.learners import ON, OVER, SAVE, FragmentHeader, Kept, check_equal, exchange, load_kept, save_rows
 from rlrun.core.metrics import EpisodeStatistics, Means, finite
 from rlrun.core.ranks import ALONE
 from rlrun.core.schedule import Clock
@@ -62,23 +62,23 @@ class Logger(Protocol):
 
 
 class Job(Protocol):
-    """What runners see of a run: Run, or Follower on learners other than the first."""
+    """What runners see of a run: Run, or FollowingLearner on learners other than the first."""
 
     timers: Timers
     breaks: list[Callable[[int], None]]  # what else forgets its rows when an exact run breaks its columns
     generation: int  # of env seeds: how often this run has been started, or (exact) checkpointed
     ahead: int  # env steps taken for an update that is not made yet, which count with it: set by runners whose updates take whole episodes
-    settle: Callable[[], Clock] | None  # set by runners whose learners do not wait: holds them, and returns the clock of all that they have done
+    hold_learners: Callable[[], Clock] | None  # set by runners whose learners do not wait: holds them, and returns the clock of all that they have done
 
     def begin(self, algorithm: Algorithm) -> Clock: ...
 
     def sampler_ready(self, sampler: Any) -> None: ...
 
-    def replay_ready(self, replay: Any, limiter: Any) -> None:
-        """After sampler_ready, by runners that have a replay: restores both, and saves them from now on."""
+    def keeps(self, name: str, thing: Kept) -> None:
+        """After sampler_ready, by runners that have a replay, say: restores it, and saves it under this name from now on."""
         ...
 
-    def collected(self, headers: Sequence[Header]) -> int:
+    def collected(self, headers: Sequence[FragmentHeader]) -> int:
         """Takes note of the fragments that a new batch brought; returns the env steps that all learners took for it."""
         ...
 
@@ -105,13 +105,14 @@ class Run:
         exact: bool,
         restored: tuple[dict[str, dict], dict] | None,
         callbacks: Sequence[Callback] = (),
+        save_at_end: bool = True,
     ):
         self.callbacks = callbacks
         self.total, self.stop, self.evaluation, self.checkpoint = env_steps, stop, evaluation, checkpoint
         self.log_every_sec, self.checkpoints, self.logger, self.signals, self.evaluate = log_every_sec, checkpoints, logger, signals, evaluate
         self.exact = exact  # break all columns at a checkpoint, so that a resumed run equals an uninterrupted one
         self.restored = restored
-        self.settle: Callable[[], Clock] | None = None
+        self.hold_learners: Callable[[], Clock] | None = None
         self.ranks = ALONE  # set before the runner starts, where there are several learners
         self.timers = Timers()
         self.episodes = EpisodeStatistics()
@@ -130,10 +131,9 @@ class Run:
         self.started = self.last_log = self.last_save = self.last_best = time.monotonic()
         self.last_log_steps = 0
         self.ahead = 0
-        self.save_at_end = True
+        self.save_at_end = save_at_end
         self.first_counted = 0  # column; those before it explore too much to count (Ape-X)
-        self.replay: Any = None  # and its limiter, where the runner has one
-        self.limiter: Any = None
+        self.kept: dict[str, Kept] = {}  # by the name that the runner gave it
 
     # -- the runner's side ---------------------------------------------------------------------------------------------------------------
 
@@ -168,15 +168,12 @@ class Run:
         self.last_log = self.last_save = self.last_best = time.monotonic()
         self.timers.result()
 
-    def replay_ready(self, replay: Any, limiter: Any) -> None:
-        self.replay, self.limiter = replay, limiter
-        folder = self.restored_rows
-        if folder is not None:
-            if not load_rows(replay, limiter, folder, 0):
-                after = f"learning goes on after {limiter.starts:,} new env steps"
-                print(f"  the checkpoint holds no replayed rows: {after} (replay.checkpoint=true saves them)", flush=True)
+    def keeps(self, name: str, thing: Kept) -> None:
+        self.kept[name] = thing
+        if self.restored_rows is not None and (said := load_kept(name, thing, self.restored_rows, 0)) is not None:
+            print(f"  {said}", flush=True)
 
-    def collected(self, headers: Sequence[Header]) -> int:
+    def collected(self, headers: Sequence[FragmentHeader]) -> int:
         """Takes note of new fragments' episodes and of how old their weights were; returns the env steps that all learners took for them."""
         steps = 0
         for report in exchange(headers, self.clock, self.ranks):
@@ -204,8 +201,8 @@ class Run:
         def still() -> None:
             """Before anything that looks at the weights for longer than a moment."""
             nonlocal settled
-            if self.settle is not None and not settled:
-                self.clock, settled = self.settle(), True
+            if self.hold_learners is not None and not settled:
+                self.clock, settled = self.hold_learners(), True
 
         over = self._over(now)
         if over:
@@ -317,9 +314,9 @@ class Run:
                 "generation": self.generation,
             }
             rows = None
-            if self.replay is not None:
-                tensors["replay"] = {"replay": self.replay.state(), "limiter": self.limiter.state()}
-                rows = self._save_rows if self.replay.saved else None
+            if self.kept:
+                tensors["replay"] = {name: thing.state() for name, thing in self.kept.items()}
+                rows = self._save_rows if any(getattr(thing, "saved", False) for thing in self.kept.values()) else None
             saved = self.checkpoints.save(self.clock.env_steps, tensors, run, best, rows)
             if saved is None and self.status != "RUNNING":
                 newest = f"the newest one is from {int(self.checkpoints.names()[-1])}" if self.checkpoints.names() else "there is none"
@@ -338,7 +335,7 @@ class Run:
 
     def _save_rows(self, folder: Path) -> None:
         self.ranks.first(SAVE)
-        save_rows(self.replay, self.ranks, folder)
+        save_rows(self.kept, self.ranks, folder)
 
     def _log(self, now: float) -> None:
         self.algorithm.check()

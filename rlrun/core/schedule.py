@@ -13,7 +13,10 @@ import torch
 
 
 class Clock(NamedTuple):
-    """How far a run is. It travels to the samplers with the weights, so epsilon and lr can never disagree about time."""
+    """How far a run is. It travels to the samplers with the weights, so epsilon and lr can never disagree about time.
+
+    A run that learns from a dataset, where nobody takes decisions, counts the live rows it has learnt from as env steps: schedules, stops, saves and logs
+    then need no second unit."""
 
     env_steps: int = 0  # decisions taken in all envs, dead rows not counted
     updates: int = 0  # calls of Algorithm.update

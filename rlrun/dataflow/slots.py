@@ -14,6 +14,7 @@ from torch import Tensor
 from rlrun.core.batch import Batch, RowSpec, allocate, layout_bytes
 from rlrun.core.errors import Notice
 from rlrun.core.moments import Moments
+from rlrun.dataflow.stores import Key
 
 
 class Episode(NamedTuple):
@@ -29,7 +30,7 @@ class Header(NamedTuple):
     """What is said about a fragment beside its rows. env_steps counts live rows; nobody recounts them from the rows."""
 
     worker: int
-    slot: int
+    slot: Key  # where its rows lie (stores.FragmentStore)
     first_row: int  # absolute number of the fragment's row 0 in its columns
     version: int  # of the weights it was made with
     updates: int  # the learner's updates at that version
@@ -46,13 +47,17 @@ class Fragment:
 
 
 class Slots:
-    """`count` fragments of one layout in one block of shared memory, made by the parent. Picklable for spawn."""
+    """`count` fragments of one layout in one block of shared memory, made by the parent: a FragmentStore whose keys are numbers. Picklable for spawn."""
 
     def __init__(self, layout: RowSpec, count: int):
         self.layout, self.count = layout, count
         self.stride = layout_bytes(layout)
         self.memory: Tensor = torch.full((count, self.stride), 0x7F, dtype=torch.uint8).share_memory_()  # sentinel: see unwritten()
         self.pinned = False
+
+    @property
+    def keys(self) -> range:
+        return range(self.count)
 
     def pin(self) -> None:
         """Page-locks the memory, so that a GPU reads from it by itself while this process does something else. In the process that has the GPU."""
@@ -69,8 +74,8 @@ class Slots:
             torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
             self.pinned = False
 
-    def view(self, slot: int) -> Batch:
-        return allocate(self.layout, self.memory[slot])
+    def view(self, key: Key) -> Batch:
+        return allocate(self.layout, self.memory[key])  # type: ignore[index]
 
 
 def unwritten(batch: Batch) -> list[str]:

@@ -19,7 +19,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 class WeightBus:
-    """Picklable for spawn: its tensors are shared memory. Every parameter and buffer travels as float32."""
+    """A WeightStore, picklable for spawn: its tensors are shared memory. Every parameter and buffer travels as float32."""
 
     def __init__(self, module: nn.Module):
         count = sum(t.numel() for t in _tensors(module))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.core.errors import UserError, closest
-from rlrun.experiments.jobs import Job, Place, command_of
+from rlrun.experiments.jobs import Place, TrainingJob, command_of
 
 CLUSTERS = ("slurm", "local")
 PLAIN = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node", "name")  # submitit's own; others are SLURM's
@@ -72,7 +72,7 @@ class Queue:
         except Exception as error:  # RuntimeError without srun, NameError for an option that it does not know
             raise UserError(f"--cluster {cluster}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
 
-    def __call__(self, job: Job, place: Place) -> Queued:
+    def __call__(self, job: TrainingJob, place: Place) -> Queued:
         return Queued(self.executor.submit(run_logged, command_of(job), str(job.log.resolve())))
 
 

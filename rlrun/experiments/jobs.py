@@ -58,7 +58,7 @@ def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     name: str
     words: tuple[str, ...]  # what `rlrun train` is told, without run_dir
     run_dir: Path
@@ -70,7 +70,7 @@ class Job:
 class Outcome:
     """A job and what has become of it."""
 
-    job: Job
+    job: TrainingJob
     status: str = "WAITING"  # RUNNING, then as its summary says: COMPLETED, STOPPED, INTERRUPTED or FAILED; PRUNED where the supply ended it
     reason: str = ""
     row: dict[str, Any] = field(default_factory=dict)  # the last of progress.jsonl
@@ -92,7 +92,7 @@ class Outcome:
 class Supply(Protocol):
     """Where jobs come from, one at a time, and who hears of them."""
 
-    def next(self) -> Job | None:
+    def next(self) -> TrainingJob | None:
         """None: none now; it is asked again as long as any runs."""
         ...
 
@@ -111,10 +111,10 @@ class View(Protocol):
 class Fixed:
     """A list of jobs, in order."""
 
-    def __init__(self, jobs: Sequence[Job]):
+    def __init__(self, jobs: Sequence[TrainingJob]):
         self.jobs = list(jobs)
 
-    def next(self) -> Job | None:
+    def next(self) -> TrainingJob | None:
         return self.jobs.pop(0) if self.jobs else None
 
     def look(self, outcome: Outcome) -> bool:
@@ -133,16 +133,16 @@ class Process(Protocol):
 
 
 class Starter(Protocol):
-    def __call__(self, job: Job, place: Place) -> Process: ...
+    def __call__(self, job: TrainingJob, place: Place) -> Process: ...
 
 
 class Here:
     """Starts jobs as processes of this machine, on their cores, with their output in their log."""
 
-    def __init__(self, command: Callable[[Job], list[str]] | None = None, cwd: str | None = None):
+    def __init__(self, command: Callable[[TrainingJob], list[str]] | None = None, cwd: str | None = None):
         self.command, self.cwd = command or command_of, cwd
 
-    def __call__(self, job: Job, place: Place) -> subprocess.Popen:
+    def __call__(self, job: TrainingJob, place: Place) -> subprocess.Popen:
         environment = dict(os.environ) if place.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.gpu}
         mine = os.sched_getaffinity(0)
         os.sched_setaffinity(0, place.cores)  # inherited; resources=auto counts the cores that it may use
@@ -209,7 +209,7 @@ class Pool:
         self.again = self.interrupted
         self.signal = self.signal or number
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: TrainingJob) -> None:
         place = self.free.pop(0)
         outcome = next((known for known in self.outcomes if known.job.run_dir == job.run_dir), None)
         if outcome is None:
@@ -249,13 +249,13 @@ class Pool:
             one.process.kill()
 
 
-def command_of(job: Job) -> list[str]:
+def command_of(job: TrainingJob) -> list[str]:
     """The command of a job: rlrun train, or rlrun resume where the run has a checkpoint."""
     words = ["resume", str(job.run_dir), *job.resume] if checkpoints(job.run_dir) else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
     return [sys.executable, "-m", "rlrun.experiments.job", *words]
 
 
-def known(job: Job) -> Outcome:
+def known(job: TrainingJob) -> Outcome:
     """What an earlier session has left of a job; WAITING where that has to go on, or to begin."""
     outcome = Outcome(job=job, row=last_row(job.run_dir) or {})
     if job.run_dir.exists():
@@ -264,7 +264,7 @@ def known(job: Job) -> Outcome:
     return outcome
 
 
-def clear(job: Job) -> None:
+def clear(job: TrainingJob) -> None:
     """Removes the directory of a run that ended before its first checkpoint: there is nothing to go on from. Waits for a process of an earlier session that
     still saves; UserError where it does not end."""
     if not job.run_dir.exists():

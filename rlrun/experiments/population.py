@@ -21,7 +21,7 @@ from rlrun.config.types import load_yaml, save_yaml
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import Interval, Space
-from rlrun.experiments.jobs import DONE, Job, Outcome, checkpoints
+from rlrun.experiments.jobs import DONE, Outcome, TrainingJob, checkpoints
 from rlrun.experiments.record import job_in
 
 TRUNCATED = 0.25  # of the population that takes over, and that is taken over from (section 3: truncation selection)
@@ -41,7 +41,7 @@ class Member:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Population:
+class PopulationTraining:
     """A supply of the parts of all members' ways."""
 
     def __init__(self, space: Space, count: int, every: int, env_steps: int, seed: int, folder: Path, check: Callable[[Sequence[str], str], Any],
@@ -104,7 +104,7 @@ class Population:
 
     # -- the supply ----------------------------------------------------------------------------------------------------------------------
 
-    def next(self) -> Job | None:
+    def next(self) -> TrainingJob | None:
         if not self.queue:
             return None
         member = self.queue.pop(0)

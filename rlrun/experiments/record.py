@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
-from rlrun.experiments.jobs import DONE, Job, Outcome
+from rlrun.experiments.jobs import DONE, Outcome, TrainingJob
 
 FORMAT = 1
 
@@ -21,7 +21,7 @@ FORMAT = 1
 class Record(NamedTuple):
     command: str
     words: list[str]
-    jobs: list[Job]
+    jobs: list[TrainingJob]
     mlflow: dict[str, Any] | None  # {uri, experiment, root}; None: the jobs do not log there
     search: dict[str, Any] | None  # how jobs are drawn; None: they are all named
     cwd: str  # where relative paths of the jobs' words begin
@@ -42,10 +42,10 @@ def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence
     write_atomically(folder / "sweep.json", json.dumps(said, indent=1) + "\n")
 
 
-def job_in(folder: Path, name: str, words: Sequence[str]) -> Job:
+def job_in(folder: Path, name: str, words: Sequence[str]) -> TrainingJob:
     """Its run and its log have their places in the sweep's directory."""
     place = folder.resolve()
-    return Job(name=name, words=tuple(words), run_dir=place / name, log=place / "logs" / f"{name}.log")
+    return TrainingJob(name=name, words=tuple(words), run_dir=place / name, log=place / "logs" / f"{name}.log")
 
 
 def read(folder: Path) -> Record:
@@ -60,7 +60,7 @@ def read(folder: Path) -> Record:
         raise UserError(f"{folder / 'sweep.json'} is damaged: {error}") from None
 
 
-def add(folder: Path, job: Job) -> None:
+def add(folder: Path, job: TrainingJob) -> None:
     """Writes down a job that a search has drawn, once."""
     said = json.loads((folder / "sweep.json").read_text())
     if all(known["name"] != job.name for known in said["jobs"]):
@@ -111,7 +111,7 @@ class Parent:
             print(f"  mlflow: {type(error).__name__}: {why}; the jobs log there without a run above them", flush=True)
             self.client = None
 
-    def adopt(self, job: Job) -> Job:
+    def adopt(self, job: TrainingJob) -> TrainingJob:
         """The job as it is told to stand under this run."""
         if self.client is None:
             return job

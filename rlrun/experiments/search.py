@@ -11,7 +11,7 @@ from typing import Any
 
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import Space, Variation, job_name
-from rlrun.experiments.jobs import DONE, Job, Outcome
+from rlrun.experiments.jobs import DONE, Outcome, TrainingJob
 from rlrun.experiments.record import job_in
 
 METHODS = ("random", "tpe")
@@ -48,7 +48,7 @@ class Trials:
         self.study = found.create_study(study_name="sweep", storage=storage, sampler=samplers[method](seed=seed + begun, **options), pruner=pruner,
                                         direction="maximize", load_if_exists=True)  # fmt: skip
         self.trials: dict[str, Any] = {}
-        self.again: list[tuple[Any, Job]] = []  # of an earlier session, not told yet
+        self.again: list[tuple[Any, TrainingJob]] = []  # of an earlier session, not told yet
         for frozen in self.study.trials:
             if frozen.state == found.trial.TrialState.RUNNING:
                 trial = found.trial.Trial(self.study, frozen._trial_id)
@@ -57,7 +57,7 @@ class Trials:
     def _text(self, key: str, value: Any) -> str:
         return str(value) if key in self.space.choices else f"{value:.6g}" if isinstance(value, float) else str(value)
 
-    def _job(self, number: int, varied: Sequence[Variation]) -> Job:
+    def _job(self, number: int, varied: Sequence[Variation]) -> TrainingJob:
         return job_in(self.folder, job_name(number, varied), [*self.own, *self.space.fixed, *(one.word for one in varied)])
 
     def _draw(self, trial: Any) -> list[Variation]:
@@ -72,7 +72,7 @@ class Trials:
             varied.append(Variation(key, self._text(key, value)))
         return varied
 
-    def next(self) -> Job | None:
+    def next(self) -> TrainingJob | None:
         found = optuna()
         if self.again:
             trial, job = self.again.pop(0)

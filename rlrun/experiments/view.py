@@ -43,7 +43,7 @@ def counts(outcomes: Sequence[Outcome], waiting: int) -> str:
     return ", ".join(f"{number} {status}" for status, number in seen.items())
 
 
-class Lines:
+class JobLines:
     """A line when a job begins or ends, and a table at the end."""
 
     def __init__(self, total: int):
@@ -63,7 +63,7 @@ class Lines:
         print(f"\n{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}", flush=True)
 
 
-class Table:
+class JobTable:
     """All jobs, or those that changed last, twice a second."""
 
     def __init__(self, total: int):
@@ -101,5 +101,5 @@ def view(total: int) -> View:
         from rich.console import Console
 
         if Console().is_terminal and not Console().is_dumb_terminal:
-            return Table(total)
-    return Lines(total)
+            return JobTable(total)
+    return JobLines(total)

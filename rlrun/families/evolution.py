@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from rlrun.core.evolution import NoiseTable
 from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Schedule
 from rlrun.models.encoders import NetConfig
 
@@ -21,24 +23,14 @@ class EvolutionConfig:
     """conf/algo/<name>.yaml says what each is; an algorithm's own Config adds the rest."""
 
     name: str
-    noise_std: float
-    noise_size: int
-    eval_share: float
-    action_noise: float
-    report_length: int
-    lr: Schedule
+    noise_std: Annotated[float, Positive]
+    noise_size: Annotated[int, Count]
+    eval_share: Annotated[float, Share]
+    action_noise: Annotated[float, NotNegative]
+    report_length: Annotated[int, Count]
+    lr: Annotated[Schedule, NotNegative]
     optimizer: OptimizerConfig
     actor: NetConfig
-
-    def __post_init__(self):
-        if self.noise_std <= 0 or self.action_noise < 0:
-            raise ValueError("noise_std must be positive and action_noise not negative")
-        if min(self.noise_size, self.report_length) < 1:
-            raise ValueError("noise_size and report_length must be at least 1")
-        if not 0 <= self.eval_share <= 1:
-            raise ValueError("eval_share must lie in [0, 1]")
-        if min(self.lr.values) < 0:
-            raise ValueError("lr must not be negative")
 
 
 def weighed_noise(noise: NoiseTable, size: int, weight: Tensor, offset: Tensor) -> Tensor:

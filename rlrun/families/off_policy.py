@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlrun.core.algorithm import FromReplay
 from rlrun.core.batch import Batch
 from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Schedule
 from rlrun.core.specs import Box, Space
 from rlrun.models.critic import EnsembleLinear
@@ -25,19 +26,19 @@ class OffPolicyConfig:
     """conf/algo/<name>.yaml says what each is; an algorithm's own Config adds the rest."""
 
     name: str
-    fragment_length: int
-    num_envs: int
-    batch_size: int
-    replay_ratio: float
+    fragment_length: Annotated[int, Count]
+    num_envs: Annotated[int, Count]
+    batch_size: Annotated[int, Count]
+    replay_ratio: Annotated[float, Positive]
     learning_starts: int
-    discount: float
-    n_step: int | tuple[int, int]
+    discount: Annotated[float, Share]
+    n_step: Annotated[int, Count] | tuple[Annotated[int, Count], Annotated[int, Count]]
     optimizer: OptimizerConfig
-    max_grad_norm: float
-    target_update_interval: int
-    target_tau: float
+    max_grad_norm: Annotated[float, NotNegative]
+    target_update_interval: Annotated[int, Count]
+    target_tau: Annotated[float, PositiveShare]
     input_priorities: bool
-    reward_clip: Literal["none", "sign"] | float
+    reward_clip: Literal["none", "sign"] | Annotated[float, Positive]
 
     @property
     def n_steps(self) -> tuple[int, int]:
@@ -50,22 +51,10 @@ class OffPolicyConfig:
                           ratio=self.replay_ratio, first_priority=self.input_priorities)  # fmt: skip
 
     def __post_init__(self):
-        if min(self.fragment_length, self.num_envs, self.batch_size, self.target_update_interval) < 1:
-            raise ValueError("fragment_length, num_envs, batch_size and target_update_interval must be at least 1")
-        if self.replay_ratio <= 0:
-            raise ValueError("replay_ratio must be positive")
-        if not 1 <= self.n_steps[0] <= self.n_steps[1]:
+        if self.n_steps[0] > self.n_steps[1]:
             raise ValueError("n_step is a number from 1, or a range [fewest, most]")
         if self.learning_starts < self.n_steps[1]:
             raise ValueError(f"learning_starts {self.learning_starts} is below n_step {self.n_steps[1]}: there would be nothing to learn from")
-        if not 0 <= self.discount <= 1:
-            raise ValueError("discount must lie in [0, 1]")
-        if self.max_grad_norm < 0:
-            raise ValueError("max_grad_norm must not be negative")
-        if not 0 < self.target_tau <= 1:
-            raise ValueError("target_tau must lie in (0, 1]")
-        if isinstance(self.reward_clip, float) and self.reward_clip <= 0:
-            raise ValueError("reward_clip must be none, sign or a positive bound")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,20 +63,11 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
 
     actor: NetConfig
     critic: NetConfig
-    actor_lr: Schedule
-    critic_lr: Schedule
-    random_steps: int
-    l2: float
-    huber_delta: float | None
-
-    def __post_init__(self):
-        super().__post_init__()
-        if min(*self.actor_lr.values, *self.critic_lr.values) < 0:
-            raise ValueError("actor_lr and critic_lr must not be negative")
-        if self.random_steps < 0 or self.l2 < 0:
-            raise ValueError("random_steps and l2 must not be negative")
-        if self.huber_delta is not None and self.huber_delta <= 0:
-            raise ValueError("huber_delta must be positive, or null for half the squared error")
+    actor_lr: Annotated[Schedule, NotNegative]
+    critic_lr: Annotated[Schedule, NotNegative]
+    random_steps: Annotated[int, NotNegative]
+    l2: Annotated[float, NotNegative]
+    huber_delta: Annotated[float, Positive] | None
 
 
 def recorded_priority(cfg: OffPolicyConfig, rows: Batch) -> Tensor:

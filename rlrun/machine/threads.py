@@ -28,7 +28,7 @@ First = TypeVar("First")
 Second = TypeVar("Second")
 
 
-class Job(NamedTuple):
+class HelperTask(NamedTuple):
     """A function for the helper thread, with its number of PyTorch threads and a queue for its result."""
 
     do: Callable[[], object]
@@ -36,7 +36,7 @@ class Job(NamedTuple):
     answer: queue.SimpleQueue
 
 
-class Beside:
+class HelperThread:
     """Runs two functions that do not write to the same tensors.
 
     They run one after the other or, while `threads` is more than 1, in two Python threads with half of PyTorch's
@@ -46,7 +46,7 @@ class Beside:
 
     def __init__(self) -> None:
         self.threads = 1
-        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[HelperTask] = queue.SimpleQueue()
         self.helper: threading.Thread | None = None
 
     def __call__(self, first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
@@ -57,7 +57,7 @@ class Beside:
             self.helper.start()
         # every call has its own queue, so that it cannot read the answer of an interrupted call
         answer: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
-        self.jobs.put(Job(second, self.threads // 2, answer))
+        self.jobs.put(HelperTask(second, self.threads // 2, answer))
         try:
             done = first()
         finally:
@@ -88,7 +88,13 @@ class TunedThreads:
     again, because in a trial of a tenth of a second two threads may have shared one core all the time.
     """
 
-    def __init__(self, choices: Sequence[int], now: Callable[[], float] = time.perf_counter, beside: Beside | None = None, products: Products | None = None):
+    def __init__(
+        self,
+        choices: Sequence[int],
+        now: Callable[[], float] = time.perf_counter,
+        beside: HelperThread | None = None,
+        products: Products | None = None,
+    ):
         """choices: numbers of threads to try; now: the clock in seconds; products: a context that is entered as well.
 
         beside: runs parts of the update side by side, with half of the threads each.

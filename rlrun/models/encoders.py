@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, at
 from rlrun.core.errors import UserError
+from rlrun.core.ranges import Count
 from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, Space, leaves
 
 # relu writes over what the layer before it made, which no gradient needs
@@ -26,13 +27,9 @@ CHUNK_ROWS = 64
 class NetConfig:
     """Hidden layers of an actor or a critic, behind the encoder."""
 
-    hidden: tuple[int, ...]
+    hidden: tuple[Annotated[int, Count], ...]
     activation: Literal["tanh", "relu", "elu", "silu"]
     layer_norm: bool
-
-    def __post_init__(self):
-        if any(width < 1 for width in self.hidden):
-            raise ValueError("hidden must be a list of positive widths")
 
 
 def mlp(sizes: tuple[int, ...], activation: str, layer_norm: bool = False) -> nn.Sequential:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
+from rlrun.core.ranges import Count, NotNegative, PositiveShare
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
 from rlrun.models.encoders import ACTIVATIONS, flat_size, flatten
 from rlrun.models.noisy import FEW_ROWS, NoisyLinear
@@ -204,20 +205,12 @@ def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution
 class QHeadConfig:
     """Between features and action values."""
 
-    hidden: Literal["auto"] | tuple[int, ...]
+    hidden: Literal["auto"] | tuple[Annotated[int, Count], ...]
     encoder_layer: bool
     dueling: bool
-    gradient_scale: float
+    gradient_scale: Annotated[float, PositiveShare]
     noisy: bool
-    sigma0: float
-
-    def __post_init__(self):
-        if self.hidden != "auto" and any(width < 1 for width in self.hidden):
-            raise ValueError("hidden must be auto or a list of positive widths")
-        if not 0 < self.gradient_scale <= 1:
-            raise ValueError("gradient_scale must lie in (0, 1]")
-        if self.sigma0 < 0:
-            raise ValueError("sigma0 must not be negative")
+    sigma0: Annotated[float, NotNegative]
 
 
 class QHead(nn.Module):

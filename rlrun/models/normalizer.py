@@ -106,3 +106,22 @@ class ValueScale(RunningMoments):
         self.merge(moments)
         head.weight.mul_(deviation / self.deviation)
         head.bias.copy_((deviation * head.bias + mean - self.mean) / self.deviation)
+
+
+class FiltersObservations:
+    """The part of a policy that its filter of observations is: a policy sets `filter`, to None where it has none."""
+
+    filter: ObservationFilters | None
+
+    def seen(self, obs: Batch) -> Batch:
+        """Observations as the nets get them."""
+        return obs if self.filter is None else obs.replace(observation=self.filter(obs["observation"]))
+
+    def moments(self, batch: Batch) -> list[Moments] | None:
+        """See core.policy.Policy."""
+        return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
+
+    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
+        """See core.policy.Policy."""
+        if self.filter is not None:
+            self.filter.merge(moments, ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,15 +10,14 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
-from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Policy
-from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig, mlp
 from rlrun.models.heads import SMALL_GAIN, action_head
 from rlrun.models.model import Model, Trunk
+from rlrun.models.normalizer import FiltersObservations
 from rlrun.policies.exploration import ActionNoiseConfig
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
@@ -50,7 +49,7 @@ class TanhHead(nn.Module):
         return torch.tanh(self.linear(features))
 
 
-class Actor(Policy):
+class Actor(FiltersObservations, Policy):
     """A filter before a net. It may carry critics, so that samplers can say what rows are worth."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, head: Callable[[int], nn.Module]):
@@ -65,19 +64,8 @@ class Actor(Policy):
         self.net = ActorNet(model.trunk(spec), cfg, head)
         self.critic: Critics | None = None
 
-    def moments(self, batch: Batch) -> list[Moments] | None:
-        return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
-
-    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
-        if self.filter is not None:
-            self.filter.merge(moments, ranks)
-
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         return Batch()
-
-    def seen(self, obs: Batch) -> Batch:
-        """Observations as the nets get them."""
-        return obs if self.filter is None else obs.replace(observation=self.filter(obs["observation"]))
 
     def output(self, obs: Batch, is_first: Tensor) -> Any:
         """Seen observations [T, B, ...] -> what the net says."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
-from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Pass, Policy
-from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
+from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.distributions import Distribution
 
 
@@ -31,7 +29,7 @@ def without_meaning(obs: Batch, name: str | None) -> tuple[Batch, Tensor | None]
     return obs.replace(observation=Batch({key: parts[key] for key in parts if key != name})), parts[name]  # type: ignore[index, return-value, union-attr]
 
 
-class DistributionPolicy(Policy):
+class DistributionPolicy(FiltersObservations, Policy):
     """Samples from a distribution over actions; its value head serves the learner.
 
     One trunk feeds both heads, or each has its own (model.share_value: false); then the value's memory is a second state."""
@@ -55,13 +53,6 @@ class DistributionPolicy(Policy):
             raise ValueError("the value shares its trunk with the policy")
         return [*self.value_trunk.parameters(), *self.value_head.parameters()]
 
-    def moments(self, batch: Batch) -> list[Moments] | None:
-        return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
-
-    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
-        if self.filter is not None:
-            self.filter.merge(moments, ranks)
-
     def core_spec(self) -> RowSpec:
         spec = dict(self.trunk.core_spec())
         if self.value_trunk is not None:
@@ -82,10 +73,8 @@ class DistributionPolicy(Policy):
         return own, Batch({name[6:]: state[name] for name in state if name.startswith("value_")})
 
     def _forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Outputs, Batch]:
-        if self.filter is not None:
-            obs = obs.replace(observation=self.filter(obs["observation"]))
         own, value_state = self._split(state)
-        obs, meaning = without_meaning(obs, self.embedding)
+        obs, meaning = without_meaning(self.seen(obs), self.embedding)
         features, own = self.trunk(obs, is_first, own)
         value_features = features
         if self.value_trunk is not None:

@@ -16,6 +16,7 @@ from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.encoders import NetConfig
 from rlrun.models.heads import SMALL_GAIN, action_head
 from rlrun.models.model import Model
+from rlrun.models.normalizer import FiltersObservations
 from rlrun.models.per_column import PerColumn
 from rlrun.policies.actors import ActorNet
 
@@ -31,7 +32,7 @@ class LinearHead(nn.Module):
         return self.linear(features)
 
 
-class PerturbedPolicy(Policy):
+class PerturbedPolicy(FiltersObservations, Policy):
     """Deterministic: one action for every observation, the likeliest of choices (Salimans et al. 2017; Mania et al. 2018)."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig):
@@ -73,13 +74,6 @@ class PerturbedPolicy(Policy):
     def filter_moments(self, observations: Tensor | Batch, live: Tensor) -> list[Moments] | None:
         """Observations [T, B, ...] of live rows [T, B]."""
         return None if self.filter is None else self.filter.moments(observations, live)
-
-    def absorb(self, moments: Any, ranks: Any) -> None:
-        if self.filter is not None:
-            self.filter.merge(moments, ranks)
-
-    def seen(self, obs: Batch) -> Batch:
-        return obs if self.filter is None else obs.replace(observation=self.filter(obs["observation"]))
 
     def chosen(self, said: Any) -> Tensor:
         """What the head says [..., D], or a distribution -> actions as rows have them."""

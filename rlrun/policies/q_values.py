@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
-from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Pass, Policy
-from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.models.heads import QHeadConfig
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
+from rlrun.models.normalizer import FiltersObservations
 from rlrun.policies.distribution import without_meaning
 from rlrun.policies.exploration import ExplorationConfig
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
-class QPolicy(Policy):
+class QPolicy(FiltersObservations, Policy):
     """Acts on action values: the best action, or a random one with probability epsilon; one drawn by softmax (soft Q); or the best of values whose network
     is disturbed for an episode (parameter noise, Plappert et al. 2018, arXiv:1706.01905). Illegal actions are never chosen.
 
@@ -41,13 +39,6 @@ class QPolicy(Policy):
         self.head = model.q_head(spec, self.trunk, head, atoms)
         self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
         self.episodes = NoisyEpisodes(self, explore.noise_std) if explore.kind == "parameter_noise" else None
-
-    def moments(self, batch: Batch) -> list[Moments] | None:
-        return None if self.filter is None else self.filter.moments(batch["obs"]["observation"][:-1], batch["valid"])
-
-    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
-        if self.filter is not None:
-            self.filter.merge(moments, ranks)
 
     def core_spec(self) -> RowSpec:
         return self.trunk.core_spec()
@@ -68,9 +59,7 @@ class QPolicy(Policy):
 
     def outputs(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
         """obs [T, B, ...] from the state before row 0 -> [T, B, A, K] and the state after the last row."""
-        if self.filter is not None:
-            obs = obs.replace(observation=self.filter(obs["observation"]))
-        obs, meaning = without_meaning(obs, self.embedding)
+        obs, meaning = without_meaning(self.seen(obs), self.embedding)
         features, after = self.trunk(obs, is_first, state)
         made = self.head(features)  # [T, B, A, K], or E numbers in place of A
         return made if meaning is None else meaning @ made, after

@@ -40,7 +40,7 @@ class Replay:
         where = device if cfg.device == "learner" else torch.device("cpu")
         self.gpu = where if where.type == "cuda" else None
         self.courier = None if self.gpu is None else Courier(self.gpu)
-        self.settle: Callable[[], None] = lambda: None  # brings priorities that are on their way, before anything is saved
+        self.finish_writes: Callable[[], None] = lambda: None  # brings priorities that are on their way, before anything is saved
         self.length = layout.rows_per_column
         allocate = in_memory(where) if cfg.directory is None else in_files(Path(cfg.directory))
         columns = layout.columns
@@ -302,13 +302,13 @@ class Replay:
 
     def state(self) -> dict:
         """Counters and the random stream; the rows are save_rows'."""
-        self.settle()
+        self.finish_writes()
         return {"head": self.head.tolist(), "next_row": list(self.next_row), "largest": self.largest, "rng": self.rng.get_state(), "length": self.length,
                 "columns": self.layout.columns}  # fmt: skip
 
     def save_rows(self, folder: Path) -> None:
         """Streams the rows into a file of this folder: nothing is held twice in memory."""
-        self.settle()
+        self.finish_writes()
         filled = int(min(self.head.max(initial=0) + 1, self.length))
         every = self.layout.core_every or 1
         with open(folder / rows_file(self.number), "wb", buffering=1 << 20) as file:

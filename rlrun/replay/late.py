@@ -31,7 +31,7 @@ class Writes:
         self._finish(1)
 
     def flush(self) -> None:
-        """Waits for all that are still on their way: a replay's settle()."""
+        """Waits for all that are still on their way: a replay's finish_writes()."""
         self._finish(0)
 
     def _finish(self, left: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 SLACK = 4  # updates that the learner may be behind, where samplers do not wait for each
 
 
@@ -34,7 +36,10 @@ class Limiter:
     def state(self) -> dict:
         return {"came": self.came, "credit": self.credit}
 
-    def load(self, saved: dict, rows: bool) -> None:
-        """rows: whether the replay's rows were saved with it; without them `starts` has to come again."""
+    def load(self, saved: dict, folder: Path | None) -> str | None:
+        """folder: where the replay's rows were saved; without them `starts` has to come again, and the sentence says so."""
         self.credit = saved["credit"]
-        self.came = saved["came"] if rows else 0
+        self.came = 0 if folder is None else saved["came"]
+        if folder is not None:
+            return None
+        return f"the checkpoint holds no replayed rows: learning goes on after {self.starts:,} new env steps (replay.checkpoint=true saves them)"

@@ -25,6 +25,7 @@ from rlrun.core.errors import RunFailed
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Fragment, Header, Slots
+from rlrun.dataflow.stores import FragmentStore, Key
 from rlrun.dataflow.workers import READY, Worker, Workers
 from rlrun.replay.buffer import FirstPriority, Replay
 from rlrun.replay.layout import Layout, ReplayConfig
@@ -39,7 +40,7 @@ class ShardJob(NamedTuple):
     number: int
     cfg: ReplayConfig
     layout: Layout
-    fragments: Slots  # of the samplers
+    fragments: FragmentStore  # of the samplers
     drawn: Slots  # of this shard
     batch_size: int  # fragments
     seeds: Seeds
@@ -52,7 +53,7 @@ def shard_process(pipe: Connection, job: ShardJob) -> None:
     """Until the pipe closes; see the picture above."""
     rng = job.seeds.generator("replay", job.generation, job.number)
     replay = Replay(job.cfg, job.layout, rng, torch.device("cpu"), job.first_priority, job.number)
-    views: dict[int, Batch] = {}
+    views: dict[Key, Batch] = {}
     batches = [job.drawn.view(slot) for slot in range(job.drawn.count)]
     pipe.send(READY)
     while True:
@@ -95,7 +96,7 @@ class Drawn(NamedTuple):
 class ShardedReplay:
     """As far as runners and Run see it: a replay whose answers come later."""
 
-    def __init__(self, cfg: ReplayConfig, layout: Layout, shards: int, fragments: Slots, count: int, seeds: Seeds, generation: int, timeout_sec: float,
+    def __init__(self, cfg: ReplayConfig, layout: Layout, shards: int, fragments: FragmentStore, count: int, seeds: Seeds, generation: int, timeout_sec: float,
                  first_priority: FirstPriority | None = None):  # fmt: skip
         """fragments: the samplers' slots; count: fragments of a batch. RunFailed when a shard cannot start."""
         assert shards <= layout.blocks, "every shard needs a producer"
@@ -110,11 +111,11 @@ class ShardedReplay:
         self.number = {worker.name: i for i, worker in enumerate(self.members)}
         self.idle = [deque(range(PREFETCHED)) for _ in range(shards)]  # batch slots that nothing is drawn into
         self.ready: list[Drawn] = []
-        self.added: list[int] = []  # slots of the samplers that have been copied
+        self.added: list[Key] = []  # slots of the samplers that have been copied
         self.starts_of = [0] * shards
         self.owed = [0.0] * shards  # batches that a shard has given too few, as far as its part of the starts goes
         self.answers: list[tuple[int, Any]] = []
-        self.settle: Callable[[], None] = lambda: None  # brings priorities that are on their way, before anything is saved
+        self.finish_writes: Callable[[], None] = lambda: None  # brings priorities that are on their way, before anything is saved
 
     def pin(self) -> None:
         """For a learner on a GPU."""
@@ -193,13 +194,13 @@ class ShardedReplay:
         return self.layout.bytes <= self.cfg.checkpoint_max_gb * 1e9 if self.cfg.checkpoint == "auto" else bool(self.cfg.checkpoint)
 
     def save_rows(self, folder: Path) -> None:
-        self.settle()
+        self.finish_writes()
         for answer in self._ask(lambda _: ("save", folder)):
             if isinstance(answer, OSError):
                 raise answer
 
     def state(self) -> dict:
-        self.settle()
+        self.finish_writes()
         return {"shards": self._ask(lambda _: ("save", None))}
 
     def load(self, state: dict, folder: Path | None) -> None:

@@ -70,7 +70,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     crew = _Crew(make.elsewhere, make.learners, shared, job.generation, cfg.queue_timeout_sec)
     means = Means()
 
-    def absorb(reports: list[Report]) -> None:
+    def absorb(reports: list[GradientReport]) -> None:
         """Takes note of gradients that have been applied."""
         nonlocal clock
         for _, metrics, _ in reports:
@@ -81,11 +81,11 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         clock = clock.after(env_steps=job.collected(headers), updates=len(reports))
         shared.clock = clock
 
-    def settle() -> Clock:
+    def hold() -> Clock:
         absorb(crew.hold())
         return clock
 
-    job.settle = settle  # what is evaluated, saved and counted is one state of the weights
+    job.hold_learners = hold  # what is evaluated, saved and counted is one state of the weights
     try:
         job.sampler_ready(crew)
         update: Update | None = None
@@ -99,8 +99,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         crew.close()
 
 
-HELD = "held"  # what a process says in place of a Report while it waits
-Report = tuple[list[Header], dict[str, float], list[Moments] | None]
+HELD = "held"  # what a process says in place of a GradientReport while it waits
+GradientReport = tuple[list[Header], dict[str, float], list[Moments] | None]
 
 
 class _Crew(Unsaved):
@@ -108,19 +108,19 @@ class _Crew(Unsaved):
 
     def __init__(self, make: Callable[[int], Factories], count: int, shared: SharedLearner, generation: int, timeout_sec: float):
         self.timeout_sec, self.shared, self.holding = timeout_sec, shared, False
-        self.waiting: list[Report] = []
+        self.waiting: list[GradientReport] = []
         self.workers = Workers()
         for worker in self.workers.start_all(worker_process, {f"worker-{i}": (make, i, shared, generation) for i in range(count)}):
             self.workers.send(worker, READY)  # nobody has a head start
 
-    def receive(self) -> list[Report]:
+    def receive(self) -> list[GradientReport]:
         """At least one."""
         if not self.waiting:
             self.waiting = [message for _, message in self.workers.receive(self.timeout_sec)]
         reports, self.waiting = self.waiting, []
         return reports
 
-    def hold(self) -> list[Report]:
+    def hold(self) -> list[GradientReport]:
         """Lets nobody begin another gradient; returns the reports of all that was done until then."""
         if self.holding:
             return []
@@ -148,7 +148,7 @@ class _Crew(Unsaved):
 
 
 def worker_process(pipe: Connection, make: Callable[[int], Factories], number: int, shared: SharedLearner, generation: int) -> None:
-    """Until the pipe closes: a Report goes out after every gradient."""
+    """Until the pipe closes: a GradientReport goes out after every gradient."""
     factories = make(number)
     algorithm, sampler = factories.algorithm(), factories.sampler(generation)
     shared.attach(algorithm)

@@ -19,6 +19,7 @@ from rlrun.core.ranges import Count
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment
+from rlrun.dataflow.stores import Key
 from rlrun.machine import choices
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
@@ -67,13 +68,14 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         replay = make.sharded_replay(job.generation, sampler, cfg.num_shards)
         try:
             job.sampler_ready(sampler)
-            job.replay_ready(replay, limiter)
+            job.keeps("replay", replay)
+            job.keeps("limiter", limiter)
             sampler.publish(algorithm.policy, clock)
             sampler.begin()
             published = clock.env_steps
-            copying: dict[int, Fragment] = {}  # by slot: shards still read them
+            copying: dict[Key, Fragment] = {}  # by slot: shards still read them
             gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
-            replay.settle = write.flush
+            replay.finish_writes = write.flush
             batch: Batch | None = None
             update: Update | None = None
             heard = time.monotonic()

@@ -59,10 +59,11 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     sampler = make.sampler(job.generation)
     try:
         job.sampler_ready(sampler)
-        job.replay_ready(replay, limiter)
+        job.keeps("replay", replay)
+        job.keeps("limiter", limiter)
         sampler.publish(algorithm.policy, clock)
         gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
-        replay.settle = write.flush
+        replay.finish_writes = write.flush
         changed = False  # since weights were published
         update: Update | None = None
         while job.tick(clock, update):

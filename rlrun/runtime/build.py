@@ -18,7 +18,7 @@ from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError
 from rlrun.core.evolution import NoiseTable, check_noise
-from rlrun.core.learners import Follower
+from rlrun.core.learners import FollowingLearner
 from rlrun.core.plugins import load_object
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
@@ -30,7 +30,7 @@ from rlrun.machine.graphs import CudaGraphs, GraphRecorder
 from rlrun.machine.machine import Machine
 from rlrun.machine.products import Products
 from rlrun.machine.resources import Resources
-from rlrun.machine.threads import Beside, TunedThreads
+from rlrun.machine.threads import HelperThread, TunedThreads
 from rlrun.models.encoders import ImageEncoder
 from rlrun.models.model import Model
 from rlrun.replay.buffer import Replay
@@ -41,8 +41,7 @@ from rlrun.samplers.base import Sampler
 from rlrun.samplers.batched import BatchedSampler
 from rlrun.samplers.local import LocalSampler
 from rlrun.samplers.population import Crew, Population
-from rlrun.samplers.processes import Plan as SamplerPlan
-from rlrun.samplers.processes import ProcessSampler
+from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 from rlrun.samplers.serial import SerialSampler
 
 
@@ -52,7 +51,7 @@ class Parts:
     def __init__(self, plan: Plan, ranks: Ranks, cut: Cut | None, recorder: GraphRecorder | None):
         self.plan, self.ranks, self.cut, self.recorder = plan, ranks, cut, recorder
         self.seeds = plan.seeds
-        self.beside = Beside()
+        self.beside = HelperThread()
 
     @property
     def config(self) -> Typed:
@@ -258,7 +257,7 @@ def train(plan: Plan, job: Run, saved: Path | None = None, build: Callable[[Plan
 def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Ranks) -> None:
     """Called in the process of a learner other than the first."""
     restored = None if saved is None else Checkpoints(saved.parent, keep=1).load(saved.name, parts=("algorithm",))
-    build(plan, ranks, cut).learn(Follower(ranks, restored, saved))
+    build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved))
 
 
 def preflight(plan: Plan, machine: Machine) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -22,19 +22,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlrun.core.batch import Batch
+from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import RunFailed
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
+from rlrun.dataflow.stores import FragmentStore, Key
 from rlrun.dataflow.workers import READY, Worker
 from rlrun.machine.graphs import GraphRecorder, tensors
 from rlrun.machine.resources import BATCHED_GROUPS as GROUPS
 from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import store_core
 from rlrun.samplers.columns import Columns
-from rlrun.samplers.processes import Plan, ProcessSampler
+from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
 BEGIN = -1  # in place of a row number
 
@@ -43,8 +44,8 @@ class EnvJob(NamedTuple):
     """What a sampler process is given (pickled)."""
 
     number: int
-    plan: Plan  # its columns are those of one group
-    slots: Slots
+    plan: SamplerPlan  # its columns are those of one group
+    slots: FragmentStore
 
 
 def env_process(pipe: Connection, job: EnvJob) -> None:
@@ -54,7 +55,7 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
         Columns(plan.make_env(first + g, plan.columns), (first + g) * plan.columns, plan.generation, plan.return_discount, plan.whole_after)
         for g in range(GROUPS)
     ]
-    views: dict[int, dict] = {}
+    views: dict[Key, dict] = {}
     last = plan.layout["reward"].shape[0] - 1  # type: ignore[union-attr]
     pipe.send(READY)
     while True:
@@ -85,7 +86,7 @@ class _Group:
     number: int  # in its worker
     index: int  # of all groups: what a Header calls its worker
     state: Batch
-    slot: int = -1
+    slot: Key = -1
     t: int = BEGIN  # the row that the environments are working on
     first_row: int = 0
     version: int = 0
@@ -97,16 +98,17 @@ class _Group:
 class BatchedSampler(ProcessSampler):
     """Every process has two groups of environments, each a producer of fragments."""
 
-    def __init__(self, plan: Plan, device: torch.device, recorder: GraphRecorder | None = None, newest_only: bool = False):
-        super().__init__(plan, plan.workers * GROUPS)
+    def __init__(self, plan: SamplerPlan, device: torch.device, recorder: GraphRecorder | None = None, newest_only: bool = False,
+                 make_store: Callable[[RowSpec, int], FragmentStore] = Slots):  # fmt: skip
+        super().__init__(plan, plan.workers * GROUPS, make_store)
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
         rng = plan.seeds.generator("policy", plan.first, plan.generation, device=str(device))
-        self.rows_of: list[list[_Row]] = [[] for _ in self.views]  # by slot, when it is first acted in
+        self.rows_of: dict[Key, list[_Row]] = {key: [] for key in self.views}  # by slot, when it is first acted in
         self.copy = ActingCopy(plan.make_policy(), device, rng, plan.record, plan.columns, plan.workers * GROUPS, recorder, newest_only)
         self.change = threading.Condition()  # guards what follows
         self.filled: deque[Header] = deque()
-        self.spare = [deque(range(g * plan.in_flight, (g + 1) * plan.in_flight)) for g in range(plan.workers * GROUPS)]  # by group
+        self.spare = [deque(key for key, group in self.producer.items() if group == g) for g in range(plan.workers * GROUPS)]  # by group
         self.error: BaseException | None = None
         self.closing = False
         self.thread: threading.Thread | None = None
@@ -145,7 +147,7 @@ class BatchedSampler(ProcessSampler):
     def free(self, fragments: Sequence[Fragment]) -> None:
         with self.change:
             for fragment in fragments:
-                self.spare[fragment.header.slot // self.plan.in_flight].append(fragment.header.slot)
+                self.spare[self.producer[fragment.header.slot]].append(fragment.header.slot)
             self.change.notify_all()
 
     def publish(self, policy: Policy | None, clock: Clock) -> None:

@@ -8,26 +8,28 @@ Fragment(header)   <-- pipe ----    header
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+from rlrun.core.batch import RowSpec
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
+from rlrun.dataflow.stores import FragmentStore, WeightStore
 from rlrun.dataflow.weights import WeightBus
 from rlrun.dataflow.workers import READY
 from rlrun.samplers.collector import Collector
-from rlrun.samplers.processes import Plan, ProcessSampler
+from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
 
 class SamplerJob(NamedTuple):
     """What a sampler process is given (pickled)."""
 
     number: int
-    plan: Plan
-    slots: Slots
-    bus: WeightBus
+    plan: SamplerPlan
+    slots: FragmentStore
+    bus: WeightStore
 
 
 def sampler_process(pipe: Connection, job: SamplerJob) -> None:
@@ -54,12 +56,14 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
 class LocalSampler(ProcessSampler):
     """Every process is one producer of fragments."""
 
-    def __init__(self, plan: Plan):
-        super().__init__(plan, plan.workers)
-        self.bus = WeightBus(plan.make_policy())
+    def __init__(
+        self, plan: SamplerPlan, make_store: Callable[[RowSpec, int], FragmentStore] = Slots, make_weights: Callable[[Policy], WeightStore] = WeightBus
+    ):
+        super().__init__(plan, plan.workers, make_store)
+        self.bus = make_weights(plan.make_policy())
         self.waiting: deque[Header] = deque()  # filled fragments
         started = self.start(sampler_process, lambda i: SamplerJob(plan.first + i, plan, self.slots, self.bus))
-        self.owner = [started[slot // plan.in_flight] for slot in range(self.slots.count)]
+        self.owner = {key: started[producer] for key, producer in self.producer.items()}
         self.begun = False
 
     @property
@@ -71,7 +75,7 @@ class LocalSampler(ProcessSampler):
         if not self.begun:
             assert self.bus.version > 0, "publish() comes first"
             self.begun = True
-            for slot, worker in enumerate(self.owner):
+            for slot, worker in self.owner.items():
                 self.workers.send(worker, slot)
 
     def handles(self) -> list:

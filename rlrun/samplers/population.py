@@ -26,6 +26,7 @@ from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
+from rlrun.dataflow.stores import WeightStore
 from rlrun.dataflow.weights import WeightBus
 from rlrun.dataflow.workers import READY, Worker, Workers
 from rlrun.samplers.evaluator import to_torch
@@ -176,7 +177,7 @@ def _stacked(rows: list[Any]) -> Any:
     return torch.stack(rows)
 
 
-def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightBus) -> None:
+def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) -> None:
     """Until the pipe closes: an Order comes in, a Report goes out."""
     policy = crew.make_policy()
     player = Player(crew, number, policy)
@@ -201,7 +202,7 @@ class Population:
         self.crew, self.asked, self.say = crew, crew.asked, say
         self.total_columns = crew.columns * max(1, crew.players)
         self.workers = Workers()
-        self.bus: WeightBus | None = None
+        self.bus: WeightStore | None = None
         self.alone: Player | None = None
         self.policy: Policy | None = None
         self.playing: dict[Worker, Order] = {}

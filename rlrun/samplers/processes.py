@@ -12,11 +12,12 @@ from rlrun.core.env import EnvFactory
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Slots
+from rlrun.dataflow.stores import FragmentStore
 from rlrun.dataflow.workers import Worker, Workers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SamplerPlan:
     """What a sampler of several processes is made from (pickled for each of them)."""
 
     make_env: EnvFactory
@@ -61,11 +62,13 @@ class Unsaved:
 class ProcessSampler(Unsaved):
     """`producers` fill slots at a time: the workers, or the groups of environments within them."""
 
-    def __init__(self, plan: Plan, producers: int):
+    def __init__(self, plan: SamplerPlan, producers: int, make_store: Callable[[RowSpec, int], FragmentStore] = Slots):
+        """make_store(layout, count): where fragments lie."""
         self.plan = plan
         self.columns, self.total_columns = plan.columns, plan.columns * producers
-        self.slots = Slots(plan.layout, producers * plan.in_flight)
-        self.views = [self.slots.view(slot) for slot in range(self.slots.count)]
+        self.slots: FragmentStore = make_store(plan.layout, producers * plan.in_flight)
+        self.views = {key: self.slots.view(key) for key in self.slots.keys}
+        self.producer = {key: number // plan.in_flight for number, key in enumerate(self.slots.keys)}  # which fills the place
         self.workers = Workers()
 
     def pin(self) -> None:

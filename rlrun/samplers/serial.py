@@ -13,13 +13,13 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.cut import LearnersCut
 from rlrun.dataflow.slots import Fragment
 from rlrun.samplers.collector import Collector
-from rlrun.samplers.processes import Plan
+from rlrun.samplers.processes import SamplerPlan
 
 
 class SerialSampler:
     """`groups` collectors that take turns, all acting with the learner's own policy, so there is no lag."""
 
-    def __init__(self, plan: Plan, device: torch.device, cut: LearnersCut | None = None):
+    def __init__(self, plan: SamplerPlan, device: torch.device, cut: LearnersCut | None = None):
         """The plan's workers are the collectors; device: of the learner's policy."""
         self.columns, self.groups = plan.columns, plan.workers
         self.total_columns = self.columns * self.groups

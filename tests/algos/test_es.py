@@ -124,11 +124,11 @@ def test_linear_policies_begin_at_zero(typed):
     ("words", "said"),
     [
         (["algo=es", "algo.episodes_per_batch=5"], "episodes_per_batch must be an even number"),
-        (["algo=ars", "algo.rollouts_used=99"], "rollouts_used must be at least 1 and at most"),
+        (["algo=ars", "algo.rollouts_used=99"], "rollouts_used 99 must be at most num_rollouts"),
         (["algo=es", "algo.noise_size=3"], "less than the policy's"),
         (["algo=es", "algo.noise_size=100000000000000"], "is a table of 400000.0 GB"),
         (["algo=es", "algo.noise_std=0"], "noise_std must be positive"),
-        (["algo=es", "algo.eval_share=1.5"], "eval_share must lie in"),
+        (["algo=es", "algo.eval_share=1.5"], "eval_share must be between 0 and 1"),
         (["algo=es", "model=lstm"], "no policies with memory"),
         (["algo=es", "runner=on_policy"], "es runs with runner=evolution"),
         (["algo=ppo", "runner=evolution"], "ppo runs with another runner"),

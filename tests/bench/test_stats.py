@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rlrun.bench.stats import Interval, human_normalised, iqm, mean, median, optimality_gap, probability_of_improvement, stratified_bootstrap
+from rlrun.bench.stats import ConfidenceInterval, human_normalised, iqm, mean, median, optimality_gap, probability_of_improvement, stratified_bootstrap
 
 SCORES = np.array([[0.0, 1.0, 2.0], [4.0, 3.0, 8.0]])  # 2 runs of 3 games
 
@@ -44,7 +44,7 @@ def test_probability_of_improvement_is_mann_whitney():
 def test_bootstrap_draws_within_games_and_covers():
     rng = np.random.default_rng(0)
     same = np.tile(np.array([[1.0, 100.0]]), (5, 1))  # no spread within a game: drawing across games would make one
-    assert stratified_bootstrap(same, mean, rng, 200) == Interval(50.5, 50.5, 50.5)
+    assert stratified_bootstrap(same, mean, rng, 200) == ConfidenceInterval(50.5, 50.5, 50.5)
     scores = rng.normal(3.0, 1.0, (20, 5))
     interval = stratified_bootstrap(scores, mean, rng, 2000)
     error = 1.96 * scores.std(axis=0, ddof=0).mean() / np.sqrt(20 * 5)

@@ -17,7 +17,7 @@ from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
 from rlrun.core.timing import Every
-from rlrun.machine.threads import Beside, TunedThreads
+from rlrun.machine.threads import HelperThread, TunedThreads
 
 ROW = {"observation": Field((3,), torch.uint8)}
 
@@ -284,7 +284,7 @@ def test_trying_costs_little_where_updates_are_long():
 
 
 def test_two_things_are_done_beside_each_other():
-    beside = Beside()
+    beside = HelperThread()
     here, meeting = threading.get_ident(), threading.Barrier(2, timeout=10.0)
     assert beside(threading.get_ident, lambda: threading.get_ident()) == (here, here), "with one thread one after the other"
     beside.threads = 4
@@ -294,7 +294,7 @@ def test_two_things_are_done_beside_each_other():
 
 
 def test_what_fails_beside_something_else_is_heard_after_both_are_over():
-    beside, done = Beside(), []
+    beside, done = HelperThread(), []
     beside.threads = 2
 
     def fails(what):
@@ -310,7 +310,7 @@ def test_what_fails_beside_something_else_is_heard_after_both_are_over():
 
 
 def test_what_was_done_beside_something_is_not_kept():
-    beside, held = Beside(), torch.zeros(3)
+    beside, held = HelperThread(), torch.zeros(3)
     beside.threads = 2
     seen = weakref.ref(held)
     beside(lambda: 0, lambda held=held: held.sum())
@@ -322,7 +322,7 @@ def test_what_was_done_beside_something_is_not_kept():
 
 
 def test_threads_of_an_algorithm_that_does_two_things_at_once_are_shared_between_them():
-    beside = Beside()
+    beside = HelperThread()
     threads = TunedThreads((4,), beside=beside)
     threads.take(4)
     assert beside.threads == 4 and torch.get_num_threads() == 2

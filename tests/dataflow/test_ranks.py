@@ -22,7 +22,7 @@ from rlrun.config.paths import options
 from rlrun.config.run import type_config
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
-from rlrun.core.learners import OVER, SAVE, Follower, check_equal, save_rows
+from rlrun.core.learners import OVER, SAVE, FollowingLearner, check_equal, save_rows
 from rlrun.core.moments import moments_of
 from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
@@ -248,8 +248,8 @@ class FullDisk:
 
 def save_twice(ranks: Ranks) -> None:
     """The other learner's side of the test below: its disk is full the first time."""
-    follower = Follower(ranks, None)
-    follower.replay = FullDisk()
+    follower = FollowingLearner(ranks, None)
+    follower.kept["replay"] = FullDisk()
     assert not follower.tick(Clock(), None), "two saves, and it is over"
 
 
@@ -258,9 +258,9 @@ def test_a_learner_that_cannot_write_its_replay_leaves_a_checkpoint_out(tmp_path
     with company(2, save_twice, 60.0, 1) as ranks:
         ranks.first(SAVE)
         with pytest.raises(OSError, match="another learner"):
-            save_rows(Healthy(), ranks, tmp_path / "full")
+            save_rows({"replay": Healthy()}, ranks, tmp_path / "full")
         ranks.first(SAVE)
-        save_rows(Healthy(), ranks, tmp_path)
+        save_rows({"replay": Healthy()}, ranks, tmp_path)
         ranks.first(OVER)
     assert (tmp_path / "replay-1.pt").is_file() and not (tmp_path / "full" / "replay-1.pt").exists()
 

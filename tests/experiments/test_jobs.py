@@ -10,8 +10,8 @@ import time
 import pytest
 
 from rlrun.core.errors import UserError
-from rlrun.experiments.jobs import Fixed, Here, Job, Outcome, Place, Pool, checkpoints, command_of, last_row, places, quoted, settle
-from rlrun.experiments.view import Lines, counts, text_table
+from rlrun.experiments.jobs import Fixed, Here, Outcome, Place, Pool, TrainingJob, checkpoints, command_of, last_row, places, quoted, settle
+from rlrun.experiments.view import JobLines, counts, text_table
 
 # what a run leaves behind: a row, then a summary; {sleep} in between, and SIGTERM makes an INTERRUPTED one
 RUN = """
@@ -38,7 +38,7 @@ class Quiet:
 
 
 def job(folder, name, sleep=0.0, code=0):
-    return Job(name=name, words=(str(sleep), str(code)), run_dir=folder / name, log=folder / "logs" / f"{name}.log")
+    return TrainingJob(name=name, words=(str(sleep), str(code)), run_dir=folder / name, log=folder / "logs" / f"{name}.log")
 
 
 def launch(one):
@@ -155,7 +155,7 @@ def test_places_share_cores_and_gpus():
 
 
 def test_a_run_with_a_checkpoint_goes_on(tmp_path):
-    one = Job(name="a", words=("algo=pg", "seed=1"), run_dir=tmp_path / "it's", log=tmp_path / "log")
+    one = TrainingJob(name="a", words=("algo=pg", "seed=1"), run_dir=tmp_path / "it's", log=tmp_path / "log")
     assert command_of(one)[3:] == ["train", "algo=pg", "seed=1", f"run_dir={quoted(str(one.run_dir))}"]
     (one.run_dir / "checkpoints" / "000000000100").mkdir(parents=True)
     assert checkpoints(one.run_dir) == ["000000000100"] and command_of(one)[3:] == ["resume", str(one.run_dir)]
@@ -187,7 +187,7 @@ def test_a_run_that_nobody_ended_has_failed(tmp_path):
 
 
 def test_lines_say_every_change_once(tmp_path, capsys):
-    view = Lines(3)
+    view = JobLines(3)
     one, two = Outcome(job=job(tmp_path, "a"), status="RUNNING"), Outcome(job=job(tmp_path, "b"), status="RUNNING")
     view.show([one])
     view.show([one, two])

@@ -10,7 +10,7 @@ pytest.importorskip("optuna")
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import parse
 from rlrun.experiments.jobs import Outcome
-from rlrun.experiments.population import FACTORS, Population, bounded, fits, take_over, yaml_value
+from rlrun.experiments.population import FACTORS, PopulationTraining, bounded, fits, take_over, yaml_value
 from rlrun.experiments.search import Trials
 
 WORDS = ["algo=pg,a2c", "env=CartPole-v1", "algo.lr=tag(log, interval(1e-5, 1e-1))", "algo.batch_size=int(interval(2, 9))"]
@@ -117,7 +117,7 @@ SPACE = ["algo=pg", "env=CartPole-v1", "env_steps=400", "algo.lr=tag(log, interv
 
 
 def population(folder, count=4, every=100, steps=400, **options):
-    return Population(parse(SPACE), count, every, steps, 0, folder, options.pop("check", allowed))
+    return PopulationTraining(parse(SPACE), count, every, steps, 0, folder, options.pop("check", allowed))
 
 
 def play(supply, folder, score):
@@ -222,7 +222,7 @@ def test_small_whole_numbers_move():
     interval = parse(["algo.n=int(interval(1, 9))"]).intervals["algo.n"]
     assert bounded(1 + 1, interval) == 2
     space = parse(["algo.n=int(interval(1, 9))"])
-    made = Population.__new__(Population)
+    made = PopulationTraining.__new__(PopulationTraining)
     import numpy as np
 
     made.space, made.rng = space, np.random.default_rng(0)

@@ -1,0 +1,97 @@
+"""A dataset drives the clock: rows learnt are its env steps, and what a run does by the clock follows. There is no sampler and no environment."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from rlrun.core.algorithm import Algorithm, LearnerContext, Update
+from rlrun.core.batch import Batch
+from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.policy import Policy
+from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
+from rlrun.core.schedule import Schedule
+from rlrun.core.signals import Signals
+
+ADAM = OptimizerConfig(kind="adam", epsilon=1e-8, decay=0.99, momentum=0.9, beta1=0.9, beta2=0.999)
+LR = Schedule(((0.0, 0.1), (400.0, 0.0)))
+COLUMNS = 10
+
+
+class Line(Policy):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+
+class Regression(Algorithm):
+    def __init__(self):
+        super().__init__(Line(), None, None, LearnerContext(torch.device("cpu"), torch.Generator().manual_seed(0)))
+        self.optimizer = self.ctx.optimizer(self.policy.parameters(), ADAM, LR, 0.0)
+
+    def update(self, batch, clock):
+        loss = (self.policy.weight * batch.obs[:-1] - batch.reward).square()[batch.valid].mean()
+        return Update({"loss": loss.detach(), **self.optimizer.step(loss, clock)})
+
+
+class Dataset:
+    """Fragments [4, 10], of which every fifth row is dead, in an order of its own. In place of a sampler it says what a checkpoint keeps: its place."""
+
+    def __init__(self):
+        rng = torch.Generator().manual_seed(0)
+        obs = torch.randn(5, 100, generator=rng)
+        self.rows = Batch(obs=obs, reward=3.0 * obs[:-1], valid=(torch.arange(400) % 5 != 4).view(4, 100))
+        self.place = 0
+
+    def draw(self):
+        self.place += COLUMNS
+        return self.rows.columns(torch.arange(self.place - COLUMNS, self.place) % 100)
+
+    def save(self):
+        return {"place": self.place}
+
+    def load(self, saved):
+        self.place = saved["place"]
+
+    def restart(self, generation):
+        pass
+
+
+def run(folder, total, restored=None):
+    logged = []
+    job = Run(
+        env_steps=total, stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None), evaluation=EvalConfig(every=100, episodes=1, greedy=True),
+        checkpoint=CheckpointConfig(every=200, every_sec=None, best_every_sec=None, keep=9), log_every_sec=1e-9, checkpoints=Checkpoints(folder, 9),
+        logger=SimpleNamespace(log=logged.append), signals=Signals(), evaluate=lambda algorithm, clock, number, stop: [float(clock.env_steps)],
+        exact=True, restored=restored,
+    )  # fmt: skip
+    algorithm, data = Regression(), Dataset()
+    clock, update = job.begin(algorithm), None
+    job.sampler_ready(data)
+    while job.tick(clock, update):
+        batch = data.draw()
+        update = algorithm.update(batch, clock)
+        clock = clock.after(env_steps=int(batch.valid.sum()), updates=1)
+    return job, algorithm, logged
+
+
+def test_schedules_stops_saves_evaluations_and_logs_follow_the_rows_learnt(tmp_path):
+    job, algorithm, logged = run(tmp_path, 400)
+    assert job.status == "COMPLETED" and job.clock.env_steps == 416 and job.clock.updates == 13  # 32 live rows of each 40
+    assert [row["env_steps"] for row in logged] == [32 * i for i in range(14)]
+    for before, row in itertools.pairwise(logged):
+        assert row["learn/lr"] == pytest.approx(0.1 * max(0.0, 1 - before["env_steps"] / 400))
+    assert [row["env_steps"] for row in logged if "eval/return_mean" in row] == [128, 224, 320, 416]
+    assert {224, 416} <= {int(name) for name in job.checkpoints.names()}
+    assert algorithm.policy.weight.item() > 0.3
+
+
+def test_a_resumed_run_reads_on_at_its_place(tmp_path):
+    _, whole, _ = run(tmp_path / "whole", 400)
+    run(tmp_path / "half", 200)
+    restored = Checkpoints(tmp_path / "half", 9).load(None)
+    job, resumed, _ = run(tmp_path / "half", 400, restored)
+    assert job.clock.env_steps == 416 and torch.equal(resumed.policy.weight, whole.policy.weight)
