@@ -1,4 +1,8 @@
-"""Shell completion: `eval "$(rlrun -sc install=bash)"`. The shell asks `rlrun -sc query=bash` with COMP_LINE set; torch is never imported here."""
+"""Shell completion, installed with `eval "$(rlrun -sc install=bash)"`.
+
+The shell then runs `rlrun -sc query=bash` with COMP_LINE set. This module never imports torch, so that it answers
+quickly.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,14 @@ def complete(words: list[str]) -> int:
 
 
 def suggestions(line: str) -> list[str]:
-    """What may stand where the line ends."""
+    """Words that can complete the end of the line."""
     from rlrun.commands import COMMANDS
     from rlrun.config.hydra_errors import GROUPS, known_keys
     from rlrun.config.paths import options
 
     words = line.split()
     current = "" if line.endswith(" ") or not words else words.pop()
-    if len(words) < 2:  # rlrun itself, and perhaps the beginning of a subcommand
+    if len(words) < 2:  # only rlrun so far, perhaps with the start of a subcommand
         return [name for name in COMMANDS if name.startswith(current)]
     command = words[1]
     if command == "list":
@@ -63,5 +67,5 @@ def suggestions(line: str) -> list[str]:
 
 
 def _is_group(key: str, keys: set[str]) -> bool:
-    """`stop=` is only the beginning of `stop.wall_sec=`."""
+    """Whether the key is a group like `stop=`, whose options are `stop.wall_sec=` and so on."""
     return any(other.startswith(key[:-1] + ".") for other in keys) and "." not in key and key[:-1] in ("stop", "eval", "checkpoint")

@@ -1,4 +1,4 @@
-"""Hydra's complaints as sentences with the closest name."""
+"""Turns Hydra's errors into sentences with the closest name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ GROUPS = ("algo", "model", "resources", "runner", "tuned")
 
 
 def check_groups(words: list[str]) -> None:
-    """UserError for an option of a group that does not exist: Hydra would print all 400 envs."""
+    """Raises UserError for a group option that does not exist, because Hydra's own error lists all 400 environments."""
     if any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words):
-        return  # the user brought options of their own; Hydra judges
+        return  # the user added a folder of options, which only Hydra can search
     for word in words:
         group, equals, value = word.partition("=")
         if group == "resume":
@@ -32,32 +32,47 @@ def check_groups(words: list[str]) -> None:
 
 
 def translate(error: Exception, words: list[str]) -> str:
-    """One sentence for an exception of Hydra or OmegaConf."""
+    """Describes an exception of Hydra or OmegaConf in one sentence."""
     text = str(error)
     cause = str(error.__cause__ or "")
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in struct" in text + cause:
-        return f"There is no option {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or nearest(unknown[1], words)}"
+        return (
+            f"There is no option {unknown[1]}{elsewhere(unknown[1])}."
+            f"{counterpart(unknown[1], words) or nearest(unknown[1], words)}"
+        )
     if "Ambiguous value" in text:
-        return f"{text.split(chr(39))[1]}: one value each; several values are for rlrun sweep, which runs every combination"
+        return (
+            f"{text.split(chr(39))[1]}: one value each; "
+            "several values are for rlrun sweep, which runs every combination"
+        )
     if "Error parsing override" in text:
         return f"{text.split(chr(39))[1]!r} is not of the form key=value"
     if "no viable alternative" in text or "mismatched input" in text or "extraneous input" in text or "token recognition" in text:
-        return f"a word cannot be read as key=value: {text.splitlines()[0]}. In lists and dictionaries write key: value, and quote other punctuation"
+        return (
+            f"a word cannot be read as key=value: {text.splitlines()[0]}. "
+            "In lists and dictionaries write key: value, and quote other punctuation"
+        )
     unloadable = re.search(r"Could not load '(\w+)/([^']+)'", text)
     if unloadable:
         known = options(unloadable[1])
-        return f"There is no {unloadable[1]} {unloadable[2]!r}.{closest(unloadable[2], known)} There are: {', '.join(known)}"
+        return (
+            f"There is no {unloadable[1]} {unloadable[2]!r}.{closest(unloadable[2], known)} "
+            f"There are: {', '.join(known)}"
+        )
     if "You must specify" in text:
         group = re.search(r"specify '([^']+)'", text)
         name = group[1] if group else "a group"
-        return f"{name}= is missing: say algo=... and env=..., or tuned=... (rlrun list {'envs' if name == 'env' else name + 's'})"
+        return (
+            f"{name}= is missing: say algo=... and env=..., or tuned=... "
+            f"(rlrun list {'envs' if name == 'env' else name + 's'})"
+        )
     first = [line.strip() for line in text.splitlines() if line.strip()]
     return first[0] if first else type(error).__name__
 
 
 def nearest(key: str, words: list[str]) -> str:
-    """' Did you mean ...?', among the options of the chosen algorithm, or of the one inside where the key is one of those."""
+    """Returns ' Did you mean ...?' with an option of the chosen algorithm, or of the inner one for its keys."""
     algo = chosen(words)
     inner = chosen(words, "algo@algo.inner") or (inner_algorithm(algo) if algo else None)
     if key.startswith("algo.inner."):
@@ -66,12 +81,12 @@ def nearest(key: str, words: list[str]) -> str:
 
 
 def elsewhere(key: str) -> str:
-    """' with these groups' for a key that exists, but not in the options that were chosen."""
+    """Returns ' with the ... that were chosen' for a key that exists in other groups."""
     return " with the algo, env and runner that were chosen" if key in known_keys() else ""
 
 
 def counterpart(key: str, words: list[str]) -> str:
-    """' RLlib's gamma is algo.discount here.' where the last part of the key is RLlib's or Stable-Baselines3's name of one of our options."""
+    """Returns ' RLlib's gamma is algo.discount here.' for RLlib's and Stable-Baselines3's names, else ''."""
     import yaml
 
     from rlrun.rllib.option_map import option_map
@@ -93,7 +108,7 @@ def counterpart(key: str, words: list[str]) -> str:
 
 
 def chosen(words: list[str], group: str = "algo") -> str | None:
-    """The algorithm of algo=..., or of tuned=...; None where there is none of that name."""
+    """Returns the algorithm of algo=... or of tuned=...; None if there is no algorithm of that name."""
     import yaml
 
     said = dict(word.split("=", 1) for word in words if "=" in word)
@@ -105,7 +120,7 @@ def chosen(words: list[str], group: str = "algo") -> str | None:
 
 
 def known_keys(algo: str | None = None) -> list[str]:
-    """Every dotted key of conf/, for suggestions; of this algorithm alone where one is given, of all else."""
+    """Returns every dotted key of conf/ for suggestions, with the options of this algorithm or, without one, of all."""
     import yaml
 
     found: set[str] = set()

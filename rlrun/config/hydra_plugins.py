@@ -1,4 +1,4 @@
-"""Hydra plugins: `env=<name>` for every registered environment without a file each, and tuned/ as a group."""
+"""Hydra plugins: `env=<name>` for every registered environment without a file for each, and tuned/ as a group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEME = "rlrun-envs"
 
 
 class EnvSource(ConfigSource):
-    """Answers env/<name> with its family's file and the canonical name filled in."""
+    """Loads env/<name> as the file of its family with the canonical name filled in."""
 
     def __init__(self, provider: str, path: str):
         super().__init__(provider=provider, path=path)
@@ -73,7 +73,10 @@ class EnvSource(ConfigSource):
 
 
 class TunedSource(FileConfigSource):
-    """The folder above tuned/, of which only tuned/ is shown: it may be a checkout, and Hydra's help walks every folder it is shown."""
+    """The parent folder of tuned/, of which only tuned/ is visible.
+
+    The folder may be a whole checkout, and Hydra's help walks through every folder that it sees.
+    """
 
     @staticmethod
     def scheme() -> str:
@@ -96,7 +99,7 @@ def _in_tuned(config_path: str) -> bool:
 
 
 class RlrunSearchPath(SearchPathPlugin):
-    """Appends the envs, and the folder above tuned/."""
+    """Adds the environments and the parent folder of tuned/ to Hydra's search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("rlrun-envs", f"{SCHEME}://all")

@@ -1,4 +1,4 @@
-"""Where conf/ and tuned/ are: beside the package in a checkout, inside it in an installed wheel."""
+"""Finds conf/ and tuned/, which are beside the package in a checkout and inside it in an installed wheel."""
 
 import re
 from pathlib import Path
@@ -13,19 +13,21 @@ def root() -> Path:
 
 
 def options(group: str) -> list[str]:
-    """Names of a config group's files, sub-folders included (`tuned` -> impala/pong, ...)."""
+    """Names of a config group's files, including those in subfolders (`tuned` -> impala/pong, ...)."""
     folder = root() / group if group == "tuned" else root() / "conf" / group
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
 
 
 def base_options(algo: str) -> list[str]:
-    """Files of conf/ whose options conf/algo/<algo>.yaml begins with, and theirs: algo/ppo, or q_learning/base, or off_policy/deterministic and
-    off_policy/actor_critic. The nearest first."""
+    """Files of conf/ from which conf/algo/<algo>.yaml inherits options, directly or indirectly, the nearest first.
+
+    Examples: algo/ppo; q_learning/base; off_policy/deterministic and off_policy/actor_critic.
+    """
     return _bases("algo", algo)
 
 
 def included_groups(algo: str) -> dict[str, str]:
-    """Files of conf/ that hold a group of an algorithm's options, by the group's name: {"optimizer": "optimizer/base"}."""
+    """Maps the groups in an algorithm's options to their files in conf/: {"optimizer": "optimizer/base"}."""
     found: dict[str, str] = {}
     for file in (f"algo/{algo}", *base_options(algo)):
         for line in _defaults(file):
@@ -54,10 +56,10 @@ def _bases(group: str, name: str) -> list[str]:
 
 
 def inner_algorithm(algo: str) -> str | None:
-    """The algorithm that conf/algo/<algo>.yaml puts inside, unless another is chosen."""
+    """Default inner algorithm of conf/algo/<algo>.yaml; None if it has none."""
     return next((line["/algo@inner"] for line in _defaults(f"algo/{algo}") if isinstance(line, dict) and "/algo@inner" in line), None)
 
 
 def package() -> Path:
-    """rlrun/ itself."""
+    """The folder rlrun/ of the package."""
     return _PACKAGE

@@ -1,4 +1,4 @@
-"""train.yaml, typed: a run's whole config, every part in the type that its name chooses."""
+"""The whole config of a run, as train.yaml has it, with every part in the type that its name chooses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": SinkConfig, "mlf
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """train.yaml, typed. algo, env and runner are typed by the class that their name chooses."""
+    """The options of train.yaml. algo, env and runner stay plain here: type_config() types them by their names."""
 
     seed: Annotated[int, NotNegative]
     env_steps: Annotated[int, Count]
@@ -61,7 +61,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Typed:
-    """A whole config, every part in its own type."""
+    """A whole config with every part in its own type."""
 
     run: RunConfig
     algo: Any
@@ -71,7 +71,10 @@ class Typed:
 
 
 def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
-    """The Algorithm in rlrun/algos/<name>.py."""
+    """Returns the Algorithm of rlrun/algos/<name>.py, or of the user's own module.
+
+    Raises UserError if there is none.
+    """
     name = values.get("name")
     if "module" in values:
         return own_algorithm(values["module"])
@@ -84,7 +87,10 @@ def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
 
 
 def own_algorithm(module: str) -> type[Algorithm]:
-    """The one Algorithm that the user's own module defines, beside its Config."""
+    """Returns the only Algorithm of the user's own module, which must also define Config.
+
+    Raises UserError if it does not.
+    """
     try:
         made = importlib.import_module(module)
     except ImportError as error:
@@ -97,7 +103,10 @@ def own_algorithm(module: str) -> type[Algorithm]:
 
 
 def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
-    """The algorithm that a config names, and its typed options; those of an algorithm inside it too."""
+    """Returns the algorithm that a config names with its typed options, including those of an inner algorithm.
+
+    Raises UserError if the algorithm cannot hold the inner one.
+    """
     algorithm = algorithm_class(values)
     if "inner" in values:
         if not isinstance(values["inner"], dict):
@@ -106,13 +115,15 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
         if refused is not None:
             raise UserError(f"{values['inner']['name']} cannot be inside {values['name']}: {refused}")
         values = {**values, "inner": type_algorithm(values["inner"], f"{path}.inner")}
-    values = {key: value for key, value in values.items() if key != "module"}  # where its file is, no option of its own
+    # `module` only says where the class is, so that Config does not have it
+    values = {key: value for key, value in values.items() if key != "module"}
     return Inner(algorithm, typed(importlib.import_module(algorithm.__module__).Config, values, path))
 
 
 def type_config(values: dict[str, Any]) -> Typed:
-    """Types a plain config. Raises UserError naming what does not fit."""
-    run = typed(RunConfig, {"logger": {}, "init": None, "callbacks": [], "replay": None, **values})  # logger=[] leaves no node behind
+    """Types a plain config. Raises UserError that names the option that does not fit."""
+    # logger=[] composes to no `logger` at all, hence the default
+    run = typed(RunConfig, {"logger": {}, "init": None, "callbacks": [], "replay": None, **values})
     algorithm = type_algorithm(run.algo)
     family = run.env.get("family")
     if family not in registry.FAMILIES:

@@ -1,4 +1,4 @@
-"""config.yaml of a run directory, also of one that is older than some of today's options."""
+"""Reads config.yaml of a run directory, which may be older than some of today's options."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from rlrun.config.types import MissingOption, load_yaml, plain
 
 
 def saved_config(run_dir: Path) -> dict[str, Any]:
-    """Its plain config. Options that did not exist when it was saved take today's defaults, and are named on stderr; an environment's own, and those of an
-    algorithm of the user's, do not. UserError where it cannot be read."""
+    """Returns the plain config of a run directory. Raises UserError if it cannot be read or does not fit.
+
+    Options that did not exist when it was saved get today's defaults and are named on stderr. Options of an environment
+    and of a user's own algorithm have no such defaults.
+    """
     from rlrun.config.run import type_config
 
     values = load_yaml(run_dir / "config.yaml")
@@ -26,7 +29,7 @@ def saved_config(run_dir: Path) -> dict[str, Any]:
 
 
 def _defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """What the command that chooses the same groups composes to, without an environment's own options."""
+    """Composes the defaults of the same groups, without the environment's own options."""
     from hydra import compose, initialize_config_dir
 
     from rlrun.config.hydra_plugins import install
@@ -37,7 +40,7 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
         words.append(f"algo@algo.inner={values['algo']['inner']['name']}")
     if values["resources"].get("exact"):
         words.append("resources=debug")
-    clip = values["env"].get("reward_clip")  # what algorithms take over from it
+    clip = values["env"].get("reward_clip")  # algo.reward_clip takes its default from it
     if clip is not None:
         words.append(f"env.reward_clip={clip}")
     if values.get("replay"):
@@ -47,13 +50,13 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
         made = plain(compose("train", overrides=[*words, "env=CartPole-v1"]))
     made["logger"] = {name: node for name, node in made["logger"].items() if name in (values.get("logger") or {})}
     without = {"env"} if ours else {"env", "algo"}
-    if not made["logger"]:  # logger=[] leaves nothing behind
+    if not made["logger"]:  # logger=[] composes to no `logger` at all
         without.add("logger")
     return {name: part for name, part in made.items() if name not in without}
 
 
 def _fill(values: dict[str, Any], defaults: dict[str, Any], path: str):
-    """Adds what is missing; yields the names of what was added."""
+    """Adds missing options and yields the names of those that were added."""
     for key, default in defaults.items():
         name = f"{path}{key}"
         if key not in values:

@@ -1,9 +1,13 @@
-"""Atari through ale-py's C++ vector environment.
+"""Atari games through ale-py's C++ vector environment.
 
-Where it differs from DeepMind's wrappers and what is done about it: it would clip rewards and hide the raw ones (switched off: learning clips);
-its `episodic_life` restarts the whole game at every life (`life_loss_info` is used: the game goes on, the row is terminated); it presses FIRE
-after a reset but not after a lost life (done here, and that row is dead: it was no decision of the agent). ale-py is GPL-2.0 and optional: it is
-imported only when an Atari game is asked for.
+ale-py differs from DeepMind's wrappers in three ways, which this module makes up for:
+- It can clip rewards, which hides the raw ones. This is switched off, because learning clips them.
+- Its `episodic_life` restarts the whole game at every lost life. `life_loss_info` is used instead: the game goes on and
+  the row is terminated.
+- It presses FIRE after a reset but not after a lost life. AtariEnv does so, and marks the row as dead, because the
+  action was not the agent's decision.
+
+ale-py is optional because it is GPL-2.0; it is imported only when an Atari game is asked for.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ class AtariConfig:
 
 
 def import_ale():
-    """The ale_py module, or a UserError with the pip line."""
+    """Returns the ale_py module. Raises UserError with the pip command if it is not installed."""
     try:
         import ale_py
     except ImportError:
@@ -51,7 +55,7 @@ def import_ale():
 
 
 class AtariEnv:
-    """`count` games in one C++ vector environment, with one thread or, at most, as many as games; its games are the same either way."""
+    """`count` games in one C++ vector environment, stepped by 1 to `count` threads, which do not change the games."""
 
     def __init__(self, cfg: AtariConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, learning: bool, threads: int = 1, **screen: Any):
         import_ale()
@@ -99,10 +103,13 @@ class AtariEnv:
             action = np.where(forced, self.fire_action, action)
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
-        except Exception as error:  # it steps all games at once and does not say which one failed
-            raise EnvError(f"{self.cfg.name} failed on action {action.tolist()} (seeds {[self.seed_of(i) for i in range(self.count)]}): {error}") from error
+        except Exception as error:  # ale-py steps all games at once and does not say which one failed
+            raise EnvError(
+                f"{self.cfg.name} failed on action {action.tolist()} "
+                f"(seeds {[self.seed_of(i) for i in range(self.count)]}): {error}"
+            ) from error
         frame, lives = info["episode_frame_number"], info["lives"]
-        began = frame < self.frame  # the row only reset this game; lives cannot tell, some games end with lives left
+        began = frame < self.frame  # this row only reset the game; lives do not show it: some games end with lives left
         if self.fire_action is not None:
             self.press_fire = (lives < self.lives) & (lives > 0) & ~began
         valid = ~(began | forced)
@@ -114,20 +121,24 @@ class AtariEnv:
 
 
 class ScreenStack:
-    """What AtariEnv would show, made from screens in colour that come from elsewhere. Equal to ale-py's own up to a rounding of 1 in 255."""
+    """Makes AtariEnv's observations from colour screens of another source; they equal ale-py's within 1 of 255."""
 
-    LUMINANCE = (0.2989, 0.587, 0.114)  # ALE's own greys follow from its palette in just this way
+    LUMINANCE = (0.2989, 0.587, 0.114)  # weights of red, green and blue, by which ALE derives its grey palette
 
     def __init__(self, cfg: AtariConfig):
         self.cfg = cfg
         self.reset()
 
     def reset(self) -> None:
-        """A new game: frames before the first one are black, as in training."""
+        """Starts a new game. Frames before the first one are black, as in training."""
         self.frames = np.zeros((self.cfg.stack, self.cfg.size, self.cfg.size), dtype=np.uint8)
 
     def push(self, screens: np.ndarray) -> np.ndarray:
-        """[H, W, 3] uint8, or a decision's last two frames [2, H, W, 3] (merged by their maximum, against flicker) -> [stack, size, size]."""
+        """Adds a screen and returns the observation [stack, size, size] uint8.
+
+        screens: [H, W, 3] uint8, or the last two frames of a decision [2, H, W, 3], whose maximum is taken against
+        flicker.
+        """
         grey = np.rint(screens.astype(np.float64) @ self.LUMINANCE)
         grey = grey.max(0) if grey.ndim == 3 else grey
         rows, columns = (_area_weights(length, self.cfg.size) for length in grey.shape)
@@ -136,7 +147,10 @@ class ScreenStack:
 
 
 def _area_weights(length: int, size: int) -> np.ndarray:
-    """[size, length]: each of `size` pixels is the mean of the stretch of `length` pixels that it covers (OpenCV's INTER_AREA when shrinking)."""
+    """Weights [size, length] by which each of `size` pixels is the mean of the part of `length` pixels that it covers.
+
+    This is what OpenCV's INTER_AREA does when it shrinks an image.
+    """
     edges = np.linspace(0.0, length, size + 1)
     pixels = np.arange(length)
     covered = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
@@ -144,7 +158,7 @@ def _area_weights(length: int, size: int) -> np.ndarray:
 
 
 def make_spec(cfg: AtariConfig) -> EnvSpec:
-    """Builds the game once to read its action set."""
+    """Makes the game once to read its action set. Raises UserError if ale-py does not have the game."""
     ale = import_ale()
     if cfg.name not in games():
         raise UserError(f"{cfg.name} is not a game of ale-py {ale.__version__}")

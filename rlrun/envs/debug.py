@@ -1,4 +1,4 @@
-"""Environments whose answers are known, and the partially observed CartPole of the seeds' tuned examples."""
+"""Environments with known answers, for tests, and those of RLlib's tuned examples."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorE
 
 
 class Counting(gymnasium.Env):
-    """Observes [episode number, step in the episode, seed's first draw]; pays the step number; ends after `length` steps, every second episode by
-    truncation. What a learner receives can be checked against itself, whatever path it came by."""
+    """An environment whose rows can be checked wherever they arrive.
+
+    The observation is [episode number, step in the episode, first random number of the seed] and the reward is the step
+    number. An episode ends after `length` steps; every second one is truncated, the others terminate.
+    """
 
     def __init__(self, length: int = 7, fail_at: int = 0, fault: str = "raise"):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -47,7 +50,7 @@ class Counting(gymnasium.Env):
 
 
 class Identity(gymnasium.Env):
-    """Shows one of n symbols; pays 1 for naming it. Every algorithm must solve it."""
+    """Shows one of n symbols and pays 1 for naming it. Every algorithm must solve it."""
 
     def __init__(self, n: int = 4, length: int = 20):
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (n,), np.float32)
@@ -70,7 +73,7 @@ class Identity(gymnasium.Env):
 
 
 class IdentityBox(gymnasium.Env):
-    """Shows a number in [-1, 1]; pays minus the squared distance of the action from it."""
+    """Shows a number in [-1, 1] and pays minus the squared distance of the action from it."""
 
     def __init__(self, length: int = 20, high: float = 1.0):
         self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -93,8 +96,11 @@ class IdentityBox(gymnasium.Env):
 
 
 class EverySpace(gymnasium.Env):
-    """Shows parts of every kind, nested; takes actions of every kind, and refuses what its own spaces do not contain. Pays for naming what is seen:
-    1 each for the choice, the switch and the pair, and minus the squared distance from the number: 3 is perfect."""
+    """Nested observations and actions with parts of every kind of space; actions outside the space are an error.
+
+    It pays for naming what is shown: 1 each for the choice, the switch and the pair, and minus the squared distance
+    from the number, so that 3 is perfect.
+    """
 
     def __init__(self, length: int = 20, image: bool = False):
         spaces = gymnasium.spaces
@@ -129,7 +135,10 @@ class EverySpace(gymnasium.Env):
 
 
 class Masked(gymnasium.Env):
-    """A mask leaves two of five actions; the higher one pays 1. An illegal action is an error. Every end shows a mask without legal actions."""
+    """A mask leaves two of five actions, of which the higher one pays 1; an illegal action is an error.
+
+    The mask of an episode's last observation has no legal action.
+    """
 
     def __init__(self, length: int = 10, stuck: str = "never"):
         spaces = gymnasium.spaces
@@ -159,7 +168,10 @@ class Masked(gymnasium.Env):
 
 
 class RepeatAfterMe(gymnasium.Env):
-    """Shows a random bit; pays 1 for naming the one of `delay` rows ago and -1 for the other, over `length` rows (RLlib's RepeatAfterMeEnv)."""
+    """Shows random bits over `length` rows; naming the bit of `delay` rows ago pays 1, the other one pays -1.
+
+    This is RLlib's RepeatAfterMeEnv.
+    """
 
     def __init__(self, delay: int = 1, length: int = 100):
         self.observation_space = self.action_space = gymnasium.spaces.Discrete(2)
@@ -181,8 +193,11 @@ class RepeatAfterMe(gymnasium.Env):
 
 
 class CorrelatedActions(gymnasium.Env):
-    """Pays 1 for two equal choices. With a bonus for entropy the best policy draws the first at random and repeats it (compare RLlib's
-    CorrelatedActionsEnv), which independent parts cannot."""
+    """Pays 1 for two equal choices (compare RLlib's CorrelatedActionsEnv).
+
+    With an entropy bonus the best policy draws the first choice at random and repeats it, which a policy with
+    independent parts cannot do.
+    """
 
     def __init__(self, length: int = 20):
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -200,10 +215,13 @@ class CorrelatedActions(gymnasium.Env):
 
 
 class ParametricActionsCartPole(gymnasium.Env):
-    """CartPole whose two actions stand in two of `slots` places that change with every step; `avail_actions` holds what each place means, as numbers whose
-    meaning is to be learnt, and the mask says which two are filled (RLlib's ParametricActionsCartPole)."""
+    """CartPole whose two actions are in two of `slots` places, which change at every step.
 
-    MEANING = np.array([[0.6, -0.3], [-0.4, 0.8]], dtype=np.float32)  # of left and right: any two vectors would do
+    This is RLlib's ParametricActionsCartPole. `avail_actions` has an embedding of the action in each place, whose
+    meaning must be learnt; the mask says which two places are filled.
+    """
+
+    MEANING = np.array([[0.6, -0.3], [-0.4, 0.8]], dtype=np.float32)  # embeddings of left and right; any two would do
 
     def __init__(self, slots: int = 10, **kwargs):
         spaces = gymnasium.spaces
@@ -235,7 +253,7 @@ class ParametricActionsCartPole(gymnasium.Env):
         return self._obs(cart), *rest
 
 
-_POSITIONS = [0, 2]  # cart position, pole angle
+_POSITIONS = [0, 2]  # indices of the cart position and the pole angle
 
 
 class StatelessCartPole(gymnasium.ObservationWrapper):
@@ -252,7 +270,7 @@ class StatelessCartPole(gymnasium.ObservationWrapper):
 
 
 class StatelessCartPoleVector(CartPoleVectorEnv):
-    """The same, vectorised."""
+    """StatelessCartPole as a vector environment."""
 
     def __init__(self, num_envs: int = 1, **kwargs):
         super().__init__(num_envs=num_envs, **kwargs)
@@ -271,7 +289,7 @@ class StatelessCartPoleVector(CartPoleVectorEnv):
 
 
 def register() -> None:
-    """Makes our ids known to Gymnasium, once."""
+    """Registers rlrun's ids with Gymnasium, once."""
     for entry in ("Counting", "Identity", "IdentityBox", "EverySpace", "Masked", "RepeatAfterMe", "CorrelatedActions"):
         if f"rlrun/{entry}-v0" not in gymnasium.registry:
             gymnasium.register(f"rlrun/{entry}-v0", entry_point=f"rlrun.envs.debug:{entry}")

@@ -1,4 +1,4 @@
-"""Gymnasium environments: through their own vectorised implementation where they bring one, else side by side in this process."""
+"""Gymnasium environments, through their own vectorised implementation or else one after another in this process."""
 
 from __future__ import annotations
 
@@ -36,23 +36,32 @@ class GymConfig:
 
 
 def find(name: str) -> gymnasium.envs.registration.EnvSpec:
-    """The registered spec of `CartPole-v1`, `ALE/Pong-v5` or `my_package:MyEnv-v0` (which imports my_package). Raises UserError."""
-    import rlrun.envs.debug  # noqa: F401  registers our own ids
+    """Returns the registered spec of `CartPole-v1`, `ALE/Pong-v5` or `my_package:MyEnv-v0`.
+
+    my_package is imported. Raises UserError if the import fails or the id is not registered.
+    """
+    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
 
     module, _, name_only = name.rpartition(":")
     if module:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise UserError(f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on PYTHONPATH)") from None
+            raise UserError(
+                f"env={name}: cannot import {module}: {error} "
+                "(it is looked for in the current folder and on PYTHONPATH)"
+            ) from None
     try:
         return gymnasium.spec(name_only)
     except gymnasium.error.Error:
-        raise UserError(f"env={name} is neither a registered Gymnasium id nor an Atari game.{closest(name_only, gymnasium.registry)}") from None
+        raise UserError(
+            f"env={name} is neither a registered Gymnasium id nor an Atari game."
+            f"{closest(name_only, gymnasium.registry)}"
+        ) from None
 
 
 def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
-    """Raises UserError for a space that rlrun does not know."""
+    """Translates a Gymnasium space. Raises UserError for a space that rlrun does not support."""
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Discrete):
         return Discrete(n=int(space.n), start=int(space.start))
@@ -76,14 +85,21 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
         parts = {str(i): part for i, part in enumerate(space.spaces)} if isinstance(space, spaces.Tuple) else dict(space.spaces)
         inside = tuple((key, to_space(part, what, name)) for key, part in parts.items())
         return Nested(spaces=inside, ordered=isinstance(space, spaces.Tuple))
-    raise UserError(f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these")
+    raise UserError(
+        f"{name} has the {what} space {space}; "
+        "rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
+    )
 
 
 MASK = "action_mask"
 
 
 def observation_spaces(space: gymnasium.Space, action: Space, name: str) -> dict[str, Any]:
-    """{"observation": ..., "action_mask": ...}: a dictionary's entry of that name says which actions are legal, and is no observation."""
+    """Returns {"observation": ..., "action_mask": ...}.
+
+    An `action_mask` entry of a Dict says which actions are legal and is not part of the observation. Raises UserError
+    if it does not fit the actions.
+    """
     if not (isinstance(space, gymnasium.spaces.Dict) and MASK in space.spaces):
         return {"observation": to_space(space, "observation", name)}
     wanted, found = mask_size(action), int(np.prod(space[MASK].shape or (0,)))
@@ -96,7 +112,7 @@ def observation_spaces(space: gymnasium.Space, action: Space, name: str) -> dict
 
 
 def to_rows(spec: EnvSpec, obs: Any) -> Rows:
-    """A batch of observations as the environment gives them -> as rows hold them."""
+    """Translates a batch of the environment's observations to those that rows hold."""
     rows = {"observation": _part(spec.observation, obs)}
     if MASK in spec.obs:
         mask = np.asarray(obs[MASK])
@@ -111,7 +127,7 @@ def _part(space: Space, obs: Any) -> Any:
 
 
 def make_spec(cfg: GymConfig) -> EnvSpec:
-    """Builds one environment to read its spaces."""
+    """Makes one environment to read its spaces. Raises UserError if it fails or its spaces are not supported."""
     try:
         env = make_one(cfg)
     except UserError:
@@ -140,7 +156,7 @@ def _first_mask(env: gymnasium.Env, name: str) -> np.ndarray:
 
 
 def make_one(cfg: GymConfig, **more: Any) -> gymnasium.Env:
-    """One environment, as the config says, in its wrappers: the first is the innermost. UserError for a wrapper that is none."""
+    """Makes one environment with its wrappers, the first one innermost. Raises UserError for a bad wrapper."""
     spec = find(cfg.name)
     listen(spec)
     env = gymnasium.make(spec, **_overrides(cfg), **more)
@@ -153,7 +169,7 @@ def make_one(cfg: GymConfig, **more: Any) -> gymnasium.Env:
         except Exception as error:  # the user's own constructor may raise anything
             raise UserError(f"env.wrappers={name} cannot be made: {type(error).__name__}: {error}") from None
         if not isinstance(wrapped, gymnasium.Env):
-            raise UserError(f"env.wrappers={name} makes {type(wrapped).__name__}, which is no gymnasium.Env")
+            raise UserError(f"env.wrappers={name} makes {type(wrapped).__name__}, which is not a gymnasium.Env")
         env = wrapped
     return env
 
@@ -163,7 +179,7 @@ def _overrides(cfg: GymConfig) -> dict[str, Any]:
 
 
 def render_modes(cfg: GymConfig) -> list[str]:
-    """What the environment says it can draw."""
+    """Render modes that the environment declares."""
     env = make_one(cfg)
     try:
         return list(env.metadata.get("render_modes", []))
@@ -172,7 +188,7 @@ def render_modes(cfg: GymConfig) -> list[str]:
 
 
 class _Named(gymnasium.Wrapper):
-    """Says which environment failed, with its seed and last action."""
+    """Adds the environment's name, index, seed and last action to its errors."""
 
     def __init__(self, env: gymnasium.Env, name: str, index: int):
         super().__init__(env)
@@ -198,7 +214,7 @@ class _Named(gymnasium.Wrapper):
 
 
 def numbers(info: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The numeric scalars of a vector environment's info -> [B] float64 each, NaN for environments that gave none."""
+    """Returns the numeric scalars of a vector environment's info, each [B] float64, NaN where one gave none."""
     found = {}
     for name, value in info.items():
         given = info.get(f"_{name}")
@@ -208,7 +224,7 @@ def numbers(info: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 class GymEnv:
-    """`count` environments with Gymnasium's NEXT_STEP autoreset (the default): the row after an end is dead and only resets."""
+    """`count` environments with Gymnasium's NEXT_STEP autoreset: the row after an end is dead and only resets."""
 
     def __init__(self, cfg: GymConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, render: bool = False):
         self.cfg, self.spec, self.count = cfg, spec, count
@@ -216,7 +232,8 @@ class GymEnv:
         registered = find(cfg.name)
         overrides = _overrides(cfg)
         self.env: Any
-        self.native = registered.vector_entry_point is not None and not render and not cfg.wrappers  # wrappers are for one environment
+        # wrappers and rendering need single environments
+        self.native = registered.vector_entry_point is not None and not render and not cfg.wrappers
         if self.native:
             self.env = gymnasium.make_vec(registered, count, vectorization_mode="vector_entry_point", **overrides)
         else:
@@ -252,7 +269,7 @@ class GymEnv:
             return call()
         except EnvError:
             raise
-        except Exception as error:  # what the vectorised form could not put together, such as observations that its space does not contain
+        except Exception as error:  # for example, observations outside their space cannot be stacked
             said = f"{type(error).__name__}: {error}"
             raise EnvError(f"{self.cfg.name} failed in {doing} (does what it returns fit {self.spec.observation}?): {said}") from error
 
@@ -274,7 +291,7 @@ class GymEnv:
         return EnvError(f"{self.cfg.name}, env {index} (seed {seed}) returned {what} after the action {last}")
 
     def frame(self) -> np.ndarray:
-        """[H, W, 3] uint8, the first environment's picture (render=True only)."""
+        """Renders the first environment: [H, W, 3] uint8. It needs render=True."""
         return self.env.envs[0].render()
 
     def close(self) -> None:

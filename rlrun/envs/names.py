@@ -11,7 +11,7 @@ from rlrun.core.errors import UserError, closest
 
 @cache
 def games() -> dict[str, str]:
-    """Short name -> ROM id of every game: {"Pong": "pong", "MsPacman": "ms_pacman", ...}. Empty without ale-py."""
+    """Maps each game's short name to its ROM id: {"MsPacman": "ms_pacman", ...}. Empty without ale-py."""
     try:
         from ale_py import roms
     except ImportError:
@@ -20,7 +20,10 @@ def games() -> dict[str, str]:
 
 
 def resolve(name: str) -> str | None:
-    """The short name behind `Pong`, `ALE/Pong-v5`, `PongNoFrameskip-v4` and the like, or None. The version's own defaults are not taken over."""
+    """Returns the game's short name for `Pong`, `ALE/Pong-v5`, `PongNoFrameskip-v4` and so on; None if it is no game.
+
+    The defaults that belong to a version, such as sticky actions, are ignored.
+    """
     short = name.removeprefix("ALE/")
     for ending in ("NoFrameskip-v4", "NoFrameskip-v0", "Deterministic-v4", "Deterministic-v0", "-v5", "-v4", "-v0"):
         short = short.removesuffix(ending)
@@ -28,7 +31,7 @@ def resolve(name: str) -> str | None:
 
 
 def names() -> list[str]:
-    """What `rlrun list envs` and completion offer: Atari by short name, then Gymnasium's ids."""
+    """Names that `rlrun list envs` and completion offer: short names of Atari games, then Gymnasium ids."""
     import rlrun.envs.debug  # noqa: F401
 
     registered = [
@@ -40,7 +43,7 @@ def names() -> list[str]:
 
 
 def family_of(name: str) -> tuple[str, str]:
-    """(family, canonical name) behind `env=<name>`. Raises UserError with the closest names."""
+    """Returns (family, canonical name) for `env=<name>`. Raises UserError with the closest names if there is none."""
     short = resolve(name)
     if short:
         return "atari", short
@@ -48,5 +51,8 @@ def family_of(name: str) -> tuple[str, str]:
     if ":" in name or name in gymnasium.registry:
         return "gym", name
     if not games() and "-" not in name:
-        raise UserError(f"env={name} is no Gymnasium id; if it is an Atari game: pip install 'rlrun[atari]'")
-    raise UserError(f"There is no env {name!r}.{closest(name, known)} (rlrun list envs shows all; your own: env=my_package:MyEnv-v0)")
+        raise UserError(f"env={name} is not a Gymnasium id; if it is an Atari game: pip install 'rlrun[atari]'")
+    raise UserError(
+        f"There is no env {name!r}.{closest(name, known)} "
+        "(rlrun list envs shows all; your own: env=my_package:MyEnv-v0)"
+    )

@@ -1,4 +1,7 @@
-"""What the agent did and got last, as part of what it sees: for models with memory (R2D2, RLlib's lstm_use_prev_action and lstm_use_prev_reward)."""
+"""The last action and reward as part of the observation, for models with memory.
+
+R2D2 uses both; RLlib has them as lstm_use_prev_action and lstm_use_prev_reward.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ REWARD = Box(shape=(1,), dtype="float32", low=(-np.inf,), high=(np.inf,))
 
 
 def with_previous(spec: EnvSpec, action: bool, reward: bool) -> EnvSpec:
-    """The spec whose rows also hold prev_action and prev_reward."""
+    """Returns the spec with prev_action and prev_reward added to its rows, as asked for."""
     more: dict[str, Any] = {**({"prev_action": spec.action} if action else {}), **({"prev_reward": REWARD} if reward else {})}
     return replace(spec, obs={**spec.obs, **more})
 
 
 class Previous:
-    """Adds them to an environment's rows: 0 at an episode's first row, the raw reward elsewhere."""
+    """Adds the last action and the last raw reward to an environment's rows; both are 0 in an episode's first row."""
 
     def __init__(self, env: VectorEnv, spec: EnvSpec):
         self.env, self.spec, self.count = env, spec, env.count

@@ -1,4 +1,4 @@
-"""Env configs -> picklable factories, made inside the process that steps them."""
+"""Makes environments from their configs, through picklable factories that run in the process that steps them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FAMILIES: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig}
 
 @dataclass(frozen=True, kw_only=True)
 class Factory:
-    """Makes `count` environments for one worker. `stream` tells training ("env") from evaluation ("eval") seeds."""
+    """Makes `count` environments for one worker. `stream` keeps the seeds of "env" (training) and "eval" apart."""
 
     cfg: EnvConfig
     spec: EnvSpec
     seeds: Seeds
     stream: str
-    learning: bool  # False: life losses are no ends
-    threads: int = 1  # that games may be stepped with, where nothing else runs at that time
+    learning: bool  # False: a lost life is not a termination
+    threads: int = 1  # threads that step the games, if the cores are idle at that time
 
     def __call__(self, worker: int, count: int) -> VectorEnv:
         env: VectorEnv
@@ -37,7 +37,9 @@ class Factory:
 
 
 def make_spec(cfg: EnvConfig, prev_action: bool = False, prev_reward: bool = False) -> EnvSpec:
-    """The facts of an environment, and what its rows hold of the last action and reward; raises UserError when it cannot be made or its spaces are not
-    known."""
+    """Describes an environment, whose rows hold the last action and reward as asked for.
+
+    Raises UserError if it cannot be made or has spaces that rlrun does not support.
+    """
     spec = atari.make_spec(cfg) if isinstance(cfg, AtariConfig) else gym.make_spec(cfg)
     return with_previous(spec, prev_action, prev_reward)

@@ -1,4 +1,4 @@
-"""One environment as Gymnasium knows it, preprocessed as in training: for loops that users write around a trained policy."""
+"""One environment with Gymnasium's interface, preprocessed as in training, for users' own loops around a policy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from rlrun.envs.registry import Factory
 
 
 def make_single(factory: Factory) -> gymnasium.Env:
-    """Gymnasium environments as they are (rlrun does not change them), Atari games preprocessed."""
+    """Makes the Gymnasium environment itself, which rlrun does not preprocess, or a preprocessed Atari game."""
     if isinstance(factory.cfg, GymConfig):
         return gym.make_one(factory.cfg)
     return SingleGame(factory)
 
 
 class SingleGame(gymnasium.Env):
-    """Full games of Atari with unclipped rewards. Rows that are no decision of the agent (a forced FIRE) are stepped through."""
+    """Full games of Atari with unclipped rewards.
+
+    Rows that are not the agent's decision (a forced FIRE) are skipped.
+    """
 
     def __init__(self, factory: Factory):
         self.factory = factory
@@ -36,7 +39,7 @@ class SingleGame(gymnasium.Env):
         self.episode = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """The same seed begins the same sequence of episodes."""
+        """Starts an episode. The same seed starts the same sequence of episodes."""
         super().reset(seed=seed)
         if seed is not None:
             self.close()
@@ -48,7 +51,7 @@ class SingleGame(gymnasium.Env):
         return obs["observation"][0].copy(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """RuntimeError before the first reset."""
+        """Takes one decision. Raises RuntimeError before the first reset."""
         if self.env is None:
             raise RuntimeError("reset() comes first")
         row = np.asarray(action)[None]

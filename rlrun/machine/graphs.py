@@ -1,9 +1,12 @@
-"""Recorded functions: on a GPU an update is hundreds of kernels of a few microseconds each, and launching them from Python takes longer than running them.
-A CUDA graph holds all of them and is launched as one.
+"""Records functions as CUDA graphs.
 
-What is recorded is what the function did once: kernels and the memory they read and write. So its inputs are copied to where they were when it was recorded,
-shapes are fixed, nothing may be read back on the way, and a Python number stays as it was. Schedules are the numbers that do change: while a function is
-recorded they are tensors (GraphClock), renewed before every replay.
+On a GPU an update is hundreds of kernels of a few microseconds each, and launching them from Python takes longer than
+running them. A CUDA graph holds all of them and is launched as one.
+
+A recording holds what the function did once: its kernels and the memory that they read and write. Therefore inputs are
+copied to the memory that they had during the recording, shapes are fixed, nothing may be read back on the way, and
+Python numbers are constants. Only schedules change: while a function is recorded they are tensors (GraphClock), which
+are renewed before every replay.
 """
 
 from __future__ import annotations
@@ -19,25 +22,29 @@ from torch import Tensor
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock, GraphClock
 
-WARM_UP = 3  # plain calls before a function is recorded: lazily made state, cuDNN's plans
-MOST_SHAPES = 16  # that are recorded: where every batch has another shape, recordings would fill the memory
-# One thread records, or does for the first times what it will record, while others replay at most: a device that is synchronised while any of its streams is
-# being recorded ends that recording, and libraries do so when they begin (cuDNN's handles and searches, cuBLAS' workspaces).
+WARM_UP = 3  # plain calls before a function is recorded, which create lazy state and cuDNN's plans
+MOST_SHAPES = 16  # recorded batch shapes; if every batch had another shape, recordings would fill the memory
+# One thread at a time records, or warms up a function that it will record; others may only replay. Synchronising a
+# device breaks the recordings of all its streams, and libraries do so when they start (cuDNN's handles and searches,
+# cuBLAS' workspaces).
 RECORDING = threading.RLock()
 
 
 class GraphRecorder:
-    """How functions are recorded: core.algorithm.Recorder."""
+    """A way to record functions; it implements core.algorithm.Recorder."""
 
     device: torch.device
 
     def plainly(self, run: Callable[[], Any]) -> Any:
-        """Runs it as it will be recorded, unrecorded."""
+        """Runs the function as it will be recorded, but without recording it."""
         raise NotImplementedError
 
     def record(self, run: Callable[[], Any], rngs: Sequence[torch.Generator]) -> tuple[Any, Callable[[], None]]:
-        """Records it, and returns what it returned with a function that does it again, into the same memory. If recording did it, the first call of that
-        function does nothing. Random numbers come from `rngs`."""
+        """Records the function; returns its result and a function that repeats it into the same memory.
+
+        If recording already ran the function, the first call of the returned function does nothing. Random numbers come
+        from `rngs`.
+        """
         raise NotImplementedError
 
     def recorded(self, function: Callable[[Batch, Any], Any], rngs: Callable[[], Iterable[torch.Generator]]) -> Recorded:
@@ -45,16 +52,16 @@ class GraphRecorder:
 
 
 class CudaGraphs(GraphRecorder):
-    """On a GPU."""
+    """Records functions as CUDA graphs on a GPU."""
 
     def __init__(self, device: torch.device, first: bool = False):
-        """first: its kernels go before those of others that wait for the GPU."""
+        """first: its kernels have priority over others that wait for the GPU."""
         self.device = device
         self.stream = torch.cuda.Stream(device, priority=-1 if first else 0)
         self.pool: Any = None
 
     def plainly(self, run: Callable[[], Any]) -> Any:
-        """On the stream that it will be recorded on, so that autograd keeps to it."""
+        """Runs the function on the stream that will record it, so that autograd stays on that stream."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -69,23 +76,26 @@ class CudaGraphs(GraphRecorder):
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         collects = gc.isenabled()
         gc.collect()
-        gc.disable()  # an old graph that is collected meanwhile would end the recording
+        gc.disable()  # collecting an old graph during the recording would break it
         try:
-            # thread_local: another thread goes on with its own streams meanwhile
+            # thread_local: other threads may use their own streams during the recording
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
                 made = run()
         finally:
             if collects:
                 gc.enable()
-        self.pool = graph.pool()  # results are copied before the next replay, so that all graphs may use the same memory
+        self.pool = graph.pool()  # all graphs can share memory, because results are copied before the next replay
         return made, graph.replay
 
 
 class Recorded:
-    """function(batch, clock) -> tensors in tuples, dictionaries and Batches, recorded once for every shape of its batch. Results are copies."""
+    """A function(batch, clock) that is recorded once for every shape of its batch.
+
+    It returns tensors in tuples, dictionaries and Batches. Results are copies.
+    """
 
     def __init__(self, function: Callable[[Batch, Any], Any], recorder: GraphRecorder, rngs: Callable[[], Iterable[torch.Generator]]):
-        """rngs: the generators that it draws from, asked for when it is recorded."""
+        """rngs: returns the generators that the function draws from; it is called when the function is recorded."""
         self.function, self.recorder, self.rngs = function, recorder, rngs
         self.ways: dict[tuple, _Way] = {}
 
@@ -101,7 +111,7 @@ class Recorded:
 
 
 class _Way:
-    """Of one shape."""
+    """One recorded shape."""
 
     def __init__(self, function: Callable[[Batch, Any], Any], recorder: GraphRecorder, rngs: list[torch.Generator]):
         self.function, self.recorder, self.rngs = function, recorder, rngs
@@ -130,7 +140,7 @@ class _Way:
             (self.made, self.numbers), self.replay = self.recorder.record(lambda: self._gathered(batch), self.rngs)
 
     def _gathered(self, batch: Batch) -> tuple[Any, Tensor | None]:
-        """What the function returns, and its single numbers as one tensor [K], so that copying them is one kernel."""
+        """Returns the function's result and its K scalars as one tensor [K], so that one kernel copies them."""
         made = self.function(batch, self.clock)
         single = [leaf.detach() for leaf in tensors(made) if _single(leaf)]
         return made, torch.stack(single) if single else None
@@ -145,7 +155,7 @@ def _single(leaf: Tensor) -> bool:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """The same tuples (named ones too), dictionaries and Batches with the function applied to every tensor; other things stay."""
+    """Applies the function to every tensor in nested (named) tuples, dictionaries and Batches; keeps other values."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, Batch):
@@ -159,7 +169,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Every tensor of such a tree, in map_tensors' order."""
+    """Returns every tensor of such a tree, in the order of map_tensors."""
     found: list[Tensor] = []
 
     def note(leaf: Tensor) -> Tensor:

@@ -1,18 +1,21 @@
-"""What glibc does with freed memory."""
+"""Makes glibc keep freed memory."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 
-LARGEST = 2**25  # bytes from which on a block has pages of its own; no more is allowed (mallopt(3))
-KEPT = 2**29  # bytes of freed memory that a process keeps before any goes back
+LARGEST = 2**25  # bytes from which a block gets its own pages; the largest value that mallopt(3) allows
+KEPT = 2**29  # bytes of freed memory that a process keeps before it returns any
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
 
 
 def keep_freed() -> None:
-    """Tensors of some megabytes are made and freed at every update. Given back to the system each time, their pages are zeroed and mapped anew each time:
-    a quarter of an update of DQN with two learners, on two cores of a virtual machine. Does nothing without glibc."""
+    """Makes glibc keep freed memory instead of returning it to the system. Does nothing without glibc.
+
+    Every update makes and frees tensors of several megabytes. If they are returned, the system zeroes and maps their
+    pages again each time, which took a quarter of a DQN update with two learners on two cores of a virtual machine.
+    """
     if sys.platform != "linux":
         return
     try:

@@ -1,4 +1,4 @@
-"""What Linux says of the processor."""
+"""Reads the processor's properties from Linux."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PLACE = "/proc/cpuinfo"
 
 @functools.cache
 def processor() -> dict[str, str]:
-    """Its words about the first core, {"vendor_id": "AuthenticAMD", "flags": "fpu ..."} and so on; {} where there is no such file."""
+    """Properties of the first core, {"vendor_id": "AuthenticAMD", "flags": "fpu ...", ...}; {} without /proc/cpuinfo."""
     try:
         with open(PLACE) as file:
             lines = file.read().split("\n\n")[0].splitlines()
@@ -19,5 +19,5 @@ def processor() -> dict[str, str]:
 
 
 def cpu_flags() -> set[str]:
-    """The instructions that it has beyond the common ones: "avx2", "avx512_bf16"."""
+    """Names of the processor's instruction sets and features, such as "avx2" and "avx512_bf16"."""
     return set(processor().get("flags", "").split())

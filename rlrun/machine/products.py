@@ -1,7 +1,9 @@
-"""Which library multiplies float32 matrices on a CPU.
+"""Chooses the library that multiplies float32 matrices on a CPU.
 
-PyTorch asks MKL, which has no AVX-512 code for AMD's processors; oneDNN, which comes with PyTorch too, has. On a Zen 5 core it takes half of the time for
-large products (256x256x256: 173 against 344 us) and 15 us more for any, so that it is worse for nets of a few thousand weights."""
+PyTorch uses MKL, which has no AVX-512 code for AMD processors; oneDNN, which also comes with PyTorch, has. On a Zen 5
+core oneDNN takes half the time for large products (256x256x256: 173 us instead of 344 us), but 15 us more for every
+product, so that it is slower for networks of a few thousand weights.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +15,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlrun.machine.processor import cpu_flags, processor
 
-SMALLEST = 2**12  # multiplications: PyTorch asks MKL for fewer in any case
-SAVED_US = 1e-5  # per multiplication: 48,000 and 97,000 of them per microsecond
-COST_US = 15.0  # per product
-ROUTE, PLAIN = "bf16", "none"  # PyTorch's names: "may go through bfloat16", which processors without AMX do not do, and "as ever"
-PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1, torch.ops.aten.bmm.default: 0, torch.ops.aten.baddbmm.default: 1}  # first factor
+SMALLEST = 2**12  # multiplications in a product; PyTorch uses MKL for smaller products in any case
+SAVED_US = 1e-5  # microseconds saved per multiplication: MKL does 48,000 per microsecond, oneDNN 97,000
+COST_US = 15.0  # microseconds that oneDNN adds to every product
+# PyTorch's names. "bf16" allows oneDNN to use bfloat16, which it does not do on processors without AMX; "none" is the
+# default.
+ROUTE, PLAIN = "bf16", "none"
+# position of the first factor among the arguments
+PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1, torch.ops.aten.bmm.default: 0, torch.ops.aten.baddbmm.default: 1}
 
 
 def library() -> Any:
-    """Where PyTorch keeps the choice; None in versions before 2.9, which have no such."""
+    """The PyTorch module that holds the choice; None before PyTorch 2.9, which has no such choice."""
     return getattr(torch.backends.mkldnn, "matmul", None)
 
 
 def pays() -> bool:
-    """Whether this processor is one for which oneDNN's products are as exact as MKL's and faster when large."""
+    """Whether oneDNN's products on this processor are as exact as MKL's, and faster for large matrices."""
     there = processor().get("vendor_id") == "AuthenticAMD" and "avx512f" in cpu_flags()
     return there and library() is not None and exact()
 
 
 def exact() -> bool:
-    """Whether a product that is told to go through oneDNN keeps float32's digits: 257 has nine bits, bfloat16 eight."""
+    """Whether products through oneDNN keep the precision of float32. 257 needs nine bits; bfloat16 has eight."""
     odd = torch.full((64, 64), 257.0)
     with _Through():
         return bool(torch.equal(odd @ torch.eye(64), odd))
 
 
 class _Through:
-    """Products go through oneDNN inside."""
+    """A context in which products go through oneDNN."""
 
     def __enter__(self) -> None:
         self.place = library()
@@ -51,7 +56,7 @@ class _Through:
 
 
 class _Gain(TorchDispatchMode):
-    """Adds up how many microseconds the other library would save for the products made inside."""
+    """A context that adds up how many microseconds oneDNN would save for the products in it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,11 +72,13 @@ class _Gain(TorchDispatchMode):
 
 
 class Products:
-    """A context for updates: the first one is watched, and from then on its products are made by the library that is faster for such an update. The choice is
-    arithmetic, not timing, so the same run makes the same choice."""
+    """A context for updates. It watches the first update; later ones use the library that is faster for such an update.
+
+    The choice is computed from the sizes of the products and not measured, so that the same run makes the same choice.
+    """
 
     def __init__(self, possible: bool):
-        """possible: False where nothing is to be chosen (a GPU; a run that is to be exact, where a resumed one's first update must be like any other)."""
+        """possible: False on a GPU and in exact runs, where the first update after a resume must be like any other."""
         self.through: bool | None = None if possible and pays() else False
         self.inside: _Gain | _Through | None = None
 

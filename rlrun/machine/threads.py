@@ -1,4 +1,4 @@
-"""Threads of a learner: how many an update takes, found out by trying, and two things at once."""
+"""Threads of a learner: tunes how many an update uses, and runs two functions at the same time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ import torch
 
 from rlrun.machine.products import Products
 
-WARM_UP_SEC = 0.25  # a first update after a change is not counted, unless it is so long that beginnings hardly matter
-TRIED, TRIED_SEC = 5, 2.0  # updates that are, or fewer that take so long together
-HOPELESS = 1.5  # times the best so far: not tried to the end
-AGAIN_SEC = (2.0, 60.0)  # until all are tried again: the first time and after a new choice, then twice as long each time, at most
-AGAIN_TIMES = 20.0  # and at least so many times as long as trying the worse ones cost
+WARM_UP_SEC = 0.25  # the first update after a change does not count if it is shorter than this
+TRIED, TRIED_SEC = 5, 2.0  # a trial ends after this many updates, or after this many seconds of updates
+HOPELESS = 1.5  # a trial ends early if its updates take more than this many times the best time so far
+# Seconds until the next trials: the first time and after a new choice, then twice as long each time, up to the second
+# value.
+AGAIN_SEC = (2.0, 60.0)
+AGAIN_TIMES = 20.0  # the next trials also wait for this many times the seconds that the slower choices cost
 
 
 First = TypeVar("First")
@@ -27,7 +29,7 @@ Second = TypeVar("Second")
 
 
 class HelperTask(NamedTuple):
-    """What a helper is asked to do."""
+    """A function for the helper thread, with its number of PyTorch threads and a queue for its result."""
 
     do: Callable[[], object]
     threads: int
@@ -35,8 +37,12 @@ class HelperTask(NamedTuple):
 
 
 class HelperThread:
-    """Does two things that have nothing to write in common, one after the other or, while `threads` is more than 1, in two Python threads with half of
-    PyTorch's threads each. Operators let go of the interpreter, so that what keeps a thread busy is arithmetic. Numbers are the same either way."""
+    """Runs two functions that do not write to the same tensors.
+
+    They run one after the other or, while `threads` is more than 1, in two Python threads with half of PyTorch's
+    threads each. PyTorch's operators release the interpreter lock, so that both can compute. Results are the same
+    either way.
+    """
 
     def __init__(self) -> None:
         self.threads = 1
@@ -49,12 +55,13 @@ class HelperThread:
         if self.helper is None:
             self.helper = threading.Thread(target=self._help, name="beside", daemon=True)
             self.helper.start()
-        answer: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()  # of this call: an interrupted one's is nobody else's
+        # every call has its own queue, so that it cannot read the answer of an interrupted call
+        answer: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
         self.jobs.put(HelperTask(second, self.threads // 2, answer))
         try:
             done = first()
         finally:
-            other, error = answer.get()  # even when this thread's part failed: nobody works on after an update
+            other, error = answer.get()  # also after an error here: the helper must not go on after the update
         if error is not None:
             raise error
         return done, other  # type: ignore[return-value]
@@ -70,13 +77,16 @@ class HelperThread:
                 job.answer.put((job.do(), None))
             except BaseException as error:
                 job.answer.put((None, error))
-            del job  # and the batch that it holds
+            del job  # releases the batch that it holds
 
 
 class TunedThreads:
-    """Gives PyTorch threads for what is done inside it, and one thread outside. All numbers of threads are tried at the start and again from time to time, and
-    at once when updates become slow: two threads are up to twice as fast as one on idle cores, and many times slower beside another busy process. A choice is
-    soon looked at again: in a tenth of a second of trying, two threads may have been on one core all the time."""
+    """A context that gives PyTorch the best number of threads inside and one thread outside.
+
+    All numbers are tried at the start, from time to time, and at once when updates become slow: two threads are up to
+    twice as fast as one on idle cores and many times slower beside another busy process. A new choice is soon tried
+    again, because in a trial of a tenth of a second two threads may have shared one core all the time.
+    """
 
     def __init__(
         self,
@@ -85,16 +95,19 @@ class TunedThreads:
         beside: HelperThread | None = None,
         products: Products | None = None,
     ):
-        """beside: of an algorithm that can use it, for which half of the threads then are. products: entered too."""
+        """choices: numbers of threads to try; now: the clock in seconds; products: a context that is entered as well.
+
+        beside: runs parts of the update side by side, with half of the threads each.
+        """
         self.choices, self.now, self.beside, self.products = tuple(choices), now, beside, products
         self.chosen = self.choices[0]
-        self.expected = float("inf")  # seconds of an update
+        self.expected = float("inf")  # seconds of an update with the chosen number
         self.recent: deque[float] = deque(maxlen=TRIED)
-        self.trials: list[int] = list(self.choices)  # still to be tried, the first one is
-        self.seconds: list[float] = []  # of its updates
+        self.trials: list[int] = list(self.choices)  # numbers left to try; the first one is being tried
+        self.seconds: list[float] = []  # durations of the updates in the current trial
         self.results: dict[int, float] = {}
-        self.tried: list[float] = []  # seconds of all updates of these trials
-        self.pause = self.again = 0.0  # seconds between two trials, and when the next one is
+        self.tried: list[float] = []  # durations of all updates in this round of trials
+        self.pause = self.again = 0.0  # seconds between two rounds of trials; time of the next round
 
     @property
     def threads(self) -> int:
@@ -115,13 +128,13 @@ class TunedThreads:
             self.note(self.now() - self.started)
 
     def take(self, threads: int) -> None:
-        """From now on."""
+        """Sets the number of threads from now on."""
         if self.beside is not None:
             self.beside.threads, threads = threads, max(1, threads // 2)
         torch.set_num_threads(threads)
 
     def note(self, seconds: float) -> None:
-        """An update took so long."""
+        """Takes note of an update's duration in seconds."""
         if self.trials:
             self._tried(seconds)
             return

@@ -1,7 +1,7 @@
-"""Action distributions. torch.distributions samples from the global stream; these take a generator, so that runs can be repeated.
+"""Action distributions that sample from a given generator, so that runs can be repeated.
 
-Every one has the same methods: sample(rng), mode(), log_prob(action), entropy(), kl(other), given(action), an index over its leading dimensions, and
-record(), of which from_record() makes it again. Leading dimensions are [...]; actions have those of rows.
+torch.distributions would sample from the global one. All classes have the methods of Distribution. Leading dimensions
+are written [...]; actions have the leading dimensions of the parameters.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from rlrun.core.batch import Batch
 
-MASKED = -1e9  # logit of an illegal action: its probability is exactly 0, and 0 * MASKED is 0 in an entropy (with -inf it would be NaN)
-EDGE = 1e-6  # closest that a squashed action or a Beta sample comes to its bounds
+# Logit of an illegal action. Its probability is exactly 0, and it adds 0 * MASKED = 0 to the entropy; -inf would add
+# NaN.
+MASKED = -1e9
+EDGE = 1e-6  # smallest distance of a squashed action or a Beta sample from its bounds
 
 
 class Distribution(Protocol):
@@ -29,7 +31,7 @@ class Distribution(Protocol):
     def log_prob(self, action: Any) -> Tensor: ...
     def entropy(self) -> Tensor: ...
     def given(self, action: Any) -> Any:
-        """This distribution with what parts of an action depend on taken from `action`; itself where they do not depend on each other."""
+        """Returns this distribution where the parts that others depend on are those of `action`."""
         ...
 
     def kl(self, other: Any) -> Tensor:
@@ -38,19 +40,19 @@ class Distribution(Protocol):
 
     def record(self) -> Batch: ...
     def from_record(self, record: Batch) -> Any:
-        """A distribution of this one's kind."""
+        """Makes a distribution of the same kind from what record() returned."""
         ...
 
 
 class Whole:
-    """A distribution whose parts, if it has any, are independent."""
+    """A distribution without parts, or with independent ones."""
 
     def given(self, action: Any) -> Any:
         return self
 
 
 def categorical_sample(log_probs: Tensor, rng: torch.Generator) -> Tensor:
-    """[..., A] -> [...] int64, by the Gumbel trick: argmax(log p - log E), E exponential."""
+    """Samples [...] int64 from log_probs [..., A] by the Gumbel trick: argmax(log p - log E) with E exponential."""
     exponential = torch.empty_like(log_probs).exponential_(generator=rng)
     return (log_probs - exponential.log()).argmax(-1)
 
@@ -61,7 +63,7 @@ def _flat(action: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 class Categorical(Whole):
-    """Over A actions, from unnormalised logits [..., A]; where mask [..., A] is False the probability is 0."""
+    """A choice of A actions with unnormalised logits [..., A]; the probability is 0 where mask [..., A] is False."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None):
         self.log_probs = torch.log_softmax(logits if mask is None else logits.masked_fill(~mask, MASKED), -1)
@@ -84,7 +86,7 @@ class Categorical(Whole):
         return self.log_probs.argmax(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """log p(action) [...] for action [...]."""
+        """Returns log p(action) [...] for action [...]."""
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
@@ -95,7 +97,7 @@ class Categorical(Whole):
 
 
 class MultiCategorical(Whole):
-    """Independent choices of sizes n_1 .. n_D: logits [..., sum n], actions [..., *shape] with D numbers."""
+    """D independent choices of sizes n_1 .. n_D, with logits [..., sum n] and actions [..., *shape] of D numbers."""
 
     def __init__(self, logits: Tensor, sizes: tuple[int, ...], shape: tuple[int, ...], mask: Tensor | None = None):
         masks = [None] * len(sizes) if mask is None else mask.split(list(sizes), -1)
@@ -138,7 +140,7 @@ class MultiCategorical(Whole):
 
 
 class Bernoulli(Whole):
-    """Independent switches, on with probability sigmoid(logits): logits [..., N], actions [..., *shape] of 0 and 1."""
+    """Independent switches, on with probability sigmoid(logits) [..., N]; actions [..., *shape] are 0 or 1."""
 
     def __init__(self, logits: Tensor, shape: tuple[int, ...]):
         self.logits, self.shape = logits, shape
@@ -175,7 +177,7 @@ class Bernoulli(Whole):
 
 
 class Gaussian(Whole):
-    """Independent normals: mean, log_std [..., D], actions [..., *shape] with D numbers (log_prob sums over them)."""
+    """Independent normals with mean, log_std [..., D] and actions [..., *shape] of D numbers; log_prob sums over D."""
 
     def __init__(self, mean: Tensor, log_std: Tensor, shape: tuple[int, ...] | None = None):
         self.mean, self.log_std = mean, log_std.expand_as(mean)
@@ -220,13 +222,19 @@ class Gaussian(Whole):
 
 
 class SquashedGaussian(Gaussian):
-    """tanh of a Gaussian: actions inside (-1, 1) (Haarnoja et al. 2018, arXiv:1801.01290, appendix C). kl is the inner Gaussians', which the
-    bijection leaves as it is; entropy has no closed form and is integrated by Gauss-Hermite quadrature."""
+    """tanh of a Gaussian, with actions inside (-1, 1) (Haarnoja et al. 2018, arXiv:1801.01290, appendix C).
+
+    kl() is that of the inner Gaussians, because a bijection does not change it. entropy() has no closed form and is
+    integrated by Gauss-Hermite quadrature.
+    """
 
     @staticmethod
     @functools.cache
     def quadrature(device: torch.device) -> tuple[Tensor, Tensor]:
-        """Nodes [20] and weights [20]; made once, since a GPU cannot be sent them while it records."""
+        """Nodes [20] and weights [20].
+
+        They are cached because a GPU cannot receive them while a CUDA graph is recorded.
+        """
         nodes, weights = (torch.from_numpy(x).float().to(device) for x in np.polynomial.hermite_e.hermegauss(20))
         return nodes, weights
 
@@ -234,8 +242,10 @@ class SquashedGaussian(Gaussian):
         return self._shaped(torch.tanh(self._noisy(rng)))
 
     def rsample(self, rng: torch.Generator, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
-        """An action and its log density [...], both differentiable (Haarnoja et al. 2018, appendix C). With several learners each draws for all of them, and
-        keeps its part."""
+        """Returns an action and its log density [...], both differentiable (Haarnoja et al. 2018, appendix C).
+
+        With `world` learners each draws the noise of all of them and keeps the part of its rank.
+        """
         noise = torch.randn(world, *self.mean.shape, generator=rng, device=self.mean.device, dtype=self.mean.dtype)[rank]
         x = torch.addcmul(self.mean, self.log_std.exp(), noise)
         density = -0.5 * noise.square() - 0.5 * math.log(2 * math.pi) - self.log_std  # (x - mean) / std is the noise
@@ -256,12 +266,15 @@ class SquashedGaussian(Gaussian):
 
 
 def squash_log_slope(x: Tensor) -> Tensor:
-    """log(1 - tanh(x)^2), stable for large |x|."""
+    """Returns log(1 - tanh(x)^2), in a form that is stable for large |x|."""
     return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
 
 
 class Beta(Whole):
-    """Independent Beta(alpha, beta) variables stretched from [0, 1] to [-1, 1] (Chou et al. 2017): alpha, beta [..., D], above 1 for one peak."""
+    """D independent Beta variables stretched from [0, 1] to [-1, 1] (Chou et al. 2017).
+
+    alpha and beta are [..., D]; above 1, the density has a single peak.
+    """
 
     def __init__(self, alpha: Tensor, beta: Tensor, shape: tuple[int, ...]):
         self.alpha, self.beta, self.shape = alpha, beta, shape
@@ -286,9 +299,11 @@ class Beta(Whole):
         return self._shaped(self._draw(rng).detach())
 
     def rsample(self, rng: torch.Generator, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
-        """An action and its log density [...], both differentiable, for one learner: gamma variables have implicit gradients (Figurnov et al. 2018,
-        arXiv:1805.08498)."""
-        assert world == 1, "each learner would take another number of random numbers"
+        """Returns an action and its log density [...], both differentiable, for one learner only.
+
+        Gamma variables have implicit gradients (Figurnov et al. 2018, arXiv:1805.08498).
+        """
+        assert world == 1, "learners would use up different amounts of random numbers"
         unit = self._draw(rng)
         return self._shaped(unit), self._log_density(unit)
 
@@ -316,7 +331,7 @@ class Beta(Whole):
 
 
 class Joint(Whole):
-    """Independent distributions by name; actions are Batches."""
+    """Named independent distributions; actions are Batches with the same names."""
 
     def __init__(self, parts: Mapping[str, Distribution]):
         self.parts = dict(parts)

@@ -1,4 +1,4 @@
-"""Returns and advantages of fragments with ends."""
+"""Returns and advantages of fragments in which episodes may end."""
 
 import torch
 from torch import Tensor
@@ -6,15 +6,18 @@ from torch import Tensor
 
 @torch.no_grad()
 def gae(reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, valid: Tensor, lambda_: float) -> Tensor:
-    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16) -> advantage [T, B].
+    """Returns the advantages [T, B] of generalised advantage estimation.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
 
         A_t = delta_t + discount_t lambda A_{t+1},  delta_t = r_t + discount_t V(x_{t+1}) - V(x_t)
 
-    A dead row (valid False) has advantage 0 and cuts the sum, so that rows before it bootstrap from its value unless their own discount is 0.
-    With values of zero and lambda_ 1 this is the discounted reward to go. advantage + value is the regression target of the value.
+    A dead row (valid False) has advantage 0 and cuts the sum, so that rows before it bootstrap from its value unless
+    their own discount is 0. If values are 0 and lambda_ is 1, the result is the discounted reward to go. advantage +
+    value is the regression target of the value.
 
-    Args: reward, value, next_value [T, B], where next_value[t] is V(x_{t+1}); discount [T, B], 0 where terminated; valid [T, B] bool. What stands
-    in dead rows of reward and discount is not read.
+    Args: reward, value, next_value [T, B], where next_value[t] is V(x_{t+1}); discount [T, B], 0 where terminated;
+    valid [T, B] bool. reward and discount are not read in dead rows.
     """
     assert reward.ndim == 2, reward.shape
     for other in (discount, value, next_value, valid):
@@ -32,20 +35,21 @@ def gae(reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, val
 
 @torch.no_grad()
 def fold_n_step(reward: Tensor, terminated: Tensor, valid: Tensor, discount: float) -> tuple[Tensor, Tensor]:
-    """Fragments of n rows as single transitions -> (reward [B], discount [B] of what follows).
+    """Folds fragments of n rows into single transitions: (reward [B], discount [B] of the value that follows).
 
         R = sum_{k < m} discount^k r_k,  and discount^m, or 0 where one of the m rows terminated
 
-    (Sutton 1988; Hessel et al. 2018, arXiv:1710.02298, eq. under "Multi-step learning"), where the m rows end with the first terminated one, before the first
-    dead one, or after n. Row 0 is live. What follows is observed at the first dead row, or behind the last.
+    (Sutton 1988; Hessel et al. 2018, arXiv:1710.02298, eq. under "Multi-step learning"). The m rows end with the first
+    terminated row, before the first dead row, or after n rows. Row 0 must be live. The following observation is that of
+    the first dead row or, without one, the observation after the last row.
 
-    Args: reward [n, B]; terminated, valid [n, B] bool. What stands in dead rows is not read.
+    Args: reward [n, B]; terminated, valid [n, B] bool. Dead rows are not read.
     """
     assert reward.ndim == 2 and reward.shape == terminated.shape == valid.shape, (reward.shape, terminated.shape, valid.shape)
     if len(reward) == 1:
         return reward[0], discount * (~terminated[0]).to(reward)
     total = torch.zeros_like(reward[0])
-    follows = torch.ones_like(total)  # discount^k, 0 once terminated
+    follows = torch.ones_like(total)  # discount^k; 0 after a termination
     going = torch.ones_like(valid[0])
     for k in range(reward.shape[0]):
         going = going & valid[k]
@@ -58,16 +62,18 @@ def fold_n_step(reward: Tensor, terminated: Tensor, valid: Tensor, discount: flo
 
 @torch.no_grad()
 def n_step_return(reward: Tensor, terminated: Tensor, valid: Tensor, next_value: Tensor, discount: float, n: int) -> Tensor:
-    """Of every row of a sequence, with fold_n_step's ends, and no further than the sequence -> [T, B]; 0 on dead rows.
+    """Returns the n-step return [T, B] of every row of a sequence; 0 on dead rows.
 
-    Args: reward, next_value [T, B], where next_value[t] is the value of what follows row t; terminated, valid [T, B] bool. What stands in dead rows of
-    reward is not read.
+    A return ends where fold_n_step's does, and at the end of the sequence at the latest.
+
+    Args: reward, next_value [T, B], where next_value[t] is the value after row t; terminated, valid [T, B] bool. reward
+    is not read in dead rows.
     """
     assert reward.ndim == 2 and reward.shape == terminated.shape == valid.shape == next_value.shape
     total, follows, end = torch.zeros_like(reward), torch.ones_like(reward), torch.zeros_like(reward)
     going = torch.ones_like(valid)
     for k in range(min(n, len(reward))):
-        rows = slice(k, len(reward))  # row t + k for every t that has one
+        rows = slice(k, len(reward))  # row t + k, for every t that has such a row
         here = going[: len(reward) - k] & valid[rows]
         head = slice(0, len(reward) - k)
         total[head] += torch.where(here, follows[head] * reward[rows], 0.0)
@@ -80,9 +86,12 @@ def n_step_return(reward: Tensor, terminated: Tensor, valid: Tensor, next_value:
 
 @torch.no_grad()
 def recorded_td_error(reward: Tensor, terminated: Tensor, valid: Tensor, q_taken: Tensor, q_max: Tensor, discount: float) -> Tensor:
-    """TD errors [B] of single transitions by what the policy that acted thought of them (Horgan et al. 2018, arXiv:1803.00933, section 4).
+    """Returns the TD errors [B] of single transitions from action values that were recorded while acting.
 
-    Args: reward, terminated, valid [n, B] as in fold_n_step; q_taken, q_max [n + 1, B]: value of the action taken, and of the best one, at every row.
+    They are first priorities (Horgan et al. 2018, arXiv:1803.00933, section 4).
+
+    Args: reward, terminated, valid [n, B] as in fold_n_step; q_taken, q_max [n + 1, B], the recorded values of the
+    action taken and of the best action in every row.
     """
     total, follows = fold_n_step(reward, terminated, valid, discount)
     over = ~valid

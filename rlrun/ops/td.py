@@ -1,4 +1,4 @@
-"""Temporal differences of action values: targets, projections and the losses on them."""
+"""Temporal differences of action values: targets, projections and losses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def huber(error: Tensor, delta: float | None) -> Tensor:
-    """0.5 e^2 up to |e| = delta, then delta (|e| - delta / 2), of every element (Huber 1964; Mnih et al. 2015 clip the gradient so); None: 0.5 e^2."""
+    """Returns, per element, 0.5 e^2 up to |e| = delta and delta (|e| - delta / 2) beyond; 0.5 e^2 if delta is None.
+
+    Source: Huber 1964. Its gradient is the clipped one of Mnih et al. 2015.
+    """
     if delta is None:
         return 0.5 * error.square()
     size = error.abs()
@@ -16,31 +19,35 @@ def huber(error: Tensor, delta: float | None) -> Tensor:
 
 
 def taken(q: Tensor, action: Tensor) -> Tensor:
-    """q [B, A] or [B, A, K], action [B] -> the action's [B] or [B, K]."""
+    """Returns the entries [B] or [B, K] of q [B, A] or [B, A, K] that belong to action [B]."""
     index = action.view(-1, 1, *([1] * (q.ndim - 2))).expand(-1, 1, *q.shape[2:])
     return q.gather(1, index).squeeze(1)
 
 
 @torch.no_grad()
 def categorical_projection(probability: Tensor, reward: Tensor, discount: Tensor, atoms: Tensor) -> Tensor:
-    """The distribution of reward + discount z on the atoms' own support (Bellemare et al. 2017, arXiv:1707.06887, eq. 7) -> [B, K].
+    """Projects the distribution of reward + discount z onto the support of the atoms: [B, K].
 
-    Args: probability [B, K] over atoms [K], evenly spaced; reward, discount [B]. Values beyond the first or last atom count as that atom.
+    Source: Bellemare et al. 2017, arXiv:1707.06887, eq. 7. Values beyond the first or last atom count as that atom.
+
+    Args: probability [B, K] over atoms [K], which are evenly spaced; reward, discount [B].
     """
     assert probability.ndim == 2 and probability.shape[1] == len(atoms), (probability.shape, atoms.shape)
     spacing = atoms[1] - atoms[0]
-    value = (reward[:, None] + discount[:, None] * atoms).clamp(atoms[0], atoms[-1])  # [B, K]: where every atom goes
-    # each atom receives from a value in proportion to how near it is, [B, K to, K from]
+    value = (reward[:, None] + discount[:, None] * atoms).clamp(atoms[0], atoms[-1])  # [B, K]: new value of each atom
+    # share [B, K to, K from] of a value's probability that goes to each atom: the nearer the atom, the more
     share = (1.0 - (value[:, None, :] - atoms[None, :, None]).abs() / spacing).clamp(min=0.0)
     return (share * probability[:, None, :]).sum(-1)
 
 
 def quantile_huber(quantile: Tensor, fraction: Tensor, target: Tensor, delta: float) -> Tensor:
-    """Quantile regression (Dabney et al. 2018a, arXiv:1710.10044, eq. 9 and 10; 2018b, arXiv:1806.06923, eq. 3) -> loss [B].
+    """Returns the loss [B] of quantile regression.
+
+    Source: Dabney et al. 2018a, arXiv:1710.10044, eq. 9 and 10; 2018b, arXiv:1806.06923, eq. 3.
 
         sum_i mean_j |tau_i - 1{u_ij < 0}| L_delta(u_ij) / delta,  u_ij = target_j - quantile_i
 
-    Args: quantile, fraction [B, N]: predictions and their tau; target [B, M], without gradient.
+    Args: quantile, fraction [B, N], the predictions and their tau; target [B, M], without gradient.
     """
     error = target[:, None, :] - quantile[:, :, None]  # [B, N, M]
     weight = (fraction[:, :, None] - (error.detach() < 0).float()).abs()
@@ -48,12 +55,15 @@ def quantile_huber(quantile: Tensor, fraction: Tensor, target: Tensor, delta: fl
 
 
 def signed_hyperbolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, which shrinks returns of any size (Pohlen et al. 2018, arXiv:1805.11593, proposition A.2)."""
+    """Returns h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x, which compresses large returns.
+
+    Source: Pohlen et al. 2018, arXiv:1805.11593, proposition A.2.
+    """
     return x.sign() * ((x.abs() + 1.0).sqrt() - 1.0) + epsilon * x
 
 
 def signed_parabolic(x: Tensor, epsilon: float = 1e-3) -> Tensor:
-    """The inverse of signed_hyperbolic, in a form that does not cancel near 0."""
+    """Returns the inverse of signed_hyperbolic, in a form without cancellation near 0."""
     root = (1.0 + 4.0 * epsilon * (x.abs() + 1.0 + epsilon)).sqrt()
     # ((root - 1) / (2 epsilon))^2 - 1 = (a - 1)(a + 1) with a = 2 (|x| + 1 + epsilon) / (root + 1)
     a = 2.0 * (x.abs() + 1.0 + epsilon) / (root + 1.0)

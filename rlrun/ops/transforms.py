@@ -8,7 +8,10 @@ RewardClip = Literal["none", "sign"] | float
 
 
 def clip_reward(reward: Tensor, clip: RewardClip) -> Tensor:
-    """Raw reward [T, B] -> what is learnt from: unchanged, its sign (Mnih et al. 2015), or bounded to [-clip, clip]. Rows keep the raw one."""
+    """Returns the reward to learn from: the raw one [T, B], its sign (Mnih et al. 2015), or bounded to [-clip, clip].
+
+    Rows keep the raw reward.
+    """
     if clip == "none":
         return reward
     if clip == "sign":

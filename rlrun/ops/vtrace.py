@@ -8,7 +8,7 @@ from torch import Tensor
 
 class VTrace(NamedTuple):
     target: Tensor  # [T, B] v_s, the regression target of the value; no gradient
-    advantage: Tensor  # [T, B] rho_s (r_s + discount v_{s+1} - V(x_s)), the factor of the policy gradient; no gradient
+    advantage: Tensor  # [T, B] rho_s (r_s + discount v_{s+1} - V(x_s)), which weights the policy gradient
 
 
 @torch.no_grad()
@@ -25,16 +25,17 @@ def vtrace(
     pg_rho_clip: float = 1.0,
     lambda_: float = 1.0,
 ) -> VTrace:
-    """V-trace targets (eq. 1) and policy-gradient advantages (section 4.2) of fragments with ends.
+    """Returns V-trace targets (eq. 1) and policy-gradient advantages (section 4.2), both without gradient.
 
         v_s = V(x_s) + sum_{t>=s} discount^{t-s} (prod_{i<t} c_i) delta_t V,
-        delta_t V = rho_t (r_t + discount V(x_{t+1}) - V(x_t)),  rho = min(rho_clip, pi/mu),  c = lambda min(c_clip, pi/mu)
+        delta_t V = rho_t (r_t + discount V(x_{t+1}) - V(x_t)),
+        rho = min(rho_clip, pi/mu),  c = lambda min(c_clip, pi/mu)
 
-    computed backwards (remark 1). A dead row (valid False) cuts the sum: rows before it bootstrap from the value of its observation, unless
-    their own discount is 0 (terminated). A clip of 0 or less means no clip.
+    They are computed backwards (remark 1). A dead row (valid False) cuts the sum: rows before it bootstrap from the
+    value of its observation, unless their own discount is 0 (terminated). A clip of 0 or less means no clip.
 
-    Args: log_rho [T, B] log pi(a|x) - log mu(a|x); discount [T, B], 0 where terminated; reward, value, next_value [T, B], where next_value[t] is
-    V(x_{t+1}); valid [T, B] bool. What stands in dead rows of log_rho, reward and discount is not read.
+    Args: log_rho [T, B] log pi(a|x) - log mu(a|x); discount [T, B], 0 where terminated; reward, value, next_value [T,
+    B], where next_value[t] is V(x_{t+1}); valid [T, B] bool. log_rho, reward and discount are not read in dead rows.
     """
     assert log_rho.ndim == 2, log_rho.shape
     for other in (discount, reward, value, next_value, valid):
@@ -56,7 +57,7 @@ def vtrace(
         correction = delta[t] + decay[t] * correction
         corrections[t] = correction
     target = value + corrections
-    # v_{t+1} = V(x_{t+1}) + correction_{t+1}; past the fragment's last row there is nothing to correct with
+    # v_{t+1} = V(x_{t+1}) + correction_{t+1}; there is no correction after the fragment's last row
     next_target = next_value + torch.cat([corrections[1:], torch.zeros_like(corrections[:1])])
     advantage = live * clipped(pg_rho_clip) * (reward + discount * next_target - value)
     return VTrace(target, advantage)

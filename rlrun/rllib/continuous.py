@@ -1,4 +1,7 @@
-"""RLlib's options of DDPG, TD3, SAC, ES and ARS -> rlrun's: noise in units of an action's range, nets, learning rates. Part of translate.py."""
+"""Translates RLlib's options of DDPG, TD3, SAC, ES and ARS to rlrun's, as a part of translate.py.
+
+Noise is converted to units of an action's range; networks and learning rates get their new names.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import rounded
 
 ACTIVATIONS = {"swish": "silu"}
-RANGE = 2.0  # of an action here: -1 to 1; RLlib multiplies OU noise by high - low
+RANGE = 2.0  # width of an action's range here, -1 to 1; RLlib multiplies OU noise by high - low
 
 
 def continuous(one: Translation) -> None:
@@ -30,13 +33,13 @@ def continuous(one: Translation) -> None:
     bound = one.get("grad_clip", "grad_norm_clipping")
     one.set(f"{at}.max_grad_norm", float(bound or 0.0), "grad_clip", "grad_norm_clipping")
     if "Async" not in str(one.given.get("optimizer_class", "")):
-        one.say("optimizer_class", "dropped", why="SyncReplayOptimizer is what runner=replay does")
-    one.say("actor_loss_coeff", "dropped", why="Adam takes no notice of a loss's size")
-    one.say("critic_loss_coeff", "dropped", why="Adam takes no notice of a loss's size")
+        one.say("optimizer_class", "dropped", why="it corresponds to runner=replay")
+    one.say("actor_loss_coeff", "dropped", why="Adam is independent of the loss's scale")
+    one.say("critic_loss_coeff", "dropped", why="Adam is independent of the loss's scale")
 
 
 def _net(one: Translation, net: str, said: Any, key: str) -> None:
-    """Widths and activation of a dictionary of RLlib's."""
+    """Sets the widths and the activation from a dictionary of RLlib's."""
     said = said or {}
     widths = said.get("fcnet_hiddens", said.get("hidden_layer_sizes"))
     if widths is not None:
@@ -64,7 +67,7 @@ def _soft(one: Translation) -> None:
     random = one.get("exploration_config.random_timesteps", default=0)
     one.set("algo.random_steps", int(random or 0), "exploration_config.random_timesteps")
     for key in ("exploration_config.type", "exploration_config"):
-        one.say(key, "dropped", why="the policy's own distribution explores (StochasticSampling)")
+        one.say(key, "dropped", why="the policy explores by sampling from its distribution (StochasticSampling)")
 
 
 def _deterministic(one: Translation) -> None:
@@ -109,19 +112,19 @@ def _deterministic(one: Translation) -> None:
     elif ours == "gaussian":
         one.set(f"{at}.exploration.std", float(one.get(f"{group}.stddev", "act_noise", default=0.1)), f"{group}.stddev", "act_noise")
     else:
-        one.set(f"{at}.exploration.std", float(one.get(*sigma_keys, default=0.2)), *sigma_keys, why="how far actions are moved: the weights' deviation follows")
-        one.say(f"{group}.initial_stddev", "not mapped", why="the weights' noise begins with exploration.std and adapts to it")
+        one.set(f"{at}.exploration.std", float(one.get(*sigma_keys, default=0.2)), *sigma_keys, why="the distance to which weight noise adapts")
+        one.say(f"{group}.initial_stddev", "not mapped", why="the noise in weights starts from exploration.std and adapts to it")
     for key in (*base_keys, *sigma_keys, *theta_keys, "act_noise", f"{group}.stddev"):
-        one.say(key, "dropped", why=f"exploration.kind={ours} has it not")
+        one.say(key, "dropped", why=f"exploration.kind={ours} does not have it")
     _scale(one, at, group)
 
 
 def _scale(one: Translation, at: str, group: str) -> None:
-    """What noise is multiplied by, over time or over environments."""
+    """Sets the factor on the noise, which changes over time or from environment to environment."""
     keys = (f"{group}.initial_scale", f"{group}.final_scale", f"{group}.scale_timesteps", "schedule_max_timesteps", "exploration_fraction",
             "exploration_final_scale", "exploration_final_eps", "exploration_should_anneal")  # fmt: skip
     if one.algo == "apex_ddpg":
-        one.set(f"{at}.exploration.scale", 0.4, *keys, "per_worker_exploration", why="every environment's noise is constant: Ape-X's ladder")
+        one.set(f"{at}.exploration.scale", 0.4, *keys, "per_worker_exploration", why="each environment has a constant scale, spaced as in Ape-X")
         one.set(f"{at}.exploration.scale_min", 0.4**8)
         return
     first = float(one.get(f"{group}.initial_scale", default=1.0))
@@ -136,14 +139,14 @@ def _scale(one: Translation, at: str, group: str) -> None:
 
 
 def _evolution(one: Translation) -> None:
-    """Options whose meaning is not a name's alone."""
+    """Sets the options that differ in more than their name."""
     one.set("algo.actor.hidden", [int(width) for width in one.get("model.fcnet_hiddens")], "model.fcnet_hiddens")
     activation = str(one.get("model.fcnet_activation"))
     one.set("algo.actor.activation", ACTIVATIONS.get(activation, activation), "model.fcnet_activation")
     one.set("algo.noise_size", int(one.get("noise_size")), "noise_size")
     chance = float(one.get("eval_prob"))
     share = min(1.0, chance / (1 - chance)) if chance < 1 else 1.0
-    one.set("algo.eval_share", float(f"{share:.4g}"), "eval_prob", why="episodes per pair of perturbations, where RLlib's is a chance")
+    one.set("algo.eval_share", float(f"{share:.4g}"), "eval_prob", why="episodes per pair of perturbations; RLlib's is a probability")
     filtered = one.get("observation_filter") in ("MeanStdFilter", "ConcurrentMeanStdFilter")
     one.set("model.observation_filter", "mean_std" if filtered else "none", "observation_filter")
     if one.run == "ES":
@@ -152,6 +155,6 @@ def _evolution(one: Translation) -> None:
         one.set("algo.episodes_per_batch", episodes + episodes % 2, "episodes_per_batch")
     else:
         one.say("train_batch_size", "dropped", why="an update has num_rollouts perturbations")
-        one.set("algo.reward_offset", abs(float(one.get("offset", default=0.0))), "offset", why="RLlib takes away its size, whatever the sign")
+        one.set("algo.reward_offset", abs(float(one.get("offset", default=0.0))), "offset", why="RLlib subtracts its absolute value")
     for key in ("batch_mode", "rollout_fragment_length", "sample_batch_size", "num_envs_per_worker"):
         one.say(key, "dropped", why="whole episodes are played")

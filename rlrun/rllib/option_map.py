@@ -1,4 +1,7 @@
-"""RLlib's option names and ours, as data: rlrun/rllib/options/<algo>.yaml beside those of the algorithms it is based on, and common.yaml."""
+"""Reads the tables of RLlib's option names and rlrun's.
+
+They are rlrun/rllib/options/<algo>.yaml, the tables of the algorithms that it inherits from, and common.yaml.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from rlrun.config.paths import base_options, inner_algorithm, package
 
 
 def option_map(algo: str) -> list[dict[str, Any]]:
-    """Rows {rllib, rlrun, why}: rlrun is None where there is no counterpart, and why then says the reason. Options that the algorithm does not have
-    are left out by their own table's row."""
+    """Returns rows {rllib, rlrun, why}. If an option has no counterpart, rlrun is None and why gives the reason.
+
+    A row of the algorithm's own table replaces the common row of an option that the algorithm does not have.
+    """
     folder = package() / "rllib" / "options"
     rows: dict[str, dict[str, Any]] = {}
-    own: set[str] = set()  # said by the algorithm's own table, or by those of what it is based on
+    own: set[str] = set()  # options in the algorithm's table or in those that it inherits
     for name in (algo, *(base.removeprefix("algo/").removesuffix("/base") for base in base_options(algo)), "common"):
         path = folder / f"{name}.yaml"
         for row in yaml.safe_load(path.read_text()) if path.is_file() else []:

@@ -1,4 +1,7 @@
-"""RLlib's options of the Q-learning family -> rlrun's: units of replay, schedules of exploration and priorities. Part of translate.py."""
+"""Translates RLlib's options of the Q-learning family to rlrun's, as a part of translate.py.
+
+It converts the units of the replay and the schedules of exploration and priorities.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +48,9 @@ def q_learning(one: Translation) -> None:
     at = one.inner
     from_replay(one, always=one.algo == "apex")
     _exploration(one)
-    one.set(f"{at}.head.gradient_scale", 1.0)  # RLlib does not scale what a dueling head sends back
+    one.set(f"{at}.head.gradient_scale", 1.0)  # RLlib does not scale the gradient of a dueling head
     if one.atari:
-        one.set(f"{at}.head.encoder_layer", True)  # its networks keep the encoder's last layer
+        one.set(f"{at}.head.encoder_layer", True)  # RLlib's networks keep the encoder's last layer
     one.set(f"{at}.head.hidden", [int(width) for width in one.get("hiddens")], "hiddens")
     if one.algo in ("c51", "rainbow", "dqn", "apex"):
         if one.algo in ("dqn", "apex"):
@@ -61,7 +64,7 @@ def q_learning(one: Translation) -> None:
 
 
 def from_replay(one: Translation, always: bool) -> None:
-    """Kind and size of the replay. always: it is prioritized whatever the file says."""
+    """Sets the kind and size of the replay. always: it is prioritized even if the file does not say so."""
     at, buffer = one.inner, "replay_buffer_config"
     kind = str(one.get(f"{buffer}.type", default=""))
     prioritized = bool(one.given["prioritized_replay"]) if "prioritized_replay" in one.given else "Prioritized" in kind or always
@@ -72,8 +75,8 @@ def from_replay(one: Translation, always: bool) -> None:
     if one.algo == "r2d2":
         capacity *= one.made.values["algo.sequence_length"]
     one.set("replay.capacity", capacity, f"{buffer}.capacity", "buffer_size", why="rows, where RLlib counts sequences" if one.algo == "r2d2" else "")
-    one.say(f"{buffer}.storage_unit", "dropped", why="r2d2 draws sequences, the others transitions")
-    one.say(f"{buffer}.replay_batch_size", "dropped", why="one batch is algo.batch_size")
+    one.say(f"{buffer}.storage_unit", "dropped", why="r2d2 draws sequences, the other algorithms draw transitions")
+    one.say(f"{buffer}.replay_batch_size", "dropped", why="the size of a batch is algo.batch_size")
     one.say(f"{buffer}.worker_side_prioritization", "mapped", f"{at}.input_priorities={flow(bool(one.get(f'{buffer}.worker_side_prioritization')))}")
     if prioritized:
         _priorities(one)
@@ -113,15 +116,16 @@ def _exploration(one: Translation) -> None:
         one.say(f"{group}.type", "not mapped", why=f"rlrun explores by {', '.join(sorted(set(kinds.values())))}")
         kind = "EpsilonGreedy"
     if one.algo == "apex" and kind == "PerWorkerEpsilonGreedy":
-        one.say(f"{group}.type", "mapped", f"{at}.exploration.epsilon_min", "the ladder from 0.4 to 0.4^8 of Ape-X, constant in time")
+        one.say(f"{group}.type", "mapped", f"{at}.exploration.epsilon_min", "Ape-X's epsilons from 0.4 to 0.4^8, constant in time")
         for key in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps"):
-            one.say(f"{group}.{key}", "dropped", why="every environment's epsilon is constant: Ape-X's ladder")
+            one.say(f"{group}.{key}", "dropped", why="each environment has a constant epsilon, spaced as in Ape-X")
         for key in ("schedule_max_timesteps", "exploration_fraction", "exploration_final_eps", "per_worker_exploration"):
-            one.say(key, "dropped", why="every environment's epsilon is constant: Ape-X's ladder")
+            one.say(key, "dropped", why="each environment has a constant epsilon, spaced as in Ape-X")
         return
     one.set(f"{at}.exploration.kind", kinds[kind], f"{group}.type")
     horizon = float(one.get("schedule_max_timesteps", default=100000))
-    fraction = one.get("exploration_fraction", default=0.1 if "schedule_max_timesteps" in one.given else None)  # 0.1: RLlib's of that time
+    # 0.1 is the default of the RLlib releases that had schedule_max_timesteps
+    fraction = one.get("exploration_fraction", default=0.1 if "schedule_max_timesteps" in one.given else None)
     steps = horizon * float(fraction) if fraction is not None else float(one.get(f"{group}.epsilon_timesteps", default=10000))
     first = float(one.get(f"{group}.initial_epsilon", default=1.0))
     last = float(one.get("exploration_final_eps", f"{group}.final_epsilon", default=0.02))

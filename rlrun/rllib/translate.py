@@ -1,5 +1,8 @@
-"""RLlib's tuned experiments (0.5 to 2.x) -> rlrun's options. Names come from options/ (the table of `rlrun explain`), RLlib's own defaults from
-defaults.yaml; what has to be worked out from several options at once (fragments, schedules, units) is here."""
+"""Translates RLlib's tuned experiments (0.5 to 2.x) to rlrun's options.
+
+Names come from options/ (the tables of `rlrun explain`) and RLlib's defaults from defaults.yaml. This module computes
+what depends on several options at once: fragments, schedules and units.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,15 @@ NEWER = {"Pendulum-v0": "Pendulum-v1", **{f"{name}-v{old}": f"{name}-v5" for nam
          "InvertedPendulum", "InvertedDoublePendulum", "Reacher") for old in (1, 2, 3, 4)}}  # fmt: skip
 EXAMPLES = {"StatelessCartPole": "StatelessCartPole-v0", "RepeatAfterMeEnv": "rlrun/RepeatAfterMe-v0",
             "ParametricActionsCartPole": "ParametricActionsCartPole-v0"}  # fmt: skip
-OWN_NETS = ("DDPG", "TD3", "APEX_DDPG", "SAC", "ES", "ARS")  # whose hidden layers are not the model's
-FILES_END = 1.0e7  # env steps where a file names no end: what RLlib's Atari tables were run to
+OWN_NETS = ("DDPG", "TD3", "APEX_DDPG", "SAC", "ES", "ARS")  # algorithms whose hidden layers are not the model's
+FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 
 
 def translate(name: str, experiment: dict[str, Any], source: str) -> list[Imported]:
-    """One tuned file for each environment of an experiment. UserError where rlrun has not the algorithm or the environment."""
+    """Returns one tuned file for each environment of an experiment.
+
+    Raises UserError if rlrun does not have the algorithm or the environment, or if the experiment names none.
+    """
     run = str(experiment["run"])
     if run not in RUNS:
         later = f"rlrun is to have {run} in a later release" if run.upper() in LATER else f"rlrun has no {run}.{closest(run, RUNS)}"
@@ -40,7 +46,7 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
 
 
 class Experiment(Translation):
-    """One experiment on one environment."""
+    """The translation of one experiment on one environment."""
 
     def __init__(self, name: str, run: str, env: str, config: dict, stop: dict, passes: dict, source: str):
         super().__init__(name, run, config, stop, passes, source)
@@ -53,7 +59,7 @@ class Experiment(Translation):
         self._the_rest()
         self._end()
 
-    # -- which environment ---------------------------------------------------------------------------------------------------------------
+    # Environment
 
     def _env(self, env: str, kwargs: dict[str, Any]) -> None:
         name = env.removeprefix("ale_py:")
@@ -64,7 +70,7 @@ class Experiment(Translation):
             self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", ""))
             if name.startswith("ALE/") and name.endswith("-v5") and "repeat_action_probability" not in kwargs:
                 self.made.values["env.sticky_actions"] = 0.25
-                self.made.lines.append(Line("env", env, "default", "env.sticky_actions=0.25", "what Gymnasium's id stands for"))
+                self.made.lines.append(Line("env", env, "default", "env.sticky_actions=0.25", "as the Gymnasium id means"))
             for key, value in kwargs.items():
                 known = {"frameskip": "frame skipping is rlrun's own: env.frame_skip=4", "full_action_space": "", "repeat_action_probability": ""}
                 if key == "full_action_space":
@@ -80,7 +86,7 @@ class Experiment(Translation):
         if short in EXAMPLES:
             self.made.env = EXAMPLES[short]
         elif "." in name and "-v" not in name:
-            theirs = f"{env} is an environment of RLlib's own examples, which rlrun has not got (--env names another one)"
+            theirs = f"{env} is an environment of RLlib's own examples, which rlrun does not have (--env names another one)"
             raise UserError(f"{self.source}, {self.made.name}: {theirs}")
         else:
             self.made.env = NEWER.get(name, name)
@@ -89,7 +95,7 @@ class Experiment(Translation):
             except UserError:
                 theirs = f"Gymnasium has no {env} here (--env names another one, or my_package:{env})"
                 raise UserError(f"{self.source}, {self.made.name}: {theirs}") from None
-        why = "its newer version: returns are not quite those of the old one" if self.made.env != name and short not in EXAMPLES else ""
+        why = "a newer version, whose returns differ a little from the old one's" if self.made.env != name and short not in EXAMPLES else ""
         self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", why))
         inside = kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
         if inside:
@@ -104,7 +110,7 @@ class Experiment(Translation):
             if plain in unseen and not (plain in ("num_workers", "num_env_runners") and self.algo in ("a3c", "ddppo")):
                 self.say(key, "dropped", why=unseen[plain])
 
-    # -- how many rows -------------------------------------------------------------------------------------------------------------------
+    # Numbers of rows and environments
 
     def _batches(self) -> None:
         workers = int(self.get("num_workers", "num_env_runners", default=0))
@@ -114,7 +120,7 @@ class Experiment(Translation):
         length, batch = self.get(*lengths), self.get("train_batch_size", "train_batch_size_per_learner")
         batches = ("train_batch_size", "train_batch_size_per_learner")
         if self.run == "PPO" and not any(key in self.given for key in lengths) and {"num_env_runners", "train_batch_size_per_learner"} & self.given.keys():
-            length = "auto"  # since 2.0
+            length = "auto"  # RLlib's default since 2.0
         if self.algo in ("pg", "a2c", "ppo"):
             rows, columns = self._whole(length, float(batch), envs)
             total = rows * columns
@@ -126,7 +132,7 @@ class Experiment(Translation):
             self._microbatch(rows, total)
         elif self.algo == "ddppo":
             workers, rows = max(workers, 1), int(length)
-            one = rows * per_worker  # of one worker
+            one = rows * per_worker  # rows of one worker
             rounds = max(1, math.ceil(float(batch) / one))
             self.set("algo.fragment_length", rows * rounds, *lengths)
             self.set("algo.batch_size", one * rounds * workers, *batches, why=f"of all {workers} workers together")
@@ -154,8 +160,12 @@ class Experiment(Translation):
             self.say("batch_mode", "dropped", why="fragments are cut where they are full, or folded by a replay")
 
     def _whole(self, length: Any, batch: float, envs: int) -> tuple[int, int]:
-        """Rows of a fragment and environments that make a batch. RLlib asks all its environments for fragments until it has enough; a fragment's length is the
-        horizon of its returns, so that more rounds are more environments here. Whole episodes have no such horizon: there more rounds are more rows."""
+        """Returns the rows of a fragment and the number of environments that make a batch.
+
+        RLlib collects rounds of fragments from all its environments until it has enough rows. The length of a fragment
+        is the horizon of its returns, so that more rounds become more environments here. Whole episodes have no such
+        horizon: for them more rounds become more rows.
+        """
         if length == "auto":
             return math.ceil(batch / envs), envs
         rounds = math.ceil(batch / (int(length) * envs))
@@ -167,7 +177,7 @@ class Experiment(Translation):
         keys = ("sgd_minibatch_size", "minibatch_size")
 
         def fitting(rows: int) -> int:
-            """The largest size up to so many rows that divides the batch and is shared evenly."""
+            """Returns the largest size up to `rows` that divides the batch and that the workers share evenly."""
             return next(size for size in range(min(rows, total), 0, -1) if total % size == 0 and size % workers == 0)
 
         several = next((options_of(self.given[key]) for key in keys if options_of(self.given.get(key)) is not None), None)
@@ -183,7 +193,7 @@ class Experiment(Translation):
             size = next(size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0)
             self.set("algo.microbatch_size", size, "microbatch_size", why="" if size == asked else "whole fragments that divide the batch")
 
-    # -- networks and the rest -----------------------------------------------------------------------------------------------------------
+    # Networks and the other options
 
     def _model(self) -> None:
         if self.atari:
@@ -253,9 +263,10 @@ class Experiment(Translation):
             self.set("algo.lambda_", 1.0, "use_gae", "lambda")
         if "grad_clip" not in pending and self.run in ("PPO", "DDPPO", "PG"):
             self.set("algo.max_grad_norm", 0.0)
-        if self.algo in ("a2c", "a3c"):  # RLlib sums the loss over the rows of a batch, rlrun takes the mean; Adam does not care, the bound on the norm does
+        # RLlib sums the loss over the rows of a batch and rlrun takes the mean, which matters for the bound on the norm
+        if self.algo in ("a2c", "a3c"):
             bound = float(self.get("grad_clip") or 0.0) / self.made.values["algo.batch_size"]
-            self.set("algo.max_grad_norm", float(f"{bound:.4g}"), "grad_clip", why="of a mean over the batch, where RLlib's loss is a sum")
+            self.set("algo.max_grad_norm", float(f"{bound:.4g}"), "grad_clip", why="divided by the batch, because RLlib's loss is a sum and rlrun's a mean")
         if self.algo in ("impala", "appo"):
             rmsprop = self.get("opt_type", default="adam") == "rmsprop"
             for key, default in (("epsilon", 0.1), ("decay", 0.99), ("momentum", 0.0)):
@@ -264,7 +275,7 @@ class Experiment(Translation):
                 else:
                     self.say(key, "dropped", why="RLlib's applies to RMSProp alone; the optimiser is Adam")
         if self.old and self.algo in ("ppo", "ddppo"):
-            why = "RLlib's of that time bounds how far a value moves, the later one the squared error"
+            why = "up to RLlib 0.8 it bounds a value's change, later the squared error"
             self.set("algo.value_clip", float(self.get("vf_clip_param")), "vf_clip_param", why=why)
         if self.given.get("lr_schedule"):
             self.set(f"{self.inner}.lr", self.given["lr_schedule"], "lr_schedule")
@@ -282,7 +293,7 @@ class Experiment(Translation):
             if plain in ("evaluation_interval", "checkpoint_freq"):
                 self.say(key, "dropped", why="counted in iterations of RLlib's loop; eval.every= and checkpoint.every= count env steps")
             elif row is not None and row["rlrun"] in set_by_file and key not in self.given:
-                self.taken.add(key)  # RLlib's default of what the file says under another name
+                self.taken.add(key)  # a default of RLlib's for an option that the file has under another name
             elif row is None:
                 self.say(key, "not mapped", why=f"rlrun knows no such option of {self.run}")
             elif row["rlrun"] is None:
@@ -308,7 +319,10 @@ class Experiment(Translation):
                 if last in ("episode_reward_mean", "episode_return_mean"):
                     if key.startswith("evaluation/"):
                         self.made.values["eval.every"] = 50000
-                        why = "eval.every=50000 shows it; stop.return_mean judges training games, so that the run goes to its env_steps"
+                        why = (
+                            "eval.every=50000 shows it; stop.return_mean looks at training games, "
+                            "so that the run goes on to its env_steps"
+                        )
                         self.made.lines.append(Line(f"{where}.{key}", value, "not mapped", "", why))
                         continue
                     reached = float(value)

@@ -1,4 +1,4 @@
-"""One of RLlib's experiments while it is translated: translate.py, q_learning.py and continuous.py read its options and set rlrun's."""
+"""One of RLlib's experiments while translate.py, q_learning.py and continuous.py translate its options to rlrun's."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ def _table(algo: str) -> dict[str, dict[str, Any]]:
 
 
 class Translation:
-    """What is read of an experiment, and what is made of it. Every option is taken once; what is left over at the end had no reader."""
+    """The options of an experiment and their translation.
 
-    atari: bool  # the environment is a game of Atari's
+    Every option is taken once. Options that are left at the end were read by no part of the translation.
+    """
+
+    atari: bool  # whether the environment is an Atari game
 
     def __init__(self, name: str, run: str, config: dict, stop: dict, passes: dict, source: str):
         self.run, self.stop, self.passes, self.source = DEFAULTS_OF.get(run, run), stop, passes, source
@@ -31,7 +34,7 @@ class Translation:
         self.algo = self._algorithm(RUNS[run])
         self.table = _table(self.algo)
         self.inner = "algo.inner" if "apex" in self.algo else "algo"
-        self.old = "sample_batch_size" in config  # 0.5 to 0.8.2
+        self.old = "sample_batch_size" in config  # RLlib 0.5 to 0.8.2
         self.made = Imported(name, self.algo, "", comment=source)
         self.taken: set[str] = set()
 
@@ -41,7 +44,7 @@ class Translation:
         return algo
 
     def get(self, *keys: str, default: Any = None) -> Any:
-        """The first of these that the file, else RLlib's defaults, say; without taking it."""
+        """Returns the first of these options in the file or else in RLlib's defaults, without taking it."""
         for source in (self.given, self.defaults):
             for key in keys:
                 if key in source:
@@ -54,7 +57,8 @@ class Translation:
             return
         self.taken.add(key)
         several = options_of(self.given.get(key))
-        if several is not None and how == "mapped" and not any(flow(one) in became for one in self.made.grid):  # no sweep carries the others
+        # the file's grid has no sweep over the other values
+        if several is not None and how == "mapped" and not any(flow(one) in became for one in self.made.grid):
             why = f"the first of {len(several)}: a sweep over the others is yours to make" + (f"; {why}" if why else "")
         if key in self.given:
             self.made.lines.append(Line(key, self.given[key], how, became, why))
@@ -62,9 +66,10 @@ class Translation:
             self.made.lines.append(Line(key, self.defaults[key], "default", became, why))
 
     def set(self, target: str, value: Any, *keys: str, why: str = "") -> None:
-        """The option here, made from these there."""
+        """Sets one of rlrun's options and marks those of RLlib's options that it was computed from."""
         self.made.values[target] = value
-        if any(key in self.given for key in keys):  # other names of it, which the file does not use, say nothing
+        # the option's other names, which the file does not use, are taken too
+        if any(key in self.given for key in keys):
             self.taken |= {key for key in keys if key not in self.given}
         for key in keys:
             self.say(key, "mapped", f"{target}={flow(value)}", why)

@@ -1,4 +1,4 @@
-"""RLlib's tuned YAML files as they are read, and rlrun's as they are written; translate.py makes the one from the other."""
+"""Reads RLlib's tuned YAML files and writes rlrun's; translate.py translates between them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from rlrun.core.errors import UserError
 from rlrun.envs.names import resolve
 
 How = Literal["mapped", "default", "dropped", "not mapped"]
-NESTED = ("model", "exploration_config", "replay_buffer_config", "optimizer")  # groups of RLlib's whose keys count as its own
+# RLlib's groups whose keys are options of their own
+NESTED = ("model", "exploration_config", "replay_buffer_config", "optimizer")
 
 
 class Line(NamedTuple):
-    """What has become of one option."""
+    """The fate of one of RLlib's options."""
 
     key: str
     value: Any
     how: How
-    became: str  # the option here with its value; empty where there is none
+    became: str  # rlrun's option with its value; empty if there is none
     why: str
 
 
 @dataclass
 class Imported:
-    """One tuned file."""
+    """The contents of one of rlrun's tuned files."""
 
     name: str
     algo: str
@@ -39,7 +40,7 @@ class Imported:
     comment: str = ""
 
     def text(self, source: str) -> str:
-        """The file."""
+        """Returns the text of the tuned file. source: the name of RLlib's file."""
         nested: dict[str, Any] = {}
         for key, value in self.values.items():
             *groups, last = key.split(".")
@@ -62,23 +63,26 @@ class Imported:
 
 
 def flow(value: Any) -> str:
-    """A value as it stands on a command line."""
+    """Formats a value for a command line."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...").replace(": ", ":")
 
 
 def read(text: str, source: str) -> dict[str, dict[str, Any]]:
-    """Experiments by name. UserError where this is no file of RLlib's."""
+    """Returns the experiments by name. Raises UserError if the text is not one of RLlib's tuned files."""
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"{source} is no YAML: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{source} is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict) or not found or not all(isinstance(one, dict) and "run" in one for one in found.values()):
-        raise UserError(f"{source} is no tuned file of RLlib's: those hold experiments, each with `run: <algorithm>`, `env:` and `config:`")
+        raise UserError(
+            f"{source} is not one of RLlib's tuned files: "
+            "they hold experiments, each with `run: <algorithm>`, `env:` and `config:`"
+        )
     return found
 
 
 def numbers(value: Any) -> Any:
-    """YAML 1.1 reads 5e-4 and 1e6 as text; RLlib's loader does not care, we must."""
+    """Converts text such as 5e-4 and 1e6, which YAML 1.1 does not read as numbers; RLlib accepts such text."""
     if isinstance(value, dict):
         return {str(key): numbers(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -92,7 +96,7 @@ def numbers(value: Any) -> Any:
 
 
 def options_of(value: Any) -> list[Any] | None:
-    """Those of {grid_search: [...]}, else None."""
+    """Returns the values of {grid_search: [...]}; None for any other value."""
     return list(value["grid_search"]) if isinstance(value, dict) and set(value) == {"grid_search"} else None
 
 
@@ -102,18 +106,18 @@ def slug(env: Any) -> str:
 
 
 def rounded(value: float) -> int | float:
-    """Whole numbers as such."""
+    """Returns whole numbers as int."""
     return int(value) if float(value).is_integer() else value
 
 
 @cache
 def _data(name: str) -> Any:
-    """A file of rlrun/rllib; nobody changes what it returns."""
+    """Loads a YAML file of rlrun/rllib. The result is cached, so that callers must not change it."""
     return yaml.safe_load((package() / "rllib" / name).read_text())
 
 
 def defaults(run: str, old: bool) -> dict[str, Any]:
-    """RLlib's, where a file says nothing."""
+    """Returns RLlib's defaults of an algorithm. old: those of releases 0.5 to 0.8."""
     table = _data("defaults.yaml")
     made = dict(table["common"])
     own = dict(table[run])
@@ -125,7 +129,7 @@ def defaults(run: str, old: bool) -> dict[str, Any]:
 
 
 def flattened(config: dict[str, Any]) -> dict[str, Any]:
-    """The groups that count as RLlib's own, with dotted keys."""
+    """Returns the config with the options of NESTED groups and env_config under dotted keys."""
     made: dict[str, Any] = {}
     for key, value in config.items():
         if key in NESTED and isinstance(value, dict) and options_of(value) is None:
@@ -138,6 +142,6 @@ def flattened(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def machinery() -> dict[str, str]:
-    """Options that no algorithm sees -> why they are left out."""
+    """Maps options that do not affect algorithms to the reason why they are left out."""
     groups = _data("machinery.yaml")
     return {name: group["why"] for group in groups for name in group["names"]}

@@ -1,4 +1,4 @@
-"""The Atari adapter: raw returns, lives, FIRE, and what counts as a row."""
+"""The Atari adapter: raw returns, lost lives, FIRE, and live and dead rows."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def make(game, count=4, learning=True, threads=1, **options):
 
 
 def play(env, steps, seed=0):
-    """(obs, Step) per row of random play."""
+    """Plays at random and yields (obs, Step) for each row."""
     rng = np.random.default_rng(seed)
     env.reset(0)
     for _ in range(steps):
@@ -73,7 +73,8 @@ def test_fire_is_pressed_after_a_lost_life_on_a_dead_row():
     for _ in range(400):
         before = env.press_fire.copy()
         frames = env.frame.copy()
-        step = env.step(np.zeros(1, dtype=np.int64))  # never FIRE by ourselves: without help no life after the first could be lost
+        # this action is never FIRE: without the adapter's FIRE only one life could be lost
+        step = env.step(np.zeros(1, dtype=np.int64))
         if before[0]:
             pressed += 1
             assert not step.valid[0] and not step.is_first[0] and env.frame[0] == frames[0] + 4
@@ -84,7 +85,7 @@ def test_fire_is_pressed_after_a_lost_life_on_a_dead_row():
 
 
 def test_reported_returns_are_raw_and_whole_games(typed):
-    """SpaceInvaders pays 5 to 30 a shot: a clipped or per-life return could not be this large."""
+    """SpaceInvaders pays 5 to 30 per shot, so that a clipped return or one of a single life could not be this large."""
     env = make("SpaceInvaders", count=4)
     columns = Columns(env, 10, 0)
     rng = np.random.default_rng(0)
@@ -123,7 +124,7 @@ def test_seeds_repeat_and_generations_differ():
 
 
 def test_threads_change_no_game():
-    """Rows in the order of games, whichever thread was done first, through lost lives and new games."""
+    """Rows are in the order of games, whichever thread was done first, also across lost lives and new games."""
     one, three, ends = make("Breakout", fire="true"), make("Breakout", fire="true", threads=3), 0
     assert np.array_equal(one.reset(0)["observation"], three.reset(0)["observation"])
     for here, there in zip(play(one, 400), play(three, 400), strict=True):
@@ -200,7 +201,8 @@ def test_a_single_game_is_full_and_presses_fire_by_itself():
         first.setdefault("obs", obs)
         steps, over = 0, False
         while not over:
-            obs, reward, terminated, truncated, _ = env.step(2)  # never FIRE: every ball is lost soon, and the game must end all the same
+            # without FIRE every ball is lost soon, and the game must end nevertheless
+            obs, reward, terminated, truncated, _ = env.step(2)
             steps, over = steps + 1, terminated or truncated
             assert steps < 1000 and reward >= 0
         assert terminated and not truncated

@@ -1,4 +1,4 @@
-"""MuJoCo's own messages."""
+"""MuJoCo's own warnings."""
 
 import gymnasium
 import pytest
@@ -17,7 +17,7 @@ def test_a_warning_is_heard_once_and_deprecations_of_model_files_not_at_all(noth
         "compiler attribute 'settotalmass' is deprecated",
         "Nan, Inf or huge value in QPOS. Time = {}.",
     )
-    for time in (0.05, 0.1, 0.15):  # every episode that breaks says when
+    for time in (0.05, 0.1, 0.15):  # the warning of every broken episode contains its time
         for text in texts:
             mujoco.hear(text.format(time))
     said = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""What memories are told of the last action and reward."""
+"""The last action and reward as inputs of a memory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every kind of space through samplers, learning, evaluation, resume and rlrun.load."""
+"""Every kind of space in sampling, learning, evaluation, resume and rlrun.load."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ LEARN = ["algo=ppo", "logger=[]", "model.hidden=[64]", "algo.fragment_length=20"
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_action_reaches_the_env_as_its_space_says(typed, tmp_path, kind):
-    """The environment itself refuses any other."""
+    """The environment itself refuses any other action."""
     words = ["algo=ppo", "env=rlrun/EverySpace-v0", "logger=[]", "model.hidden=[8]", "algo.fragment_length=5", "algo.batch_size=20",
              "algo.minibatch_size=10", "resources.device=cpu", "resources.envs_per_sampler=2", "env_steps=400", "algo.kl_coef=0.2"]  # fmt: skip
     _, job, rows = run_wired(Wired(typed(*words, *KINDS[kind])), tmp_path)
@@ -28,14 +28,14 @@ def test_every_kind_of_action_reaches_the_env_as_its_space_says(typed, tmp_path,
 
 @pytest.mark.parametrize("more", [[], ["model.action_distribution=beta"], ["model.action_distribution=squashed_gaussian"]])
 def test_all_parts_of_an_action_are_learnt_together(typed, tmp_path, more):
-    """Of 60 a random policy gets about 12."""
+    """The best return is 60; a random policy gets about 12."""
     words = ["env=rlrun/EverySpace-v0", "resources=debug", "env_steps=200000", "stop.return_mean=48", "log_every_sec=1"]
     _, job, _ = run_wired(Wired(typed(*LEARN, *words, *more)), tmp_path)
     assert job.status == "STOPPED", job.episodes.mean
 
 
 def test_masks_are_obeyed_and_used(typed, tmp_path):
-    """The environment raises on an illegal action. Of 10 a random legal policy gets 5."""
+    """The environment raises on an illegal action. The best return is 10; a random legal policy gets 5."""
     _, job, _ = run_wired(Wired(typed(*LEARN, "env=rlrun/Masked-v0", "resources=debug", "env_steps=60000", "stop.return_mean=6.5")), tmp_path)
     assert job.status == "STOPPED", job.episodes.mean
 
@@ -92,7 +92,7 @@ def test_flattening_keeps_every_number(typed):
 
 
 def autoregressive(width: int = 6):
-    """A head over (a choice of 3, two numbers, switches inside a dictionary), with weights that make parts depend on each other."""
+    """A head for a Tuple of a choice of 3, two numbers and a Dict of switches, whose weights make parts dependent."""
     space = Nested(spaces=(
         ("0", Discrete(n=3)), ("1", Box(shape=(2,), low=(-1.0,) * 2, high=(1.0,) * 2, dtype="float32")),
         ("2", Nested(spaces=(("switches", MultiBinary(shape=(2,))), ("pick", Discrete(n=2))), ordered=False)),
@@ -130,7 +130,7 @@ def test_autoregressive_parts_know_those_before_them():
 
 
 def test_autoregressive_entropy_is_the_expectation_over_earlier_parts():
-    """Two choices: enumerated, H(a1, a2) = H(a1) + sum p(a1) H(a2 | a1), which given(action) estimates without bias."""
+    """The entropy of two choices, H(a1) + sum p(a1) H(a2 | a1) by enumeration, is the mean of given(action)'s."""
     torch.manual_seed(2)
     space = Nested(spaces=(("0", Discrete(n=3)), ("1", Discrete(n=2))), ordered=True)
     head = action_head(space, 4, lambda i, o, gain: torch.nn.Linear(i, o), "gaussian", 0.0, autoregressive=True)
@@ -156,8 +156,10 @@ def test_autoregression_needs_parts(typed):
 
 
 def test_only_an_autoregressive_policy_learns_correlated_actions(typed, tmp_path):
-    """Of 20: with this bonus for entropy independent choices do best when both are random, and agree half of the time; the best of all policies repeats
-    the first choice with probability sigmoid(1 / 0.6) = 0.84."""
+    """With this entropy bonus the best independent choices are both random, which pays half of the 20.
+
+    The best of all policies repeats the first choice with probability sigmoid(1 / 0.6) = 0.84.
+    """
     means = {}
     for value in ("true", "false"):
         words = ["algo=ppo", "env=rlrun/CorrelatedActions-v0", *SMALL[:1], "logger=[]", f"model.autoregressive={value}", "model.hidden=[32]", "env_steps=25000",

@@ -1,4 +1,4 @@
-"""Recorded updates make the weights that plain ones make; what cannot be recorded says so."""
+"""Recorded updates give the same weights as plain ones, and errors name what cannot be recorded."""
 
 import threading
 
@@ -63,7 +63,7 @@ def clocks():
 
 
 def batches(wiring):
-    """As many train batches as there are clocks, of rows that a policy made."""
+    """Makes one train batch per clock, from rows of a policy."""
     sampler, policy = wiring.sampler(0), wiring.policy_factory(acting=False)()
     try:
         sampler.publish(policy, Clock())
@@ -104,7 +104,7 @@ def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
     assert tapes.recordings >= 1 and tapes.replayed >= UPDATES // 2 - WARM_UP
     a, b = one.state(), other.state()
-    assert torch.equal(a["rng"], b["rng"])  # as many random numbers
+    assert torch.equal(a["rng"], b["rng"])  # both drew the same number of random numbers
 
 
 def test_a_filter_that_learns_between_replays(typed):
@@ -163,7 +163,7 @@ def test_results_are_copies_and_schedules_are_renewed():
 
 
 def test_no_other_thread_does_for_the_first_times_what_it_records():
-    """A library that begins in one thread would end another's recording."""
+    """A library that initialises itself in one thread would break the recording of another thread."""
     tapes, free = Tapes(), []
 
     def function(batch, clock):
@@ -177,7 +177,7 @@ def test_no_other_thread_does_for_the_first_times_what_it_records():
         other.join()
         return batch.x.sum()
 
-    many = [[1.0] * (2 + i) for i in range(MOST_SHAPES)]  # the last one is never recorded
+    many = [[1.0] * (2 + i) for i in range(MOST_SHAPES)]  # the last shape is never recorded
     once(function, *[[1.0]] * (WARM_UP + 1), *many, tapes=tapes)
     assert free == [] and tapes.recordings == 1
     assert RECORDING.acquire(blocking=False)
@@ -214,7 +214,7 @@ def test_a_recorded_function_cannot_look_at_the_clock():
     for word in ("env_steps", "updates"):
         with pytest.raises(RuntimeError, match="cannot be recorded"):
             getattr(GraphClock(torch.device("cpu")), word)
-    assert GraphClock(torch.device("cpu")).value_of(Schedule(((0.0, 0.5),))) == 0.5  # never changes
+    assert GraphClock(torch.device("cpu")).value_of(Schedule(((0.0, 0.5),))) == 0.5  # a constant schedule is a number
 
 
 def test_map_tensors_keeps_the_tree():

@@ -1,4 +1,4 @@
-"""What Linux says of the processor."""
+"""Reading the processor's properties from Linux."""
 
 import pytest
 

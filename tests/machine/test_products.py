@@ -1,4 +1,4 @@
-"""Which library multiplies matrices."""
+"""The choice of the library that multiplies matrices."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ there = pytest.mark.skipif(library() is None, reason="this PyTorch has no such c
 
 
 def chosen(monkeypatch, *shapes, possible=True):
-    """What is chosen for updates of products of such shapes (rows, inner, columns)."""
+    """Returns the choice for updates with products of these shapes (rows, inner, columns)."""
     monkeypatch.setattr(products, "pays", lambda: True)
     context = Products(possible)
     with context:
@@ -34,7 +34,7 @@ def test_gradients_and_batches_of_products_count_too(monkeypatch):
     for learns, wanted in ((False, False), (True, True)):
         context = Products(True)
         with context:
-            made = torch.ones(360, 64) @ weight  # 14.7 us saved of 15
+            made = torch.ones(360, 64) @ weight  # saves 14.7 us, less than the cost of 15 us
             if learns:
                 made.backward(torch.ones_like(made))
                 torch.bmm(torch.ones(4, 256, 64), torch.ones(4, 64, 256))
@@ -73,7 +73,7 @@ def test_where_it_is_chosen_products_keep_their_digits():
     assert context.through
     with context:
         made = a @ b
-    # float32's own rounding; bfloat16's would be 0.1
+    # the tolerance is float32's rounding; bfloat16's would be 0.1
     assert (made - wanted).abs().max() < 1e-3
 
 

@@ -1,4 +1,4 @@
-"""What each runner's layout makes of a machine."""
+"""The layout that each runner chooses for a machine."""
 
 import pickle
 
@@ -12,7 +12,7 @@ SAC = ["algo=sac", "env=Pendulum-v1", "logger=[]"]
 
 
 def machine(cores: int, step_sec: float, *gpus: str) -> Machine:
-    """A machine with so many cores, where an env step takes so long."""
+    """A machine with this number of cores, on which an env step takes this many seconds."""
     return Machine(cores=cores, env_step_sec=lambda make_env, count: step_sec, gpus=gpus, gpu_memory=(2**36,) * len(gpus))
 
 
@@ -22,12 +22,12 @@ def decided(config, *facts) -> Resources:
 
 @pytest.mark.parametrize("cores", [2, 8])
 @pytest.mark.parametrize(("step_sec", "words", "inference"), [
-    (1e-4, [], "serial"),  # an update for every step takes 20 times as long
+    (1e-4, [], "serial"),  # an update for every env step takes 20 times as long as the step
     (1e-2, [], "local"),
-    (1e-4, ["algo.replay_ratio=16"], "local"),  # an update for every 16 steps does not
+    (1e-4, ["algo.replay_ratio=16"], "local"),  # an update for every 16 env steps does not
     (1e-5, ["algo.replay_ratio=16"], "serial"),
     (1e-4, ["resources.num_samplers=2", "algo.num_envs=2"], "local"),
-    (1e-4, ["algo.batch_size=64", "algo.replay_ratio=64"], "local"),  # learning has no use for the other cores
+    (1e-4, ["algo.batch_size=64", "algo.replay_ratio=64"], "local"),  # the learner cannot use the other cores
     (1e-4, ["resources.learner_threads=1"], "local"),
 ])  # fmt: skip
 def test_env_steps_that_are_little_beside_learning_get_no_process(typed, cores, step_sec, words, inference):
@@ -63,7 +63,7 @@ def test_with_a_gpu_samplers_keep_a_process(typed):
 
 
 def test_a_layout_is_a_function_of_values(typed):
-    """The same config and machine give the same plan, whatever this machine is, and totals and shares are told apart."""
+    """The same config and machine give the same plan, whatever this machine is; totals differ from shares."""
     config = typed("algo=impala", "env=Pong", "logger=[]")
     one, two = (plan(config, machine(16, 1e-3, "H200", "H200")) for _ in range(2))
     assert str(one) == str(two) and one.resources == two.resources

@@ -48,7 +48,7 @@ def test_sampling_uses_the_generator_alone():
 
 
 def pairs():
-    """(ours, torch's, another of ours, another of torch's) over 5 rows; torch's has the same actions."""
+    """Returns (ours, torch's, another of ours, another of torch's) over 5 rows; torch's have the same actions."""
     torch.manual_seed(0)
     logits, mean, log_std = torch.randn(5, 6), torch.randn(5, 2), 0.3 * torch.randn(5, 2)
     alpha, beta = 1.5 + torch.rand(5, 2), 1.2 + torch.rand(5, 2)
@@ -76,7 +76,7 @@ def test_agrees_with_torch(kind):
     torch.testing.assert_close(ours.entropy(), -torchs.log_prob(many).mean(0), atol=0.03, rtol=0)
     torch.testing.assert_close(ours.kl(other), (torchs.log_prob(many) - other_torchs.log_prob(many)).mean(0), atol=0.05, rtol=0.05)
     at_mode = ours.log_prob(ours.mode())
-    if kind != "squashed":  # its mode() is the median: the squashing moves the density's peak
+    if kind != "squashed":  # its mode() is the median, because squashing moves the peak of the density
         assert (at_mode >= ours.log_prob(samples[:500]).max(0).values - 1e-4).all()
 
 

@@ -1,4 +1,4 @@
-"""GAE against its definition, written as slowly as it stands there."""
+"""GAE against a literal and slow implementation of its definition."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,10 @@ from rlrun.ops.returns import gae
 
 
 def brute_force(reward, discount, value, bootstrap, valid, lambda_):
-    """Eq. 11 to 16 per column: the exponentially weighted mean of k-step advantages is a sum of discounted deltas; a dead row ends it."""
+    """Computes eq. 11 to 16 per column.
+
+    The exponentially weighted mean of k-step advantages is a sum of discounted deltas, which a dead row ends.
+    """
     rows, columns = reward.shape
     values = np.concatenate([value, bootstrap[None]])
     advantage = np.zeros((rows, columns))

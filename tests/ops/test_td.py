@@ -1,4 +1,4 @@
-"""Temporal-difference operations against their definitions, worked out row by row."""
+"""Temporal-difference operations against their definitions, computed row by row."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def test_projection_is_the_papers_algorithm_1():
     atoms = np.linspace(low, high, count)
     probability = rng.dirichlet(np.ones(count), size=50)
     reward, discount = rng.normal(0, 3, 50), rng.choice([0.0, 0.9, 1.0], 50)
-    reward[:5], discount[:5] = atoms[:5], 0.0  # exactly on an atom
+    reward[:5], discount[:5] = atoms[:5], 0.0  # these values lie exactly on an atom
     expected = np.zeros((50, count))
     for i in range(50):
         for j in range(count):

@@ -1,4 +1,4 @@
-"""V-trace against the paper's sum, written as slowly as it stands there."""
+"""V-trace against a literal and slow implementation of the paper's sum."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from rlrun.ops.vtrace import vtrace
 
 
 def brute_force(log_rho, discount, reward, value, bootstrap, valid, rho_clip, c_clip, pg_clip, lambda_):
-    """Eq. 1 per column: an O(T^2) sum of products. A dead row ends the trajectory at its own observation."""
+    """Computes eq. 1 per column as an O(T^2) sum of products. A dead row ends the trajectory at its own observation."""
     rows, columns = reward.shape
     values = np.concatenate([value, bootstrap[None]])
     target = values.copy()

@@ -1,4 +1,4 @@
-"""RLlib's tuned examples, release by release, as rlrun's."""
+"""Imports RLlib's tuned examples of each release."""
 
 import copy
 import functools
@@ -17,9 +17,9 @@ from rlrun.rllib.translation import RUNS
 from rlrun.rllib.yaml_files import machinery, numbers, read
 
 RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text())
-# experiments of each release whose environment rlrun has; the rest stand on environments of RLlib's own test suite
+# number of experiments in each release whose environment rlrun has; the others use environments of RLlib's test suite
 COVERED = {"0.7.0": (47, 47), "1.13": (84, 101), "2.7": (90, 112), "2.49": (31, 38)}
-# what no option here means; everything else is mapped, or dropped with a reason
+# options without a counterpart in rlrun; all others are mapped, or dropped with a reason
 NOT_MAPPED = {
     "model.conv_filters": 4, "model.conv_activation": 4, "batch_mode": 3, "_tf_policy_handles_more_than_one_loss": 2, "observation_fliter": 1,
     "grad_clip_by": 1, "model.post_fcnet_hiddens": 1, "num_cpus_for_local_worker": 1,
@@ -103,7 +103,8 @@ def test_ppo_of_atari_means_the_same():
 def test_dqn_counts_target_updates_and_schedules_in_our_units():
     (one, *_) = translate("atari-dqn", RELEASES["0.7.0"]["atari-dqn.yaml"], "atari-dqn.yaml")
     assert one.algo == "dqn" and one.values["replay._choice"] == "uniform" and one.values["replay.capacity"] == 1_000_000
-    assert one.values["algo.replay_ratio"] == 8 and one.values["algo.target_update_interval"] == 2000  # 8,000 env steps, an update of 32 every 4
+    # 8,000 env steps, an update of 32 every 4
+    assert one.values["algo.replay_ratio"] == 8 and one.values["algo.target_update_interval"] == 2000
     assert one.values["algo.exploration.epsilon"] == {"start": 1.0, "end": 0.01, "steps": 200_000}
     assert one.values["algo.optimizer.epsilon"] == 1.5e-4 and one.values["algo.learning_starts"] == 20_000 and not one.values["algo.double"]
     apex, *_ = translate("atari-apex", RELEASES["0.7.0"]["atari-apex.yaml"], "atari-apex.yaml")
@@ -128,9 +129,9 @@ def test_memory_exploration_and_whole_episodes():
     assert soft["algo.exploration.kind"] == "soft_q" and soft["algo.exploration.temperature"] == 0.5 and soft["algo.exploration.epsilon"] == 0.0
     noise = values("2.7", "dqn/cartpole-dqn-param-noise.yaml")
     assert noise["algo.exploration.kind"] == "parameter_noise" and noise["algo.exploration.epsilon"] == [[0, 1.0], [10000, 1.0], [10001, 0.0]]
-    hopper = values("0.7.0", "hopper-ppo.yaml")  # 64 environments play until they have 2,500 rows each
+    hopper = values("0.7.0", "hopper-ppo.yaml")  # each of 64 environments plays until it has 2,500 rows
     assert hopper["runner.complete_episodes"] is True and hopper["algo.fragment_length"] == 2600 and hopper["algo.batch_size"] == 166_400
-    cheetah = values("0.7.0", "halfcheetah-ppo.yaml")  # two rounds of 200 rows of 256 environments
+    cheetah = values("0.7.0", "halfcheetah-ppo.yaml")  # two rounds of 200 rows from 256 environments
     assert cheetah["algo.fragment_length"] == 200 and cheetah["algo.batch_size"] == 102_400 and cheetah["algo.batch_size"] % cheetah["algo.minibatch_size"] == 0
 
 
@@ -157,7 +158,8 @@ def test_stops():
 
 def test_bounds_and_epsilons_mean_what_they_meant():
     (a2c, *_) = translate("a", RELEASES["0.7.0"]["atari-a2c.yaml"], "a")
-    assert a2c.values["algo.batch_size"] == 500 and a2c.values["algo.max_grad_norm"] == 0.08  # 40, of a sum over 500 rows
+    # RLlib's 40 bounds the gradient of a sum over 500 rows
+    assert a2c.values["algo.batch_size"] == 500 and a2c.values["algo.max_grad_norm"] == 0.08
     block = {"opt_type": "adam", "decay": 0.99, "momentum": 0.0, "epsilon": 0.1}
     (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": block}, "a")
     assert "algo.optimizer.epsilon" not in impala.values and {line.key: line.how for line in impala.lines}["epsilon"] == "dropped"
@@ -230,9 +232,9 @@ def test_numbers_that_yaml_reads_as_text():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("defaults:\n  - override /env: Pong\n", "is no tuned file of RLlib's"),
-        ("a: [1", "is no YAML"),
-        ("", "is no tuned file"),
+        ("defaults:\n  - override /env: Pong\n", "is not one of RLlib's tuned files"),
+        ("a: [1", "is not YAML"),
+        ("", "is not one of RLlib's tuned files"),
         ("x: {run: QMIX, env: Pendulum-v1}", "rlrun is to have QMIX in a later release"),
         ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
         ("x: {run: PPO}", "it names no environment"),
@@ -254,7 +256,8 @@ def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     out = tmp_path / "out"
     assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 0
     said = capsys.readouterr().out
-    assert (out / "tuned" / "ppo" / "cartpole-ppo.yaml").is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said  # divisors of 4000
+    # these sizes divide 4000
+    assert (out / "tuned" / "ppo" / "cartpole-ppo.yaml").is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said
     assert "left out: cartpole.yaml, later: rlrun is to have QMIX" in said
     assert _dispatch(["train", "--config-dir", str(out), "tuned=ppo/cartpole-ppo", "--cfg", "job"]) == 0
     assert "num_epochs: 1" in capsys.readouterr().out
