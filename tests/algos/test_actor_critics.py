@@ -509,7 +509,7 @@ def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
         (["algo=sac", "env=Pendulum-v1", "algo.input_priorities=true", "replay=prioritized"], "ddpg and td3 can"),
         (["algo=sac", "env=Pendulum-v1", "algo.initial_alpha=0"], "initial_alpha must be positive"),
         (["algo=td3", "env=Pendulum-v1", "algo.policy_delay=0"], "policy_delay must be at least 1"),
-        (["algo=tqc", "env=Pendulum-v1", "algo.dropped_quantiles=25"], "dropped_quantiles below num_quantiles"),
+        (["algo=tqc", "env=Pendulum-v1", "algo.dropped_quantiles=25"], "dropped_quantiles 25 must be below num_quantiles 25"),
         (["algo=ddpg", "env=Pendulum-v1", "algo.exploration.std=0"], "std must be positive"),
         (["algo=ddpg", "env=Pendulum-v1", "algo.exploration.theta=2.5"], "theta must be at least 0 and below 2"),
         (["algo=apex_ddpg", "algo@algo.inner=dqn", "env=CartPole-v1"], "Ape-X DDPG is around ddpg or td3"),
