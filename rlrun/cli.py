@@ -84,13 +84,9 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     install()
     for word in words:
         if word in ("-m", "--multirun"):
-            raise UserError(
-                f"{word}: use `rlrun sweep` for several runs; it shares this machine among them and can be resumed"
-            )
+            raise UserError(f"{word}: use `rlrun sweep` for several runs; it shares this machine among them and can be resumed")
         if word.startswith("--") and word.split("=")[0] not in FLAGS:
-            raise UserError(
-                f"{word} is not a flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them"
-            )
+            raise UserError(f"{word} is not a flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them")
     check_groups(words)
     if "--help" in words or "-h" in words:  # Hydra composes a config before it prints help, and needs both choices
         words = [*words, *(f"{key}={value}" for key, value in (("algo", "impala"), ("env", "CartPole-v1")) if not any(w.startswith(f"{key}=") for w in words))]

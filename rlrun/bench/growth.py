@@ -157,10 +157,7 @@ def setting_of(words: list[str]) -> Setting:
         machine = measured()
         planned = plan(type_config(values), machine)
         if planned.needs.population is not None:
-            raise UserError(
-                f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes;"
-                " see resources.num_samplers"
-            )
+            raise UserError(f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes; see resources.num_samplers")
         replay = planned.needs.replay
         columns = planned.needs.columns if replay is None else replay.num_envs
         made, inner = planned.resources, "inner" in values["algo"]
@@ -198,9 +195,7 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
     chosen = (flags["--axes"] or ",".join(TITLES)).split(",")
     for name in chosen:
         if name not in TITLES:
-            raise UserError(
-                f"--axes {name}: there is no such axis.{closest(name, TITLES)} There are {', '.join(TITLES)}."
-            )
+            raise UserError(f"--axes {name}: there is no such axis.{closest(name, TITLES)} There are {', '.join(TITLES)}.")
     for name, default in (("algo", "impala"), ("env", "Pong")):
         if not any(word.startswith((f"{name}=", "tuned=")) for word in rest):
             rest.append(f"{name}={default}")

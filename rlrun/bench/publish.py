@@ -177,14 +177,8 @@ def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
                 drawn = charts.learning_curves(steps, curves(cells, 1), "return, mean of last 100 games", "Learning curves")
                 body.append(page.details("Learning curves", page.picture(charts.svg(drawn))))
             body.append(page.details("Commands that made these results", page.code("\n".join(commands(cells)))))
-    lead = (
-        "RLlib's results, and what rlrun measured with a tuned file for each cell. Scores are unclipped returns of full"
-        " games."
-    )
-    foot = (
-        "Made by rlrun benchmark reproduce-tables from JSON files with the curve, seed, steps, wall time, hardware,"
-        " versions and command of every run."
-    )
+    lead = "RLlib's results, and what rlrun measured with a tuned file for each cell. Scores are unclipped returns of full games."
+    foot = "Made by rlrun benchmark reproduce-tables from JSON files with the curve, seed, steps, wall time, hardware, versions and command of every run."
     return page.page("RLlib's published tables", lead, body, foot)
 
 
@@ -219,8 +213,7 @@ def log(known: Sequence[tuple[Table, Sequence[Measured]]], text: str, made: Sequ
         to_mlflow(scores, made, runs)
     except Exception as error:  # each store has its own exceptions
         print(
-            f"  the tables could not be written to TensorBoard and MLflow: {type(error).__name__}:"
-            f" {(str(error).splitlines() or [''])[0]}",
+            f"  the tables could not be written to TensorBoard and MLflow: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
             flush=True,
         )
 

@@ -71,10 +71,7 @@ def lists(words: Sequence[str]) -> dict[str, list[str]]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in KEYS:
-            raise UserError(
-                f"There is no option {key!r} here.{closest(key, KEYS)}"
-                f" There are {', '.join(f'{k}=' for k in KEYS)} and {', '.join(FLAGS)}."
-            )
+            raise UserError(f"There is no option {key!r} here.{closest(key, KEYS)} There are {', '.join(f'{k}=' for k in KEYS)} and {', '.join(FLAGS)}.")
         found[key] = [part for part in value.split(",") if part]
         if not found[key]:
             raise UserError(f"{key}= needs a value")

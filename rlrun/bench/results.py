@@ -95,10 +95,7 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
     made, asked = protocol(wanted.table, config), expected_protocol(wanted)
     if made != asked:
         other = next(name for name in asked if made.get(name) != asked[name])
-        raise UserError(
-            f"{run_dir} used another protocol than {wanted.table.name}:"
-            f" {other} is {made.get(other)!r}, not {asked[other]!r}"
-        )
+        raise UserError(f"{run_dir} used another protocol than {wanted.table.name}: {other} is {made.get(other)!r}, not {asked[other]!r}")
     curve = curve_of(run_dir)
     score = summary["return_mean"]
     target = wanted.table.target_return
@@ -141,14 +138,9 @@ def read(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a result: {type(error).__name__}: {error}") from None
     if stated != counted:
-        raise UserError(
-            f"{path} was altered after it was written: its sha256 does not match its contents."
-            " Remove it, or restore the original"
-        )
+        raise UserError(f"{path} was altered after it was written: its sha256 does not match its contents. Remove it, or restore the original")
     if values.get("format") != FORMAT or values["protocol"] != expected_protocol(wanted):
-        raise UserError(
-            f"{path} has another protocol than {wanted.table.name} has today; remove it, or keep it elsewhere"
-        )
+        raise UserError(f"{path} has another protocol than {wanted.table.name} has today; remove it, or keep it elsewhere")
     if tuple(values[name] for name in Key._fields) != tuple(key):
         raise UserError(f"{path} belongs to another cell than its name says")
     return values

@@ -33,9 +33,10 @@ import torch
 from rlrun.config.run import Typed
 from rlrun.core.batch import Batch, allocate
 from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.duties import CheckpointConfig, EvalConfig, StopConfig
 from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
-from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
+from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.specs import random_actions
@@ -323,7 +324,7 @@ def _train(parts: LearnerParts, seconds: float) -> tuple[float, float, float | N
     """
 
     def ends_in(more: float) -> None:
-        job.stop = StopConfig(return_mean=None, wall_sec=job.wall_sec + more, no_improvement_steps=None)
+        job.stops.cfg = StopConfig(return_mean=None, wall_sec=job.wall_sec + more, no_improvement_steps=None)
 
     logger = _Rows(lambda: ends_in(seconds))
     peak, done = [0.0], threading.Event()
@@ -356,10 +357,7 @@ def _train(parts: LearnerParts, seconds: float) -> tuple[float, float, float | N
     if len(learnt) < 3:
         waits = parts.needs.replay
         starts = f": it waits for algo.learning_starts={waits.learning_starts}" if waits is not None else ""
-        raise UserError(
-            f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates"
-            f" in {job.wall_sec:.0f} s{starts}"
-        )
+        raise UserError(f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates in {job.wall_sec:.0f} s{starts}")
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
     counted = [row for row in learnt if row["time_sec"] >= warm]
     first, last = (row["env_steps"] + row.get("sample/ahead", 0) for row in (counted[0], counted[-1]))

@@ -91,9 +91,7 @@ def main(words: Sequence[str]) -> int:
     for word in rest:
         key, equals, value = word.partition("=")
         if equals and key != "seeds":
-            raise UserError(
-                f"There is no option {key!r} here.{closest(key, ('seeds',))} There are seeds= and {', '.join(FLAGS)}."
-            )
+            raise UserError(f"There is no option {key!r} here.{closest(key, ('seeds',))} There are seeds= and {', '.join(FLAGS)}.")
         if equals:
             seeds = [number(part, int, "seeds") for part in value.split(",") if part] or seeds
     bars = choose(names, flags["--fast"], len(seeds))

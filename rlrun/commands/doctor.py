@@ -50,10 +50,7 @@ def main(words: list[str]) -> int:
     fast = cpu_flags() & {"avx512_bf16", "amx_bf16", "avx512f", "avx2"}
     print(f"cpu         {facts['cpu']}, {cores()} cores for this process ({os.cpu_count()} in the machine), {', '.join(sorted(fast)) or 'no AVX2'}")
     print("bf16        " + ("fast on this CPU" if fast & {"avx512_bf16", "amx_bf16"} else "would be slow on this CPU: auto uses fp32"))
-    print(
-        "products    large float32 matrix products are computed by "
-        + ("oneDNN, which uses this CPU's AVX-512" if pays() else "MKL")
-    )
+    print("products    large float32 matrix products are computed by " + ("oneDNN, which uses this CPU's AVX-512" if pays() else "MKL"))
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)
@@ -68,10 +65,7 @@ def main(words: list[str]) -> int:
             problems.append("/dev/shm has less than 512 MiB: start the container with --shm-size=2g")
         left = [p.name for p in shm.iterdir() if p.name.startswith("torch_")]
         if left:
-            print(
-                f"            torch has {len(left)} entries there, in use or left by killed programs:"
-                f" {' '.join(left[:3])}"
-            )
+            print(f"            torch has {len(left)} entries there, in use or left by killed programs: {' '.join(left[:3])}")
     print("optional")
     for module, name, extra, what, licence in OPTIONAL:
         found = importlib.util.find_spec(module) is not None

@@ -49,10 +49,7 @@ def main(words: list[str]) -> int:
         print(f"Options of {file}, where they are not given above\n\n{group}:\n{text}")
     inner = inner_algorithm(name)
     if inner:
-        print(
-            f"The algorithm inside is {inner}; algo@algo.inner=<name> chooses another. Its options are"
-            f" algo.inner.<name>=<value>: rlrun explain {inner}\n"
-        )
+        print(f"The algorithm inside is {inner}; algo@algo.inner=<name> chooses another. Its options are algo.inner.<name>=<value>: rlrun explain {inner}\n")
     runner = compose_runner(name) or (compose_runner(inner) if inner else None)
     if runner:
         print(f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}")

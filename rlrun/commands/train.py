@@ -45,9 +45,7 @@ def again(words: list[str]) -> int:
         known = sorted(dotted(values))
         if isinstance(values.get(key), dict):
             example = next(k for k in known if k.startswith(f"{key}."))
-            raise UserError(
-                f"{key}= cannot be chosen anew with {FROM_RUN}, but its options can change, such as {example}=..."
-            )
+            raise UserError(f"{key}= cannot be chosen anew with {FROM_RUN}, but its options can change, such as {example}=...")
         set_option(values, key, value)
     return start(values)
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from rlrun.config.paths import options
 from rlrun.config.types import ConfigError, typed
 from rlrun.core.algorithm import Algorithm, Inner
+from rlrun.core.duties import CheckpointConfig, EvalConfig, StopConfig
 from rlrun.core.errors import UserError, closest
 from rlrun.core.ranges import Count, NotNegative, Positive
-from rlrun.core.run import CheckpointConfig, EvalConfig, StopConfig
 from rlrun.envs import registry
 from rlrun.machine.resources import ResourcesConfig
 from rlrun.models.model import ModelConfig

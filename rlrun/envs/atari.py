@@ -104,10 +104,7 @@ class AtariEnv:
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:  # ale-py steps all games at once and does not say which one failed
-            raise EnvError(
-                f"{self.cfg.name} failed on action {action.tolist()} "
-                f"(seeds {[self.seed_of(i) for i in range(self.count)]}): {error}"
-            ) from error
+            raise EnvError(f"{self.cfg.name} failed on action {action.tolist()} (seeds {[self.seed_of(i) for i in range(self.count)]}): {error}") from error
         frame, lives = info["episode_frame_number"], info["lives"]
         began = frame < self.frame  # this row only reset the game; lives do not show it: some games end with lives left
         if self.fire_action is not None:

@@ -47,17 +47,11 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise UserError(
-                f"env={name}: cannot import {module}: {error} "
-                "(it is looked for in the current folder and on PYTHONPATH)"
-            ) from None
+            raise UserError(f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on PYTHONPATH)") from None
     try:
         return gymnasium.spec(name_only)
     except gymnasium.error.Error:
-        raise UserError(
-            f"env={name} is neither a registered Gymnasium id nor an Atari game."
-            f"{closest(name_only, gymnasium.registry)}"
-        ) from None
+        raise UserError(f"env={name} is neither a registered Gymnasium id nor an Atari game.{closest(name_only, gymnasium.registry)}") from None
 
 
 def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
@@ -85,10 +79,7 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
         parts = {str(i): part for i, part in enumerate(space.spaces)} if isinstance(space, spaces.Tuple) else dict(space.spaces)
         inside = tuple((key, to_space(part, what, name)) for key, part in parts.items())
         return Nested(spaces=inside, ordered=isinstance(space, spaces.Tuple))
-    raise UserError(
-        f"{name} has the {what} space {space}; "
-        "rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
-    )
+    raise UserError(f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these")
 
 
 MASK = "action_mask"

@@ -217,17 +217,14 @@ def fits(space: Space, config: dict[str, Any], count: int, every: float) -> None
     if count < 2:
         raise UserError("--search pbt needs --trials of 2 or more, the size of its population")
     if every > config["env_steps"]:
-        raise UserError(
-            f"--every {every:g} is more than env_steps {config['env_steps']:g}: members would never take over"
-        )
+        raise UserError(f"--every {every:g} is more than env_steps {config['env_steps']:g}: members would never take over")
     for key in (*space.choices, *space.intervals):
         node: Any = config
         for part in key.split("."):
             node = node.get(part) if isinstance(node, dict) else None
         if isinstance(node, bool) or not isinstance(node, int | float) or not key.startswith("algo."):
             raise UserError(
-                f"{key}: a population can change numbers in algo.* during training, such as algo.lr;"
-                " choose other values with --search tpe or a grid"
+                f"{key}: a population can change numbers in algo.* during training, such as algo.lr; choose other values with --search tpe or a grid"
             )
 
 

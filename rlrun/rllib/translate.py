@@ -319,10 +319,7 @@ class Experiment(Translation):
                 if last in ("episode_reward_mean", "episode_return_mean"):
                     if key.startswith("evaluation/"):
                         self.made.values["eval.every"] = 50000
-                        why = (
-                            "eval.every=50000 shows it; stop.return_mean looks at training games, "
-                            "so that the run goes on to its env_steps"
-                        )
+                        why = "eval.every=50000 shows it; stop.return_mean looks at training games, so that the run goes on to its env_steps"
                         self.made.lines.append(Line(f"{where}.{key}", value, "not mapped", "", why))
                         continue
                     reached = float(value)

@@ -74,10 +74,7 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
     except yaml.YAMLError as error:
         raise UserError(f"{source} is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict) or not found or not all(isinstance(one, dict) and "run" in one for one in found.values()):
-        raise UserError(
-            f"{source} is not one of RLlib's tuned files: "
-            "they hold experiments, each with `run: <algorithm>`, `env:` and `config:`"
-        )
+        raise UserError(f"{source} is not one of RLlib's tuned files: they hold experiments, each with `run: <algorithm>`, `env:` and `config:`")
     return found
 
 

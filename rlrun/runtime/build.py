@@ -249,8 +249,7 @@ def train(plan: Plan, job: Run, saved: Path | None = None, build: Callable[[Plan
     cut = Cut(learners, plan.needs.cut_share) if plan.needs.cut_share < 1 and learners > 1 else None
     others = functools.partial(learn_elsewhere, plan, cut, saved)
     with company(learners, others, plan.config.runner.queue_timeout_sec, plan.resources.learner_threads[0]) as ranks:
-        job.ranks = ranks
-        job.first_counted = plan.first_counted
+        job.join(ranks, plan.first_counted)
         build(plan, ranks, cut).learn(job)
 
 

@@ -76,9 +76,10 @@ def _run(plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict
         train(plan, job, None if resume_at is None else checkpoints_of(directory.path).directory / f"{resume_at:012d}")
     except BaseException as caught:
         error = caught
-        job.status, job.reason = ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
+        status, reason = ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
         if not isinstance(caught, RunFailed | KeyboardInterrupt):
-            job.reason = "".join(traceback.format_exception(caught)).rstrip()
+            reason = "".join(traceback.format_exception(caught)).rstrip()
+        job.failed(status, reason)
     summary = directory.summary(
         status=job.status, reason=job.reason, env_steps=job.clock.env_steps, updates=job.clock.updates, wall_sec=round(job.wall_sec, 2),
         return_mean=job.episodes.mean, episodes=job.episodes.count, eval_return_mean=job.eval_mean, best_return_mean=job.best, **facts,

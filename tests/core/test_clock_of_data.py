@@ -10,9 +10,10 @@ from torch import nn
 from rlrun.core.algorithm import Algorithm, LearnerContext, Update
 from rlrun.core.batch import Batch
 from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.duties import CheckpointConfig, EvalConfig, StopConfig
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.policy import Policy
-from rlrun.core.run import CheckpointConfig, EvalConfig, Run, StopConfig
+from rlrun.core.run import Run
 from rlrun.core.schedule import Schedule
 from rlrun.core.signals import Signals
 

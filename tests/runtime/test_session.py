@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SMALL, compose
-from wired import checked
+from wired import Wired, checked
 
 from rlrun.config.run import type_config
 from rlrun.config.types import load_yaml, save_yaml
@@ -376,7 +376,7 @@ def test_exact_resume_with_other_columns_is_refused(tmp_path):
 
 
 def test_a_stream_of_another_device_begins_anew(tmp_path):
-    made = checked(type_config(compose("algo=impala", "env=CartPole-v1", *SMALL))).algorithm()
+    made = Wired(type_config(compose("algo=impala", "env=CartPole-v1", *SMALL))).algorithm()
     state = made.state()
     before = made.ctx.rng.get_state()
     with pytest.warns(UserWarning, match="another kind of device"):
@@ -460,10 +460,10 @@ def test_a_loaded_atari_policy_takes_raw_screens(tmp_path):
 
 def test_a_run_past_its_best_does_not_save_all_the_time(tmp_path, monkeypatch):
     """A falling metric after an unsaved peak once made every update a save."""
-    from rlrun.core.run import Run
+    from rlrun.core.duties import Saves
 
-    falling = iter([10.0, 50.0, *[5.0 - 0.001 * n for n in range(100000)]])
-    monkeypatch.setattr(Run, "_metric", lambda self: next(falling))
+    metrics = {0: 10.0, 1: 50.0}  # by updates; it falls from the third on
+    monkeypatch.setattr(Saves, "metric", property(lambda self: metrics.get(n := self.progress.clock.updates, 5.0 - 0.001 * n)))
     saved = []
     original = Checkpoints.save
     monkeypatch.setattr(Checkpoints, "save", lambda self, steps, *rest: saved.append(steps) or original(self, steps, *rest))

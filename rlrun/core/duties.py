@@ -1,0 +1,254 @@
+"""What a run does between updates besides learning: it stops, saves, evaluates and logs. Each duty says when it is due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+import torch
+
+from rlrun.core.algorithm import Algorithm
+from rlrun.core.metrics import EpisodeStatistics, Means, finite
+from rlrun.core.ranges import Count, Positive
+from rlrun.core.schedule import Clock
+from rlrun.core.signals import Signals
+from rlrun.core.timing import Every, Timers
+
+Play = Callable[[Algorithm, Clock, int, Callable[[], bool]], list[float]]  # algorithm, clock, round, whether to end early
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopConfig:
+    return_mean: float | None
+    wall_sec: Annotated[float, Positive] | None
+    no_improvement_steps: Annotated[int, Positive] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    every: Annotated[int, Count] | None
+    episodes: Annotated[int, Count]
+    greedy: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    every: Annotated[int, Count] | None
+    every_sec: float | None
+    best_every_sec: float | None
+    keep: Annotated[int, Count]
+
+
+class Logger(Protocol):
+    def log(self, row: dict[str, Any]) -> None: ...
+
+
+class Progress:
+    """How far a run is and how well it does. Checkpoints hold all of it."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.episodes = EpisodeStatistics()
+        self.best: float | None = None  # the best metric seen
+        self.best_at = 0  # env steps of the last improvement
+        self.wall_before = 0.0  # seconds of earlier sessions
+        self.started = time.monotonic()
+
+    @property
+    def wall_sec(self) -> float:
+        """Seconds since the first start. Time between two sessions is not counted."""
+        return self.wall_before + time.monotonic() - self.started
+
+    def judge(self, metric: float | None) -> None:
+        """Takes note of an improvement."""
+        if metric is not None and (self.best is None or metric > self.best):
+            self.best, self.best_at = metric, self.clock.env_steps
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "env_steps": self.clock.env_steps,
+            "updates": self.clock.updates,
+            "episodes": self.episodes.state(),
+            "best": self.best,
+            "best_at": self.best_at,
+            "wall_sec": self.wall_sec,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.clock = Clock(state["env_steps"], state["updates"])
+        self.episodes.load(state["episodes"])
+        self.best, self.best_at, self.wall_before = state["best"], state["best_at"], state["wall_sec"]
+
+
+class Stops:
+    """Ends the run: at its last env step, at a stop condition, or at a signal."""
+
+    def __init__(self, total: int, cfg: StopConfig, signals: Signals, progress: Progress):
+        """total: env steps of the whole run."""
+        self.total, self.cfg, self.signals, self.progress = total, cfg, signals, progress
+        self.status, self.reason = "RUNNING", ""
+
+    def due(self, clock: Clock) -> bool:
+        """Whether the run is over; `status` and `reason` then say why."""
+        found = self._found(clock)
+        if found is not None:
+            self.status, self.reason = found
+        return self.status != "RUNNING"
+
+    def _found(self, clock: Clock) -> tuple[str, str] | None:
+        cfg, progress = self.cfg, self.progress
+        episodes, mean = progress.episodes, progress.episodes.mean
+        if self.signals.stop is not None:
+            return "INTERRUPTED", f"{self.signals.stop.name} received"
+        if cfg.return_mean is not None and episodes.full and mean is not None and mean >= cfg.return_mean:
+            return "STOPPED", f"mean return {mean:.2f} of the last {len(episodes.returns)} episodes >= {cfg.return_mean:g}"
+        if clock.env_steps >= self.total:
+            return "COMPLETED", f"{clock.env_steps} env steps"
+        if cfg.wall_sec is not None and progress.wall_sec >= cfg.wall_sec:
+            return "STOPPED", f"{progress.wall_sec:.0f} s >= {cfg.wall_sec:g}"
+        if cfg.no_improvement_steps is not None and progress.best is not None:
+            if clock.env_steps - progress.best_at >= cfg.no_improvement_steps:
+                return "STOPPED", f"no better mean return for {cfg.no_improvement_steps} env steps"
+        return None
+
+
+class Evaluations:
+    """Plays full games with the current policy, every so many env steps."""
+
+    def __init__(self, cfg: EvalConfig, play: Play | None, signals: Signals):
+        self.cfg, self.play, self.signals = cfg, play, signals
+        self.mean: float | None = None  # the mean return of the last evaluation
+        self.count = 0
+        self.fresh = False  # whether one was made in this tick
+        self.row: dict[str, float | None] = {}  # metrics that are not logged yet
+
+    @property
+    def on(self) -> bool:
+        return self.play is not None and self.cfg.every is not None
+
+    def begin(self, clock: Clock) -> None:
+        self.every = Every(self.cfg.every if self.play else None, clock.env_steps)
+
+    def due(self, clock: Clock) -> bool:
+        self.fresh = False
+        return self.signals.stop is None and self.every(clock.env_steps)
+
+    def make(self, algorithm: Algorithm, clock: Clock, interrupted: Callable[[], bool]) -> list[float]:
+        """The returns of all games; none where a signal came before it was finished."""
+        assert self.play is not None
+        returns = self.play(algorithm, clock, self.count, interrupted)
+        self.count += 1
+        if self.signals.stop is not None or not returns:
+            return []
+        self.fresh, self.mean = True, sum(returns) / len(returns)
+        self.row = {"eval/return_mean": self.mean, "eval/return_min": min(returns), "eval/return_max": max(returns)}
+        return returns
+
+    def take_row(self) -> dict[str, float | None]:
+        """The metrics that are not logged yet."""
+        row, self.row = self.row, {}
+        return row
+
+
+class Saves:
+    """Writes checkpoints: regularly, at a better best, when a signal asks for one, and at the end."""
+
+    def __init__(self, cfg: CheckpointConfig, signals: Signals, progress: Progress, evaluations: Evaluations, at_end: bool):
+        self.cfg, self.signals, self.progress, self.evaluations, self.at_end = cfg, signals, progress, evaluations, at_end
+        self.best: float | None = None  # the metric of the checkpoint that best.json names
+        self.begin_clock()
+
+    def begin(self, clock: Clock) -> None:
+        self.every = Every(self.cfg.every, clock.env_steps)
+
+    def begin_clock(self) -> None:
+        """Limits in seconds count from now."""
+        self.now = self.last = self.last_best = time.monotonic()
+
+    @property
+    def metric(self) -> float | None:
+        """What `best` is judged by: the evaluation where it is on, else the mean of the last 100 episodes."""
+        if self.evaluations.on:
+            return self.evaluations.mean
+        return self.progress.episodes.mean if self.progress.episodes.full else None
+
+    @property
+    def better(self) -> bool:
+        """Whether the metric is better than that of the best checkpoint."""
+        metric = self.metric
+        return metric is not None and (self.best is None or metric > self.best)
+
+    @property
+    def as_best(self) -> bool:
+        """Whether a checkpoint made now would be called the best. Where evaluation is on, what is called best was evaluated."""
+        return self.better and (self.evaluations.fresh or not self.evaluations.on)
+
+    def due(self, clock: Clock, over: bool) -> bool:
+        cfg, self.now = self.cfg, time.monotonic()
+        due = self.every(clock.env_steps) or (cfg.every_sec is not None and self.now - self.last >= cfg.every_sec)
+        if self.better and self.evaluations.fresh:
+            due = True
+        elif self.better and not self.evaluations.on and cfg.best_every_sec is not None:
+            due = due or self.now - self.last_best >= cfg.best_every_sec
+        asked, self.signals.save = self.signals.save, False
+        return due or asked or (over and self.at_end)
+
+    def made(self, metric: float | None, best: bool, written: bool) -> None:
+        """Takes note of a save. Where the disk was full, the next try waits its turn too."""
+        self.last = self.now
+        if best:
+            self.last_best = self.now
+            if written:
+                self.best = metric
+
+
+class Logs:
+    """Collects metrics and writes a row of them every so many seconds."""
+
+    def __init__(self, every_sec: float, logger: Logger, progress: Progress, timers: Timers):
+        self.every_sec, self.logger, self.progress, self.timers = every_sec, logger, progress, timers
+        self.learn, self.sample = Means(), Means()
+        self.last_steps = 0
+        self.begin_clock()
+
+    def begin(self, clock: Clock) -> None:
+        self.last_steps = clock.env_steps
+
+    def begin_clock(self) -> None:
+        """Rates count from now."""
+        self.last = time.monotonic()
+
+    def due(self, clock: Clock) -> bool:
+        return time.monotonic() - self.last >= self.every_sec
+
+    def row(self, evaluation: dict[str, float | None], queued: int | None, ahead: int) -> dict[str, Any]:
+        """All metrics since the last row. queued: filled fragments that wait; ahead: env steps of an update that is not made yet."""
+        now, progress = time.monotonic(), self.progress
+        seconds, steps = max(now - self.last, 1e-9), progress.clock.env_steps + ahead
+        sample = self.sample.result()
+        env_sec, policy_sec, fragment = (sample.pop(name, 0.0) for name in ("env_sec", "policy_sec", "fragment_steps"))
+        row: dict[str, Any] = {
+            **{f"sample/{name}": value for name, value in progress.episodes.metrics().items()},
+            "sample/env_steps_per_sec": (steps - self.last_steps) / seconds,
+            **{f"sample/{name}": value for name, value in sample.items()},
+            **{f"learn/{name}": value for name, value in self.learn.result().items()},
+            **{f"time/{name}": value for name, value in self.timers.result().items()},
+        }
+        if env_sec + policy_sec > 0:
+            row["time/sampler_env_share"] = env_sec / (env_sec + policy_sec)
+        if fragment > 0:
+            row |= {"time/env_us": 1e6 * env_sec / fragment, "time/policy_us": 1e6 * policy_sec / fragment}
+        if queued is not None:
+            row["sample/queued_fragments"] = queued
+        row |= evaluation
+        if ahead:
+            row["sample/ahead"] = ahead
+        self.last, self.last_steps = now, steps
+        head = {"env_steps": progress.clock.env_steps, "time_sec": progress.wall_sec, "updates": progress.clock.updates}
+        return {**head, **finite(row)}
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Callbacks may have added numbers to the row."""
+        self.logger.log(finite({name: value.item() if isinstance(value, torch.Tensor) else value for name, value in row.items()}))
