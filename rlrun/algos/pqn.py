@@ -20,7 +20,7 @@ from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recor
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
 from rlrun.core.optimizer import OptimizerConfig
-from rlrun.core.ranges import Count, NotNegative, Share
+from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.heads import QHeadConfig
@@ -43,7 +43,7 @@ class Config:
     lr: Annotated[Schedule, NotNegative]
     optimizer: OptimizerConfig
     max_grad_norm: Annotated[float, NotNegative]
-    reward_clip: Literal["none", "sign"] | float
+    reward_clip: Literal["none", "sign"] | Annotated[float, Positive]
     head: QHeadConfig
     exploration: ExplorationConfig
 
