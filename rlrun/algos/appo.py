@@ -1,13 +1,17 @@
-"""APPO: asynchronous PPO as IMPACT (Luo et al. 2020, arXiv:1912.00167): a clipped surrogate whose advantages and reference come from a target policy.
+"""APPO: asynchronous PPO in the form of IMPACT (Luo et al. 2020, arXiv:1912.00167).
 
-Rows: fragments [T, B] from policies a few updates old. The circular buffer of N train batches, of which each is used K times (section 4.1.2), is
-runner.minibatch_buffer_size and runner.num_sgd_iter.
-Recorded: log_prob, the behaviour policy's log pi_worker(a|x); recurrent state at row 0.
-Differs from the paper: V-trace advantages under the target policy, or GAE (vtrace=false, which trusts that rows are recent); an adaptive KL penalty
-KL(target || current) may be added, as in RLlib; the target may follow by Polyak steps.
-Metrics: learn/policy_loss, value_loss, entropy per row; rho_mean: target over behaviour probability; is_clipped: share of rows where behaviour over
-target was above is_clip; approx_kl: mean of (ratio - 1) - log ratio of the current to the target policy; clip_fraction; kl and kl_coef when the penalty is on;
-explained_variance of the target's values; grad_norm before clipping; lr.
+Its clipped surrogate takes both the advantages and the reference probabilities from a target policy.
+
+Rows: fragments [T, B] from policies that are a few updates old. The paper's circular buffer of N train batches, each
+of which is used K times (section 4.1.2), is set by runner.minibatch_buffer_size and runner.num_sgd_iter.
+Recorded: log_prob, the behaviour policy's log pi_worker(a|x); the recurrent state at row 0.
+Differs from the paper: advantages are V-trace under the target policy, or GAE (vtrace=false, which assumes that rows
+are recent). An adaptive KL penalty KL(target || current) may be added, as in RLlib. The target may follow by Polyak
+steps.
+Metrics: learn/policy_loss, value_loss and entropy per row; rho_mean: mean ratio of target to behaviour probability;
+is_clipped: share of rows where the ratio of behaviour to target probability was above is_clip; approx_kl: mean of
+(ratio - 1) - log ratio of the current to the target policy; clip_fraction; kl and kl_coef when the penalty is on;
+explained_variance of the target network's values; grad_norm before clipping; lr.
 Checked: tests/algos/test_appo.py (the surrogate by hand, target updates), tests/ops/test_vtrace.py, tuned/appo/.
 """
 

@@ -1,10 +1,13 @@
-"""C51: categorical DQN (Bellemare et al. 2017, arXiv:1707.06887): a distribution of returns over num_atoms fixed values instead of their mean.
+"""C51: categorical DQN (Bellemare et al. 2017, arXiv:1707.06887), which learns the distribution of returns.
+
+The distribution is over num_atoms fixed values; DQN learns only its mean.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
 Recorded: nothing.
-Differs from the paper: Adam at a higher lr for small problems; double, dueling, noisy and n_step as options, as in RLlib's and rlpyt's.
-Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), which priorities are made of; q: mean value of the actions taken;
-epsilon; grad_norm before clipping; lr.
+Differs from the paper: Adam has a higher lr, which suits small problems. double, dueling, noisy and n_step are
+options, as in RLlib and rlpyt.
+Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), whose values per row are the
+priorities; q: mean value of the actions taken; epsilon; grad_norm before clipping; lr.
 Checked: tests/ops/test_td.py (the projection against algorithm 1), tests/algos/test_dqn.py, tuned/c51/.
 """
 

@@ -1,12 +1,15 @@
 """DDPG: deep deterministic policy gradient (Lillicrap et al. 2016, arXiv:1509.02971).
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: with input_priorities q_taken and q_max, for the first priorities; the critic then travels with the policy.
-Options: n_step, replay=prioritized, huber_delta, l2; exploration.kind: ou (the paper's), gaussian or parameter_noise (Plappert et al. 2018). Twin critics,
-delayed policies and smoothed targets are algo=td3.
-Differs from the paper: actions enter the critic's first layer, not its second; no batch normalisation; PyTorch's first weights.
-Metrics: learn/critic_loss: mean of weighted losses; actor_loss: -Q of the policy's own actions; td_error: mean |target - Q|; q: mean value of the actions
-taken; target; noise_scale: the schedule's; critic_grad_norm and actor_grad_norm before clipping; critic_lr, actor_lr.
+Recorded: q_taken and q_max with input_priorities, for the first priorities; samplers then receive the critic with the
+policy.
+Options: n_step, replay=prioritized, huber_delta, l2; exploration.kind: ou (the paper's), gaussian or parameter_noise
+(Plappert et al. 2018). Use algo=td3 for twin critics, delayed policies and smoothed targets.
+Differs from the paper: actions enter the critic's first layer instead of its second. There is no batch normalisation.
+Weights are initialised as PyTorch does it.
+Metrics: learn/critic_loss: mean of weighted losses; actor_loss: mean -Q of the policy's own actions; td_error: mean
+|target - Q|; q: mean value of the actions taken; target; noise_scale: the schedule's value; critic_grad_norm and
+actor_grad_norm before clipping; critic_lr, actor_lr.
 Checked: tests/algos/test_actor_critics.py (losses by hand, which gradient reaches what, the noises), tuned/ddpg/.
 """
 

@@ -1,12 +1,14 @@
-"""DQN: deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236), with the options of its field.
+"""DQN: deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236), with its usual extensions as options.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: with input_priorities q_taken and q_max, for the first priorities.
-Options: double (van Hasselt et al. 2016, arXiv:1509.06461, eq. 4), head.dueling (Wang et al. 2016), head.noisy (Fortunato et al. 2018), n_step, fixed or
-drawn from a range (Sutton 1988), replay=prioritized (Schaul et al. 2016); exploration.kind: epsilon_greedy, soft_q or parameter_noise.
-Differs from the paper: Adam; the target net is copied after so many updates, or follows by Polyak steps (target_tau).
-Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q|; q: mean value of the actions taken; target; epsilon: the schedule's;
-grad_norm before clipping; lr.
+Recorded: q_taken and q_max with input_priorities, for the first priorities.
+Options: double (van Hasselt et al. 2016, arXiv:1509.06461, eq. 4), head.dueling (Wang et al. 2016), head.noisy
+(Fortunato et al. 2018), n_step, which is fixed or drawn from a range (Sutton 1988), replay=prioritized (Schaul et al.
+2016); exploration.kind: epsilon_greedy, soft_q or parameter_noise.
+Differs from the paper: the optimiser is Adam. The target network is copied every target_update_interval updates, or
+follows by Polyak steps (target_tau).
+Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q|; q: mean value of the actions taken; target;
+epsilon: the schedule's value; grad_norm before clipping; lr.
 Checked: tests/algos/test_dqn.py (targets by hand), tests/ops/test_td.py, tests/replay/, tuned/dqn/.
 """
 

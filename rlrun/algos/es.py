@@ -1,12 +1,17 @@
-"""ES: evolution strategies (Salimans et al. 2017, arXiv:1703.03864, algorithm 2), after OpenAI's evolution-strategies-starter.
+"""ES: evolution strategies (Salimans et al. 2017, arXiv:1703.03864, algorithm 2).
 
-Rows: none. An update reads the returns of mirrored perturbations: the policy's parameters moved by noise_std times a piece of a shared noise table, and moved
-the other way.
-Options: return_processing: the centred rank of every return (section 2.1), sums over an episode of its rewards' signs, or the centred rank of those; l2;
-action_noise; model.observation_filter, merged over all samplers.
-Differs from the paper: no virtual batch normalisation; pieces of the table are drawn anew for every update, not by each sampler for itself.
-Metrics: learn/perturbed_return: mean over all perturbations; perturbed_return_max; report_return: mean of the last report_length unperturbed episodes;
-update_ratio: size of the step's gradient with weight decay over that of the parameters; rollouts: pairs; grad_norm; lr.
+The implementation follows OpenAI's evolution-strategies-starter.
+
+Rows: none. An update reads the returns of pairs of mirrored perturbations: noise_std times a slice of a shared noise
+table is added to the policy's parameters for one return and subtracted from them for the other.
+Options: return_processing: the centred ranks of the returns (section 2.1), the sums of the signs of an episode's
+rewards, or the centred ranks of those sums; l2; action_noise; model.observation_filter, which is merged over all
+samplers.
+Differs from the paper: there is no virtual batch normalisation. Slices of the table are drawn anew for every update
+instead of by each sampler for itself.
+Metrics: learn/perturbed_return: mean over all perturbations; perturbed_return_max; report_return: mean of the last
+report_length unperturbed episodes; update_ratio: norm of the step's gradient (with weight decay) divided by the norm
+of the parameters; rollouts: number of pairs; grad_norm; lr.
 Checked: tests/algos/test_es.py (the centred rank, gradient by hand), tests/runners/test_evolution.py, tuned/es/.
 """
 

@@ -1,17 +1,22 @@
-"""ICM: curiosity (Pathak et al. 2017, arXiv:1705.05363), around any algorithm: algo=icm algo@algo.inner=ppo.
+"""ICM: curiosity (Pathak et al. 2017, arXiv:1705.05363) around any algorithm, for example algo=icm algo@algo.inner=ppo.
 
-Rows: those of the inner algorithm (algo.inner), which learns from them with an intrinsic reward added to the environment's.
+Rows: those of the inner algorithm (algo.inner), which learns from the sum of the environment's and an intrinsic
+reward.
 Recorded: what the inner algorithm records.
-Three nets: features phi(s); an inverse model, from phi(s_t) and phi(s_t+1) to a distribution over a_t (eq. 3); a forward model, from phi(s_t) and a_t to
-phi(s_t+1) (eq. 4). The intrinsic reward is eta / 2 times the squared error of the forward model (eq. 6), measured before the nets learn from the batch
-by (1 - beta) inverse loss + beta forward loss (eq. 7); both train the features.
-Differs from the paper: continuous actions have a Gaussian inverse model; the inner algorithm's reward_clip bounds the environment's rewards only; the
-policy's own loss does not reach the features (the paper trains all at once, with nets of their own too).
-Reported returns are the environment's alone. learn/intrinsic_reward is per row: where it outweighs the environment's rewards, surprises are what is
-sought (on CartPole, the end of the episode); lower eta, or let it fall with a schedule.
-Metrics: those of the inner algorithm, and learn/intrinsic_reward per row; forward_loss, inverse_loss; icm_grad_norm, icm_lr,
-icm_skipped_updates as the inner one's.
-Checked: tests/algos/test_icm.py (rewards and losses by hand), tuned/icm/ (12x12 FrozenLake, which PPO alone does not learn).
+There are three networks: features phi(s); an inverse model, which maps phi(s_t) and phi(s_t+1) to a distribution over
+a_t (eq. 3); a forward model, which maps phi(s_t) and a_t to phi(s_t+1) (eq. 4). The intrinsic reward is eta / 2 times
+the squared error of the forward model (eq. 6), computed before the networks learn from the batch. Their loss is (1 -
+beta) inverse loss + beta forward loss (eq. 7), and both terms train the features.
+Differs from the paper: continuous actions have a Gaussian inverse model. The inner algorithm's reward_clip bounds the
+environment's rewards only. The policy has its own networks, and its loss does not reach the features (the paper trains
+all with one loss, also with separate networks).
+Reported returns are those of the environment alone. learn/intrinsic_reward is the mean per row: where it outweighs the
+environment's rewards, the policy seeks surprises instead (on CartPole, the end of the episode). If so, lower eta or
+let it fall by a schedule.
+Metrics: those of the inner algorithm; learn/intrinsic_reward per row; forward_loss, inverse_loss; icm_grad_norm,
+icm_lr and icm_skipped_updates, which mean the same as those of the inner algorithm.
+Checked: tests/algos/test_icm.py (rewards and losses by hand), tuned/icm/ (12x12 FrozenLake, which PPO alone does not
+learn).
 """
 
 from __future__ import annotations

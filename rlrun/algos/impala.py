@@ -1,11 +1,13 @@
 """IMPALA: importance-weighted actor-learner architecture (Espeholt et al. 2018, arXiv:1802.01561).
 
-Rows: fragments [T, B] from policies a few updates old, used once (runner.num_sgd_iter and runner.replay_proportion use them again).
-Recorded: log_prob, the behaviour policy's log mu(a|x) (eq. 1); recurrent state at row 0.
-Differs from the paper: Adam may replace RMSProp; the loss may be a mean over rows instead of their sum; vtrace=false turns every importance
-weight into 1, which leaves n-step returns (RLlib's meaning of that switch).
-Metrics: learn/policy_loss, value_loss, entropy per row; rho_mean and rho_clipped: importance weights pi/mu and the share above rho_clip;
-explained_variance: 1 - Var(target - value) / Var(target); grad_norm before clipping; lr.
+Rows: fragments [T, B] from policies that are a few updates old. Each is used once, unless runner.num_sgd_iter or
+runner.replay_proportion use it again.
+Recorded: log_prob, the behaviour policy's log mu(a|x) (eq. 1); the recurrent state at row 0.
+Differs from the paper: Adam may replace RMSProp. The loss may be a mean over rows instead of their sum. With
+vtrace=false every importance weight is 1, which leaves n-step returns (as RLlib's switch of that name does).
+Metrics: learn/policy_loss, value_loss and entropy per row; rho_mean and rho_clipped: the mean importance weight pi/mu
+and the share of weights above rho_clip; explained_variance: 1 - Var(target - value) / Var(target); grad_norm before
+clipping; lr.
 Checked: tests/ops/test_vtrace.py (the paper's O(T^2) sum), tests/algos/test_impala.py (a loss by hand), tuned/impala/.
 """
 

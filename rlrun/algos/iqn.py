@@ -1,11 +1,13 @@
-"""IQN: implicit quantile networks (Dabney et al. 2018, arXiv:1806.06923): the return's quantile at any tau, by a network that is given tau.
+"""IQN: implicit quantile networks (Dabney et al. 2018, arXiv:1806.06923).
+
+The network takes a fraction tau as an input and returns the tau-quantile of the return.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: with input_priorities q_taken and q_max, for the first priorities.
-Differs from the paper: acts on evenly spaced tau instead of drawn ones; double, dueling, noisy and n_step as options; prioritized replay if chosen, by the
-absolute difference of mean values.
-Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the means; q: mean value of the actions taken; epsilon; grad_norm before
-clipping; lr.
+Recorded: q_taken and q_max with input_priorities, for the first priorities.
+Differs from the paper: the policy acts on evenly spaced fractions tau instead of random ones. double, dueling, noisy
+and n_step are options. With prioritized replay, priorities are the absolute differences of mean values.
+Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the quantiles' means; q: mean
+value of the actions taken; epsilon; grad_norm before clipping; lr.
 Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/test_dqn.py, tuned/iqn/.
 """
 

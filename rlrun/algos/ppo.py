@@ -1,14 +1,18 @@
 """PPO: proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347).
 
-Rows: fragments [T, B] of the newest policy, all of them in every update: num_epochs passes over shuffled minibatches, of single rows, or with memory
-of sequences of sequence_length rows that start from the recurrent state stored there.
-Recorded: log_prob and value of the policy that acted; with kl_coef its whole distribution (dist); recurrent state at every sequence's first row.
-Differs from the paper: the value loss may be clipped (value_clip as in OpenAI's baselines, value_loss_clip as RLlib's vf_clip_param); advantages are
-normalised; gradients are clipped; the value head may learn normalised returns (normalize_value) and lr follow the KL (lr_kl_target). Both objectives of the
-paper can be on at once, as in RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
-Metrics: learn/policy_loss, value_loss, entropy per row; approx_kl: mean of (ratio - 1) - log ratio, an estimate of KL(old || new); clip_fraction:
-share of rows whose ratio was clipped; kl (of the whole update) and kl_coef when the penalty is on; explained_variance of the values that acted;
-grad_norm before clipping; lr; epochs: passes made (stop_kl ends them early).
+Rows: fragments [T, B] that the newest policy sampled. Every update makes num_epochs passes over all of them in
+shuffled minibatches. Minibatches consist of single rows or, for models with memory, of sequences of sequence_length
+rows that start from the recurrent state stored there.
+Recorded: log_prob and value of the policy that acted; its whole distribution (dist) with kl_coef; the recurrent state
+at every sequence's first row.
+Differs from the paper: the value loss may be clipped (value_clip as in OpenAI's baselines, value_loss_clip as RLlib's
+vf_clip_param). Advantages are normalised. Gradients are clipped. The value head may learn normalised returns
+(normalize_value), and lr may follow the KL (lr_kl_target). Both objectives of the paper can be on at once, as in
+RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
+Metrics: learn/policy_loss, value_loss and entropy per row; approx_kl: mean of (ratio - 1) - log ratio, an estimate of
+KL(old || new); clip_fraction: share of rows whose ratio was clipped; kl (of the whole update) and kl_coef when the
+penalty is on; explained_variance of the values recorded while acting; grad_norm before clipping; lr; epochs: number of
+passes made (stop_kl ends them early).
 Checked: tests/ops/test_returns.py (GAE by its definition), tests/algos/test_ppo.py (losses by hand), tuned/ppo/.
 """
 

@@ -1,10 +1,14 @@
-"""PQN: parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811): Q(lambda) on fresh rows of many environments, without replay or target network.
+"""PQN: parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811).
 
-Rows: fragments [T, B] of the newest policy, all of them in every update: num_epochs passes over shuffled minibatches of single rows.
-Recorded: q_max, the value of the best action at every row when it was taken.
-Differs from the paper: Adam, unless algo.optimizer.kind=radam. Layer normalisation is model.layer_norm.
-Metrics: learn/loss: half the mean squared error; td_error: mean |target - Q|; q: mean value of the actions taken; epsilon; explained_variance of q_max;
-grad_norm before clipping; lr.
+It learns Q(lambda) on fresh rows of many environments, without replay or target network.
+
+Rows: fragments [T, B] that the newest policy sampled. Every update makes num_epochs passes over all of them in
+shuffled minibatches of single rows.
+Recorded: q_max, the value of the best action in every row when the policy acted there.
+Differs from the paper: the optimiser is Adam, unless algo.optimizer.kind=radam. Layer normalisation is
+model.layer_norm.
+Metrics: learn/loss: half the mean squared error; td_error: mean |target - Q|; q: mean value of the actions taken;
+epsilon; explained_variance of q_max; grad_norm before clipping; lr.
 Checked: tests/algos/test_pqn.py (targets by their definition), tuned/pqn/.
 """
 
