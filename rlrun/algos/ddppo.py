@@ -4,9 +4,10 @@ Rows: as in PPO, but every process both samples and learns. There are resources.
 core), each with its share of the columns. Gradients are summed over all processes at every minibatch, so that together
 they make PPO's update of the whole batch. No process is in charge of the weights.
 Recorded: the same as in PPO.
-Straggler cut (section 3): once cut_share of the processes have filled their fragments, the others stop, unless they
-are not yet past a quarter of the fragment. Their missing rows are marked invalid, and their episodes continue in the
-next fragment. The cut makes runs depend on timing; with cut_share 1 every process waits for all others.
+Straggler cut (section 3): once cut_share of the processes have filled their fragments, the others stop where they are,
+provided that they are past a quarter of the fragment. Their missing rows are marked invalid, and their episodes
+continue in the next fragment. The cut makes runs depend on timing; with cut_share 1 every process waits for all
+others.
 Differs from the paper: means are taken over all live rows, so a process that was cut short counts for less (the paper
 weighs processes equally). Each process has several environments (fragment_length x columns / num_learners rows).
 When to use it: DD-PPO pays off where learning or the environment is expensive. On CartPole one process, algo=ppo, is

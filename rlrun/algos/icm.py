@@ -5,8 +5,8 @@ reward.
 Recorded: what the inner algorithm records.
 There are three networks: features phi(s); an inverse model, which maps phi(s_t) and phi(s_t+1) to a distribution over
 a_t (eq. 3); a forward model, which maps phi(s_t) and a_t to phi(s_t+1) (eq. 4). The intrinsic reward is eta / 2 times
-the squared error of the forward model (eq. 6), computed before the networks learn from the batch. Their loss is (1 -
-beta) inverse loss + beta forward loss (eq. 7), and both terms train the features.
+the squared error of the forward model (eq. 6), computed before the networks learn from the batch. Their loss, in which
+both terms train the features, is (1 - beta) inverse loss + beta forward loss (eq. 7).
 Differs from the paper: continuous actions have a Gaussian inverse model. The inner algorithm's reward_clip bounds the
 environment's rewards only. The policy has its own networks, and its loss does not reach the features (the paper trains
 all with one loss, also with separate networks).

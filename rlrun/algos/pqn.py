@@ -1,6 +1,6 @@
-"""PQN: parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811).
+"""PQN: parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811), without replay or target network.
 
-It learns Q(lambda) on fresh rows of many environments, without replay or target network.
+It learns Q(lambda) on fresh rows of many environments.
 
 Rows: fragments [T, B] that the newest policy sampled. Every update makes num_epochs passes over all of them in
 shuffled minibatches of single rows.

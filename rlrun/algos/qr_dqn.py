@@ -1,10 +1,13 @@
-"""QR-DQN: quantile regression DQN (Dabney et al. 2018, arXiv:1710.10044): num_quantiles equally likely values of the return.
+"""QR-DQN: quantile regression DQN (Dabney et al. 2018, arXiv:1710.10044).
+
+The network predicts num_quantiles quantiles of the return, all equally likely.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: with input_priorities q_taken and q_max, for the first priorities.
-Differs from the paper: double, dueling, noisy and n_step as options; prioritized replay if chosen, by the absolute difference of mean values.
-Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the means; q: mean value of the actions taken; epsilon; grad_norm before
-clipping; lr.
+Recorded: q_taken and q_max with input_priorities, for the first priorities.
+Differs from the paper: double, dueling, noisy and n_step are options. With prioritized replay, priorities are the
+absolute differences of mean values.
+Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the quantiles' means; q: mean
+value of the actions taken; epsilon; grad_norm before clipping; lr.
 Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/test_dqn.py, tuned/qr_dqn/.
 """
 

@@ -1,12 +1,16 @@
-"""R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR); rlpyt's R2D1
-is the same on one machine.
+"""R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
 
-Rows: sequences of burn_in + sequence_length rows from replay, which begin at every sequence_stride-th row, where recurrent state is stored.
-Recorded: with input_priorities q_taken and q_max, for the first priorities.
-Differs from the paper: an n-step return reaches no further than its sequence; Adam's epsilon is an option.
-Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q|, in rescaled values; q: mean rescaled value of the actions taken; epsilon; grad_norm
-before clipping; lr.
-Checked: tests/algos/test_r2d2.py (targets by hand, burn-in against unrolling from the start), tests/ops/test_td.py, tests/replay/, tuned/r2d2/.
+The paper is "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR. rlpyt's R2D1 is the same
+algorithm on one machine.
+
+Rows: sequences of burn_in + sequence_length rows from replay. They begin at every sequence_stride-th row, where the
+recurrent state is stored.
+Recorded: q_taken and q_max with input_priorities, for the first priorities.
+Differs from the paper: an n-step return does not reach beyond the end of its sequence. Adam's epsilon is an option.
+Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q| in rescaled values; q: mean rescaled value of
+the actions taken; epsilon; grad_norm before clipping; lr.
+Checked: tests/algos/test_r2d2.py (targets by hand, burn-in against unrolling from the start), tests/ops/test_td.py,
+tests/replay/, tuned/r2d2/.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""Rainbow (Hessel et al. 2018, arXiv:1710.02298): C51 with double Q-learning, prioritized replay, a dueling noisy head and multi-step returns.
+"""Rainbow (Hessel et al. 2018, arXiv:1710.02298): C51 with the improvements of DQN that the paper combines.
+
+They are double Q-learning, prioritized replay, a dueling noisy head and multi-step returns.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
 Recorded: nothing.
-Differs from the paper: nothing that the options cannot undo; conf/algo/rainbow.yaml has small problems' values, tuned/rainbow/ table 1's.
-Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), which priorities are made of (section "The Integrated Agent"); q:
-mean value of the actions taken; epsilon; grad_norm before clipping; lr.
+Differs from the paper: only in option values. conf/algo/rainbow.yaml has values for small problems, tuned/rainbow/ has
+those of table 1.
+Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), whose values per row are the
+priorities (section "The Integrated Agent"); q: mean value of the actions taken; epsilon; grad_norm before clipping;
+lr.
 Checked: tests/ops/test_td.py (the projection), tests/algos/test_dqn.py, tuned/rainbow/.
 """
 

@@ -1,16 +1,20 @@
-"""SAC: soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905) with an entropy weight that learns, and its form for choices (Christodoulou 2019,
-arXiv:1910.07207).
+"""SAC: soft actor-critic with a learned entropy weight (Haarnoja et al. 2018, arXiv:1812.05905).
 
-Rows: fragments of n_step rows from replay, folded into single transitions; the entropy of rows between is left out, as in RLlib.
+For discrete actions it is the variant of Christodoulou 2019, arXiv:1910.07207.
+
+Rows: fragments of n_step rows from replay, folded into single transitions. The entropy of the rows in between is left
+out, as in RLlib.
 Recorded: nothing.
-Options: twin_q: two critics of which the smaller counts; initial_alpha, alpha_lr (0: alpha stays), target_entropy; model.action_distribution:
-squashed_gaussian or beta; n_step, replay=prioritized, huber_delta, l2.
-Differs from the paper: alpha's loss is linear in log alpha, and critics and policy learn side by side from the parameters that both had before the update
-(algorithm 1 steps the critics first), both as in the authors' code; losses are halves of squared errors.
-Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q; alpha_loss; alpha; entropy: mean -log pi of the
-policy's own actions; td_error: mean |target - Q| over critics; q: mean value of the actions taken; target; critic_, actor_ and alpha_grad_norm before
-clipping, and lr.
-Checked: tests/algos/test_actor_critics.py (losses by hand for numbers and for choices, which gradient reaches what), tuned/sac/.
+Options: twin_q: two critics, of which the smaller value is used; initial_alpha, alpha_lr (0 keeps alpha constant),
+target_entropy; model.action_distribution: squashed_gaussian or beta; n_step, replay=prioritized, huber_delta, l2.
+Differs from the paper: alpha's loss is linear in log alpha. Critics and policy both learn from the parameters before
+the update, whereas algorithm 1 steps the critics first. The authors' code does both in the same way. Losses are halves
+of squared errors.
+Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q;
+alpha_loss; alpha; entropy: mean -log pi of the policy's own actions; td_error: mean |target - Q| over critics; q: mean
+value of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
+Checked: tests/algos/test_actor_critics.py (losses by hand for continuous and discrete actions, which gradient reaches
+what), tuned/sac/.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """TD3: twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: with input_priorities q_taken and q_max, for the first priorities; the critics then travel with the policy.
-Options: twin_q: two critics of which the smaller counts (section 4.2); policy_delay (section 5.2): updates of the critics per step of the policy and, by
-target_update_interval, of the targets; target_noise, target_noise_clip (section 5.3); DDPG's others.
+Recorded: q_taken and q_max with input_priorities, for the first priorities; samplers then receive the critics with the
+policy.
+Options: twin_q: two critics, of which the smaller value is used (section 4.2); policy_delay (section 5.2): number of
+critic updates per step of the policy (target_update_interval is the number per step of the targets); target_noise,
+target_noise_clip (section 5.3); the other options of DDPG.
 Differs from the paper: losses are halves of squared errors.
-Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: -Q1 of the policy's own actions, when it is stepped; td_error: mean
-|target - Q| over critics; q: mean value of the actions taken; target; noise_scale; critic_grad_norm and actor_grad_norm before clipping; critic_lr, actor_lr.
+Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean -Q1 of the policy's own
+actions, in updates that step the policy; td_error: mean |target - Q| over critics; q: mean value of the actions taken;
+target; noise_scale; critic_grad_norm and actor_grad_norm before clipping; critic_lr, actor_lr.
 Checked: tests/algos/test_actor_critics.py (losses by hand, the delays), tuned/td3/.
 """
 

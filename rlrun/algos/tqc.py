@@ -1,13 +1,19 @@
-"""TQC: truncated quantile critics (Kuznetsov et al. 2020, arXiv:2005.04269): SAC whose critics say distributions, of which the most optimistic part is cut off.
-Among the readable ones the best of this line: Stable-Baselines3's own figures at 1M env steps are 12,090 for TQC and 9,535 for SAC on HalfCheetah.
+"""TQC: SAC with truncated quantile critics (Kuznetsov et al. 2020, arXiv:2005.04269).
 
-Rows: fragments of n_step rows from replay, folded into single transitions; the entropy of rows between is left out.
+The critics predict distributions of returns, whose most optimistic part is cut off. Among the algorithms of this line
+that stay readable it is the strongest: Stable-Baselines3's own figures at 1M env steps are 12,090 for TQC and 9,535
+for SAC on HalfCheetah.
+
+Rows: fragments of n_step rows from replay, folded into single transitions. The entropy of the rows in between is left
+out.
 Recorded: nothing.
-Options: num_critics, num_quantiles, dropped_quantiles (of each critic, d in the paper); SAC's others.
-Differs from the paper: critics and policy learn side by side from the parameters that both had before the update (algorithm 1 steps the critics first; the
-authors' code, too, works all losses out before the first step); n_step and prioritized replay may be chosen.
-Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q; alpha_loss; alpha; entropy: mean -log pi of the
-policy's own actions; td_error: mean |mean target - Q|; q: mean value of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
+Options: num_critics, num_quantiles, dropped_quantiles (per critic, d in the paper); the other options of SAC.
+Differs from the paper: critics and policy both learn from the parameters before the update, whereas algorithm 1 steps
+the critics first (the authors' code, too, computes all losses before the first step). n_step and prioritized replay
+are options.
+Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q;
+alpha_loss; alpha; entropy: mean -log pi of the policy's own actions; td_error: mean |mean target - Q|; q: mean value
+of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
 Checked: tests/algos/test_actor_critics.py (targets and losses by hand), tuned/tqc/.
 """
 
