@@ -76,7 +76,7 @@ class A2C(Algorithm):
         count, sums = self.live(valid), Sums()
         columns = (cfg.microbatch_size or cfg.batch_size) // cfg.fragment_length
 
-        def losses() -> Iterator[Tensor]:  # one graph at a time
+        def losses() -> Iterator[Tensor]:  # a generator, so that only one graph exists at a time
             for part in batch.replace(advantage=advantage, target=target).split(columns):
                 yield self.loss(part, cfg.entropy_coef(clock), count, sums)
 
@@ -84,7 +84,9 @@ class A2C(Algorithm):
         return Update(self.report(sums.totals, before, steps))
 
     def loss(self, part: Batch, entropy_coef: float, count: Tensor, sums: Sums) -> Tensor:
-        """part [T(+1), b] with advantage and target -> its share [] of the mean over the whole batch's `count` rows."""
+        """Returns a part's share [] of the mean loss over the whole batch, which has `count` live rows.
+
+        part is [T(+1), b] with advantage and target."""
         valid = part.valid
         dist, value = self.policy.unroll(part)
         dist = dist[:-1].given(part.action)

@@ -36,7 +36,7 @@ class Config:
     def __post_init__(self):
         needs = self.inner.algorithm.needs(self.inner.cfg)
         if needs.replay is None or not needs.replay.first_priority:
-            raise ValueError("inner.input_priorities must be true: priorities from the samplers are what Ape-X is")
+            raise ValueError("inner.input_priorities must be true: Ape-X needs priorities from the samplers")
 
 
 class Apex(Algorithm):
@@ -50,7 +50,7 @@ class Apex(Algorithm):
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
         known = inner.knows_first_priority
-        return None if known else "Ape-X is around algorithms with a replay whose priorities samplers can work out: dqn, qr_dqn, iqn, r2d2, ddpg, td3"
+        return None if known else "Ape-X needs an inner algorithm whose priorities samplers can compute: dqn, qr_dqn, iqn, r2d2, ddpg, td3"
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:

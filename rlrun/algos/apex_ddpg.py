@@ -23,4 +23,4 @@ __all__ = ["ApexDDPG", "Config"]
 class ApexDDPG(Apex):
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
-        return None if issubclass(inner, DDPG | TD3) else "Ape-X DDPG is around ddpg or td3; algo=apex is around dqn and its kin"
+        return None if issubclass(inner, DDPG | TD3) else "Ape-X DDPG needs ddpg or td3 as inner algorithm; for dqn and its variants use algo=apex"

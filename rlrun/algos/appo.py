@@ -76,7 +76,8 @@ class APPO(Algorithm):
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, update = self.cfg, self.learn(batch, clock)
         if (clock.updates + 1) % cfg.target_update_interval == 0:
-            if cfg.kl_coef > 0:  # judged by how far a whole period went: right after a copy the KL is 0 by construction
+            # The KL is measured before the target moves: right after a copy it is 0 by construction.
+            if cfg.kl_coef > 0:
                 adapt_kl_coef_(self.kl_coef, self.moved(batch), cfg.kl_target)
             self.following.move(cfg.target_tau)
         return update
@@ -88,13 +89,13 @@ class APPO(Algorithm):
 
     @torch.no_grad()
     def moved(self, batch: Batch) -> Tensor:
-        """Mean KL(target || current) [] over the batch's live rows."""
+        """Returns the mean KL(target || current) [] over the batch's live rows."""
         old, new = (policy.unroll(batch)[0][:-1].given(batch.action) for policy in (self.target, self.policy))
         kl = old.kl(new)
         return self.total(self.mean(kl, batch.valid))
 
     def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """batch [T(+1), B] -> this learner's share of the loss [], metrics of the whole batch."""
+        """Returns this learner's share of the loss [] on a batch [T(+1), B], and the metrics of the whole batch."""
         cfg, valid = self.cfg, batch.valid
         mean = self.mean_over(valid)
         with torch.no_grad():
@@ -114,7 +115,8 @@ class APPO(Algorithm):
         dist, value = self.policy.unroll(batch)
         dist, value = dist[:-1].given(batch.action), value[:-1]
         log_prob = dist.log_prob(batch.action)
-        # section 4.1.1: min(pi_worker / pi_target, rho) pi / pi_worker, which is pi / pi_target until the target has left the worker far behind
+        # Section 4.1.1: the ratio is min(pi_worker / pi_target, rho) pi / pi_worker. It equals pi / pi_target as
+        # long as pi_worker / pi_target does not exceed rho (is_clip).
         lag = (-log_rho).exp()
         ratio = lag.clamp(max=cfg.is_clip) * (log_prob - batch.log_prob).masked_fill(~valid, 0.0).exp()
         policy_loss = -mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage))

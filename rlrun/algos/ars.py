@@ -61,11 +61,12 @@ class ARS(Algorithm):
         super().__init__(policy, spec, cfg, ctx)
         self.optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.lr, 0.0)
         self.noise: NoiseTable | None = None
-        self.register_buffer("latest", torch.full((cfg.report_length,), torch.nan))  # returns of the unperturbed policy's last episodes
+        # returns of the unperturbed policy's last episodes
+        self.register_buffer("latest", torch.full((cfg.report_length,), torch.nan))
         self.latest: Tensor
 
     def attach_noise(self, noise: NoiseTable) -> None:
-        """The table that offsets point into, by the runner."""
+        """Sets the table that the batch's offsets point into. The runner calls it."""
         self.noise = noise
 
     def update(self, batch: Batch, clock: Clock) -> Update:
@@ -74,7 +75,8 @@ class ARS(Algorithm):
         best = fitness.max(1).values.topk(min(self.cfg.rollouts_used, len(fitness))).indices  # line 6
         used = fitness[best]
         deviation = used.std(correction=0)
-        weight = (used[:, 0] - used[:, 1]) / (len(used) * deviation.clamp(min=1e-8))  # equal returns move nothing
+        # The clamp avoids 0 / 0: if all returns are equal, weights are 0.
+        weight = (used[:, 0] - used[:, 1]) / (len(used) * deviation.clamp(min=1e-8))
         vector = self.policy.vector()  # [P], differentiable
         direction = weighed_noise(self.noise, self.policy.size, weight, batch.offset[best]).to(vector.device)
         steps = self.optimizer.step(-(direction @ vector), clock)  # line 7

@@ -64,13 +64,15 @@ class C51(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """One gradient step -> metrics of the whole batch and new priorities [B]."""
+        """Makes one gradient step and returns metrics of the whole batch and new priorities [B]."""
         loss, priority, shares = self.loss(batch)
         steps = self.optimizer.step(loss, clock)
         return Update(self.report(shares, steps), {"priority": priority})
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> this learner's share of the loss [], KL divergences [B], shares of metrics."""
+        """Returns this learner's share of the loss [], KL divergences [B] and shares of metrics.
+
+        batch is [n, B] with obs [2, B]."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for one in (policy, self.target):
@@ -80,7 +82,7 @@ class C51(Algorithm):
             chooser = logits
             if cfg.double:
                 chooser = policy.numbers(ends[1:])[0]
-                draw_noise(policy, self.ctx.rng)  # noise of its own for every use (Fortunato et al. 2018, section 3.1)
+                draw_noise(policy, self.ctx.rng)  # independent of the choice above (Fortunato et al. 2018, sec. 3.1)
             best = policy.legal_q(chooser, ends["obs"][1]).argmax(-1)
             target = categorical_projection(taken(logits, best).softmax(-1), reward, discount, policy.atoms)  # eq. 7
         log_p = taken(policy.numbers(ends[:1])[0], batch.action[0]).log_softmax(-1)  # [B, K]

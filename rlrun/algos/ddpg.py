@@ -51,7 +51,8 @@ class DDPG(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DeterministicPolicy:
-        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None  # it travels with the policy, to say what rows are worth
+        # Samplers receive the critic with the policy, so that they can record values for priorities.
+        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None
         return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
 
     @classmethod
@@ -60,7 +61,7 @@ class DDPG(Algorithm):
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
-        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        """Returns priorities [N] of rows [n + 1, N] as they were recorded."""
         return recorded_priority(cfg, rows)
 
     def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
@@ -103,7 +104,7 @@ class DDPG(Algorithm):
         return Update(self.report(shares, step_metrics(critic=critic_steps, actor=actor_steps)), {"priority": size})
 
     def actor_loss(self, obs: Batch, is_first: Tensor) -> Tensor:
-        """This learner's share of -Q of the policy's own actions []; the gradient reaches the actor alone."""
+        """Returns this learner's share of mean -Q [] of the policy's own actions. Only the actor gets a gradient."""
         with torch.no_grad():
             features = self.critic.features(obs, is_first)
         return -self.mean(self.critic.of(features, self.policy.output(obs, is_first)[0])[0])

@@ -43,11 +43,11 @@ class Config(EvolutionConfig):
 
     def __post_init__(self):
         if self.episodes_per_batch < 2 or self.episodes_per_batch % 2:
-            raise ValueError("episodes_per_batch must be an even number from 2: every perturbation is played both ways")
+            raise ValueError("episodes_per_batch must be an even number, at least 2: every perturbation is added once and subtracted once")
 
 
 def centered_ranks(x: Tensor) -> Tensor:
-    """Ranks of all elements, evenly spaced over [-0.5, 0.5]; equal ones share the mean of theirs."""
+    """Returns the ranks of all elements, evenly spaced over [-0.5, 0.5]. Equal elements share their mean rank."""
     flat = x.flatten()
     _, index, count = flat.unique(return_inverse=True, return_counts=True)
     first = count.cumsum(0) - count
@@ -73,11 +73,12 @@ class ES(Algorithm):
         super().__init__(policy, spec, cfg, ctx)
         self.optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.lr, 0.0)
         self.noise: NoiseTable | None = None
-        self.register_buffer("latest", torch.full((cfg.report_length,), torch.nan))  # returns of the unperturbed policy's last episodes
+        # returns of the unperturbed policy's last episodes
+        self.register_buffer("latest", torch.full((cfg.report_length,), torch.nan))
         self.latest: Tensor
 
     def attach_noise(self, noise: NoiseTable) -> None:
-        """The table that offsets point into, by the runner."""
+        """Sets the table that the batch's offsets point into. The runner calls it."""
         self.noise = noise
 
     def update(self, batch: Batch, clock: Clock) -> Update:
@@ -89,6 +90,7 @@ class ES(Algorithm):
         vector = self.policy.vector()  # [P], differentiable
         gradient = gradient.to(vector.device)
         ratio = (gradient - cfg.l2 * vector.detach()).norm() / vector.detach().norm()
-        steps = self.optimizer.step(0.5 * cfg.l2 * vector.square().sum() - gradient @ vector, clock)  # ascends along gradient - l2 vector
+        # Descending on this loss ascends along gradient - l2 * vector.
+        steps = self.optimizer.step(0.5 * cfg.l2 * vector.square().sum() - gradient @ vector, clock)
         metrics = {"perturbed_return": batch.ret.mean(), "perturbed_return_max": batch.ret.max(), "update_ratio": ratio, "rollouts": float(len(weight))}
         return Update({**metrics, **report_return(self.latest, batch.evaluation), **steps})

@@ -63,7 +63,7 @@ class Config:
         if not hasattr(self.inner.cfg, "reward_clip"):
             raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}: its options have no reward_clip")
         if needs.every_process_learns and needs.only_weights:
-            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own nets change too; a2c is its synchronous form")
+            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own networks learn too; use a2c instead")
         if needs.replay is not None and needs.replay.first_priority:
             raise ValueError("inner.input_priorities must be false: samplers know no intrinsic reward")
 
@@ -88,7 +88,7 @@ class ICM(Algorithm):
         inner: Inner = cfg.inner
         self.inner = inner.algorithm(policy, spec, replace(inner.cfg, reward_clip="none"), ctx)
         if self.inner.reward_scale is not None:
-            raise ValueError("inner.normalize_reward would scale both rewards by the environment's; weigh the intrinsic one with eta")
+            raise ValueError("inner.normalize_reward would scale both rewards by the environment's; weight the intrinsic one with eta")
         columns = self.share(self.needs(cfg).columns)
         if cfg.num_minibatches > columns:
             raise ValueError(f"num_minibatches {cfg.num_minibatches} is more than the {columns} columns of a learner's batch")
@@ -111,14 +111,17 @@ class ICM(Algorithm):
         return Update({**update.metrics, **before, **self.report(shares.tensors(), steps.tensors())}, update.writes)
 
     def _parts(self, batch: Batch) -> list[Batch]:
-        """Random columns of the batch, whole: pairs of neighbouring rows stay together."""
-        batch = Batch({name: value for name, value in batch.items() if name not in ("weight", "key")})  # replay's, which have no rows
+        """Splits the batch into random groups of whole columns, so that neighbouring rows stay together."""
+        # The replay's weight and key have no row dimension.
+        batch = Batch({name: value for name, value in batch.items() if name not in ("weight", "key")})
         columns = batch.reward.shape[1]
         order = torch.randperm(columns, generator=self.ctx.rng, device=self.ctx.rng.device)
         return [batch.columns(picks) for picks in order.tensor_split(self.cfg.num_minibatches)]
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """batch [T(+1), B] -> this learner's share of the loss [] (eq. 7 without the policy's part) and of its metrics."""
+        """Returns this learner's share of the loss [] and of its metrics on a batch [T(+1), B].
+
+        The loss is eq. 7 without the policy's part."""
         forward, inverse = self.model(batch)
         mean = self.mean_over(batch.valid)
         forward_loss, inverse_loss = mean(forward), mean(inverse)
@@ -130,7 +133,7 @@ class ICM(Algorithm):
 
 
 class ForwardInverse(nn.Module):
-    """The three nets."""
+    """Holds the three networks: features, forward model and inverse model."""
 
     def __init__(self, spec: EnvSpec, cfg: Config):
         super().__init__()
@@ -143,7 +146,9 @@ class ForwardInverse(nn.Module):
         self.inverse_head = action_head(spec.action, cfg.inverse_hidden[-1] if cfg.inverse_hidden else 2 * size, _linear, "gaussian", 0.0)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """batch [T(+1), B] -> forward loss (half the squared error of phi(s_t+1)) [T, B], inverse loss (-log p(a_t)) [T, B]; no meaning on dead rows."""
+        """Returns the forward loss [T, B] and the inverse loss [T, B] of a batch [T(+1), B].
+
+        They are half the squared error of phi(s_t+1) and -log p(a_t). The losses of dead rows have no meaning."""
         rows, columns = batch.reward.shape
         observation = batch.obs["observation"]
         flat = observation.map(lambda x: x.flatten(0, 1)) if isinstance(observation, Batch) else observation.flatten(0, 1)

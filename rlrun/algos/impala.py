@@ -70,13 +70,13 @@ class Impala(Algorithm):
         policy_loss, value_loss, metrics = self.loss(batch, self.cfg.entropy_coef(clock))
         if self.value_optimizer is None:
             steps = self.optimizer.step(policy_loss + self.cfg.value_coef * value_loss, clock)
-        else:  # the trunks share nothing, so the two graphs are disjoint
+        else:  # The trunks share nothing, so the two graphs are disjoint.
             value_steps = self.value_optimizer.step(self.cfg.value_coef * value_loss, clock)
             steps = self.optimizer.step(policy_loss, clock) | {f"value_{name}": value for name, value in value_steps.items()}
         return Update({**metrics, **steps})
 
     def loss(self, batch: Batch, entropy_coef: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [T(+1), B] -> policy loss (with the entropy bonus) [], value loss [], metrics."""
+        """Returns the policy loss [] (with the entropy bonus), the value loss [] and metrics of a batch [T(+1), B]."""
         cfg, valid = self.cfg, batch.valid
         mean = self.mean_over(valid)
         scale = self.live(valid) if cfg.loss_reduction == "sum" else 1.0

@@ -57,7 +57,7 @@ class Config:
                 f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length} and minibatch_size {self.minibatch_size}"
             )
         if self.head.noisy:
-            raise ValueError("head.noisy is for algorithms with a replay: pqn explores by epsilon")
+            raise ValueError("head.noisy is for algorithms with a replay; pqn explores by epsilon")
 
 
 class PQN(Algorithm):
@@ -75,7 +75,7 @@ class PQN(Algorithm):
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.minibatch = self.share(cfg.minibatch_size)  # rows of it on this learner
+        self.minibatch = self.share(cfg.minibatch_size)  # rows of a minibatch on this learner
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
@@ -94,21 +94,24 @@ class PQN(Algorithm):
 
     @torch.no_grad()
     def target(self, batch: Batch) -> Tensor:
-        """Q(lambda) returns [T, B] (section 4, eq. 8): r + discount ((1 - lambda) max Q' + lambda G'), cut where episodes end."""
+        """Returns the Q(lambda) targets [T, B] (section 4, eq. 8).
+
+        They are r + discount ((1 - lambda) max Q' + lambda G'), cut where episodes end."""
         end = self.policy(batch["obs"][-1:], batch["is_first"][-1:], Batch())[0].max(-1).values  # [1, B]
         value = torch.cat([batch.q_max, end])
         reward = clip_reward(batch.reward, self.cfg.reward_clip)
-        # the sum of (discount lambda)^k temporal differences of max Q, and max Q itself: the same numbers, by the same recursion
+        # They equal max Q plus the sum of (discount lambda)^k times the temporal differences of max Q, which GAE's
+        # recursion computes.
         return gae(reward, batch.discount(self.cfg.discount), value[:-1], value[1:], batch.valid, self.cfg.lambda_) + value[:-1]
 
     @recorded
     def learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
-        """A step on a minibatch -> this learner's shares of its metrics, what the optimiser says."""
+        """Makes a step on a minibatch. Returns this learner's shares of its metrics, and the optimiser's metrics."""
         loss, metrics = self.loss(part)
         return metrics, self.optimizer.step(loss, clock)
 
     def loss(self, rows: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """rows [1, N] with targets -> this learner's share of the minibatch's loss [] and of its metrics."""
+        """Returns this learner's share of the loss [] of a minibatch and of its metrics. rows are [1, N] with targets."""
         mean = self.mean_over(rows.valid)
         q = taken(self.policy.values(rows)[0], rows.action[0])[None]  # [1, N]
         error = rows.target - q

@@ -57,7 +57,8 @@ class TD3(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DeterministicPolicy:
-        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None  # it travels with the policy, to say what rows are worth
+        # Samplers receive the critic with the policy, so that they can record values for priorities.
+        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None
         return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
 
     @classmethod
@@ -66,7 +67,7 @@ class TD3(Algorithm):
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
-        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        """Returns priorities [N] of rows [n + 1, N] as they were recorded."""
         return recorded_priority(cfg, rows)
 
     def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
@@ -89,7 +90,7 @@ class TD3(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock, delayed: bool) -> Update:
-        """A step of the critics and, unless the policy is delayed, of the actor."""
+        """Makes a step of the critics and, unless the policy is delayed, of the actor."""
         cfg, ends = self.cfg, batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
@@ -97,7 +98,8 @@ class TD3(Algorithm):
         with torch.no_grad():
             next_action = self.target_actor(*then, Batch())[0][0]
             noise = self.ctx.randn(next_action.shape) * cfg.target_noise
-            next_action = (next_action + noise.clamp(-cfg.target_noise_clip, cfg.target_noise_clip)).clamp(-1.0, 1.0)  # eq. 14
+            # eq. 14
+            next_action = (next_action + noise.clamp(-cfg.target_noise_clip, cfg.target_noise_clip)).clamp(-1.0, 1.0)
             target = reward + discount * self.target_critic(*then, next_action)[:, :, 0].min(0).values  # [B], eq. 10
 
         q = self.critic(*now, self.policy.flat(batch.action[0]))[:, :, 0]  # [E, B]
@@ -115,7 +117,7 @@ class TD3(Algorithm):
         return Update(self.report(shares, step_metrics(critic=critic_steps, actor=actor_steps)), {"priority": size})
 
     def actor_loss(self, obs: Batch, is_first: Tensor) -> Tensor:
-        """This learner's share of -Q of the policy's own actions []; the gradient reaches the actor alone."""
+        """Returns this learner's share of mean -Q [] of the policy's own actions. Only the actor gets a gradient."""
         with torch.no_grad():
             features = self.critic.features(obs, is_first)
         return -self.mean(self.critic.of(features, self.policy.output(obs, is_first)[0])[0])

@@ -56,10 +56,10 @@ class Config(OffPolicyActorCriticConfig):
         if self.huber_delta is None:
             raise ValueError("huber_delta must be a number: quantiles are learnt by a Huber loss (1 in the paper)")
         if self.input_priorities:
-            raise ValueError(f"input_priorities are worked out by samplers, which have no critics of {self.name}; ddpg and td3 can")
+            raise ValueError(f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, only those of ddpg and td3")
 
 
-Seen = tuple[Batch, Tensor]  # observations as the nets get them [1, B, ...] and is_first [1, B]
+Seen = tuple[Batch, Tensor]  # observations as the networks get them [1, B, ...], and is_first [1, B]
 
 
 class TQC(Algorithm):
@@ -87,9 +87,11 @@ class TQC(Algorithm):
         self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
         self.actor_optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.actor_lr, cfg.max_grad_norm)
         self.alpha_optimizer = ctx.optimizer([self.log_alpha], cfg.optimizer, cfg.alpha_lr, 0.0)
-        self.target_rng = ctx.another_rng()  # the critics draw from it, so that they and the actor can be worked out side by side
+        # The critics draw from a generator of their own, so that they and the actor can be computed side by side.
+        self.target_rng = ctx.another_rng()
         self.kept = cfg.num_critics * (cfg.num_quantiles - cfg.dropped_quantiles)
-        self.fraction = (torch.arange(cfg.num_quantiles, device=ctx.device) + 0.5) / cfg.num_quantiles  # tau of every quantile [K]
+        # tau of every quantile [K]
+        self.fraction = (torch.arange(cfg.num_quantiles, device=ctx.device) + 0.5) / cfg.num_quantiles
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         update = self.learn(batch, clock)
@@ -99,7 +101,7 @@ class TQC(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """A step of critics, actor and temperature, all from the parameters before this update."""
+        """Makes a step of critics, actor and temperature. All gradients use the parameters before this update."""
         ends = batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
@@ -113,18 +115,20 @@ class TQC(Algorithm):
         return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": size})
 
     def learn_critics(self, batch: Batch, now: Seen, then: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Differentiates the critics' loss -> sizes of TD errors [B], shares of metrics."""
+        """Differentiates the critics' loss. Returns absolute TD errors [B] and shares of metrics."""
         cfg = self.cfg
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         with torch.no_grad():
             next_action, next_log_prob = self.ctx.rsample(self.policy.output(*then)[0], self.target_rng)
             pooled = self.target_critic(*then, self.policy.flat(next_action)).transpose(0, 1).flatten(1)  # [B, E K]
             smallest = pooled.sort(-1).values[:, : self.kept]
-            target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])  # [B, kept], eq. 10
+            # [B, kept], eq. 10
+            target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])
         quantile = self.critic(*now, self.policy.flat(batch.action[0]))  # [E, B, K]
         assert cfg.huber_delta is not None
         fraction = self.fraction.expand(quantile.shape[1:])
-        losses = torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile]) / cfg.num_quantiles  # [E, B], eq. 11
+        # [E, B], eq. 11
+        losses = torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile]) / cfg.num_quantiles
         loss = self.mean(batch.weight * losses.sum(0))
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
         q = quantile.detach().mean((0, 2))  # [B]
@@ -132,17 +136,17 @@ class TQC(Algorithm):
         return size, {"critic_loss": loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
 
     def learn_actor(self, now: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Differentiates the actor's loss -> log pi of its own actions [B], shares of metrics."""
+        """Differentiates the actor's loss. Returns log pi of its own actions [B] and shares of metrics."""
         with torch.no_grad():
-            features = self.critic.features(*now)  # the loss is the actor's alone
+            features = self.critic.features(*now)  # Only the actor gets this loss's gradient.
         action, log_prob = self.ctx.rsample(self.policy.output(*now)[0])
-        value = self.critic.of(features, self.policy.flat(action)).mean((0, 2))  # [B], nothing cut off: eq. 13
+        value = self.critic.of(features, self.policy.flat(action)).mean((0, 2))  # [B], eq. 13, without truncation
         loss = self.mean(alpha * log_prob - value)
         self.actor_optimizer.differentiate(loss + weight_decay(self.policy.net, self.part(self.cfg.l2)))
         return log_prob, {"actor_loss": loss}
 
     def learn_temperature(self, log_prob: Tensor, obs: Batch) -> dict[str, Tensor]:
-        """Differentiates the loss of log alpha -> shares of metrics."""
+        """Differentiates the loss of log alpha. Returns shares of metrics."""
         loss = -self.mean(self.temperature.loss(log_prob, obs))
         self.alpha_optimizer.differentiate(loss)
         return {"alpha_loss": loss, "entropy": -self.mean(log_prob)}
