@@ -111,7 +111,7 @@ class PQN(Algorithm):
         return metrics, self.optimizer.step(loss, clock)
 
     def loss(self, rows: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns this learner's share of the loss [] of a minibatch and of its metrics. rows are [1, N] with targets."""
+        """Returns this learner's share of a minibatch's loss [] and of its metrics. rows are [1, N] with targets."""
         mean = self.mean_over(rows.valid)
         q = taken(self.policy.values(rows)[0], rows.action[0])[None]  # [1, N]
         error = rows.target - q

@@ -147,7 +147,7 @@ class R2D2(Algorithm):
 
     @staticmethod
     def priority(cfg: Config, td_error: Tensor, valid: Tensor) -> Tensor:
-        """Returns eta max |error| + (1 - eta) mean |error| over each column's live rows [B] (section 2.3)."""
+        """Returns eta max |error| + (1 - eta) mean |error| over a column's live rows [B] (section 2.3)."""
         size = td_error.abs().masked_fill(~valid, 0.0)
         return cfg.priority_eta * size.max(0).values + (1 - cfg.priority_eta) * size.sum(0) / valid.sum(0).clamp(min=1)
 
