@@ -50,7 +50,7 @@ class Apex(Algorithm):
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
         known = inner.knows_first_priority
-        return None if known else "Ape-X needs an inner algorithm whose priorities samplers can compute: dqn, qr_dqn, iqn, r2d2, ddpg, td3"
+        return None if known else "Ape-X needs priorities from samplers: use dqn, qr_dqn, iqn, r2d2, ddpg or td3"
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:

@@ -43,7 +43,7 @@ class Config(EvolutionConfig):
 
     def __post_init__(self):
         if self.episodes_per_batch < 2 or self.episodes_per_batch % 2:
-            raise ValueError("episodes_per_batch must be an even number, at least 2: every perturbation is added once and subtracted once")
+            raise ValueError("episodes_per_batch must be an even number, at least 2: episodes come in mirrored pairs")
 
 
 def centered_ranks(x: Tensor) -> Tensor:

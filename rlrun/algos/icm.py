@@ -88,7 +88,7 @@ class ICM(Algorithm):
         inner: Inner = cfg.inner
         self.inner = inner.algorithm(policy, spec, replace(inner.cfg, reward_clip="none"), ctx)
         if self.inner.reward_scale is not None:
-            raise ValueError("inner.normalize_reward would scale both rewards by the environment's; weight the intrinsic one with eta")
+            raise ValueError("inner.normalize_reward would also scale the intrinsic reward; weight that with eta instead")
         columns = self.share(self.needs(cfg).columns)
         if cfg.num_minibatches > columns:
             raise ValueError(f"num_minibatches {cfg.num_minibatches} is more than the {columns} columns of a learner's batch")

@@ -51,11 +51,15 @@ class Config(QConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.fragment_length % self.sequence_stride:
-            raise ValueError(f"fragment_length {self.fragment_length} must be a multiple of sequence_stride {self.sequence_stride}")
+            raise ValueError(
+                f"fragment_length {self.fragment_length} must be a multiple of sequence_stride {self.sequence_stride}"
+            )
         if self.n_steps[0] != self.n_steps[1]:
             raise ValueError("n_step must be one number, not a range: a sequence has a return for each of its rows")
         if self.learning_starts < self.burn_in + self.sequence_length:
-            raise ValueError(f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a sequence")
+            raise ValueError(
+                f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a sequence"
+            )
 
 
 class RecurrentQPolicy(QPolicy):
@@ -79,7 +83,7 @@ class R2D2(Algorithm):
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> RecurrentQPolicy:
         if model.cfg.memory.kind == "none":
-            raise UserError("r2d2 needs a model with memory: model=lstm, gru or gtrxl; for models without memory use algo=dqn")
+            raise UserError("r2d2 needs a model with memory (model=lstm, gru or gtrxl); use algo=dqn without memory")
         return RecurrentQPolicy(spec, model, cfg.head, cfg.exploration)
 
     @classmethod
@@ -135,7 +139,7 @@ class R2D2(Algorithm):
         return loss, self.priority(cfg, error, valid), {"loss": loss, "td_error": mean(error.abs()), "q": mean(taken)}
 
     def unroll(self, policy: QPolicy, batch: Batch) -> Tensor:
-        """Returns values [T + 1, B, A] of the rows after burn-in. Burn-in only brings the recurrent state up to date."""
+        """Returns values [T + 1, B, A] of the rows after burn-in, which only brings the recurrent state up to date."""
         burn_in, obs, is_first = self.cfg.burn_in, batch["obs"], batch["is_first"]
         state = batch["core"][0]
         if self.cfg.zero_init_state:
@@ -147,7 +151,7 @@ class R2D2(Algorithm):
 
     @staticmethod
     def priority(cfg: Config, td_error: Tensor, valid: Tensor) -> Tensor:
-        """Returns eta max |error| + (1 - eta) mean |error| over a column's live rows [B] (section 2.3)."""
+        """Returns eta max |error| + (1 - eta) mean |error| of live rows [B] (section 2.3)."""
         size = td_error.abs().masked_fill(~valid, 0.0)
         return cfg.priority_eta * size.max(0).values + (1 - cfg.priority_eta) * size.sum(0) / valid.sum(0).clamp(min=1)
 

@@ -51,7 +51,10 @@ class Config(OffPolicyActorCriticConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.input_priorities:
-            raise ValueError(f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, only those of ddpg and td3")
+            raise ValueError(
+                f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, "
+                "only those of ddpg and td3"
+            )
 
 
 Seen = tuple[Batch, Tensor]  # observations as the networks get them [1, B, ...], and is_first [1, B]

@@ -56,7 +56,10 @@ class Config(OffPolicyActorCriticConfig):
         if self.huber_delta is None:
             raise ValueError("huber_delta must be a number: quantiles are learnt by a Huber loss (1 in the paper)")
         if self.input_priorities:
-            raise ValueError(f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, only those of ddpg and td3")
+            raise ValueError(
+                f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, "
+                "only those of ddpg and td3"
+            )
 
 
 Seen = tuple[Batch, Tensor]  # observations as the networks get them [1, B, ...], and is_first [1, B]

@@ -57,7 +57,9 @@ class OffPolicyConfig:
         if self.n_steps[0] > self.n_steps[1]:
             raise ValueError("n_step must be a number, at least 1, or a range [fewest, most]")
         if self.learning_starts < self.n_steps[1]:
-            raise ValueError(f"learning_starts {self.learning_starts} is below n_step {self.n_steps[1]}: there would be nothing to learn from")
+            raise ValueError(
+                f"learning_starts {self.learning_starts} is below n_step {self.n_steps[1]}: there would be nothing to learn from"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

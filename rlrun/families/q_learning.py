@@ -32,6 +32,9 @@ class CategoricalQConfig(QConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.input_priorities:
-            raise ValueError(f"input_priorities must be false: they are absolute TD errors, but {self.name}'s priorities are KL divergences, which samplers do not compute")
+            raise ValueError(
+                f"input_priorities must be false: they are absolute TD errors, but {self.name}'s priorities are KL "
+                "divergences, which samplers do not compute"
+            )
         if self.v_min >= self.v_max:
             raise ValueError(f"v_min {self.v_min:g} must be below v_max {self.v_max:g}")

@@ -58,9 +58,12 @@ class Actor(FiltersObservations, Policy):
         super().__init__()
         space = spec.action
         if model.cfg.memory.kind != "none":
-            raise UserError("this algorithm learns from single rows and cannot use a model with memory (model=lstm, gru, gtrxl)")
+            raise UserError("this algorithm learns from single rows, without memory (model=lstm, gru, gtrxl)")
         if isinstance(space, Box) and not space.bounded:
-            raise UserError(f"{spec.name} has unbounded actions, {space}: this algorithm squashes its actions into bounds, which the env must define")
+            raise UserError(
+                f"{spec.name} has unbounded actions, {space}: "
+                "this algorithm squashes its actions into bounds, which the env must define"
+            )
         self.spec, self.random_steps = spec, random_steps
         self.filter = model.filter(spec)
         self.net = ActorNet(model.trunk(spec), cfg, head)
@@ -177,8 +180,8 @@ class StochasticActor(Actor):
 
         def head(inputs: int) -> nn.Module:
             if isinstance(spec.action, Box) and kind == "gaussian":
-                raise UserError("model.action_distribution=gaussian, the default of other models, has no bounds: this algorithm needs squashed_gaussian "
-                                "(the default of model=plain) or beta")  # fmt: skip
+                raise UserError("model.action_distribution=gaussian, the default of other models, has no bounds: "
+                                "this algorithm needs squashed_gaussian (the default of model=plain) or beta")  # fmt: skip
             return action_head(spec.action, inputs, model.linear, kind, log_std)
 
         super().__init__(spec, model, cfg, random_steps, head)

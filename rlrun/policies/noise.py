@@ -31,7 +31,9 @@ class NoisyEpisodes:
     """Parameter noise: every column acts for an episode with its own network, whose parameters are perturbed.
 
     Each new episode scales the column's deviation up if the perturbed policy was closer than `near` to the
-    unperturbed one, and down if it was farther. Source: Plappert et al. 2018, arXiv:1706.01905, section 3 and appendix C."""
+    unperturbed one, and down if it was farther.
+
+    Source: Plappert et al. 2018, arXiv:1706.01905, section 3 and appendix C."""
 
     def __init__(self, net: nn.Module, std: float):
         """net maps obs [T, B, ...], is_first [T, B] and an empty state to outputs [T, B, ...] and the state."""
