@@ -1,11 +1,14 @@
-"""A2C: synchronous advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, algorithm S3, with all workers updating together).
+"""A2C: synchronous advantage actor-critic (Mnih et al. 2016, arXiv:1602.01783, algorithm S3 with one joint update).
 
-Rows: fragments [T, B] of the newest policy, used once.
-Recorded: value of the policy that acted, for the advantages; recurrent state at row 0.
-Differs from the paper: one batch of all environments instead of asynchronous workers (algo=a3c has those); GAE in place of the n-step return, which it
-equals at lambda_ 1; with microbatch_size gradients are accumulated over parts of a batch that is too large for memory.
-Metrics: learn/policy_loss, value_loss, entropy per row; explained_variance of the values that acted; grad_norm before clipping; lr.
-Checked: tests/ops/test_returns.py (GAE by its definition), tests/algos/test_a2c.py (a loss by hand; microbatches equal the whole), tuned/a2c/.
+Rows: fragments [T, B] that the newest policy sampled. Each is used once.
+Recorded: the value of the policy that acted, for the advantages; the recurrent state at row 0.
+Differs from the paper: one batch of all environments replaces asynchronous workers (algo=a3c has those). GAE replaces
+the n-step return, which it equals at lambda_ 1. With microbatch_size, gradients are accumulated over parts of a batch
+that is too large for memory.
+Metrics: learn/policy_loss, value_loss and entropy per row; explained_variance of the values recorded while acting;
+grad_norm before clipping; lr.
+Checked: tests/ops/test_returns.py (GAE by its definition), tests/algos/test_a2c.py (a loss by hand; microbatches equal
+the whole), tuned/a2c/.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ class A2C(Algorithm):
         count, sums = self.live(valid), Sums()
         columns = (cfg.microbatch_size or cfg.batch_size) // cfg.fragment_length
 
-        def losses() -> Iterator[Tensor]:  # one graph at a time
+        def losses() -> Iterator[Tensor]:  # a generator, so that only one graph exists at a time
             for part in batch.replace(advantage=advantage, target=target).split(columns):
                 yield self.loss(part, cfg.entropy_coef(clock), count, sums)
 
@@ -81,7 +84,9 @@ class A2C(Algorithm):
         return Update(self.report(sums.totals, before, steps))
 
     def loss(self, part: Batch, entropy_coef: float, count: Tensor, sums: Sums) -> Tensor:
-        """part [T(+1), b] with advantage and target -> its share [] of the mean over the whole batch's `count` rows."""
+        """Returns a part's share [] of the mean loss over the whole batch, which has `count` live rows.
+
+        part is [T(+1), b] with advantage and target."""
         valid = part.valid
         dist, value = self.policy.unroll(part)
         dist = dist[:-1].given(part.action)

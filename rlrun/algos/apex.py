@@ -1,11 +1,14 @@
-"""Ape-X: distributed prioritized experience replay around an algorithm with a replay (Horgan et al. 2018, arXiv:1803.00933): many samplers, each with its own
-epsilon, priorities from what the samplers recorded, and shards of replay, sampler and learner at their own pace.
+"""Ape-X: distributed prioritized experience replay around another algorithm (Horgan et al. 2018, arXiv:1803.00933).
 
-Rows, recorded, metrics: the inner algorithm's (algo.inner), whose input_priorities must be on. Episodes of the columns that explore least count in
-statistics (counted_share), as in RLlib.
-Differs from the paper: first priorities are worked out where rows are stored, from the values that the samplers recorded: the same numbers; rows leave the
-replay when they are overwritten, not every 100 updates.
-Checked: tests/algos/test_dqn.py (first priorities, the ladder of epsilons), tests/runners/test_distributed_replay.py, tuned/apex/.
+The inner algorithm is one that learns from a replay. There are many samplers, each with its own epsilon. The first
+priorities come from what the samplers recorded. Replay shards, samplers and learner each run at their own pace.
+
+Rows, recorded, metrics: those of the inner algorithm (algo.inner), whose input_priorities must be true. As in RLlib,
+statistics count the episodes of only those columns that explore least (counted_share).
+Differs from the paper: first priorities are computed where rows are stored, from the values that the samplers
+recorded, which gives the same numbers. Rows leave the replay when they are overwritten, not every 100 updates.
+Checked: tests/algos/test_dqn.py (first priorities, the ladder of epsilons), tests/runners/test_distributed_replay.py,
+tuned/apex/.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class Config:
     def __post_init__(self):
         needs = self.inner.algorithm.needs(self.inner.cfg)
         if needs.replay is None or not needs.replay.first_priority:
-            raise ValueError("inner.input_priorities must be true: priorities from the samplers are what Ape-X is")
+            raise ValueError("inner.input_priorities must be true: Ape-X needs priorities from the samplers")
 
 
 class Apex(Algorithm):
@@ -47,7 +50,7 @@ class Apex(Algorithm):
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
         known = inner.knows_first_priority
-        return None if known else "Ape-X is around algorithms with a replay whose priorities samplers can work out: dqn, qr_dqn, iqn, r2d2, ddpg, td3"
+        return None if known else "Ape-X needs priorities from samplers: use dqn, qr_dqn, iqn, r2d2, ddpg or td3"
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:

@@ -1,13 +1,17 @@
-"""APPO: asynchronous PPO as IMPACT (Luo et al. 2020, arXiv:1912.00167): a clipped surrogate whose advantages and reference come from a target policy.
+"""APPO: asynchronous PPO in the form of IMPACT (Luo et al. 2020, arXiv:1912.00167).
 
-Rows: fragments [T, B] from policies a few updates old. The circular buffer of N train batches, of which each is used K times (section 4.1.2), is
-runner.minibatch_buffer_size and runner.num_sgd_iter.
-Recorded: log_prob, the behaviour policy's log pi_worker(a|x); recurrent state at row 0.
-Differs from the paper: V-trace advantages under the target policy, or GAE (vtrace=false, which trusts that rows are recent); an adaptive KL penalty
-KL(target || current) may be added, as in RLlib; the target may follow by Polyak steps.
-Metrics: learn/policy_loss, value_loss, entropy per row; rho_mean: target over behaviour probability; is_clipped: share of rows where behaviour over
-target was above is_clip; approx_kl: mean of (ratio - 1) - log ratio of the current to the target policy; clip_fraction; kl and kl_coef when the penalty is on;
-explained_variance of the target's values; grad_norm before clipping; lr.
+Its clipped surrogate takes both the advantages and the reference probabilities from a target policy.
+
+Rows: fragments [T, B] from policies that are a few updates old. The paper's circular buffer of N train batches, each
+of which is used K times (section 4.1.2), is set by runner.minibatch_buffer_size and runner.num_sgd_iter.
+Recorded: log_prob, the behaviour policy's log pi_worker(a|x); the recurrent state at row 0.
+Differs from the paper: advantages are V-trace under the target policy, or GAE (vtrace=false, which assumes that rows
+are recent). An adaptive KL penalty KL(target || current) may be added, as in RLlib. The target may follow by Polyak
+steps.
+Metrics: learn/policy_loss, value_loss and entropy per row; rho_mean: mean ratio of target to behaviour probability;
+is_clipped: share of rows where the ratio of behaviour to target probability was above is_clip; approx_kl: mean of
+(ratio - 1) - log ratio of the current to the target policy; clip_fraction; kl and kl_coef when the penalty is on;
+explained_variance of the target network's values; grad_norm before clipping; lr.
 Checked: tests/algos/test_appo.py (the surrogate by hand, target updates), tests/ops/test_vtrace.py, tuned/appo/.
 """
 
@@ -72,7 +76,8 @@ class APPO(Algorithm):
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, update = self.cfg, self.learn(batch, clock)
         if (clock.updates + 1) % cfg.target_update_interval == 0:
-            if cfg.kl_coef > 0:  # judged by how far a whole period went: right after a copy the KL is 0 by construction
+            # The KL is measured before the target moves: right after a copy it is 0 by construction.
+            if cfg.kl_coef > 0:
                 adapt_kl_coef_(self.kl_coef, self.moved(batch), cfg.kl_target)
             self.following.move(cfg.target_tau)
         return update
@@ -84,13 +89,13 @@ class APPO(Algorithm):
 
     @torch.no_grad()
     def moved(self, batch: Batch) -> Tensor:
-        """Mean KL(target || current) [] over the batch's live rows."""
+        """Returns the mean KL(target || current) [] over the batch's live rows."""
         old, new = (policy.unroll(batch)[0][:-1].given(batch.action) for policy in (self.target, self.policy))
         kl = old.kl(new)
         return self.total(self.mean(kl, batch.valid))
 
     def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """batch [T(+1), B] -> this learner's share of the loss [], metrics of the whole batch."""
+        """Returns this learner's share of the loss [] on a batch [T(+1), B], and the metrics of the whole batch."""
         cfg, valid = self.cfg, batch.valid
         mean = self.mean_over(valid)
         with torch.no_grad():
@@ -110,7 +115,8 @@ class APPO(Algorithm):
         dist, value = self.policy.unroll(batch)
         dist, value = dist[:-1].given(batch.action), value[:-1]
         log_prob = dist.log_prob(batch.action)
-        # section 4.1.1: min(pi_worker / pi_target, rho) pi / pi_worker, which is pi / pi_target until the target has left the worker far behind
+        # Section 4.1.1: the ratio is min(pi_worker / pi_target, rho) pi / pi_worker. It equals pi / pi_target as
+        # long as pi_worker / pi_target does not exceed rho (is_clip).
         lag = (-log_rho).exp()
         ratio = lag.clamp(max=cfg.is_clip) * (log_prob - batch.log_prob).masked_fill(~valid, 0.0).exp()
         policy_loss = -mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage))

@@ -1,12 +1,15 @@
 """ARS: augmented random search (Mania et al. 2018, arXiv:1803.07055, algorithm 2).
 
-Rows: none. An update reads the returns of mirrored perturbations, of which the rollouts_used best count (V1-t; with model.observation_filter=mean_std V2-t),
-each weighed by its difference of returns over the deviation of all that count.
-Options: actor.hidden: empty for the paper's linear policies; reward_offset: taken from every reward, so that living alone is worth nothing (the paper's
-shift); action_noise (RLlib's).
-Differs from the paper: perturbations are played by several samplers at once; ours come from one noise table, as in the authors' code.
-Metrics: learn/perturbed_return: mean over all perturbations; perturbed_return_max; report_return: mean of the last report_length unperturbed episodes;
-return_std: deviation of the returns that count; rollouts: pairs; grad_norm; lr.
+Rows: none. An update reads the returns of pairs of mirrored perturbations and uses the rollouts_used best pairs (V1-t,
+or V2-t with model.observation_filter=mean_std). A pair's weight is the difference of its two returns divided by the
+standard deviation of all returns used.
+Options: actor.hidden: empty for the paper's linear policies; reward_offset: subtracted from every reward, so that
+merely surviving earns nothing (the paper's shift); action_noise (RLlib's).
+Differs from the paper: several samplers evaluate perturbations at once. The perturbations come from one noise table,
+as in the authors' code.
+Metrics: learn/perturbed_return: mean over all perturbations; perturbed_return_max; report_return: mean of the last
+report_length unperturbed episodes; return_std: standard deviation of the returns used; rollouts: number of pairs;
+grad_norm; lr.
 Checked: tests/algos/test_es.py (the step by hand), tests/runners/test_evolution.py, tuned/ars/.
 """
 
@@ -58,11 +61,12 @@ class ARS(Algorithm):
         super().__init__(policy, spec, cfg, ctx)
         self.optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.lr, 0.0)
         self.noise: NoiseTable | None = None
-        self.register_buffer("latest", torch.full((cfg.report_length,), torch.nan))  # returns of the unperturbed policy's last episodes
+        # returns of the unperturbed policy's last episodes
+        self.register_buffer("latest", torch.full((cfg.report_length,), torch.nan))
         self.latest: Tensor
 
     def attach_noise(self, noise: NoiseTable) -> None:
-        """The table that offsets point into, by the runner."""
+        """Sets the table that the batch's offsets point into. The runner calls it."""
         self.noise = noise
 
     def update(self, batch: Batch, clock: Clock) -> Update:
@@ -71,7 +75,8 @@ class ARS(Algorithm):
         best = fitness.max(1).values.topk(min(self.cfg.rollouts_used, len(fitness))).indices  # line 6
         used = fitness[best]
         deviation = used.std(correction=0)
-        weight = (used[:, 0] - used[:, 1]) / (len(used) * deviation.clamp(min=1e-8))  # equal returns move nothing
+        # The clamp avoids 0 / 0: if all returns are equal, weights are 0.
+        weight = (used[:, 0] - used[:, 1]) / (len(used) * deviation.clamp(min=1e-8))
         vector = self.policy.vector()  # [P], differentiable
         direction = weighed_noise(self.noise, self.policy.size, weight, batch.offset[best]).to(vector.device)
         steps = self.optimizer.step(-(direction @ vector), clock)  # line 7

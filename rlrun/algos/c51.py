@@ -1,10 +1,13 @@
-"""C51: categorical DQN (Bellemare et al. 2017, arXiv:1707.06887): a distribution of returns over num_atoms fixed values instead of their mean.
+"""C51: categorical DQN (Bellemare et al. 2017, arXiv:1707.06887), which learns the distribution of returns.
+
+The distribution is over num_atoms fixed values; DQN learns only its mean.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
 Recorded: nothing.
-Differs from the paper: Adam at a higher lr for small problems; double, dueling, noisy and n_step as options, as in RLlib's and rlpyt's.
-Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), which priorities are made of; q: mean value of the actions taken;
-epsilon; grad_norm before clipping; lr.
+Differs from the paper: Adam has a higher lr, which suits small problems. double, dueling, noisy and n_step are
+options, as in RLlib and rlpyt.
+Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), whose values per row are the
+priorities; q: mean value of the actions taken; epsilon; grad_norm before clipping; lr.
 Checked: tests/ops/test_td.py (the projection against algorithm 1), tests/algos/test_dqn.py, tuned/c51/.
 """
 
@@ -61,13 +64,15 @@ class C51(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """One gradient step -> metrics of the whole batch and new priorities [B]."""
+        """Makes one gradient step and returns metrics of the whole batch and new priorities [B]."""
         loss, priority, shares = self.loss(batch)
         steps = self.optimizer.step(loss, clock)
         return Update(self.report(shares, steps), {"priority": priority})
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> this learner's share of the loss [], KL divergences [B], shares of metrics."""
+        """Returns this learner's share of the loss [], KL divergences [B] and shares of metrics.
+
+        batch is [n, B] with obs [2, B]."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for one in (policy, self.target):
@@ -77,7 +82,7 @@ class C51(Algorithm):
             chooser = logits
             if cfg.double:
                 chooser = policy.numbers(ends[1:])[0]
-                draw_noise(policy, self.ctx.rng)  # noise of its own for every use (Fortunato et al. 2018, section 3.1)
+                draw_noise(policy, self.ctx.rng)  # independent of the choice above (Fortunato et al. 2018, sec. 3.1)
             best = policy.legal_q(chooser, ends["obs"][1]).argmax(-1)
             target = categorical_projection(taken(logits, best).softmax(-1), reward, discount, policy.atoms)  # eq. 7
         log_p = taken(policy.numbers(ends[:1])[0], batch.action[0]).log_softmax(-1)  # [B, K]

@@ -1,12 +1,15 @@
 """DDPG: deep deterministic policy gradient (Lillicrap et al. 2016, arXiv:1509.02971).
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: with input_priorities q_taken and q_max, for the first priorities; the critic then travels with the policy.
-Options: n_step, replay=prioritized, huber_delta, l2; exploration.kind: ou (the paper's), gaussian or parameter_noise (Plappert et al. 2018). Twin critics,
-delayed policies and smoothed targets are algo=td3.
-Differs from the paper: actions enter the critic's first layer, not its second; no batch normalisation; PyTorch's first weights.
-Metrics: learn/critic_loss: mean of weighted losses; actor_loss: -Q of the policy's own actions; td_error: mean |target - Q|; q: mean value of the actions
-taken; target; noise_scale: the schedule's; critic_grad_norm and actor_grad_norm before clipping; critic_lr, actor_lr.
+Recorded: q_taken and q_max with input_priorities, for the first priorities; samplers then receive the critic with the
+policy.
+Options: n_step, replay=prioritized, huber_delta, l2; exploration.kind: ou (the paper's), gaussian or parameter_noise
+(Plappert et al. 2018). Use algo=td3 for twin critics, delayed policies and smoothed targets.
+Differs from the paper: actions enter the critic's first layer instead of its second. There is no batch normalisation.
+Weights are initialised as PyTorch does it.
+Metrics: learn/critic_loss: mean of weighted losses; actor_loss: mean -Q of the policy's own actions; td_error: mean
+|target - Q|; q: mean value of the actions taken; target; noise_scale: the schedule's value; critic_grad_norm and
+actor_grad_norm before clipping; critic_lr, actor_lr.
 Checked: tests/algos/test_actor_critics.py (losses by hand, which gradient reaches what, the noises), tuned/ddpg/.
 """
 
@@ -48,7 +51,8 @@ class DDPG(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DeterministicPolicy:
-        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None  # it travels with the policy, to say what rows are worth
+        # Samplers receive the critic with the policy, so that they can record values for priorities.
+        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None
         return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
 
     @classmethod
@@ -57,7 +61,7 @@ class DDPG(Algorithm):
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
-        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        """Returns priorities [N] of rows [n + 1, N] as they were recorded."""
         return recorded_priority(cfg, rows)
 
     def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
@@ -100,7 +104,7 @@ class DDPG(Algorithm):
         return Update(self.report(shares, step_metrics(critic=critic_steps, actor=actor_steps)), {"priority": size})
 
     def actor_loss(self, obs: Batch, is_first: Tensor) -> Tensor:
-        """This learner's share of -Q of the policy's own actions []; the gradient reaches the actor alone."""
+        """Returns this learner's share of mean -Q [] of the policy's own actions. Only the actor gets a gradient."""
         with torch.no_grad():
             features = self.critic.features(obs, is_first)
         return -self.mean(self.critic.of(features, self.policy.output(obs, is_first)[0])[0])

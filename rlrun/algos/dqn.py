@@ -1,12 +1,14 @@
-"""DQN: deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236), with the options of its field.
+"""DQN: deep Q-learning (Mnih et al. 2015, doi:10.1038/nature14236), with its usual extensions as options.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: with input_priorities q_taken and q_max, for the first priorities.
-Options: double (van Hasselt et al. 2016, arXiv:1509.06461, eq. 4), head.dueling (Wang et al. 2016), head.noisy (Fortunato et al. 2018), n_step, fixed or
-drawn from a range (Sutton 1988), replay=prioritized (Schaul et al. 2016); exploration.kind: epsilon_greedy, soft_q or parameter_noise.
-Differs from the paper: Adam; the target net is copied after so many updates, or follows by Polyak steps (target_tau).
-Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q|; q: mean value of the actions taken; target; epsilon: the schedule's;
-grad_norm before clipping; lr.
+Recorded: q_taken and q_max with input_priorities, for the first priorities.
+Options: double (van Hasselt et al. 2016, arXiv:1509.06461, eq. 4), head.dueling (Wang et al. 2016), head.noisy
+(Fortunato et al. 2018), n_step, which is fixed or drawn from a range (Sutton 1988), replay=prioritized (Schaul et al.
+2016); exploration.kind: epsilon_greedy, soft_q or parameter_noise.
+Differs from the paper: the optimiser is Adam. The target network is copied every target_update_interval updates, or
+follows by Polyak steps (target_tau).
+Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q|; q: mean value of the actions taken; target;
+epsilon: the schedule's value; grad_norm before clipping; lr.
 Checked: tests/algos/test_dqn.py (targets by hand), tests/ops/test_td.py, tests/replay/, tuned/dqn/.
 """
 
@@ -57,7 +59,7 @@ class DQN(Algorithm):
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
-        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        """Returns priorities [N] of rows [n + 1, N] as they were recorded."""
         return recorded_priority(cfg, rows)
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
@@ -69,18 +71,22 @@ class DQN(Algorithm):
     def update(self, batch: Batch, clock: Clock) -> Update:
         metrics, writes = self.learn(batch, clock)
         if (clock.updates + 1) % self.cfg.target_update_interval == 0:
-            self.following.move(self.cfg.target_tau)  # every C steps reset Q^ = Q
+            self.following.move(self.cfg.target_tau)  # "every C steps reset Q^ = Q"
         return Update(metrics | self.policy.explored(clock), writes)
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """One gradient step on (y_j - Q(phi_j, a_j; theta))^2 -> metrics of the whole batch and new priorities [B]."""
+        """Makes one gradient step on (y_j - Q(phi_j, a_j; theta))^2.
+
+        Returns metrics of the whole batch and new priorities [B]."""
         loss, priority, shares = self.loss(batch)
         steps = self.optimizer.step(loss, clock)
         return Update(self.report(shares, steps), {"priority": priority})
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> this learner's share of the loss [], sizes of TD errors [B], shares of metrics."""
+        """Returns this learner's share of the loss [], absolute TD errors [B] and shares of metrics.
+
+        batch is [n, B] with obs [2, B]."""
         cfg, ends = self.cfg, batch.ends()
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for policy in (self.policy, self.target):
@@ -90,7 +96,7 @@ class DQN(Algorithm):
             if cfg.double:
                 best = self.policy.values(ends[1:])[0].argmax(-1)
                 next_value = taken(next_q, best)
-                draw_noise(self.policy, self.ctx.rng)  # noise of its own for every use (Fortunato et al. 2018, section 3.1)
+                draw_noise(self.policy, self.ctx.rng)  # independent of the above (Fortunato et al. 2018, section 3.1)
             else:
                 next_value = next_q.max(-1).values
             target = reward + discount * next_value  # y_j of algorithm 1

@@ -1,12 +1,17 @@
-"""ES: evolution strategies (Salimans et al. 2017, arXiv:1703.03864, algorithm 2), after OpenAI's evolution-strategies-starter.
+"""ES: evolution strategies (Salimans et al. 2017, arXiv:1703.03864, algorithm 2).
 
-Rows: none. An update reads the returns of mirrored perturbations: the policy's parameters moved by noise_std times a piece of a shared noise table, and moved
-the other way.
-Options: return_processing: the centred rank of every return (section 2.1), sums over an episode of its rewards' signs, or the centred rank of those; l2;
-action_noise; model.observation_filter, merged over all samplers.
-Differs from the paper: no virtual batch normalisation; pieces of the table are drawn anew for every update, not by each sampler for itself.
-Metrics: learn/perturbed_return: mean over all perturbations; perturbed_return_max; report_return: mean of the last report_length unperturbed episodes;
-update_ratio: size of the step's gradient with weight decay over that of the parameters; rollouts: pairs; grad_norm; lr.
+The implementation follows OpenAI's evolution-strategies-starter.
+
+Rows: none. An update reads the returns of pairs of mirrored perturbations: noise_std times a slice of a shared noise
+table is added to the policy's parameters for one return and subtracted from them for the other.
+Options: return_processing: the centred ranks of the returns (section 2.1), the sums of the signs of an episode's
+rewards, or the centred ranks of those sums; l2; action_noise; model.observation_filter, which is merged over all
+samplers.
+Differs from the paper: there is no virtual batch normalisation. Slices of the table are drawn anew for every update
+instead of by each sampler for itself.
+Metrics: learn/perturbed_return: mean over all perturbations; perturbed_return_max; report_return: mean of the last
+report_length unperturbed episodes; update_ratio: norm of the step's gradient (with weight decay) divided by the norm
+of the parameters; rollouts: number of pairs; grad_norm; lr.
 Checked: tests/algos/test_es.py (the centred rank, gradient by hand), tests/runners/test_evolution.py, tuned/es/.
 """
 
@@ -38,11 +43,11 @@ class Config(EvolutionConfig):
 
     def __post_init__(self):
         if self.episodes_per_batch < 2 or self.episodes_per_batch % 2:
-            raise ValueError("episodes_per_batch must be an even number from 2: every perturbation is played both ways")
+            raise ValueError("episodes_per_batch must be an even number, at least 2: episodes come in mirrored pairs")
 
 
 def centered_ranks(x: Tensor) -> Tensor:
-    """Ranks of all elements, evenly spaced over [-0.5, 0.5]; equal ones share the mean of theirs."""
+    """Returns the ranks of all elements, evenly spaced over [-0.5, 0.5]. Equal elements share their mean rank."""
     flat = x.flatten()
     _, index, count = flat.unique(return_inverse=True, return_counts=True)
     first = count.cumsum(0) - count
@@ -68,11 +73,12 @@ class ES(Algorithm):
         super().__init__(policy, spec, cfg, ctx)
         self.optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.lr, 0.0)
         self.noise: NoiseTable | None = None
-        self.register_buffer("latest", torch.full((cfg.report_length,), torch.nan))  # returns of the unperturbed policy's last episodes
+        # returns of the unperturbed policy's last episodes
+        self.register_buffer("latest", torch.full((cfg.report_length,), torch.nan))
         self.latest: Tensor
 
     def attach_noise(self, noise: NoiseTable) -> None:
-        """The table that offsets point into, by the runner."""
+        """Sets the table that the batch's offsets point into. The runner calls it."""
         self.noise = noise
 
     def update(self, batch: Batch, clock: Clock) -> Update:
@@ -84,6 +90,7 @@ class ES(Algorithm):
         vector = self.policy.vector()  # [P], differentiable
         gradient = gradient.to(vector.device)
         ratio = (gradient - cfg.l2 * vector.detach()).norm() / vector.detach().norm()
-        steps = self.optimizer.step(0.5 * cfg.l2 * vector.square().sum() - gradient @ vector, clock)  # ascends along gradient - l2 vector
+        # Descending on this loss ascends along gradient - l2 * vector.
+        steps = self.optimizer.step(0.5 * cfg.l2 * vector.square().sum() - gradient @ vector, clock)
         metrics = {"perturbed_return": batch.ret.mean(), "perturbed_return_max": batch.ret.max(), "update_ratio": ratio, "rollouts": float(len(weight))}
         return Update({**metrics, **report_return(self.latest, batch.evaluation), **steps})

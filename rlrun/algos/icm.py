@@ -1,17 +1,22 @@
-"""ICM: curiosity (Pathak et al. 2017, arXiv:1705.05363), around any algorithm: algo=icm algo@algo.inner=ppo.
+"""ICM: curiosity (Pathak et al. 2017, arXiv:1705.05363) around any algorithm, for example algo=icm algo@algo.inner=ppo.
 
-Rows: those of the inner algorithm (algo.inner), which learns from them with an intrinsic reward added to the environment's.
+Rows: those of the inner algorithm (algo.inner), which learns from the sum of the environment's and an intrinsic
+reward.
 Recorded: what the inner algorithm records.
-Three nets: features phi(s); an inverse model, from phi(s_t) and phi(s_t+1) to a distribution over a_t (eq. 3); a forward model, from phi(s_t) and a_t to
-phi(s_t+1) (eq. 4). The intrinsic reward is eta / 2 times the squared error of the forward model (eq. 6), measured before the nets learn from the batch
-by (1 - beta) inverse loss + beta forward loss (eq. 7); both train the features.
-Differs from the paper: continuous actions have a Gaussian inverse model; the inner algorithm's reward_clip bounds the environment's rewards only; the
-policy's own loss does not reach the features (the paper trains all at once, with nets of their own too).
-Reported returns are the environment's alone. learn/intrinsic_reward is per row: where it outweighs the environment's rewards, surprises are what is
-sought (on CartPole, the end of the episode); lower eta, or let it fall with a schedule.
-Metrics: those of the inner algorithm, and learn/intrinsic_reward per row; forward_loss, inverse_loss; icm_grad_norm, icm_lr,
-icm_skipped_updates as the inner one's.
-Checked: tests/algos/test_icm.py (rewards and losses by hand), tuned/icm/ (12x12 FrozenLake, which PPO alone does not learn).
+There are three networks: features phi(s); an inverse model, which maps phi(s_t) and phi(s_t+1) to a distribution over
+a_t (eq. 3); a forward model, which maps phi(s_t) and a_t to phi(s_t+1) (eq. 4). The intrinsic reward is eta / 2 times
+the squared error of the forward model (eq. 6), computed before the networks learn from the batch. Their loss, in which
+both terms train the features, is (1 - beta) inverse loss + beta forward loss (eq. 7).
+Differs from the paper: continuous actions have a Gaussian inverse model. The inner algorithm's reward_clip bounds the
+environment's rewards only. The policy has its own networks, and its loss does not reach the features (the paper trains
+all with one loss, also with separate networks).
+Reported returns are those of the environment alone. learn/intrinsic_reward is the mean per row: where it outweighs the
+environment's rewards, the policy seeks surprises instead (on CartPole, the end of the episode). If so, lower eta or
+let it fall by a schedule.
+Metrics: those of the inner algorithm; learn/intrinsic_reward per row; forward_loss, inverse_loss; icm_grad_norm,
+icm_lr and icm_skipped_updates, which mean the same as those of the inner algorithm.
+Checked: tests/algos/test_icm.py (rewards and losses by hand), tuned/icm/ (12x12 FrozenLake, which PPO alone does not
+learn).
 """
 
 from __future__ import annotations
@@ -58,7 +63,7 @@ class Config:
         if not hasattr(self.inner.cfg, "reward_clip"):
             raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}: its options have no reward_clip")
         if needs.every_process_learns and needs.only_weights:
-            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own nets change too; a2c is its synchronous form")
+            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own networks learn too; use a2c instead")
         if needs.replay is not None and needs.replay.first_priority:
             raise ValueError("inner.input_priorities must be false: samplers know no intrinsic reward")
 
@@ -83,7 +88,7 @@ class ICM(Algorithm):
         inner: Inner = cfg.inner
         self.inner = inner.algorithm(policy, spec, replace(inner.cfg, reward_clip="none"), ctx)
         if self.inner.reward_scale is not None:
-            raise ValueError("inner.normalize_reward would scale both rewards by the environment's; weigh the intrinsic one with eta")
+            raise ValueError("inner.normalize_reward would also scale the intrinsic reward; weight that with eta instead")
         columns = self.share(self.needs(cfg).columns)
         if cfg.num_minibatches > columns:
             raise ValueError(f"num_minibatches {cfg.num_minibatches} is more than the {columns} columns of a learner's batch")
@@ -106,14 +111,17 @@ class ICM(Algorithm):
         return Update({**update.metrics, **before, **self.report(shares.tensors(), steps.tensors())}, update.writes)
 
     def _parts(self, batch: Batch) -> list[Batch]:
-        """Random columns of the batch, whole: pairs of neighbouring rows stay together."""
-        batch = Batch({name: value for name, value in batch.items() if name not in ("weight", "key")})  # replay's, which have no rows
+        """Splits the batch into random groups of whole columns, so that neighbouring rows stay together."""
+        # The replay's weight and key have no row dimension.
+        batch = Batch({name: value for name, value in batch.items() if name not in ("weight", "key")})
         columns = batch.reward.shape[1]
         order = torch.randperm(columns, generator=self.ctx.rng, device=self.ctx.rng.device)
         return [batch.columns(picks) for picks in order.tensor_split(self.cfg.num_minibatches)]
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """batch [T(+1), B] -> this learner's share of the loss [] (eq. 7 without the policy's part) and of its metrics."""
+        """Returns this learner's share of the loss [] and of its metrics on a batch [T(+1), B].
+
+        The loss is eq. 7 without the policy's part."""
         forward, inverse = self.model(batch)
         mean = self.mean_over(batch.valid)
         forward_loss, inverse_loss = mean(forward), mean(inverse)
@@ -125,7 +133,7 @@ class ICM(Algorithm):
 
 
 class ForwardInverse(nn.Module):
-    """The three nets."""
+    """Holds the three networks: features, forward model and inverse model."""
 
     def __init__(self, spec: EnvSpec, cfg: Config):
         super().__init__()
@@ -138,7 +146,9 @@ class ForwardInverse(nn.Module):
         self.inverse_head = action_head(spec.action, cfg.inverse_hidden[-1] if cfg.inverse_hidden else 2 * size, _linear, "gaussian", 0.0)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """batch [T(+1), B] -> forward loss (half the squared error of phi(s_t+1)) [T, B], inverse loss (-log p(a_t)) [T, B]; no meaning on dead rows."""
+        """Returns the forward loss [T, B] and the inverse loss [T, B] of a batch [T(+1), B].
+
+        They are half the squared error of phi(s_t+1) and -log p(a_t). The losses of dead rows have no meaning."""
         rows, columns = batch.reward.shape
         observation = batch.obs["observation"]
         flat = observation.map(lambda x: x.flatten(0, 1)) if isinstance(observation, Batch) else observation.flatten(0, 1)

@@ -1,11 +1,13 @@
 """IMPALA: importance-weighted actor-learner architecture (Espeholt et al. 2018, arXiv:1802.01561).
 
-Rows: fragments [T, B] from policies a few updates old, used once (runner.num_sgd_iter and runner.replay_proportion use them again).
-Recorded: log_prob, the behaviour policy's log mu(a|x) (eq. 1); recurrent state at row 0.
-Differs from the paper: Adam may replace RMSProp; the loss may be a mean over rows instead of their sum; vtrace=false turns every importance
-weight into 1, which leaves n-step returns (RLlib's meaning of that switch).
-Metrics: learn/policy_loss, value_loss, entropy per row; rho_mean and rho_clipped: importance weights pi/mu and the share above rho_clip;
-explained_variance: 1 - Var(target - value) / Var(target); grad_norm before clipping; lr.
+Rows: fragments [T, B] from policies that are a few updates old. Each is used once, unless runner.num_sgd_iter or
+runner.replay_proportion use it again.
+Recorded: log_prob, the behaviour policy's log mu(a|x) (eq. 1); the recurrent state at row 0.
+Differs from the paper: Adam may replace RMSProp. The loss may be a mean over rows instead of their sum. With
+vtrace=false every importance weight is 1, which leaves n-step returns (as RLlib's switch of that name does).
+Metrics: learn/policy_loss, value_loss and entropy per row; rho_mean and rho_clipped: the mean importance weight pi/mu
+and the share of weights above rho_clip; explained_variance: 1 - Var(target - value) / Var(target); grad_norm before
+clipping; lr.
 Checked: tests/ops/test_vtrace.py (the paper's O(T^2) sum), tests/algos/test_impala.py (a loss by hand), tuned/impala/.
 """
 
@@ -68,13 +70,13 @@ class Impala(Algorithm):
         policy_loss, value_loss, metrics = self.loss(batch, self.cfg.entropy_coef(clock))
         if self.value_optimizer is None:
             steps = self.optimizer.step(policy_loss + self.cfg.value_coef * value_loss, clock)
-        else:  # the trunks share nothing, so the two graphs are disjoint
+        else:  # The trunks share nothing, so the two graphs are disjoint.
             value_steps = self.value_optimizer.step(self.cfg.value_coef * value_loss, clock)
             steps = self.optimizer.step(policy_loss, clock) | {f"value_{name}": value for name, value in value_steps.items()}
         return Update({**metrics, **steps})
 
     def loss(self, batch: Batch, entropy_coef: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [T(+1), B] -> policy loss (with the entropy bonus) [], value loss [], metrics."""
+        """Returns the policy loss [] (with the entropy bonus), the value loss [] and metrics of a batch [T(+1), B]."""
         cfg, valid = self.cfg, batch.valid
         mean = self.mean_over(valid)
         scale = self.live(valid) if cfg.loss_reduction == "sum" else 1.0

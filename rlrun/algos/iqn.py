@@ -1,11 +1,13 @@
-"""IQN: implicit quantile networks (Dabney et al. 2018, arXiv:1806.06923): the return's quantile at any tau, by a network that is given tau.
+"""IQN: implicit quantile networks (Dabney et al. 2018, arXiv:1806.06923).
+
+The network takes a fraction tau as an input and returns the tau-quantile of the return.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: with input_priorities q_taken and q_max, for the first priorities.
-Differs from the paper: acts on evenly spaced tau instead of drawn ones; double, dueling, noisy and n_step as options; prioritized replay if chosen, by the
-absolute difference of mean values.
-Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the means; q: mean value of the actions taken; epsilon; grad_norm before
-clipping; lr.
+Recorded: q_taken and q_max with input_priorities, for the first priorities.
+Differs from the paper: the policy acts on evenly spaced fractions tau instead of random ones. double, dueling, noisy
+and n_step are options. With prioritized replay, priorities are the absolute differences of mean values.
+Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the quantiles' means; q: mean
+value of the actions taken; epsilon; grad_norm before clipping; lr.
 Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/test_dqn.py, tuned/iqn/.
 """
 
@@ -45,7 +47,7 @@ class Config(QConfig):
 
 
 class QuantilePolicy(QPolicy):
-    """Z_tau(x, a) = f(psi(x) * phi(tau))_a (section 3.1)."""
+    """Computes Z_tau(x, a) = f(psi(x) * phi(tau))_a (section 3.1)."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: Config):
         super().__init__(spec, model, cfg.head, cfg.exploration)
@@ -56,7 +58,9 @@ class QuantilePolicy(QPolicy):
         self.multiples: Tensor
 
     def outputs(self, obs: Batch, is_first: Tensor, state: Batch, fraction: Tensor | None = None) -> tuple[Tensor, Batch]:
-        """fraction [T, B, N]: tau; None: those to act with -> quantiles [T, B, A, N] and the state after the last row."""
+        """Returns quantiles [T, B, A, N] and the state after the last row.
+
+        fraction [T, B, N] holds tau; None stands for the fractions that the policy acts with."""
         if self.filter is not None:
             obs = obs.replace(observation=self.filter(obs["observation"]))
         obs, meaning = without_meaning(obs, self.embedding)
@@ -68,7 +72,9 @@ class QuantilePolicy(QPolicy):
         return made if meaning is None else meaning @ made, after
 
     def quantiles(self, rows: Batch, fraction: Tensor) -> Tensor:
-        """rows of obs and is_first [T, B, ...], fraction [T, B, N] -> [T, B, A, N], without memory."""
+        """Returns quantiles [T, B, A, N] at fraction [T, B, N], without memory.
+
+        rows have obs and is_first [T, B, ...]."""
         return self.outputs(rows["obs"], rows["is_first"], Batch(), fraction)[0]
 
 
@@ -89,7 +95,7 @@ class IQN(Algorithm):
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
-        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        """Returns priorities [N] of rows [n + 1, N] as they were recorded."""
         return recorded_priority(cfg, rows)
 
     def __init__(self, policy: QuantilePolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
@@ -106,13 +112,15 @@ class IQN(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """One gradient step -> metrics of the whole batch and new priorities [B]."""
+        """Makes one gradient step and returns metrics of the whole batch and new priorities [B]."""
         loss, priority, shares = self.loss(batch)
         steps = self.optimizer.step(loss, clock)
         return Update(self.report(shares, steps), {"priority": priority})
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> this learner's share of the loss [], sizes of the differences of means [B], shares of metrics."""
+        """Returns this learner's share of the loss [], absolute differences of means [B] and shares of metrics.
+
+        batch is [n, B] with obs [2, B]."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for one in (policy, self.target):
@@ -122,7 +130,8 @@ class IQN(Algorithm):
         with torch.no_grad():
             chooser = policy if cfg.double else self.target
             best = chooser.values(ends[1:])[0].argmax(-1)
-            following = self.target.quantiles(ends[1:], self.ctx.rand((1, len(reward), cfg.num_target_fractions)))[0]  # [B, A, N']
+            # [B, A, N']
+            following = self.target.quantiles(ends[1:], self.ctx.rand((1, len(reward), cfg.num_target_fractions)))[0]
             target = reward[:, None] + discount[:, None] * taken(following, best)  # [B, N']
         loss = self.mean(batch.weight * quantile_huber(quantile, fraction[0], target, cfg.huber_delta))  # eq. 3
         value = quantile.detach().mean(-1)

@@ -1,11 +1,14 @@
 """PG: REINFORCE (Williams 1992, Machine Learning 8, p. 229), with reward to go and an optional learned baseline.
 
-Rows: fragments [T, B] of the newest policy, used once.
-Recorded: value, for the baseline; recurrent state at row 0.
-Differs from the paper: steps follow batches of rows and not of episodes. An episode that a fragment cuts continues in the next one; without a
-baseline its rows count what they earned until the cut (as RLlib's PG does), with one the value of the cut stands for the rest.
-Metrics: learn/policy_loss, entropy per row; return_to_go: mean of what rows earned; value_loss and explained_variance with a baseline; grad_norm; lr.
-Checked: tests/ops/test_returns.py (the discounted sum by its definition), tests/algos/test_pg.py (a loss by hand), tuned/pg/.
+Rows: fragments [T, B] that the newest policy sampled. Each is used once.
+Recorded: value, for the baseline; the recurrent state at row 0.
+Differs from the paper: steps follow batches of rows instead of episodes. An episode that a fragment cuts continues in
+the next one. Without a baseline, its rows count the rewards up to the cut (as in RLlib's PG); with one, the value at
+the cut stands for the rest.
+Metrics: learn/policy_loss and entropy per row; return_to_go: mean return of rows from there on; value_loss and
+explained_variance with a baseline; grad_norm; lr.
+Checked: tests/ops/test_returns.py (the discounted sum by its definition), tests/algos/test_pg.py (a loss by hand),
+tuned/pg/.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
 """PPO: proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347).
 
-Rows: fragments [T, B] of the newest policy, all of them in every update: num_epochs passes over shuffled minibatches, of single rows, or with memory
-of sequences of sequence_length rows that start from the recurrent state stored there.
-Recorded: log_prob and value of the policy that acted; with kl_coef its whole distribution (dist); recurrent state at every sequence's first row.
-Differs from the paper: the value loss may be clipped (value_clip as in OpenAI's baselines, value_loss_clip as RLlib's vf_clip_param); advantages are
-normalised; gradients are clipped; the value head may learn normalised returns (normalize_value) and lr follow the KL (lr_kl_target). Both objectives of the
-paper can be on at once, as in RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
-Metrics: learn/policy_loss, value_loss, entropy per row; approx_kl: mean of (ratio - 1) - log ratio, an estimate of KL(old || new); clip_fraction:
-share of rows whose ratio was clipped; kl (of the whole update) and kl_coef when the penalty is on; explained_variance of the values that acted;
-grad_norm before clipping; lr; epochs: passes made (stop_kl ends them early).
+Rows: fragments [T, B] that the newest policy sampled. Every update makes num_epochs passes over all of them in
+shuffled minibatches. Minibatches consist of single rows or, for models with memory, of sequences of sequence_length
+rows that start from the recurrent state stored there.
+Recorded: log_prob and value of the policy that acted; its whole distribution (dist) with kl_coef; the recurrent state
+at every sequence's first row.
+Differs from the paper: the value loss may be clipped (value_clip as in OpenAI's baselines, value_loss_clip as RLlib's
+vf_clip_param). Advantages are normalised. Gradients are clipped. The value head may learn normalised returns
+(normalize_value), and lr may follow the KL (lr_kl_target). Both objectives of the paper can be on at once, as in
+RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
+Metrics: learn/policy_loss, value_loss and entropy per row; approx_kl: mean of (ratio - 1) - log ratio, an estimate of
+KL(old || new); clip_fraction: share of rows whose ratio was clipped; kl (of the whole update) and kl_coef when the
+penalty is on; explained_variance of the values recorded while acting; grad_norm before clipping; lr; epochs: number of
+passes made (stop_kl ends them early).
 Checked: tests/ops/test_returns.py (GAE by its definition), tests/algos/test_ppo.py (losses by hand), tuned/ppo/.
 """
 
@@ -82,13 +86,14 @@ class PPO(Algorithm):
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.length = cfg.sequence_length if policy.core_spec() else 1  # rows of a piece that minibatches are drawn from
+        # Minibatches are drawn from sequences of this many rows.
+        self.length = cfg.sequence_length if policy.core_spec() else 1
         if cfg.fragment_length % self.length:
             raise ValueError(f"fragment_length {cfg.fragment_length} must be a multiple of sequence_length {self.length}")
         if cfg.minibatch_size % (self.length * ctx.learners):
             learners = f" times num_learners {ctx.learners}" if ctx.learners > 1 else ""
             raise ValueError(f"minibatch_size {cfg.minibatch_size} must be a multiple of sequence_length {self.length}{learners}")
-        self.minibatch = self.share(cfg.minibatch_size)  # rows of it on this learner
+        self.minibatch = self.share(cfg.minibatch_size)  # rows of a minibatch on this learner
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         if cfg.normalize_reward:
             self.reward_scale = RewardScale().to(ctx.device)
@@ -96,11 +101,13 @@ class PPO(Algorithm):
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
     def can_be_recorded(self) -> bool:
-        return super().can_be_recorded() and self.cfg.lr_kl_target is None  # an lr that follows the KL is decided outside of recordings
+        # An lr that follows the KL is computed on the host, which a recording cannot do.
+        return super().can_be_recorded() and self.cfg.lr_kl_target is None
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg = self.cfg
-        value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])  # [T+1, B] of the policy that acted
+        # values [T+1, B] of the policy that acted
+        value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])
         if self.value_scale is not None:
             value = self.value_scale.denormalize(value)
         reward = clip_reward(batch.reward, cfg.reward_clip)
@@ -117,7 +124,8 @@ class PPO(Algorithm):
         rows = batch.replace(value=value[:-1], advantage=advantage, target=target).sequences(self.length)
         if self.ctx.sparse:
             rows = rows.alive()
-        shares, steps, passes = Means(), Means(), 0  # of every minibatch: this learner's shares of its means; what the optimiser says of it
+        # Both average over minibatches: `shares` this learner's shares of their means, `steps` the optimiser's metrics.
+        shares, steps, passes = Means(), Means(), 0
         for epoch in range(cfg.num_epochs):
             kl = self._epoch(rows, clock, shares, steps)
             passes = epoch + 1
@@ -126,14 +134,16 @@ class PPO(Algorithm):
         metrics = self.report(shares.tensors(), steps.tensors(), before, {"epochs": float(passes)})
         if cfg.kl_coef > 0:
             metrics["kl_coef"] = self.kl_coef.clone()
-            with torch.no_grad():  # d of section 4: how far the whole update moved
+            with torch.no_grad():  # d of section 4: how far the whole update moved the policy
                 kl = self.total(self.mean(self._kl(rows, self.policy.unroll(rows)[0].given(rows.action)), rows.valid))
             metrics["kl"] = kl
             adapt_kl_coef_(self.kl_coef, kl, cfg.kl_target)
         return Update(metrics)
 
     def _epoch(self, rows: Batch, clock: Clock, shares: Means, steps: Means) -> Tensor:
-        """One pass over the shuffled rows -> this learner's share of the mean approx_kl of its minibatches []."""
+        """Makes one pass over the shuffled rows.
+
+        Returns this learner's share of the mean approx_kl [] of the minibatches."""
         seen = Means()
         for part in rows.minibatches(1, min(self.minibatch // self.length, rows.valid.shape[1]), self.ctx.rng):
             metrics, step = self.learn(part, clock)
@@ -146,12 +156,14 @@ class PPO(Algorithm):
 
     @recorded
     def learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
-        """A step on a minibatch -> this learner's shares of its metrics, what the optimiser says."""
+        """Makes a step on a minibatch. Returns this learner's shares of its metrics, and the optimiser's metrics."""
         loss, metrics = self.loss(part, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
         return metrics, self.optimizer.step(loss, clock)
 
     def loss(self, rows: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """rows [L, N] with advantage, target and what was recorded -> this learner's share of the minibatch's loss [] and of its metrics."""
+        """Returns this learner's share of the minibatch's loss [] and of its metrics.
+
+        rows are [L, N] with advantage, target and what was recorded while acting."""
         cfg, valid = self.cfg, rows.valid
         mean = self.mean_over(valid)
         dist, value = self.policy.unroll(rows)
@@ -180,5 +192,5 @@ class PPO(Algorithm):
 
     @staticmethod
     def _kl(rows: Batch, dist: Distribution) -> Tensor:
-        """KL(old || new) of every row."""
+        """Returns KL(old || new) of every row."""
         return dist.from_record(rows.dist).kl(dist)

@@ -1,10 +1,14 @@
-"""PQN: parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811): Q(lambda) on fresh rows of many environments, without replay or target network.
+"""PQN: parallelised Q-network (Gallici et al. 2024, arXiv:2407.04811), without replay or target network.
 
-Rows: fragments [T, B] of the newest policy, all of them in every update: num_epochs passes over shuffled minibatches of single rows.
-Recorded: q_max, the value of the best action at every row when it was taken.
-Differs from the paper: Adam, unless algo.optimizer.kind=radam. Layer normalisation is model.layer_norm.
-Metrics: learn/loss: half the mean squared error; td_error: mean |target - Q|; q: mean value of the actions taken; epsilon; explained_variance of q_max;
-grad_norm before clipping; lr.
+It learns Q(lambda) on fresh rows of many environments.
+
+Rows: fragments [T, B] that the newest policy sampled. Every update makes num_epochs passes over all of them in
+shuffled minibatches of single rows.
+Recorded: q_max, the value of the best action in every row when the policy acted there.
+Differs from the paper: the optimiser is Adam, unless algo.optimizer.kind=radam. Layer normalisation is
+model.layer_norm.
+Metrics: learn/loss: half the mean squared error; td_error: mean |target - Q|; q: mean value of the actions taken;
+epsilon; explained_variance of q_max; grad_norm before clipping; lr.
 Checked: tests/algos/test_pqn.py (targets by their definition), tuned/pqn/.
 """
 
@@ -53,7 +57,7 @@ class Config:
                 f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length} and minibatch_size {self.minibatch_size}"
             )
         if self.head.noisy:
-            raise ValueError("head.noisy is for algorithms with a replay: pqn explores by epsilon")
+            raise ValueError("head.noisy is for algorithms with a replay; pqn explores by epsilon")
 
 
 class PQN(Algorithm):
@@ -71,7 +75,7 @@ class PQN(Algorithm):
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.minibatch = self.share(cfg.minibatch_size)  # rows of it on this learner
+        self.minibatch = self.share(cfg.minibatch_size)  # rows of a minibatch on this learner
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
@@ -90,21 +94,24 @@ class PQN(Algorithm):
 
     @torch.no_grad()
     def target(self, batch: Batch) -> Tensor:
-        """Q(lambda) returns [T, B] (section 4, eq. 8): r + discount ((1 - lambda) max Q' + lambda G'), cut where episodes end."""
+        """Returns the Q(lambda) targets [T, B] (section 4, eq. 8).
+
+        They are r + discount ((1 - lambda) max Q' + lambda G'), cut where episodes end."""
         end = self.policy(batch["obs"][-1:], batch["is_first"][-1:], Batch())[0].max(-1).values  # [1, B]
         value = torch.cat([batch.q_max, end])
         reward = clip_reward(batch.reward, self.cfg.reward_clip)
-        # the sum of (discount lambda)^k temporal differences of max Q, and max Q itself: the same numbers, by the same recursion
+        # They equal max Q plus the sum of (discount lambda)^k times the temporal differences of max Q, which GAE's
+        # recursion computes.
         return gae(reward, batch.discount(self.cfg.discount), value[:-1], value[1:], batch.valid, self.cfg.lambda_) + value[:-1]
 
     @recorded
     def learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:
-        """A step on a minibatch -> this learner's shares of its metrics, what the optimiser says."""
+        """Makes a step on a minibatch. Returns this learner's shares of its metrics, and the optimiser's metrics."""
         loss, metrics = self.loss(part)
         return metrics, self.optimizer.step(loss, clock)
 
     def loss(self, rows: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """rows [1, N] with targets -> this learner's share of the minibatch's loss [] and of its metrics."""
+        """Returns this learner's share of a minibatch's loss [] and of its metrics. rows are [1, N] with targets."""
         mean = self.mean_over(rows.valid)
         q = taken(self.policy.values(rows)[0], rows.action[0])[None]  # [1, N]
         error = rows.target - q

@@ -1,10 +1,13 @@
-"""QR-DQN: quantile regression DQN (Dabney et al. 2018, arXiv:1710.10044): num_quantiles equally likely values of the return.
+"""QR-DQN: quantile regression DQN (Dabney et al. 2018, arXiv:1710.10044).
+
+The network predicts num_quantiles quantiles of the return, all equally likely.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: with input_priorities q_taken and q_max, for the first priorities.
-Differs from the paper: double, dueling, noisy and n_step as options; prioritized replay if chosen, by the absolute difference of mean values.
-Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the means; q: mean value of the actions taken; epsilon; grad_norm before
-clipping; lr.
+Recorded: q_taken and q_max with input_priorities, for the first priorities.
+Differs from the paper: double, dueling, noisy and n_step are options. With prioritized replay, priorities are the
+absolute differences of mean values.
+Metrics: learn/loss: mean of weighted quantile losses; td_error: mean |target - Q| of the quantiles' means; q: mean
+value of the actions taken; epsilon; grad_norm before clipping; lr.
 Checked: tests/ops/test_td.py (the loss by hand and its minimum), tests/algos/test_dqn.py, tuned/qr_dqn/.
 """
 
@@ -57,7 +60,7 @@ class QRDQN(Algorithm):
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
-        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        """Returns priorities [N] of rows [n + 1, N] as they were recorded."""
         return recorded_priority(cfg, rows)
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
@@ -76,13 +79,15 @@ class QRDQN(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """One gradient step -> metrics of the whole batch and new priorities [B]."""
+        """Makes one gradient step and returns metrics of the whole batch and new priorities [B]."""
         loss, priority, shares = self.loss(batch)
         steps = self.optimizer.step(loss, clock)
         return Update(self.report(shares, steps), {"priority": priority})
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> this learner's share of the loss [], sizes of the differences of means [B], shares of metrics."""
+        """Returns this learner's share of the loss [], absolute differences of means [B] and shares of metrics.
+
+        batch is [n, B] with obs [2, B]."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         for one in (policy, self.target):
@@ -92,7 +97,7 @@ class QRDQN(Algorithm):
             chooser = following
             if cfg.double:
                 chooser = policy.numbers(ends[1:])[0]
-                draw_noise(policy, self.ctx.rng)  # noise of its own for every use (Fortunato et al. 2018, section 3.1)
+                draw_noise(policy, self.ctx.rng)  # independent of the choice above (Fortunato et al. 2018, sec. 3.1)
             best = policy.legal_q(chooser, ends["obs"][1]).argmax(-1)
             target = reward[:, None] + discount[:, None] * taken(following, best)  # [B, N]
         quantile = taken(policy.numbers(ends[:1])[0], batch.action[0])  # [B, N]

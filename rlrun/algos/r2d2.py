@@ -1,12 +1,16 @@
-"""R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR); rlpyt's R2D1
-is the same on one machine.
+"""R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019).
 
-Rows: sequences of burn_in + sequence_length rows from replay, which begin at every sequence_stride-th row, where recurrent state is stored.
-Recorded: with input_priorities q_taken and q_max, for the first priorities.
-Differs from the paper: an n-step return reaches no further than its sequence; Adam's epsilon is an option.
-Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q|, in rescaled values; q: mean rescaled value of the actions taken; epsilon; grad_norm
-before clipping; lr.
-Checked: tests/algos/test_r2d2.py (targets by hand, burn-in against unrolling from the start), tests/ops/test_td.py, tests/replay/, tuned/r2d2/.
+The paper is "Recurrent Experience Replay in Distributed Reinforcement Learning", ICLR. rlpyt's R2D1 is the same
+algorithm on one machine.
+
+Rows: sequences of burn_in + sequence_length rows from replay. They begin at every sequence_stride-th row, where the
+recurrent state is stored.
+Recorded: q_taken and q_max with input_priorities, for the first priorities.
+Differs from the paper: an n-step return does not reach beyond the end of its sequence. Adam's epsilon is an option.
+Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q| in rescaled values; q: mean rescaled value of
+the actions taken; epsilon; grad_norm before clipping; lr.
+Checked: tests/algos/test_r2d2.py (targets by hand, burn-in against unrolling from the start), tests/ops/test_td.py,
+tests/replay/, tuned/r2d2/.
 """
 
 from __future__ import annotations
@@ -47,11 +51,15 @@ class Config(QConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.fragment_length % self.sequence_stride:
-            raise ValueError(f"fragment_length {self.fragment_length} must be a multiple of sequence_stride {self.sequence_stride}, where sequences begin")
+            raise ValueError(
+                f"fragment_length {self.fragment_length} must be a multiple of sequence_stride {self.sequence_stride}"
+            )
         if self.n_steps[0] != self.n_steps[1]:
-            raise ValueError("n_step is one number here: sequences have returns of every row")
+            raise ValueError("n_step must be one number, not a range: a sequence has a return for each of its rows")
         if self.learning_starts < self.burn_in + self.sequence_length:
-            raise ValueError(f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a sequence")
+            raise ValueError(
+                f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a sequence"
+            )
 
 
 class RecurrentQPolicy(QPolicy):
@@ -75,12 +83,12 @@ class R2D2(Algorithm):
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> RecurrentQPolicy:
         if model.cfg.memory.kind == "none":
-            raise UserError("r2d2 is for a model with memory: model=lstm, gru or gtrxl; algo=dqn is without")
+            raise UserError("r2d2 needs a model with memory (model=lstm, gru or gtrxl); use algo=dqn without memory")
         return RecurrentQPolicy(spec, model, cfg.head, cfg.exploration)
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
-        """rows [T + 1, N] as they were recorded -> priorities [N], from one-step errors of the policy that acted."""
+        """Returns priorities [N] of rows [T + 1, N] from the n-step errors of the values recorded while acting."""
         valid = rows.valid[cfg.burn_in : -1]
         part = rows.map(lambda x: x[cfg.burn_in :])
         value = cls.unscaled(cfg, part.q_max[1:])
@@ -102,13 +110,15 @@ class R2D2(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """One gradient step -> metrics of the whole batch and new priorities [B]."""
+        """Makes one gradient step and returns metrics of the whole batch and new priorities [B]."""
         loss, priority, shares = self.loss(batch)
         steps = self.optimizer.step(loss, clock)
         return Update(self.report(shares, steps), {"priority": priority})
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [burn_in + T (+ 1), B] with core [1, B] -> this learner's share of the loss [], priorities [B], shares of metrics."""
+        """Returns this learner's share of the loss [], priorities [B] and shares of metrics.
+
+        batch is [burn_in + T (+ 1), B] with core [1, B]."""
         cfg = self.cfg
         for policy in (self.policy, self.target):
             draw_noise(policy, self.ctx.rng)
@@ -129,7 +139,7 @@ class R2D2(Algorithm):
         return loss, self.priority(cfg, error, valid), {"loss": loss, "td_error": mean(error.abs()), "q": mean(taken)}
 
     def unroll(self, policy: QPolicy, batch: Batch) -> Tensor:
-        """Values [T + 1, B, A] of the rows behind burn-in, which only brings the state up to date."""
+        """Returns values [T + 1, B, A] of the rows after burn-in, which only brings the recurrent state up to date."""
         burn_in, obs, is_first = self.cfg.burn_in, batch["obs"], batch["is_first"]
         state = batch["core"][0]
         if self.cfg.zero_init_state:
@@ -141,13 +151,13 @@ class R2D2(Algorithm):
 
     @staticmethod
     def priority(cfg: Config, td_error: Tensor, valid: Tensor) -> Tensor:
-        """eta max |error| + (1 - eta) mean |error| over live rows of [T, B] -> [B] (section 2.3)."""
+        """Returns eta max |error| + (1 - eta) mean |error| of live rows [B] (section 2.3)."""
         size = td_error.abs().masked_fill(~valid, 0.0)
         return cfg.priority_eta * size.max(0).values + (1 - cfg.priority_eta) * size.sum(0) / valid.sum(0).clamp(min=1)
 
     @staticmethod
     def scaled(cfg: Config, x: Tensor) -> Tensor:
-        """h of section 2.3."""
+        """Applies the value rescaling h of section 2.3."""
         return x if cfg.value_rescaling is None else signed_hyperbolic(x, cfg.value_rescaling)
 
     @staticmethod

@@ -1,10 +1,14 @@
-"""Rainbow (Hessel et al. 2018, arXiv:1710.02298): C51 with double Q-learning, prioritized replay, a dueling noisy head and multi-step returns.
+"""Rainbow (Hessel et al. 2018, arXiv:1710.02298): C51 with the improvements of DQN that the paper combines.
+
+They are double Q-learning, prioritized replay, a dueling noisy head and multi-step returns.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
 Recorded: nothing.
-Differs from the paper: nothing that the options cannot undo; conf/algo/rainbow.yaml has small problems' values, tuned/rainbow/ table 1's.
-Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), which priorities are made of (section "The Integrated Agent"); q:
-mean value of the actions taken; epsilon; grad_norm before clipping; lr.
+Differs from the paper: only in option values. conf/algo/rainbow.yaml has values for small problems, tuned/rainbow/ has
+those of table 1.
+Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), whose values per row are the
+priorities (section "The Integrated Agent"); q: mean value of the actions taken; epsilon; grad_norm before clipping;
+lr.
 Checked: tests/ops/test_td.py (the projection), tests/algos/test_dqn.py, tuned/rainbow/.
 """
 
@@ -61,22 +65,25 @@ class Rainbow(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """One gradient step -> metrics of the whole batch and new priorities [B]."""
+        """Makes one gradient step and returns metrics of the whole batch and new priorities [B]."""
         loss, priority, shares = self.loss(batch)
         steps = self.optimizer.step(loss, clock)
         return Update(self.report(shares, steps), {"priority": priority})
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """batch [n, B] with obs [2, B] -> this learner's share of the loss [], KL divergences [B], shares of metrics."""
+        """Returns this learner's share of the loss [], KL divergences [B] and shares of metrics.
+
+        batch is [n, B] with obs [2, B]."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
-        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)  # multi-step
+        # multi-step returns
+        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         with torch.no_grad():
             draw_noise(policy, self.ctx.rng)
             draw_noise(self.target, self.ctx.rng)
             best = policy.legal_q(policy.numbers(ends[1:])[0], ends["obs"][1]).argmax(-1)  # double Q-learning
             target_p = taken(self.target.numbers(ends[1:])[0], best).softmax(-1)
             target = categorical_projection(target_p, reward, discount, policy.atoms)
-            draw_noise(policy, self.ctx.rng)  # noise of its own for every use (Fortunato et al. 2018, section 3.1)
+            draw_noise(policy, self.ctx.rng)  # independent of the choice above (Fortunato et al. 2018, sec. 3.1)
         log_p = taken(policy.numbers(ends[:1])[0], batch.action[0]).log_softmax(-1)  # [B, K]
         cross_entropy = -(target * log_p).sum(-1)
         kl = cross_entropy.detach() - torch.special.entr(target).sum(-1)

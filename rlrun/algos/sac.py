@@ -1,16 +1,20 @@
-"""SAC: soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905) with an entropy weight that learns, and its form for choices (Christodoulou 2019,
-arXiv:1910.07207).
+"""SAC: soft actor-critic with a learned entropy weight (Haarnoja et al. 2018, arXiv:1812.05905).
 
-Rows: fragments of n_step rows from replay, folded into single transitions; the entropy of rows between is left out, as in RLlib.
+For discrete actions it is the variant of Christodoulou 2019, arXiv:1910.07207.
+
+Rows: fragments of n_step rows from replay, folded into single transitions. The entropy of the rows in between is left
+out, as in RLlib.
 Recorded: nothing.
-Options: twin_q: two critics of which the smaller counts; initial_alpha, alpha_lr (0: alpha stays), target_entropy; model.action_distribution:
-squashed_gaussian or beta; n_step, replay=prioritized, huber_delta, l2.
-Differs from the paper: alpha's loss is linear in log alpha, and critics and policy learn side by side from the parameters that both had before the update
-(algorithm 1 steps the critics first), both as in the authors' code; losses are halves of squared errors.
-Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q; alpha_loss; alpha; entropy: mean -log pi of the
-policy's own actions; td_error: mean |target - Q| over critics; q: mean value of the actions taken; target; critic_, actor_ and alpha_grad_norm before
-clipping, and lr.
-Checked: tests/algos/test_actor_critics.py (losses by hand for numbers and for choices, which gradient reaches what), tuned/sac/.
+Options: twin_q: two critics, of which the smaller value is used; initial_alpha, alpha_lr (0 keeps alpha constant),
+target_entropy; model.action_distribution: squashed_gaussian or beta; n_step, replay=prioritized, huber_delta, l2.
+Differs from the paper: alpha's loss is linear in log alpha. Critics and policy both learn from the parameters before
+the update, whereas algorithm 1 steps the critics first. The authors' code does both in the same way. Losses are halves
+of squared errors.
+Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q;
+alpha_loss; alpha; entropy: mean -log pi of the policy's own actions; td_error: mean |target - Q| over critics; q: mean
+value of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
+Checked: tests/algos/test_actor_critics.py (losses by hand for continuous and discrete actions, which gradient reaches
+what), tuned/sac/.
 """
 
 from __future__ import annotations
@@ -47,17 +51,20 @@ class Config(OffPolicyActorCriticConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.input_priorities:
-            raise ValueError(f"input_priorities are worked out by samplers, which have no critics of {self.name}; ddpg and td3 can")
+            raise ValueError(
+                f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, "
+                "only those of ddpg and td3"
+            )
 
 
-Seen = tuple[Batch, Tensor]  # observations as the nets get them [1, B, ...] and is_first [1, B]
+Seen = tuple[Batch, Tensor]  # observations as the networks get them [1, B, ...], and is_first [1, B]
 
 
 class Soft(NamedTuple):
-    """Under the policy of one row, weighed by its probabilities."""
+    """A row's value and log-probability: those of one drawn action, or expectations over discrete actions."""
 
-    q: Tensor  # smallest of the critics' values [B]
-    log_prob: Tensor  # [B]: minus an estimate of the entropy, for choices the entropy itself
+    q: Tensor  # smallest value of the critics [B]
+    log_prob: Tensor  # [B]: minus an estimate of the entropy; minus the exact entropy for discrete actions
 
 
 class SAC(Algorithm):
@@ -85,7 +92,8 @@ class SAC(Algorithm):
         self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
         self.actor_optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.actor_lr, cfg.max_grad_norm)
         self.alpha_optimizer = ctx.optimizer([self.log_alpha], cfg.optimizer, cfg.alpha_lr, 0.0)
-        self.target_rng = ctx.another_rng()  # the critics draw from it, so that they and the actor can be worked out side by side
+        # The critics draw from a generator of their own, so that they and the actor can be computed side by side.
+        self.target_rng = ctx.another_rng()
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         update = self.learn(batch, clock)
@@ -95,7 +103,7 @@ class SAC(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """A step of critics, actor and temperature, all from the parameters before this update."""
+        """Makes a step of critics, actor and temperature. All gradients use the parameters before this update."""
         ends = batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
@@ -109,7 +117,7 @@ class SAC(Algorithm):
         return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": size})
 
     def learn_critics(self, batch: Batch, now: Seen, then: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Differentiates the critics' loss -> sizes of TD errors [B], shares of metrics."""
+        """Differentiates the critics' loss. Returns absolute TD errors [B] and shares of metrics."""
         cfg = self.cfg
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         with torch.no_grad():
@@ -123,28 +131,28 @@ class SAC(Algorithm):
         return size, {"critic_loss": loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
 
     def learn_actor(self, now: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Differentiates the actor's loss -> log pi of its own actions [B], shares of metrics."""
+        """Differentiates the actor's loss. Returns log pi of its own actions [B] and shares of metrics."""
         with torch.no_grad():
-            features = self.critic.features(*now)  # the loss is the actor's alone
+            features = self.critic.features(*now)  # Only the actor gets this loss's gradient.
         own = self.soft(self.critic, features, *now, self.ctx.rng)
         loss = self.mean(alpha * own.log_prob - own.q)  # eq. 9
         self.actor_optimizer.differentiate(loss + weight_decay(self.policy.net, self.part(self.cfg.l2)))
         return own.log_prob, {"actor_loss": loss}
 
     def learn_temperature(self, log_prob: Tensor, obs: Batch) -> dict[str, Tensor]:
-        """Differentiates the loss of log alpha -> shares of metrics."""
+        """Differentiates the loss of log alpha. Returns shares of metrics."""
         loss = -self.mean(self.temperature.loss(log_prob, obs))  # eq. 18
         self.alpha_optimizer.differentiate(loss)
         return {"alpha_loss": loss, "entropy": -self.mean(log_prob)}
 
     def values(self, obs: Batch, is_first: Tensor, action: Tensor) -> Tensor:
-        """Of the actions taken [E, B]."""
+        """Returns the critics' values [E, B] of the actions taken."""
         flat = self.policy.flat(action)
         q = self.critic(obs, is_first, flat)
         return q[..., 0] if flat is not None else torch.stack([taken(one[..., 0], action) for one in q])
 
     def soft(self, critic: Critics, features: Tensor, obs: Batch, is_first: Tensor, rng: torch.Generator) -> Soft:
-        """Of an action that the policy draws now, or of all choices."""
+        """Evaluates an action drawn from the current policy or, for discrete actions, the average over all of them."""
         dist = self.policy.output(obs, is_first)[0]
         if isinstance(dist, Categorical):
             probability, log_probs = dist.log_probs.exp(), dist.log_probs  # [B, A]

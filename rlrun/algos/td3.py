@@ -1,12 +1,15 @@
 """TD3: twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv:1802.09477).
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: with input_priorities q_taken and q_max, for the first priorities; the critics then travel with the policy.
-Options: twin_q: two critics of which the smaller counts (section 4.2); policy_delay (section 5.2): updates of the critics per step of the policy and, by
-target_update_interval, of the targets; target_noise, target_noise_clip (section 5.3); DDPG's others.
+Recorded: q_taken and q_max with input_priorities, for the first priorities; samplers then receive the critics with the
+policy.
+Options: twin_q: two critics, of which the smaller value is used (section 4.2); policy_delay (section 5.2): number of
+critic updates per step of the policy (target_update_interval is the number per step of the targets); target_noise,
+target_noise_clip (section 5.3); the other options of DDPG.
 Differs from the paper: losses are halves of squared errors.
-Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: -Q1 of the policy's own actions, when it is stepped; td_error: mean
-|target - Q| over critics; q: mean value of the actions taken; target; noise_scale; critic_grad_norm and actor_grad_norm before clipping; critic_lr, actor_lr.
+Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean -Q1 of the policy's own
+actions, in updates that step the policy; td_error: mean |target - Q| over critics; q: mean value of the actions taken;
+target; noise_scale; critic_grad_norm and actor_grad_norm before clipping; critic_lr, actor_lr.
 Checked: tests/algos/test_actor_critics.py (losses by hand, the delays), tuned/td3/.
 """
 
@@ -54,7 +57,8 @@ class TD3(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DeterministicPolicy:
-        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None  # it travels with the policy, to say what rows are worth
+        # Samplers receive the critic with the policy, so that they can record values for priorities.
+        critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None
         return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
 
     @classmethod
@@ -63,7 +67,7 @@ class TD3(Algorithm):
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
-        """rows [n + 1, N] as they were recorded -> priorities [N]."""
+        """Returns priorities [N] of rows [n + 1, N] as they were recorded."""
         return recorded_priority(cfg, rows)
 
     def __init__(self, policy: DeterministicPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
@@ -86,7 +90,7 @@ class TD3(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock, delayed: bool) -> Update:
-        """A step of the critics and, unless the policy is delayed, of the actor."""
+        """Makes a step of the critics and, unless the policy is delayed, of the actor."""
         cfg, ends = self.cfg, batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
@@ -94,7 +98,8 @@ class TD3(Algorithm):
         with torch.no_grad():
             next_action = self.target_actor(*then, Batch())[0][0]
             noise = self.ctx.randn(next_action.shape) * cfg.target_noise
-            next_action = (next_action + noise.clamp(-cfg.target_noise_clip, cfg.target_noise_clip)).clamp(-1.0, 1.0)  # eq. 14
+            # eq. 14
+            next_action = (next_action + noise.clamp(-cfg.target_noise_clip, cfg.target_noise_clip)).clamp(-1.0, 1.0)
             target = reward + discount * self.target_critic(*then, next_action)[:, :, 0].min(0).values  # [B], eq. 10
 
         q = self.critic(*now, self.policy.flat(batch.action[0]))[:, :, 0]  # [E, B]
@@ -112,7 +117,7 @@ class TD3(Algorithm):
         return Update(self.report(shares, step_metrics(critic=critic_steps, actor=actor_steps)), {"priority": size})
 
     def actor_loss(self, obs: Batch, is_first: Tensor) -> Tensor:
-        """This learner's share of -Q of the policy's own actions []; the gradient reaches the actor alone."""
+        """Returns this learner's share of mean -Q [] of the policy's own actions. Only the actor gets a gradient."""
         with torch.no_grad():
             features = self.critic.features(obs, is_first)
         return -self.mean(self.critic.of(features, self.policy.output(obs, is_first)[0])[0])

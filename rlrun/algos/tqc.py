@@ -1,13 +1,19 @@
-"""TQC: truncated quantile critics (Kuznetsov et al. 2020, arXiv:2005.04269): SAC whose critics say distributions, of which the most optimistic part is cut off.
-Among the readable ones the best of this line: Stable-Baselines3's own figures at 1M env steps are 12,090 for TQC and 9,535 for SAC on HalfCheetah.
+"""TQC: SAC with truncated quantile critics (Kuznetsov et al. 2020, arXiv:2005.04269).
 
-Rows: fragments of n_step rows from replay, folded into single transitions; the entropy of rows between is left out.
+The critics predict distributions of returns, whose most optimistic part is cut off. Among the algorithms of this line
+that stay readable it is the strongest: Stable-Baselines3's own figures at 1M env steps are 12,090 for TQC and 9,535
+for SAC on HalfCheetah.
+
+Rows: fragments of n_step rows from replay, folded into single transitions. The entropy of the rows in between is left
+out.
 Recorded: nothing.
-Options: num_critics, num_quantiles, dropped_quantiles (of each critic, d in the paper); SAC's others.
-Differs from the paper: critics and policy learn side by side from the parameters that both had before the update (algorithm 1 steps the critics first; the
-authors' code, too, works all losses out before the first step); n_step and prioritized replay may be chosen.
-Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q; alpha_loss; alpha; entropy: mean -log pi of the
-policy's own actions; td_error: mean |mean target - Q|; q: mean value of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
+Options: num_critics, num_quantiles, dropped_quantiles (per critic, d in the paper); the other options of SAC.
+Differs from the paper: critics and policy both learn from the parameters before the update, whereas algorithm 1 steps
+the critics first (the authors' code, too, computes all losses before the first step). n_step and prioritized replay
+are options.
+Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q;
+alpha_loss; alpha; entropy: mean -log pi of the policy's own actions; td_error: mean |mean target - Q|; q: mean value
+of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
 Checked: tests/algos/test_actor_critics.py (targets and losses by hand), tuned/tqc/.
 """
 
@@ -50,10 +56,13 @@ class Config(OffPolicyActorCriticConfig):
         if self.huber_delta is None:
             raise ValueError("huber_delta must be a number: quantiles are learnt by a Huber loss (1 in the paper)")
         if self.input_priorities:
-            raise ValueError(f"input_priorities are worked out by samplers, which have no critics of {self.name}; ddpg and td3 can")
+            raise ValueError(
+                f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, "
+                "only those of ddpg and td3"
+            )
 
 
-Seen = tuple[Batch, Tensor]  # observations as the nets get them [1, B, ...] and is_first [1, B]
+Seen = tuple[Batch, Tensor]  # observations as the networks get them [1, B, ...], and is_first [1, B]
 
 
 class TQC(Algorithm):
@@ -81,9 +90,11 @@ class TQC(Algorithm):
         self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
         self.actor_optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.actor_lr, cfg.max_grad_norm)
         self.alpha_optimizer = ctx.optimizer([self.log_alpha], cfg.optimizer, cfg.alpha_lr, 0.0)
-        self.target_rng = ctx.another_rng()  # the critics draw from it, so that they and the actor can be worked out side by side
+        # The critics draw from a generator of their own, so that they and the actor can be computed side by side.
+        self.target_rng = ctx.another_rng()
         self.kept = cfg.num_critics * (cfg.num_quantiles - cfg.dropped_quantiles)
-        self.fraction = (torch.arange(cfg.num_quantiles, device=ctx.device) + 0.5) / cfg.num_quantiles  # tau of every quantile [K]
+        # tau of every quantile [K]
+        self.fraction = (torch.arange(cfg.num_quantiles, device=ctx.device) + 0.5) / cfg.num_quantiles
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         update = self.learn(batch, clock)
@@ -93,7 +104,7 @@ class TQC(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """A step of critics, actor and temperature, all from the parameters before this update."""
+        """Makes a step of critics, actor and temperature. All gradients use the parameters before this update."""
         ends = batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
@@ -107,18 +118,20 @@ class TQC(Algorithm):
         return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": size})
 
     def learn_critics(self, batch: Batch, now: Seen, then: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Differentiates the critics' loss -> sizes of TD errors [B], shares of metrics."""
+        """Differentiates the critics' loss. Returns absolute TD errors [B] and shares of metrics."""
         cfg = self.cfg
         reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
         with torch.no_grad():
             next_action, next_log_prob = self.ctx.rsample(self.policy.output(*then)[0], self.target_rng)
             pooled = self.target_critic(*then, self.policy.flat(next_action)).transpose(0, 1).flatten(1)  # [B, E K]
             smallest = pooled.sort(-1).values[:, : self.kept]
-            target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])  # [B, kept], eq. 10
+            # [B, kept], eq. 10
+            target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])
         quantile = self.critic(*now, self.policy.flat(batch.action[0]))  # [E, B, K]
         assert cfg.huber_delta is not None
         fraction = self.fraction.expand(quantile.shape[1:])
-        losses = torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile]) / cfg.num_quantiles  # [E, B], eq. 11
+        # [E, B], eq. 11
+        losses = torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile]) / cfg.num_quantiles
         loss = self.mean(batch.weight * losses.sum(0))
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
         q = quantile.detach().mean((0, 2))  # [B]
@@ -126,17 +139,17 @@ class TQC(Algorithm):
         return size, {"critic_loss": loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
 
     def learn_actor(self, now: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Differentiates the actor's loss -> log pi of its own actions [B], shares of metrics."""
+        """Differentiates the actor's loss. Returns log pi of its own actions [B] and shares of metrics."""
         with torch.no_grad():
-            features = self.critic.features(*now)  # the loss is the actor's alone
+            features = self.critic.features(*now)  # Only the actor gets this loss's gradient.
         action, log_prob = self.ctx.rsample(self.policy.output(*now)[0])
-        value = self.critic.of(features, self.policy.flat(action)).mean((0, 2))  # [B], nothing cut off: eq. 13
+        value = self.critic.of(features, self.policy.flat(action)).mean((0, 2))  # [B], eq. 13, without truncation
         loss = self.mean(alpha * log_prob - value)
         self.actor_optimizer.differentiate(loss + weight_decay(self.policy.net, self.part(self.cfg.l2)))
         return log_prob, {"actor_loss": loss}
 
     def learn_temperature(self, log_prob: Tensor, obs: Batch) -> dict[str, Tensor]:
-        """Differentiates the loss of log alpha -> shares of metrics."""
+        """Differentiates the loss of log alpha. Returns shares of metrics."""
         loss = -self.mean(self.temperature.loss(log_prob, obs))
         self.alpha_optimizer.differentiate(loss)
         return {"alpha_loss": loss, "entropy": -self.mean(log_prob)}

@@ -12,7 +12,7 @@ from rlrun.core.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class ActorCriticConfig:
-    """conf/algo/<name>.yaml says what each is; an algorithm's own Config adds the rest."""
+    """Shared options. conf/algo/<name>.yaml explains each; an algorithm's own Config adds its other options."""
 
     name: str
     fragment_length: Annotated[int, Count]
@@ -27,7 +27,7 @@ class ActorCriticConfig:
 
     @property
     def columns(self) -> int:
-        """Of a train batch."""
+        """The number of columns in a train batch."""
         return self.batch_size // self.fragment_length
 
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""What algorithms that learn from returns of perturbed policies share: options, and the sum of weighed perturbations."""
+"""What algorithms that learn from returns of perturbed policies share: options and weighted perturbations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Schedule
 from rlrun.models.encoders import NetConfig
 
-ACTIONS = ("discrete", "multi_discrete", "multi_binary", "box")  # kinds of action spaces that a PerturbedPolicy can act in
-NUMBERS = 2**24  # of the noise table that are weighed in one product
+ACTIONS = ("discrete", "multi_discrete", "multi_binary", "box")  # action spaces that a PerturbedPolicy can act in
+NUMBERS = 2**24  # numbers of the noise table that one matrix product reads, which bounds its memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvolutionConfig:
-    """conf/algo/<name>.yaml says what each is; an algorithm's own Config adds the rest."""
+    """Shared options. conf/algo/<name>.yaml explains each; an algorithm's own Config adds its other options."""
 
     name: str
     noise_std: Annotated[float, Positive]
@@ -34,7 +34,7 @@ class EvolutionConfig:
 
 
 def weighed_noise(noise: NoiseTable, size: int, weight: Tensor, offset: Tensor) -> Tensor:
-    """sum_i weight_i noise_i [size], where noise_i begins at offset_i of the table; weight, offset [N]."""
+    """Returns sum_i weight_i noise_i [size], where noise_i begins at offset_i of the table. weight, offset: [N]."""
     total = torch.zeros(size)
     count = max(1, NUMBERS // size)
     for weights, offsets in zip(weight.split(count), offset.split(count), strict=True):
@@ -43,8 +43,9 @@ def weighed_noise(noise: NoiseTable, size: int, weight: Tensor, offset: Tensor) 
 
 
 def report_return(latest: Tensor, evaluation: Tensor) -> dict[str, Tensor]:
-    """Shifts new returns of the unperturbed policy [M] into `latest` [report_length], which begins as NaN, and returns their mean as a metric; no metric
-    before the first one."""
+    """Shifts new returns [M] of the unperturbed policy into `latest` and returns the mean of `latest` as a metric.
+
+    `latest` [report_length] begins as NaN. There is no metric before the first return."""
     latest.copy_(torch.cat([latest, evaluation.to(latest.device)])[-len(latest) :])
     known = latest[~latest.isnan()]
     return {"report_return": known.mean()} if len(known) else {}

@@ -1,4 +1,7 @@
-"""What algorithms with a replay share, those of the actor-critic ones among them: options, first priorities, weight decay and the temperature of soft ones."""
+"""What algorithms with a replay share: options and first priorities.
+
+It also has what the actor-critic algorithms among them share: weight decay, and the temperature of SAC and TQC.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from rlrun.ops.transforms import clip_reward
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig:
-    """conf/algo/<name>.yaml says what each is; an algorithm's own Config adds the rest."""
+    """Shared options. conf/algo/<name>.yaml explains each; an algorithm's own Config adds its other options."""
 
     name: str
     fragment_length: Annotated[int, Count]
@@ -42,7 +45,7 @@ class OffPolicyConfig:
 
     @property
     def n_steps(self) -> tuple[int, int]:
-        """The fewest and the most."""
+        """The smallest and the largest n_step."""
         return (self.n_step, self.n_step) if isinstance(self.n_step, int) else self.n_step
 
     @property
@@ -52,14 +55,16 @@ class OffPolicyConfig:
 
     def __post_init__(self):
         if self.n_steps[0] > self.n_steps[1]:
-            raise ValueError("n_step is a number from 1, or a range [fewest, most]")
+            raise ValueError("n_step must be a number, at least 1, or a range [fewest, most]")
         if self.learning_starts < self.n_steps[1]:
-            raise ValueError(f"learning_starts {self.learning_starts} is below n_step {self.n_steps[1]}: there would be nothing to learn from")
+            raise ValueError(
+                f"learning_starts {self.learning_starts} is below n_step {self.n_steps[1]}: there would be nothing to learn from"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyActorCriticConfig(OffPolicyConfig):
-    """An actor and critics of state and action, each with an optimiser of its own."""
+    """Options of algorithms with an actor and with critics of state and action, each with its own optimiser."""
 
     actor: NetConfig
     critic: NetConfig
@@ -71,14 +76,16 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
 
 
 def recorded_priority(cfg: OffPolicyConfig, rows: Batch) -> Tensor:
-    """rows [n + 1, N] as they were recorded -> priorities [N]: |TD error| of the values that acted (Horgan et al. 2018, arXiv:1803.00933, section 3)."""
+    """Returns priorities [N] of rows [n + 1, N], the absolute TD errors of the values recorded while acting.
+
+    Source: Horgan et al. 2018, arXiv:1803.00933, section 3."""
     before = rows.map(lambda x: x[:-1])
     reward = clip_reward(before.reward, cfg.reward_clip)
     return recorded_td_error(reward, before.terminated, before.valid, rows.q_taken, rows.q_max, cfg.discount).abs()
 
 
 def weight_decay(net: nn.Module, l2: float) -> Tensor | float:
-    """l2 times half the squared weights of a net []; biases are left out."""
+    """Returns l2 times half the sum of a network's squared weights []; biases are left out."""
     if l2 == 0:
         return 0.0
     weights = [part.weight for part in net.modules() if isinstance(part, nn.Linear | nn.Conv2d | EnsembleLinear)]
@@ -86,7 +93,7 @@ def weight_decay(net: nn.Module, l2: float) -> Tensor | float:
 
 
 def step_metrics(**steps: dict[str, Tensor | float]) -> dict[str, Any]:
-    """What the optimiser step of each net reported, by <net>_<metric>, and whether any of them was skipped."""
+    """Returns the optimiser metrics of each network as <net>_<metric>, and whether any step was skipped."""
     told = {f"{net}_{name}": value for net, step in steps.items() for name, value in step.items() if name != "skipped_updates"}
     skipped = [step["skipped_updates"] for step in steps.values() if "skipped_updates" in step] or [0.0]
     told["skipped_updates"] = torch.stack(skipped).max() if isinstance(skipped[0], Tensor) else max(skipped)  # type: ignore[arg-type, type-var]
@@ -94,12 +101,16 @@ def step_metrics(**steps: dict[str, Tensor | float]) -> dict[str, Any]:
 
 
 class Temperature:
-    """The weight alpha of the entropy (Haarnoja et al. 2018, arXiv:1812.05905, section 5), which learns to keep the policy's entropy near a target.
+    """The learned weight alpha of the entropy, which keeps the policy's entropy near a target.
 
-    The algorithm that has one registers log_alpha, so that it is in checkpoints."""
+    Source: Haarnoja et al. 2018, arXiv:1812.05905, section 5. The algorithm that uses it registers log_alpha, so that
+    checkpoints contain it."""
 
     def __init__(self, space: Space, initial_alpha: float, target_entropy: Literal["auto"] | float, device: torch.device):
-        """target_entropy auto: -D for D numbers (Haarnoja et al. 2018, table 1); 0.98 log A for A choices (Christodoulou 2019, arXiv:1910.07207, section 5)."""
+        """target_entropy auto stands for -D or 0.98 log A.
+
+        -D is for D continuous actions (Haarnoja et al. 2018, table 1), 0.98 log A for A discrete actions (Christodoulou
+        2019, arXiv:1910.07207, section 5)."""
         self.log_alpha = nn.Parameter(torch.tensor(initial_alpha, device=device).log())
         self.automatic = target_entropy == "auto"
         if target_entropy != "auto":
@@ -109,15 +120,19 @@ class Temperature:
 
     @property
     def alpha(self) -> Tensor:
-        """[], without gradient."""
+        """alpha [], without gradient."""
         return self.log_alpha.detach().exp()
 
     def loss(self, log_prob: Tensor, obs: Batch) -> Tensor:
-        """log_prob [B] of actions of the policy at row 0 of obs -> the loss of log alpha [B] (eq. 18; linear in log alpha as in the authors' code)."""
+        """Returns the loss of log alpha [B] (eq. 18, but linear in log alpha as in the authors' code).
+
+        log_prob [B] belongs to actions that the policy drew at row 0 of obs."""
         return self.log_alpha * (log_prob.detach() + self.wanted_entropy(obs))
 
     def wanted_entropy(self, obs: Batch) -> float | Tensor:
-        """The target []; where a mask narrows choices, 0.98 log of the number of legal ones in each row [B]."""
+        """Returns the target entropy [].
+
+        With an action mask and target_entropy auto, it is 0.98 log of the number of legal actions in each row [B]."""
         if not self.automatic or "action_mask" not in obs:
             return self.target_entropy
         return 0.98 * obs["action_mask"][0].bool().sum(-1).float().log()

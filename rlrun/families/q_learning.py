@@ -14,7 +14,7 @@ from rlrun.policies import ExplorationConfig
 
 @dataclass(frozen=True, kw_only=True)
 class QConfig(OffPolicyConfig):
-    """conf/algo/<name>.yaml says what each is; an algorithm's own Config adds the rest."""
+    """Shared options. conf/algo/<name>.yaml explains each; an algorithm's own Config adds its other options."""
 
     lr: Annotated[Schedule, NotNegative]
     head: QHeadConfig
@@ -23,7 +23,7 @@ class QConfig(OffPolicyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CategoricalQConfig(QConfig):
-    """Of distributions over fixed values (Bellemare et al. 2017)."""
+    """Options of algorithms that learn distributions over fixed values (Bellemare et al. 2017)."""
 
     num_atoms: Annotated[int, Range(2)]
     v_min: float
@@ -32,6 +32,9 @@ class CategoricalQConfig(QConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.input_priorities:
-            raise ValueError(f"input_priorities are sizes of TD errors; {self.name}'s priorities are KL divergences, which samplers do not work out")
+            raise ValueError(
+                f"input_priorities must be false: they are absolute TD errors, but {self.name}'s priorities are KL "
+                "divergences, which samplers do not compute"
+            )
         if self.v_min >= self.v_max:
             raise ValueError(f"v_min {self.v_min:g} must be below v_max {self.v_max:g}")

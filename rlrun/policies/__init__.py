@@ -1,4 +1,4 @@
-"""How to act: the policies that algorithms share."""
+"""The policies that algorithms share."""
 
 from rlrun.policies.actors import Actor, DeterministicPolicy, StochasticActor
 from rlrun.policies.distribution import DistributionPolicy, Outputs, without_meaning

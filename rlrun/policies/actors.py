@@ -1,4 +1,4 @@
-"""Actors of algorithms that learn them through a critic of state and action."""
+"""Actors that learn from a critic of state and action."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
 class ActorNet(nn.Module):
-    """Encoder, hidden layers and head."""
+    """A network of encoder, hidden layers and head."""
 
     def __init__(self, trunk: Trunk, cfg: NetConfig, head: Callable[[int], nn.Module]):
-        """head(number of features) -> a module of features [..., F] and a mask of legal actions, or None."""
+        """head(number of features) returns a module of features [..., F] and a mask of legal actions, or None."""
         super().__init__()
         self.trunk = trunk
         self.hidden = mlp((trunk.features, *cfg.hidden), cfg.activation, cfg.layer_norm)
         self.head = head(cfg.hidden[-1] if cfg.hidden else trunk.features)
 
     def forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Any, Batch]:
-        """Observations [T, B, ...] as the policy's filter leaves them -> what the head makes of them, and the state, which is empty."""
+        """Returns the head's output for filtered observations [T, B, ...], and the state, which is empty."""
         features = self.hidden(self.trunk(obs, is_first, state)[0])
         return self.head(features, obs["action_mask"] if "action_mask" in obs else None), state
 
 
 class TanhHead(nn.Module):
-    """One action, inside (-1, 1)."""
+    """Outputs one action inside (-1, 1)."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -50,7 +50,9 @@ class TanhHead(nn.Module):
 
 
 class Actor(FiltersObservations, Policy):
-    """A filter before a net. It may carry critics, so that samplers can say what rows are worth."""
+    """An observation filter and a network.
+
+    It may carry critics, so that samplers can record values for first priorities."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, head: Callable[[int], nn.Module]):
         super().__init__()
@@ -58,7 +60,10 @@ class Actor(FiltersObservations, Policy):
         if model.cfg.memory.kind != "none":
             raise UserError("this algorithm learns from single rows, without memory (model=lstm, gru, gtrxl)")
         if isinstance(space, Box) and not space.bounded:
-            raise UserError(f"{spec.name} has unbounded actions, {space}: this algorithm squashes its actions into bounds, which the env must name")
+            raise UserError(
+                f"{spec.name} has unbounded actions, {space}: "
+                "this algorithm squashes its actions into bounds, which the env must define"
+            )
         self.spec, self.random_steps = spec, random_steps
         self.filter = model.filter(spec)
         self.net = ActorNet(model.trunk(spec), cfg, head)
@@ -68,38 +73,42 @@ class Actor(FiltersObservations, Policy):
         return Batch()
 
     def output(self, obs: Batch, is_first: Tensor) -> Any:
-        """Seen observations [T, B, ...] -> what the net says."""
+        """Returns the network's output for filtered observations [T, B, ...]."""
         return self.net(obs, is_first, Batch())[0]
 
     def uniform(self, count: int, rng: torch.Generator, device: torch.device) -> Tensor:
-        """Random actions [B] or [B, D]."""
+        """Returns uniformly random actions: [B] if discrete, else [B, D]."""
         space = self.spec.action
         if isinstance(space, Discrete):
             return torch.randint(space.n, (count,), generator=rng, device=device)
         return torch.rand(count, space.size, generator=rng, device=device) * 2.0 - 1.0  # type: ignore[union-attr]
 
     def shaped(self, action: Tensor) -> Tensor:
-        """[..., D] -> [..., *shape], as rows have it."""
+        """Reshapes actions from [..., D] to [..., *shape], the form that rows have."""
         return action.reshape(*action.shape[:-1], *self.spec.action.shape) if isinstance(self.spec.action, Box) else action
 
     def flat(self, action: Tensor) -> Tensor | None:
-        """A row's actions [B, *shape] -> [B, D]; None of discrete ones."""
+        """Reshapes a row's actions from [B, *shape] to [B, D]. Returns None if actions are discrete."""
         return action.reshape(len(action), -1) if isinstance(self.spec.action, Box) else None
 
 
 class DeterministicPolicy(Actor):
-    """One action for every observation, inside (-1, 1) (Silver et al. 2014; Lillicrap et al. 2016, arXiv:1509.02971), and noise to explore with."""
+    """Maps every observation to one action inside (-1, 1), and explores by adding noise.
+
+    Sources: Silver et al. 2014; Lillicrap et al. 2016, arXiv:1509.02971."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, explore: ActionNoiseConfig, critic: Critics | None):
         if model.cfg.action_distribution == "beta":
-            raise UserError("model.action_distribution=beta: this algorithm's actor says actions, not distributions; sac and tqc have one that does")
+            raise UserError("model.action_distribution=beta: this algorithm's actor says actions, not distributions; use sac or tqc")
         size = spec.action.size  # type: ignore[union-attr]
         super().__init__(spec, model, cfg, random_steps, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN)))
         self.explore, self.size, self.critic = explore, size, critic
         self.episodes = NoisyEpisodes(self.net, explore.std) if explore.kind == "parameter_noise" else None
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        """q_taken and q_max [B]: values of the action taken and of the policy's own, by the critic that travels with it."""
+        """Knows q_taken and q_max [B], the critic's values of the action taken and of the policy's own action.
+
+        The critic is the one that samplers receive with the policy."""
         known: RowSpec = {"q_taken": Field((), torch.float32), "q_max": Field((), torch.float32)}
         return {name: known[name] for name in names}
 
@@ -121,7 +130,7 @@ class DeterministicPolicy(Actor):
         return self.shaped(self.output(rows, is_first.unsqueeze(0))[0]), state
 
     def explored(self, clock: Clock) -> dict[str, float]:
-        """The schedule's scale, as a metric."""
+        """Returns the schedule's noise scale as a metric."""
         return {"noise_scale": self.explore.scale(clock)}
 
     def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
@@ -133,22 +142,26 @@ class DeterministicPolicy(Actor):
             carried |= changed
         recorded = {}
         if record:
-            assert self.critic is not None, "values are recorded by a critic that travels with the policy"
+            assert self.critic is not None, "recording values needs a critic that samplers receive with the policy"
             features = self.critic.features(rows, first)
             known = {"q_taken": action, "q_max": best}
             recorded = {name: self.critic.of(features, known[name])[:, :, 0].min(0).values for name in record}
         return Act(self.shaped(action), Batch(carried), Batch(recorded))
 
     def _explored(self, obs: Batch, is_first: Tensor, state: Batch, best: Tensor, clock: Clock, rng: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Seen observations [B, ...] -> actions [B, D] to try, and what their columns carry on."""
+        """Returns exploring actions [B, D] for filtered observations [B, ...], and what changes in the state."""
         explore, changed, action = self.explore, {}, best
-        if self.episodes is not None:  # Plappert et al. 2018, appendix C: as far apart as noise of this deviation would move the actions
+        if self.episodes is not None:
+            # Plappert et al. 2018, appendix C: the perturbed actions should differ from the policy's by as much as
+            # action noise of this standard deviation would move them.
             noise, deviation = self.episodes.begin(state, is_first, explore.std * explore.scale(clock), torch.sqrt, rng)
             action = self.episodes.outputs(obs, is_first, noise * deviation.unsqueeze(1))
             changed = self.episodes.note(state, is_first, noise, deviation, (action - best).square().mean(-1))
         else:
             drawn = torch.randn(best.shape, generator=rng, device=best.device) * explore.std
-            if explore.kind == "ou":  # Uhlenbeck & Ornstein 1930; Lillicrap et al. 2016, section 3: steps of one env step, anew in every episode
+            if explore.kind == "ou":
+                # Uhlenbeck & Ornstein 1930; Lillicrap et al. 2016, section 3. The process makes one step per env step
+                # and restarts at 0 in every episode.
                 before = state["ou"] * ~is_first.unsqueeze(1)
                 drawn = before * (1.0 - explore.theta) + drawn
                 changed["ou"] = drawn
@@ -160,15 +173,15 @@ class DeterministicPolicy(Actor):
 
 
 class StochasticActor(Actor):
-    """A distribution over actions: squashed Gaussian or Beta over a Box, categorical over choices."""
+    """Samples from a distribution: squashed Gaussian or Beta for Box actions, categorical for discrete actions."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int):
         kind, log_std = model.cfg.action_distribution, model.cfg.log_std
 
         def head(inputs: int) -> nn.Module:
             if isinstance(spec.action, Box) and kind == "gaussian":
-                raise UserError("model.action_distribution=gaussian, which other models begin with, has no bounds: this algorithm needs squashed_gaussian "
-                                "(as model=plain has it) or beta")  # fmt: skip
+                raise UserError("model.action_distribution=gaussian, the default of other models, has no bounds: "
+                                "this algorithm needs squashed_gaussian (the default of model=plain) or beta")  # fmt: skip
             return action_head(spec.action, inputs, model.linear, kind, log_std)
 
         super().__init__(spec, model, cfg, random_steps, head)

@@ -1,4 +1,4 @@
-"""Policies that draw actions from a distribution, with a value head for the learner."""
+"""A policy that draws actions from a distribution and has a value head for the learner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class Outputs(NamedTuple):
 
 
 def without_meaning(obs: Batch, name: str | None) -> tuple[Batch, Tensor | None]:
-    """obs without the part of the observation that says what actions mean, and that part [..., A, E]; None where there is none."""
+    """Splits off the part `name` of the observation, which describes the actions.
+
+    Returns obs without it, and that part [..., A, E], or None if name is None."""
     if name is None:
         return obs, None
     parts = obs["observation"]
@@ -30,9 +32,10 @@ def without_meaning(obs: Batch, name: str | None) -> tuple[Batch, Tensor | None]
 
 
 class DistributionPolicy(FiltersObservations, Policy):
-    """Samples from a distribution over actions; its value head serves the learner.
+    """Samples from a distribution over actions and has a value head for the learner.
 
-    One trunk feeds both heads, or each has its own (model.share_value: false); then the value's memory is a second state."""
+    One trunk feeds both heads, or each head has its own (model.share_value: false). In that case the value trunk's
+    memory is a second recurrent state."""
 
     def __init__(self, spec: EnvSpec, model: Model):
         super().__init__()
@@ -42,13 +45,13 @@ class DistributionPolicy(FiltersObservations, Policy):
         self.value_trunk = None if model.cfg.share_value else model.trunk(spec)
         self.action_head = model.action_head(spec, self.trunk.features)
         self.value_head = model.linear(self.trunk.features, 1, 1.0)
-        self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
+        self.embedding = model.cfg.action_embedding  # name of the observation part that describes the actions
 
     def recordable(self, what: Pass) -> bool:
         return True
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Those that only the value uses; empty trunks are not shared. Raises ValueError when the trunk is shared."""
+        """Returns the parameters that only the value uses. Raises ValueError if the value shares the policy's trunk."""
         if self.value_trunk is None:
             raise ValueError("the value shares its trunk with the policy")
         return [*self.value_trunk.parameters(), *self.value_head.parameters()]
@@ -64,7 +67,7 @@ class DistributionPolicy(FiltersObservations, Policy):
         return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in self.core_spec().items()})  # type: ignore[union-attr]
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        """log_prob and value [B], and dist: all that makes the distribution of one row."""
+        """Knows log_prob and value [B], and dist, all parameters of one row's distribution."""
         known: RowSpec = {"log_prob": Field((), torch.float32), "value": Field((), torch.float32), "dist": self.action_head.dist_spec}
         return {name: known[name] for name in names}
 
@@ -106,13 +109,15 @@ class DistributionPolicy(FiltersObservations, Policy):
 
     @torch.no_grad()
     def last_value(self, batch: Batch) -> Tensor:
-        """V(obs[T]) [B]: what rows before the fragment's end bootstrap from."""
+        """Returns V(obs[T]) [B], from which the rows before the fragment's end bootstrap."""
         state = batch["core"].map(lambda x: x[-1]) if "core" in batch else Batch()
         outputs, _ = self._forward(batch["obs"].map(lambda x: x[-1:]), batch["is_first"][-1:], state)
         return outputs.value[0]
 
     def unroll(self, batch: Batch) -> Outputs:
-        """obs [T+1, B, ...] (or any number of rows) from the state stored at row 0 -> distribution and value of all rows."""
+        """Returns distribution and value of all rows, from the recurrent state stored at row 0.
+
+        obs is [T+1, B, ...], or has any other number of rows."""
         state = batch["core"].map(lambda x: x[0]) if "core" in batch else Batch()
         outputs, _ = self._forward(batch["obs"], batch["is_first"], state)
         return outputs

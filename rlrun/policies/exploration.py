@@ -1,4 +1,4 @@
-"""Options of how policies explore."""
+"""Options for how policies explore."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlrun.core.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorationConfig:
-    """How actions are chosen while learning, and (eval_epsilon) when greedy."""
+    """How a policy of action values explores; eval_epsilon is the epsilon of greedy acting."""
 
     kind: Literal["epsilon_greedy", "soft_q", "parameter_noise"]
     epsilon: Annotated[Schedule, Share]
-    epsilon_min: Annotated[float, PositiveShare] | None  # spaced from epsilon in logarithm
+    epsilon_min: Annotated[float, PositiveShare] | None  # columns' values are log-spaced from epsilon to this
     eval_epsilon: Annotated[float, Share]
     temperature: Annotated[float, Positive]
     noise_std: Annotated[float, Positive]
@@ -28,10 +28,10 @@ class ActionNoiseConfig:
 
     kind: Literal["ou", "gaussian", "parameter_noise"]
     std: Annotated[float, Positive]
-    theta: Annotated[float, Range(0, 2, below_highest=True)]  # with more the process would grow without bound
+    theta: Annotated[float, Range(0, 2, below_highest=True)]  # from 2 on the process would grow without bound
     scale: Annotated[Schedule, NotNegative]
-    scale_min: Annotated[float, Positive] | None  # spaced from scale in logarithm
+    scale_min: Annotated[float, Positive] | None  # columns' values are log-spaced from scale to this
 
     def __post_init__(self):
         if self.kind == "parameter_noise" and self.scale_min is not None:
-            raise ValueError("scale_min is for noise in actions (ou, gaussian)")
+            raise ValueError("scale_min is only for noise in actions (ou, gaussian)")

@@ -1,4 +1,4 @@
-"""A policy of which every column may act with parameters of its own: what evolution tries out."""
+"""The policy of evolution strategies, in which every column may act with its own parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlrun.policies.actors import ActorNet
 
 
 class LinearHead(nn.Module):
-    """The action itself, D numbers; the environment's bounds cut it."""
+    """Outputs the action itself, D numbers, which the environment clips to its bounds."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -33,7 +33,9 @@ class LinearHead(nn.Module):
 
 
 class PerturbedPolicy(FiltersObservations, Policy):
-    """Deterministic: one action for every observation, the likeliest of choices (Salimans et al. 2017; Mania et al. 2018)."""
+    """Maps every observation to one action; if actions are discrete, to the likeliest one.
+
+    Sources: Salimans et al. 2017; Mania et al. 2018."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig):
         super().__init__()
@@ -49,18 +51,18 @@ class PerturbedPolicy(FiltersObservations, Policy):
             return action_head(space, inputs, model.linear, "gaussian", 0.0)
 
         self.net = ActorNet(model.trunk(spec), cfg, head)
-        if not cfg.hidden:  # linear policies begin at 0 (Mania et al. 2018, algorithm 2, line 2)
+        if not cfg.hidden:  # Linear policies begin at 0 (Mania et al. 2018, algorithm 2, line 2).
             for parameter in self.net.head.parameters():
                 nn.init.zeros_(parameter)
         self.per_column = PerColumn(self.net, at_once=not spec.image, choose=self.chosen)
 
     @property
     def size(self) -> int:
-        """Number of parameters."""
+        """Number of parameters P."""
         return self.per_column.size
 
     def vector(self) -> Tensor:
-        """The parameters [P]; a copy, differentiable where gradients are on."""
+        """Returns a copy of the parameters [P], which is differentiable if gradients are enabled."""
         return self.per_column.vector()
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
@@ -72,11 +74,11 @@ class PerturbedPolicy(FiltersObservations, Policy):
         return Batch()
 
     def filter_moments(self, observations: Tensor | Batch, live: Tensor) -> list[Moments] | None:
-        """Observations [T, B, ...] of live rows [T, B]."""
+        """Returns the filter's moments of observations [T, B, ...] in live rows [T, B], or None without a filter."""
         return None if self.filter is None else self.filter.moments(observations, live)
 
     def chosen(self, said: Any) -> Tensor:
-        """What the head says [..., D], or a distribution -> actions as rows have them."""
+        """Converts the head's output, a tensor [..., D] or a distribution, to actions in the form that rows have."""
         space = self.spec.action
         return said.reshape(*said.shape[:-1], *space.shape) if isinstance(space, Box) else said.mode()
 
@@ -88,5 +90,5 @@ class PerturbedPolicy(FiltersObservations, Policy):
         return Act(*self.greedy(obs, is_first, state), Batch())  # type: ignore[arg-type]
 
     def act_with(self, parameters: Tensor, obs: Batch, is_first: Tensor) -> Tensor:
-        """parameters [B, P], obs [B, ...] -> the action of every column by its own parameters."""
+        """Returns every column's action for obs [B, ...] under its own parameters [B, P]."""
         return self.per_column.outputs(parameters, self.seen(obs), is_first)

@@ -1,4 +1,4 @@
-"""Policies that act on action values."""
+"""Policies that choose actions by their values."""
 
 from __future__ import annotations
 
@@ -22,29 +22,30 @@ from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
 class QPolicy(FiltersObservations, Policy):
-    """Acts on action values: the best action, or a random one with probability epsilon; one drawn by softmax (soft Q); or the best of values whose network
-    is disturbed for an episode (parameter noise, Plappert et al. 2018, arXiv:1706.01905). Illegal actions are never chosen.
+    """Chooses actions by their values and never chooses illegal ones.
 
-    Algorithms of distributions override q()."""
+    It takes the best action, or a random one with probability epsilon; an action drawn by softmax (soft Q); or the best
+    action of a network whose parameters are perturbed for an episode (parameter noise, Plappert et al. 2018,
+    arXiv:1706.01905). Subclasses that predict distributions override q()."""
 
-    remembers = False  # whether it can have memory
+    remembers = False  # whether the policy may have memory
 
     def __init__(self, spec: EnvSpec, model: Model, head: QHeadConfig, explore: ExplorationConfig, atoms: int = 1):
         super().__init__()
         if model.cfg.memory.kind != "none" and not self.remembers:
-            raise UserError("this algorithm learns from single rows: a model with memory (lstm, gru, gtrxl) is for algo=r2d2")
+            raise UserError("this algorithm learns from single rows; for a model with memory (lstm, gru, gtrxl) use algo=r2d2")
         self.spec, self.explore, self.noisy = spec, explore, head.noisy
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec, flat=not head.encoder_layer)
         self.head = model.q_head(spec, self.trunk, head, atoms)
-        self.embedding = model.cfg.action_embedding  # part of the observation that says what actions mean
+        self.embedding = model.cfg.action_embedding  # name of the observation part that describes the actions
         self.episodes = NoisyEpisodes(self, explore.noise_std) if explore.kind == "parameter_noise" else None
 
     def core_spec(self) -> RowSpec:
         return self.trunk.core_spec()
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        """q_taken and q_max [B]: values of the action taken and of the best one."""
+        """Knows q_taken and q_max [B], the values of the action taken and of the best action."""
         known: RowSpec = {"q_taken": Field((), torch.float32), "q_max": Field((), torch.float32)}
         return {name: known[name] for name in names}
 
@@ -58,18 +59,22 @@ class QPolicy(FiltersObservations, Policy):
         return Batch(state)
 
     def outputs(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
-        """obs [T, B, ...] from the state before row 0 -> [T, B, A, K] and the state after the last row."""
+        """Returns outputs [T, B, A, K] and the state after the last row.
+
+        obs is [T, B, ...], state the one before row 0."""
         obs, meaning = without_meaning(self.seen(obs), self.embedding)
         features, after = self.trunk(obs, is_first, state)
-        made = self.head(features)  # [T, B, A, K], or E numbers in place of A
+        made = self.head(features)  # [T, B, A, K], or [T, B, E, K] if the observation describes the actions
         return made if meaning is None else meaning @ made, after
 
     def q(self, outputs: Tensor) -> Tensor:
-        """[..., A, K] -> action values [..., A]."""
+        """Converts outputs [..., A, K] to action values [..., A]."""
         return outputs.mean(-1)
 
     def legal_q(self, outputs: Tensor, obs: Batch) -> Tensor:
-        """Action values [..., A], those of illegal actions far below all others. An observation that leaves none legal (an end) keeps its values."""
+        """Returns action values [..., A], in which those of illegal actions are far below all others.
+
+        If an observation makes every action illegal (at an end), its values are unchanged."""
         q = self.q(outputs)
         if "action_mask" not in obs:
             return q
@@ -77,20 +82,20 @@ class QPolicy(FiltersObservations, Policy):
         return q.masked_fill(~legal & legal.any(-1, keepdim=True), torch.finfo(q.dtype).min)
 
     def forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
-        """legal_q [T, B, A] and the state after the last row."""
+        """Returns legal_q [T, B, A] and the state after the last row."""
         outputs, after = self.outputs(obs, is_first, state)
         return self.legal_q(outputs, obs), after
 
     def numbers(self, rows: Batch) -> Tensor:
-        """rows of obs and is_first [T, B, ...] -> outputs [T, B, A, K], without memory."""
+        """Returns outputs [T, B, A, K] of rows with obs and is_first [T, B, ...], without memory."""
         return self.outputs(rows["obs"], rows["is_first"], Batch())[0]
 
     def values(self, rows: Batch) -> Tensor:
-        """rows of obs and is_first [T, B, ...] -> legal_q [T, B, A], without memory."""
+        """Returns legal_q [T, B, A] of rows with obs and is_first [T, B, ...], without memory."""
         return self(rows["obs"], rows["is_first"], Batch())[0]
 
     def explored(self, clock: Clock) -> dict[str, float]:
-        """The schedule's epsilon, as a metric."""
+        """Returns the schedule's epsilon as a metric."""
         return {"epsilon": self.explore.epsilon(clock)}
 
     def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
@@ -108,28 +113,33 @@ class QPolicy(FiltersObservations, Policy):
         epsilon = self.epsilon(state, clock) if mode == "explore" else self.explore.eval_epsilon
         draws = torch.rand(q.shape, generator=rng, device=q.device)
         if "action_mask" in obs:
-            draws = draws * obs["action_mask"].bool()  # the largest of random numbers is a fair draw among legal actions
+            draws = draws * obs["action_mask"].bool()  # The argmax of random numbers draws legal actions uniformly.
         explores = torch.rand(q.shape[0], generator=rng, device=q.device) < epsilon
         action = torch.where(explores, draws.argmax(-1), best)
         known = {"q_taken": lambda: q.gather(1, action.unsqueeze(1)).squeeze(1), "q_max": lambda: q.max(-1).values}
         return Act(action, Batch(carried), Batch({name: known[name]() for name in record}))
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
-        """Of noisy layers the means, if draw_noise(policy, None) came before."""
+        """Returns the best actions. Noisy layers use their means if draw_noise(policy, None) was called before."""
         q, after = self(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         return q[0].argmax(-1), after
 
     def recordable(self, what: Pass) -> bool:
-        """Only epsilon-greedy acting is: parameter noise draws for those columns that begin an episode, and soft Q draws from probabilities."""
+        """Returns true for learning and for epsilon-greedy acting.
+
+        Parameter noise draws only for the columns that begin an episode, and soft Q draws from probabilities; neither
+        can be recorded."""
         return what == "learning" or self.explore.kind == "epsilon_greedy"
 
     def epsilon(self, state: Batch, clock: Clock) -> float | Tensor:
-        """Of every column [B], or of all."""
+        """Returns every column's epsilon [B], or one epsilon for all."""
         return ladder(self.explore.epsilon(clock), self.explore.epsilon_min, state["place"] if "place" in state else None)
 
     def _disturbed(self, obs: Batch, is_first: Tensor, state: Batch, q: Tensor, rng: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Values [B, A] of networks disturbed for an episode each, and what their columns carry on. They are kept as far from the greedy policy as an
-        epsilon-greedy one is (section 3, appendix C)."""
+        """Returns the values [B, A] of perturbed networks, and the changed part of the columns' state.
+
+        The noise is adapted so that a perturbed policy is as far from the greedy one as an epsilon-greedy policy is
+        (Plappert et al. 2018, section 3, appendix C)."""
         assert self.episodes is not None
         explore, actions = self.explore, q.shape[-1]
         near = -math.log(1 - explore.noise_epsilon + explore.noise_epsilon / actions)
@@ -140,7 +150,9 @@ class QPolicy(FiltersObservations, Policy):
 
 
 class CategoricalPolicy(QPolicy):
-    """Of distributions over fixed values from v_min to v_max (Bellemare et al. 2017): the head's numbers are logits, an action's value is the mean."""
+    """Predicts distributions over num_atoms fixed values from v_min to v_max (Bellemare et al. 2017).
+
+    The head's outputs are logits; an action's value is its distribution's mean."""
 
     def __init__(self, spec: EnvSpec, model: Model, head: QHeadConfig, explore: ExplorationConfig, num_atoms: int, v_min: float, v_max: float):
         super().__init__(spec, model, head, explore, num_atoms)
