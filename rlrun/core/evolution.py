@@ -24,7 +24,7 @@ class FromPopulation:
     min_env_steps: int  # the least number of env steps per update
     noise_std: float
     noise_size: int  # numbers in the table
-    eval_share: float  # probability of an additional episode with the unperturbed policy
+    eval_share: float  # episodes with the unperturbed policy per pair, on average
     action_noise: float
     reward_offset: float = 0.0  # subtracted from every reward in the fitness
     reward_signs: bool = False  # the fitness is the sum of the rewards' signs
