@@ -337,12 +337,16 @@ class Algorithm(nn.Module):
             if "rngs" in state:  # checkpoints of the first versions have none
                 streams += [(rng, state["rngs"][name]) for name, rng in found.rngs.items()]
         except (ValueError, KeyError, RuntimeError) as error:
-            raise RunFailed(f"the checkpoint does not fit this config: {str(error).splitlines()[-1].strip()}") from error
+            raise RunFailed(
+                f"the checkpoint does not fit this config: {str(error).splitlines()[-1].strip()}"
+            ) from error
         if all(saved.numel() == rng.get_state().numel() for rng, saved in streams):
             for rng, saved in streams:
                 rng.set_state(saved.cpu())
         else:
-            warnings.warn("the checkpoint is from another kind of device: the learner's random stream begins anew", Notice, stacklevel=2)
+            warnings.warn(
+                "the checkpoint is from another kind of device: the learner's random stream begins anew", Notice, stacklevel=2
+            )
 
 
 class Follower:

@@ -115,8 +115,12 @@ class Checkpoints:
             self.failures += 1
             said = str(error) if isinstance(error, OSError) else f"no space left? ({str(error).splitlines()[0]})"
             if self.failures >= MAX_FAILURES:
-                raise RunFailed(f"{MAX_FAILURES} checkpoints in a row could not be written to {self.directory}: {said}") from error
-            warnings.warn(f"the checkpoint at {env_steps} env steps could not be written and is left out: {said}", Notice, stacklevel=2)
+                raise RunFailed(
+                    f"{MAX_FAILURES} checkpoints in a row could not be written to {self.directory}: {said}"
+                ) from error
+            warnings.warn(
+                f"the checkpoint at {env_steps} env steps could not be written and is left out: {said}", Notice, stacklevel=2
+            )
             return None
         self.failures = 0
         self._rotate()
@@ -142,7 +146,10 @@ class Checkpoints:
         none or if it is damaged."""
         names = self.names()
         if not names:
-            raise UserError(f"{self.directory} holds no checkpoint: the run ended before its first save; start anew in another run_dir, or remove it")
+            raise UserError(
+                f"{self.directory} holds no checkpoint: the run ended before its first save; "
+                "start anew in another run_dir, or remove it"
+            )
         if name in ("best", "last"):
             name = self.best() if name == "best" else None
         name = name or names[-1]
@@ -180,4 +187,6 @@ def verify(path: Path) -> None:
         if not (path / name).is_file():
             raise UserError(f"checkpoint {path} is damaged: {name} is missing")
         if _sha256(path / name) != digest:
-            raise UserError(f"checkpoint {path} is damaged: {name} is truncated or altered (its sha256 is not the manifest's)")
+            raise UserError(
+                f"checkpoint {path} is damaged: {name} is truncated or altered (its sha256 is not the manifest's)"
+            )

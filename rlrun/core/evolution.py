@@ -76,7 +76,13 @@ def check_noise(size: int, parameters: int, available: int, shared: int) -> None
     """Raises UserError if the table is smaller than a policy's number of `parameters`, or larger than the bytes of
     memory (`available`) or of shared memory (`shared`) that are free."""
     if size < parameters:
-        raise UserError(f"algo.noise_size={size:,} is less than the policy's {parameters:,} parameters: a perturbation is a piece of the table")
+        raise UserError(
+            f"algo.noise_size={size:,} is less than the policy's {parameters:,} parameters: "
+            "a perturbation is a piece of the table"
+        )
     for free, what in ((available, "memory"), (shared, "shared memory (/dev/shm)")):
         if size * BYTES > free:
-            raise UserError(f"algo.noise_size={size:,} is a table of {size * BYTES / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {what} are free: make it smaller")
+            raise UserError(
+                f"algo.noise_size={size:,} is a table of {size * BYTES / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {what} "
+                "are free: make it smaller"
+            )

@@ -121,7 +121,9 @@ class Optimizer:
         gradient.zero_()
         begin, width = self.whole.data_ptr(), self.whole.element_size()
         for parameter, place in zip(self.parameters, self.gradients, strict=True):
-            assert parameter.data_ptr() == begin + width * place.storage_offset(), "a parameter was moved after its optimiser was made: steps would miss it"
+            assert parameter.data_ptr() == begin + width * place.storage_offset(), (
+                "a parameter was moved after its optimiser was made: steps would miss it"
+            )
             parameter.grad = place
         for part in (loss,) if isinstance(loss, Tensor) else loss:
             part.backward(inputs=self.parameters)  # an actor's loss gives the critic it goes through no gradient
@@ -177,7 +179,10 @@ class Optimizer:
         """Raises RunFailed if the last MAX_SKIPPED updates or more had non-finite gradients."""
         if self.skipped >= MAX_SKIPPED:
             largest = max(self.lr.values) * self.lr_scale
-            raise RunFailed(f"{self.skipped} updates in a row had a non-finite gradient (lr up to {largest:g}); the last checkpoint is from before that")
+            raise RunFailed(
+                f"{self.skipped} updates in a row had a non-finite gradient (lr up to {largest:g}); "
+                "the last checkpoint is from before that"
+            )
 
     def follow_kl(self, clock: Clock, kl: float, target: float, bounds: tuple[float, float]) -> None:
         """Adapts lr, within bounds, to a step's KL(old || new): divides it by 1.5 if the KL was above twice the target,

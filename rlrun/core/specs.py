@@ -31,7 +31,9 @@ class Discrete:
         """[B] actions of rows -> the env's. Raises ValueError for a number outside the space, with which ALE would
         hang."""
         if action.size and (action.min() < 0 or action.max() >= self.n):
-            raise ValueError(f"action {action.min()}..{action.max()} outside Discrete({self.n}): has the policy's output become NaN?")
+            raise ValueError(
+                f"action {action.min()}..{action.max()} outside Discrete({self.n}): has the policy's output become NaN?"
+            )
         return action + self.start if self.start else action
 
     def from_env(self, value: np.ndarray) -> np.ndarray:

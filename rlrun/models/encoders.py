@@ -170,7 +170,9 @@ class NatureCNN(ImageEncoder):
         super().__init__(space, precision, flat, layer_norm)
         channels, height, width = self.image
         if min(height, width) < 36:
-            raise UserError(f"nature_cnn needs images of at least 36x36 pixels, this one is {height}x{width}; try model=mlp")
+            raise UserError(
+                f"nature_cnn needs images of at least 36x36 pixels, this one is {height}x{width}; try model=mlp"
+            )
         if min(height, width) < 64:
             self.first = nn.Conv2d(channels, 16, 4, 2, padding=1)
             self.convolutions = nn.Sequential(*self.then_relu(16), nn.Conv2d(16, 32, 4, 2, padding=1), *self.then_relu(32))

@@ -195,7 +195,10 @@ def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution
     """The action head for a space. Raises UserError if the requested distribution does not fit the space."""
     if autoregressive:
         if not isinstance(space, Nested) or len(space.spaces) < 2:
-            raise UserError(f"model.autoregressive=true chooses the parts of a Tuple or Dict of actions one after the other; {space} has no such parts")
+            raise UserError(
+                "model.autoregressive=true chooses the parts of a Tuple or Dict of actions one after the other; "
+                f"{space} has no such parts"
+            )
         return AutoregressiveHead(space, inputs, linear, kind, log_std)
     if isinstance(space, Nested):
         return JointHead({name: action_head(part, inputs, linear, kind, log_std) for name, part in space.spaces})
@@ -204,7 +207,9 @@ def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution
     if isinstance(space, MultiBinary):
         return BinaryHead(space, inputs, linear)
     if kind != "gaussian" and not space.bounded:
-        raise UserError(f"model.action_distribution={kind} needs bounded actions, not {space} without bounds; use gaussian")
+        raise UserError(
+            f"model.action_distribution={kind} needs bounded actions, not {space} without bounds; use gaussian"
+        )
     return BoxHead(space, inputs, linear, kind, log_std)
 
 

@@ -66,7 +66,7 @@ class ModelConfig:
                 f"{closest(self.encoder, ENCODERS)}"
             )
         if self.encoder_kwargs and not is_path(self.encoder):
-            raise ValueError(f"encoder_kwargs are options of an encoder of your own, not of {self.encoder}")
+            raise ValueError(f"encoder_kwargs are for an encoder of your own, not for {self.encoder}")
 
 
 class Trunk(nn.Module):
@@ -193,8 +193,8 @@ class Model:
         parts = [(path, part) for path, part in leaves(spec.observation) if isinstance(part, Box)]
         if not parts:
             raise UserError(
-                f"model.observation_filter=mean_std is for numbers and pixels, but {spec.name} observes {spec.observation};"
-                " try model=plain"
+                f"model.observation_filter=mean_std is for numbers and pixels, but {spec.name} observes "
+                f"{spec.observation}; try model=plain"
             )
         return ObservationFilters(parts, self.cfg.observation_clip)
 
@@ -232,7 +232,9 @@ class Model:
         actions = spec.action.n
         if self.cfg.action_embedding is not None:
             if cfg.dueling:
-                raise UserError("model.action_embedding has no advantages to take a mean of: set head.dueling=false with it")
+                raise UserError(
+                    "model.action_embedding has no advantages to take a mean of: set head.dueling=false with it"
+                )
             # The head then makes E numbers, whose inner product with an action's embedding is that action's value.
             actions = embedding_of(spec, self.cfg.action_embedding)[1]
         precision = self.precision if image else "fp32"  # only the layers behind convolutions are wide enough for bf16
