@@ -1,9 +1,10 @@
-"""Batch: the one container for rows of experience, and the layout of a fragment in memory.
+"""Batch, the container for rows of experience, and the layout of a fragment in memory.
 
-A fragment is T rows of B columns. Every field has T rows except `obs` (with all it holds) and `is_first`, which have T+1, and `core`
-(recurrent state), which is stored at rows 0, L, 2L ... T. Row t: the agent saw obs[t], chose action[t], got reward[t]; obs[t+1] is the
-consequence, always true even at an end. `valid[t]` is False on dead rows: the trajectory ends at obs[t], and that row's action, reward and
-records mean nothing.
+A fragment has T rows and B columns. Every field has T rows, except `obs` (with everything in it) and `is_first`, which
+have T+1 rows, and `core` (recurrent state), which is stored at rows 0, L, 2L ... T. In row t the agent saw obs[t],
+chose action[t] and received reward[t]. obs[t+1] is always the true consequence of that action, even at the end of an
+episode. `valid[t]` is False on dead rows: the trajectory ends at obs[t], and that row's action, reward and records have
+no meaning.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class Field(NamedTuple):
 
 
 RowSpec = dict[str, "Field | RowSpec"]
-SCALAR_REWARD = Field((), torch.float32)  # one number, as most environments pay
-EXTRA_ROW = ("obs", "is_first")  # these carry row T as well
-ALIGNMENT = 64  # bytes: a cache line, and enough for any vector instruction
+SCALAR_REWARD = Field((), torch.float32)  # one number per row, as in most environments
+EXTRA_ROW = ("obs", "is_first")  # fields that have a row T as well
+ALIGNMENT = 64  # bytes; this is a cache line and enough for any vector instruction
 
 
 class Batch(Mapping[str, "Tensor | Batch"]):
-    """Immutable mapping of names to tensors or nested Batches. `batch.reward` is `batch["reward"]`; an index that is not a name indexes
-    the leading dimension of every field."""
+    """An immutable mapping from names to tensors or nested Batches. `batch.reward` is `batch["reward"]`. An index that
+    is not a name indexes the leading dimension of every field."""
 
     __slots__ = ("_fields",)
 
@@ -71,7 +72,7 @@ class Batch(Mapping[str, "Tensor | Batch"]):
         return Batch({name: v.map(function) if isinstance(v, Batch) else function(v) for name, v in self._fields.items()})
 
     def leaves(self) -> Iterator[Tensor]:
-        """Every tensor, depth first, in the order of the names' insertion."""
+        """Yields every tensor, depth first, in the order in which the names were inserted."""
         for value in self._fields.values():
             if isinstance(value, Batch):
                 yield from value.leaves()
@@ -79,7 +80,7 @@ class Batch(Mapping[str, "Tensor | Batch"]):
                 yield value
 
     def replace(self, **fields: Tensor | Batch) -> Batch:
-        """A new Batch with these fields added or exchanged."""
+        """A new Batch with these fields added or replaced."""
         return Batch(self._fields, **fields)
 
     def to(self, device: torch.device | str) -> Batch:
@@ -89,27 +90,30 @@ class Batch(Mapping[str, "Tensor | Batch"]):
         return self.map(torch.clone)
 
     def copy_(self, source: Batch) -> None:
-        """Copies every tensor of `source` into this Batch's memory; the trees and shapes must match."""
+        """Copies every tensor of `source` into this Batch's memory. Trees and shapes must match."""
         for mine, theirs in zip(self.leaves(), source.leaves(), strict=True):
             mine.copy_(theirs)
 
     def columns(self, index) -> Batch:
-        """These columns (dimension 1) of every field, as views where `index` is a slice, else copies of those that a tensor of numbers [N] says."""
+        """These columns (dimension 1) of every field. A slice gives views; a tensor of column numbers [N] gives
+        copies."""
         if isinstance(index, slice):
             return self.map(lambda value: value[:, index])
 
-        def select(value: Tensor) -> Tensor:  # value[:, index] would copy images byte by byte, twenty times as slowly on a CPU
+        def select(value: Tensor) -> Tensor:
+            # value[:, index] would copy images byte by byte, which is twenty times as slow on a CPU.
             return value[0].index_select(0, index).unsqueeze(0) if len(value) == 1 else value.index_select(1, index)
 
         return self.map(select)
 
     def discount(self, value: float) -> Tensor:
-        """value * (1 - terminated)  [T, B]; truncation never zeroes it."""
+        """value * (1 - terminated) [T, B]. Truncation does not make the discount zero."""
         return value * (1.0 - self["terminated"].float())
 
     def sequences(self, length: int) -> Batch:
-        """[T(+1), B] -> [length, B * T / length]: every column cut into pieces, without row T. Recurrent state must be stored at every `length`-th
-        row; the result holds that of each piece's row 0, as core [1, ...]. length 1 makes one row of all rows."""
+        """[T(+1), B] -> [length, B * T / length]: cuts every column into pieces and drops row T. Recurrent state must
+        be stored every `length` rows; the result holds the state at row 0 of each piece, as core [1, ...]. With length
+        1, every row becomes a column of one row."""
         rows, columns = self["reward"].shape[:2]
         assert rows % length == 0, (rows, length)
 
@@ -126,8 +130,9 @@ class Batch(Mapping[str, "Tensor | Batch"]):
         })  # fmt: skip
 
     def ends(self) -> Batch:
-        """A fragment's first row and its end, leaves [2, B, ...] of obs and is_first: the end is the first dead row, or row T. Replay may have left out the
-        others already."""
+        """A fragment's first row and its end, leaves [2, B, ...] of obs and is_first. The end is the first dead row, or
+        row T if all rows are live. A batch from which replay has already left out the other rows is returned as it
+        is."""
         rows, columns = self["valid"].shape
         kept = Batch(obs=self["obs"], is_first=self["is_first"])
         if rows == 1 or len(self["is_first"]) != rows + 1:  # row 0 is live
@@ -138,17 +143,18 @@ class Batch(Mapping[str, "Tensor | Batch"]):
         return kept.map(lambda value: value[index])
 
     def alive(self) -> Batch:
-        """The columns (here: pieces, single rows) that have a live row."""
+        """The columns that have a live row. After sequences(), columns are pieces or single rows."""
         return self.columns(self["valid"].any(0).nonzero().squeeze(1))
 
     def split(self, columns: int) -> Iterator[Batch]:
-        """`columns` columns of every field at a time."""
+        """Yields `columns` columns of every field at a time."""
         total = self["reward"].shape[1]
         for start in range(0, total, columns):
             yield self.columns(slice(start, start + columns))
 
     def minibatches(self, epochs: int, columns: int, rng: torch.Generator) -> Iterator[Batch]:
-        """`columns` random columns of every field at a time, all columns once per epoch; what does not fill a minibatch is left out of that epoch."""
+        """Yields `columns` random columns of every field at a time, and every column at most once per epoch. Columns
+        that do not fill a minibatch are left out of that epoch."""
         total = self["reward"].shape[1]
         for _ in range(epochs):
             order = torch.randperm(total, generator=rng, device=rng.device)
@@ -157,12 +163,12 @@ class Batch(Mapping[str, "Tensor | Batch"]):
                 yield self.columns(picks)
 
     def numpy(self) -> dict:
-        """The same tree as dictionaries of NumPy views (CPU only): cheaper to write a row into."""
+        """The same tree as dictionaries of NumPy views (CPU only), into which writing a row is cheaper."""
         return {name: value.numpy() for name, value in self._fields.items()}
 
 
 def at(tree: Tensor | Batch, path: tuple[str, ...]) -> Tensor:
-    """The tensor at this path of a tree; the tree itself where the path is empty."""
+    """The tensor at this path of a tree, or the tree itself if the path is empty."""
     for name in path:
         assert isinstance(tree, Batch)
         tree = tree[name]
@@ -171,7 +177,8 @@ def at(tree: Tensor | Batch, path: tuple[str, ...]) -> Tensor:
 
 
 def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
-    """Fragments side by side: [T, B1], [T, B2] ... -> [T, B1 + B2 + ...], into `out`'s memory when given."""
+    """Puts fragments side by side: [T, B1], [T, B2] ... -> [T, B1 + B2 + ...], in the memory of `out` if it is
+    given."""
     if out is None:
         if len(batches) == 1:
             return batches[0]
@@ -188,7 +195,7 @@ def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
 def fragment_layout(
     obs: RowSpec, action: Field | RowSpec, record: RowSpec, core: RowSpec, rows: int, columns: int, core_every: int, reward: Field = SCALAR_REWARD
 ) -> RowSpec:
-    """Full shapes ([rows, columns, ...]) of a fragment. `core` may be empty (no memory)."""
+    """Full shapes ([rows, columns, ...]) of a fragment's fields. `core` is empty for policies without memory."""
 
     def widen(spec: Field | RowSpec, count: int) -> Field | RowSpec:
         if isinstance(spec, Field):
@@ -209,7 +216,7 @@ def fragment_layout(
 
 
 def layout_bytes(layout: RowSpec) -> int:
-    """Bytes of one fragment, every field aligned."""
+    """The bytes of one fragment, in which every field is aligned."""
     total = 0
     for spec in layout.values():
         if isinstance(spec, Field):
@@ -221,9 +228,10 @@ def layout_bytes(layout: RowSpec) -> int:
 
 
 def allocate(layout: RowSpec, memory: Tensor | None = None, pin: bool = False) -> Batch:
-    """Tensors of these full shapes, carved out of `memory` (uint8, 1-D, at least layout_bytes(layout) long) or freshly made.
+    """Tensors of these full shapes, as views of `memory` (uint8, 1-D, at least layout_bytes(layout) long) or of new
+    memory.
 
-    Fresh memory is filled with a sentinel (NaN, or 0x7F in every byte), so that a row that nobody wrote is seen."""
+    New memory is filled with a sentinel (NaN, or 0x7F in every byte), which makes rows that nobody wrote noticeable."""
     if memory is None:
         memory = torch.full((layout_bytes(layout),), 0x7F, dtype=torch.uint8, pin_memory=pin)
         fresh = True
@@ -251,5 +259,5 @@ def allocate(layout: RowSpec, memory: Tensor | None = None, pin: bool = False) -
 
 
 def torch_dtype(dtype) -> torch.dtype:
-    """The torch dtype of a NumPy one."""
+    """The torch dtype for a NumPy dtype."""
     return torch.from_numpy(np.zeros(1, dtype=dtype)).dtype

@@ -1,4 +1,5 @@
-"""Callback: the user's own code at the events of a run; callbacks=[package.module:Name] makes one of each class, without arguments."""
+"""Callback: runs the user's own code at the events of a run. callbacks=[package.module:Name] makes one instance of each
+class, without arguments."""
 
 from __future__ import annotations
 
@@ -10,26 +11,30 @@ from rlrun.core.schedule import Clock
 
 
 class Callback:
-    """Subclass it and override what is needed. All methods run in the run's first process, between updates; an exception ends the run.
-    What a callback remembers is not in checkpoints: a resumed run makes it anew."""
+    """A base class whose methods you override as needed. All methods are called in the run's first process, between
+    updates, and an exception ends the run. Checkpoints do not hold a callback's attributes: a resumed run makes new
+    callbacks."""
 
     def on_start(self, run: Any) -> None:
-        """Once, before the first update. run.clock, run.episodes, run.algorithm and run.best are there to be read."""
+        """Called once, before the first update. It may read run.clock, run.episodes, run.algorithm and run.best."""
 
     def on_update(self, clock: Clock, metrics: dict[str, Any]) -> None:
-        """After every update. `metrics` are 0-d tensors or floats, without the prefix learn/."""
+        """Called after every update. `metrics` are 0-d tensors or floats; their names lack the prefix learn/."""
 
     def on_episode(self, ret: float, length: int, info: dict[str, float]) -> None:
-        """After every finished training episode: unclipped return, length in decisions, numeric info entries."""
+        """Called after every finished training episode, with its unclipped return, its length in decisions and the
+        numeric entries of its info."""
 
     def on_log(self, row: dict[str, Any]) -> None:
-        """Before a row goes to progress.jsonl, TensorBoard and MLflow. Numbers that are added to it are logged too."""
+        """Called before a row is written to progress.jsonl, TensorBoard and MLflow. Numbers added to it are logged
+        too."""
 
     def on_evaluate(self, clock: Clock, returns: Sequence[float]) -> None:
-        """After an evaluation."""
+        """Called after an evaluation."""
 
     def on_save(self, path: Path, clock: Clock) -> None:
-        """After a checkpoint was written to this directory."""
+        """Called after a checkpoint was written to this directory."""
 
     def on_end(self, status: str) -> None:
-        """Once, when the runner is done: COMPLETED, STOPPED or INTERRUPTED. Not after a failure."""
+        """Called once when the runner is done, with COMPLETED, STOPPED or INTERRUPTED. It is not called after a
+        failure."""

@@ -1,9 +1,11 @@
-"""Checkpoints: directories of tensors, JSON and a sha256 manifest, written under a temporary name, fsynced and renamed.
+"""Checkpoints: directories with tensors, JSON and a sha256 manifest. They are written under a temporary name, fsynced
+and renamed.
 
     checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  [replay.pt  replay-0.bin ...  replay-1.pt ...]  run.json  manifest.json
     checkpoints/best.json        the name of the best one
 
-Nothing in them is pickled code: torch.load(weights_only=True) is the one loader. A damaged file is named; nothing is ever replaced by a fresh start.
+They contain no pickled code: torch.load(weights_only=True) is the only loader. A damaged file is reported by name; a
+run never falls back to a fresh start.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import torch
 from rlrun.core.errors import Notice, RunFailed, UserError
 
 FORMAT = 1
-ROWS = "replay-*.bin"  # files of replayed rows
-MAX_FAILURES = 3  # saves in a row
+ROWS = "replay-*.bin"  # files that hold the rows in replay
+MAX_FAILURES = 3  # failed saves in a row after which the run ends
 
 
 def _sha256(path: Path) -> str:
@@ -40,7 +42,7 @@ def _fsync(path: Path) -> None:
 
 
 def _compact(state: Any) -> Any:
-    """torch.save writes the whole memory that a tensor is a part of: parts get memory of their own."""
+    """Gives tensors that are part of a larger memory their own, since torch.save writes a tensor's whole storage."""
     if isinstance(state, Mapping):
         return {name: _compact(value) for name, value in state.items()}
     if isinstance(state, list | tuple):
@@ -50,7 +52,7 @@ def _compact(state: Any) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """All of the text or the old file."""
+    """Writes the text such that the file is either complete or unchanged."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("w") as file:
         file.write(text)
@@ -67,7 +69,7 @@ class Checkpoints:
         self.failures = 0
 
     def names(self) -> list[str]:
-        """Whole checkpoints, oldest first."""
+        """The names of complete checkpoints, oldest first."""
         if not self.directory.is_dir():
             return []
         return sorted(p.name for p in self.directory.iterdir() if p.is_dir() and p.name.isdigit())
@@ -79,8 +81,9 @@ class Checkpoints:
             return None
 
     def save(self, env_steps: int, tensors: dict[str, dict], run: dict, best: bool, rows: Callable[[Path], None] | None = None) -> Path | None:
-        """Writes <directory>/<env_steps>/, and into it what `rows` writes to ROWS, which only the last checkpoint keeps. On a full disk warns, keeps the
-        previous ones and returns None (RunFailed after several in a row)."""
+        """Writes <directory>/<env_steps>/. `rows` writes the ROWS files into it, which only the last checkpoint keeps.
+        If the disk is full, it warns, keeps the previous checkpoints and returns None; it raises RunFailed after
+        MAX_FAILURES failures in a row."""
         final = self.directory / f"{env_steps:012d}"
         temporary = self.directory / f".{final.name}.tmp"
         try:
@@ -97,7 +100,7 @@ class Checkpoints:
             for path in temporary.iterdir():
                 _fsync(path)
             _fsync(temporary)
-            if final.exists():  # the same env step again (a stop right after a regular save)
+            if final.exists():  # saved at this env step before, as by a stop right after a regular save
                 old = self.directory / f".{final.name}.old"
                 os.replace(final, old)
                 os.replace(temporary, final)
@@ -107,13 +110,17 @@ class Checkpoints:
             _fsync(self.directory)
             if best:
                 write_atomically(self.directory / "best.json", json.dumps({"name": final.name, "metric": run.get("metric")}))
-        except (OSError, RuntimeError) as error:  # torch.save says RuntimeError on a full disk
+        except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
             shutil.rmtree(temporary, ignore_errors=True)
             self.failures += 1
             said = str(error) if isinstance(error, OSError) else f"no space left? ({str(error).splitlines()[0]})"
             if self.failures >= MAX_FAILURES:
-                raise RunFailed(f"{MAX_FAILURES} checkpoints in a row could not be written to {self.directory}: {said}") from error
-            warnings.warn(f"the checkpoint at {env_steps} env steps could not be written and is left out: {said}", Notice, stacklevel=2)
+                raise RunFailed(
+                    f"{MAX_FAILURES} checkpoints in a row could not be written to {self.directory}: {said}"
+                ) from error
+            warnings.warn(
+                f"the checkpoint at {env_steps} env steps could not be written and is left out: {said}", Notice, stacklevel=2
+            )
             return None
         self.failures = 0
         self._rotate()
@@ -123,7 +130,7 @@ class Checkpoints:
         best = self.best()
         for name in [n for n in self.names() if n != best][: -self.keep or None]:
             shutil.rmtree(self.directory / name)
-        for name in self.names()[:-1]:  # rows are gigabytes, and runs are resumed from the last
+        for name in self.names()[:-1]:  # rows take gigabytes, and runs are usually resumed from the last checkpoint
             path = self.directory / name
             files = list(path.glob(ROWS))
             if files:
@@ -135,10 +142,14 @@ class Checkpoints:
                     file.unlink()
 
     def load(self, name: str | None = None, parts: tuple[str, ...] = ("policy", "algorithm", "sampler")) -> tuple[dict[str, dict], dict]:
-        """(tensors by part, run.json) of this checkpoint, or the last one. UserError when there is none or it is damaged."""
+        """(tensors by part, run.json) of the named checkpoint, by default the last one. Raises UserError if there is
+        none or if it is damaged."""
         names = self.names()
         if not names:
-            raise UserError(f"{self.directory} holds no checkpoint: the run ended before its first save; start anew in another run_dir, or remove it")
+            raise UserError(
+                f"{self.directory} holds no checkpoint: the run ended before its first save; "
+                "start anew in another run_dir, or remove it"
+            )
         if name in ("best", "last"):
             name = self.best() if name == "best" else None
         name = name or names[-1]
@@ -153,17 +164,17 @@ class Checkpoints:
 
 
 def rows_file(number: int) -> str:
-    """Of one learner's replay, or of one shard."""
+    """The name of the file with the rows of one learner's replay, or of one shard."""
     return f"replay-{number}.bin"
 
 
 def load_part(path: Path, part: str) -> dict:
-    """One part of a verified checkpoint."""
+    """Loads one part of a verified checkpoint."""
     return torch.load(path / f"{part}.pt", weights_only=True, map_location="cpu")
 
 
 def verify(path: Path) -> None:
-    """UserError naming the first file that is missing, truncated or altered."""
+    """Raises UserError, which names the first file that is missing, truncated or altered."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         expected = manifest["sha256"]
@@ -176,4 +187,6 @@ def verify(path: Path) -> None:
         if not (path / name).is_file():
             raise UserError(f"checkpoint {path} is damaged: {name} is missing")
         if _sha256(path / name) != digest:
-            raise UserError(f"checkpoint {path} is damaged: {name} is truncated or altered (its sha256 is not the manifest's)")
+            raise UserError(
+                f"checkpoint {path} is damaged: {name} is truncated or altered (its sha256 is not the manifest's)"
+            )

@@ -1,4 +1,5 @@
-"""VectorEnv: what samplers drive. Adapters in rlrun/envs turn other people's environments into this."""
+"""VectorEnv: the interface through which samplers step environments. Adapters in rlrun/envs implement it for other
+libraries' environments."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ import numpy as np
 
 from rlrun.core.specs import EnvSpec
 
-Rows = dict[str, Any]  # observation parts: arrays [B, ...], or dictionaries of them where a space is nested
+Rows = dict[str, Any]  # parts of observations by name: arrays [B, ...], or dictionaries of them if a space is nested
 
 
 def map_rows(rows: Any, function: Callable[[Any], Any]) -> Any:
-    """The same tree of dictionaries with `function` applied to everything else."""
+    """The same tree of dictionaries with `function` applied to every leaf."""
     return {name: map_rows(value, function) for name, value in rows.items()} if isinstance(rows, dict) else function(rows)
 
 
 def write_rows(view: dict, rows: Rows, t: int) -> None:
-    """Copies rows into row t of arrays [T, B, ...]."""
+    """Copies rows [B, ...] into row t of the arrays [T, B, ...] of `view`."""
     for name, value in rows.items():
         if isinstance(value, dict):
             write_rows(view[name], value, t)
@@ -27,42 +28,42 @@ def write_rows(view: dict, rows: Rows, t: int) -> None:
 
 
 class Step(NamedTuple):
-    """One row of every column, after its action."""
+    """What one action led to in every column."""
 
-    obs: Rows  # the consequence, [B, ...]: at an end the last observation of the old episode, which a dead row follows
+    obs: Rows  # the consequence [B, ...]; at an end it is the old episode's last observation, and a dead row follows
     reward: np.ndarray  # [B, *EnvSpec.reward_row.shape] float32, raw
     terminated: np.ndarray  # [B] bool
     truncated: np.ndarray  # [B] bool
-    valid: np.ndarray  # [B] bool: False where this row was no decision of the agent (a reset, a forced FIRE)
+    valid: np.ndarray  # [B] bool: False where the agent did not decide (a reset, a forced FIRE)
     is_first: np.ndarray  # [B] bool: `obs` begins an episode
-    info: dict[str, np.ndarray]  # numbers worth logging, [B]
+    info: dict[str, np.ndarray]  # numbers to be logged, [B]
 
     @property
     def paid(self) -> np.ndarray:
-        """What every column was paid in all [B]: the sum over the reward's own axes. Returns are sums of it."""
+        """Every column's total reward [B]: the sum over the reward's own axes. Returns are sums of it."""
         return self.reward if self.reward.ndim == 1 else self.reward.reshape(len(self.reward), -1).sum(1)
 
 
 class VectorEnv(Protocol):
-    """`count` environments of one kind, each a column."""
+    """`count` environments of the same kind. Each is one column."""
 
     spec: EnvSpec
     count: int
 
     def reset(self, generation: int) -> Rows:
-        """Begins every column anew. Seeds follow from (run seed, stream, worker, slot, generation)."""
+        """Resets every column. Seeds follow from (run seed, stream, worker, slot, generation)."""
         ...
 
     def step(self, action: Any) -> Step:
-        """action: as rows hold it, [B, ...], a dictionary where the space is nested. Raises ValueError on one outside the space, and whatever the
-        environment raises."""
+        """Takes actions [B, ...] in the form that rows have, which is a dictionary if the space is nested. Raises
+        ValueError for an action outside the space, and whatever the environment raises."""
         ...
 
     def close(self) -> None: ...
 
 
 class EnvFactory(Protocol):
-    """Picklable; called inside the process that will step the environments."""
+    """Makes environments. It is picklable, and called in the process that will step the environments."""
 
     @property
     def spec(self) -> EnvSpec: ...

@@ -1,27 +1,29 @@
-"""Errors that a user meets as a sentence instead of a traceback."""
+"""Errors that are shown to the user as a sentence instead of a traceback."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Bad input: the command prints the sentence and exits with 2."""
+    """The input is wrong. The command prints the sentence and exits with 2."""
 
 
 class RunFailed(Exception):
-    """The run broke although its input was fine (a killed sampler, a crashing env): printed, exit 1."""
+    """The run failed although its input was right, as when a sampler is killed. The command prints it and exits with
+    1."""
 
 
 class EnvError(Exception):
-    """An environment raised; says which one, its seed and its last action."""
+    """An environment raised. The message names the environment, its seed and its last action."""
 
 
 class Notice(UserWarning):
-    """Something that a user should know and that does not end the run; the command prints it without the line of code that said it."""
+    """Something that a user should know but that does not end the run. The command prints it without the line of code
+    that issued the warning."""
 
 
 def closest(word: str, options: Iterable[str], count: int = 3) -> str:
-    """' Did you mean a, b?' for a mistyped word, or an empty string when nothing is near."""
+    """' Did you mean a, b?' for a mistyped word, or an empty string if no option is similar."""
     options = list(options)
     lowered = {option.lower(): option for option in options}
     near = difflib.get_close_matches(word.lower(), list(lowered), n=count, cutoff=0.5)

@@ -1,4 +1,5 @@
-"""Finds what changes over a run wherever an algorithm keeps it: in attributes, lists, dicts, inner algorithms, nested modules and helper objects."""
+"""Finds the state of an algorithm wherever the algorithm keeps it: in attributes, lists, dicts, inner algorithms,
+nested modules and helper objects."""
 
 from __future__ import annotations
 
@@ -12,25 +13,25 @@ from torch import nn
 
 from rlrun.core.optimizer import Optimizer
 
-NOT_STATE = ("cfg", "spec", "ctx")  # attributes that hold facts and services, and no state of their own
+NOT_STATE = ("cfg", "spec", "ctx")  # attributes that hold facts and services but no state
 NO_PARTS = (str, bytes, type, torch.Tensor, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
 
 
 class FoundState(NamedTuple):
-    """What was found, by dotted path from the algorithm."""
+    """The objects that were found, by their dotted paths from the algorithm."""
 
     optimizers: dict[str, Optimizer]
-    rngs: dict[str, torch.Generator]  # beside the learner's own, which is ctx.rng
-    modules: dict[str, nn.Module]  # that are not registered, so that the algorithm's state_dict() lacks them
+    rngs: dict[str, torch.Generator]  # all generators except the learner's own, ctx.rng
+    modules: dict[str, nn.Module]  # unregistered modules, which the algorithm's state_dict() lacks
 
 
 def find_state(algorithm: nn.Module) -> FoundState:
-    """Everything once, under its shortest path. Registered modules come first among paths of the same length, so that the optimiser of an inner algorithm
-    is named after it whoever else holds it."""
+    """Finds every object once, under its shortest path. Among paths of the same length, registered modules come first,
+    so that an inner algorithm's optimiser is named after that algorithm even if other objects hold it too."""
     found = FoundState({}, {}, {})
-    covered = {id(module) for module in algorithm.modules()}  # modules whose tensors are in a state_dict that is saved
+    covered = {id(module) for module in algorithm.modules()}  # modules whose tensors are in a saved state_dict
     seen, queue = {id(algorithm)}, deque([("", algorithm)])
-    learners_own: set[int] = set()  # generators of contexts
+    learners_own: set[int] = set()  # the generators ctx.rng
     while queue:
         path, holder = queue.popleft()
         context_rng = getattr(vars(holder).get("ctx"), "rng", None) if hasattr(holder, "__dict__") else None
@@ -68,7 +69,7 @@ def _parts(holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _has_parts(value: Any) -> bool:
-    """Whether something may hide in it. What PyTorch itself makes holds nothing of ours, its modules excepted."""
+    """Whether the value may hold state. PyTorch's own objects, except modules, hold no objects of ours."""
     if isinstance(value, Mapping | list | tuple | deque | nn.Module):
         return True
     if isinstance(value, NO_PARTS) or type(value).__module__.partition(".")[0] in ("torch", "numpy"):

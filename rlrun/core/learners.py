@@ -1,4 +1,5 @@
-"""What the learners of one run tell each other: reports on new fragments, whose rows are saved where, and when it is over."""
+"""Communication between the learners of one run: reports on new fragments, the saving of rows, and the end of the
+run."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from rlrun.core.timing import Timers
 
 
 class FragmentHeader(Protocol):
-    """What is read of a fragment's header (dataflow.slots.FragmentHeader)."""
+    """The attributes of a fragment's header (dataflow.slots.FragmentHeader) that are read here."""
 
     @property
     def updates(self) -> int: ...
@@ -31,38 +32,40 @@ class FragmentHeader(Protocol):
 
 
 class _Report(NamedTuple):
-    """What other learners are told of a fragment."""
+    """What a learner tells the others about a fragment."""
 
-    lag: int  # updates between its weights and now
+    lag: int  # updates since the weights that collected it
     env_steps: int
     seconds: tuple[float, float]
     episodes: list[tuple[int, float, int, dict[str, float]]]  # column, return, length, info
 
 
 def exchange(headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks) -> list[_Report]:
-    """Reports on new fragments of all learners, by rank."""
+    """Returns reports on the new fragments of all learners, in the order of ranks."""
     mine = [_Report(clock.updates - h.updates, h.env_steps, h.seconds, [(e.column, e.ret, e.length, dict(e.info)) for e in h.episodes]) for h in headers]
     if ranks.world == 1:
         return mine
     return [_Report(*report) for text in ranks.everyones(json.dumps(mine)) for report in json.loads(text)]
 
 
-OVER, ON, SAVE = range(3)  # what rank 0 says between updates
+OVER, ON, SAVE = range(3)  # what rank 0 tells the others between updates
 
 
 class Kept(Protocol):
-    """What a runner has a run save and restore. A replay, whose rows are too many for state(), has `saved` (whether checkpoints hold its rows) and
-    save_rows(folder) beside it."""
+    """Something that a runner registers with a run to be saved and restored. A replay, whose rows are too large for
+    state(), also has `saved` (whether checkpoints hold its rows) and save_rows(folder)."""
 
     def state(self) -> dict: ...
 
     def load(self, state: dict, folder: Path | None) -> str | None:
-        """The reverse of state(). folder: where rows were saved, None where they were not. Returns a sentence that the user should read, or None."""
+        """Restores what state() returned. `folder` holds the saved rows; it is None if they were not saved. Returns a
+        sentence that the user should read, or None."""
         ...
 
 
 def save_rows(kept: Mapping[str, Any], ranks: Ranks, folder: Path | None) -> None:
-    """Every learner's rows into the folder that rank 0 names. OSError, on rank 0, where some could not be written."""
+    """Writes every learner's rows into the folder that rank 0 passes. Raises OSError, on rank 0, if some learner's rows
+    could not be written."""
     folder, problem = Path(ranks.everyones(str(folder))[0]), None
     try:
         with_rows = {name: thing for name, thing in kept.items() if hasattr(thing, "save_rows")}
@@ -70,7 +73,7 @@ def save_rows(kept: Mapping[str, Any], ranks: Ranks, folder: Path | None) -> Non
             thing.save_rows(folder)
         if ranks.rank > 0:
             torch.save({name: thing.state() for name, thing in with_rows.items()}, folder / f"{replay_part(ranks.rank)}.pt")
-    except (OSError, RuntimeError) as error:  # torch.save says RuntimeError on a full disk
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
         problem = error
     written = ranks.all(problem is None)
     if ranks.rank == 0 and not written:
@@ -78,9 +81,10 @@ def save_rows(kept: Mapping[str, Any], ranks: Ranks, folder: Path | None) -> Non
 
 
 def load_kept(name: str, thing: Kept, folder: Path, rank: int) -> str | None:
-    """Restores what one learner keeps from a checkpoint. Returns a sentence for the user where something is missing. RunFailed where all of it is."""
+    """Restores one of a learner's kept things from a checkpoint. Returns a sentence for the user if part of its state
+    is missing. Raises RunFailed if all of it is missing."""
     saved, there = load_part(folder, "replay"), any(folder.glob(ROWS))
-    if there and rank > 0:  # other learners save what has rows; everything else is the first one's
+    if there and rank > 0:  # learners other than the first save only what has rows; the first saves everything else
         saved |= load_part(folder, replay_part(rank))
     if name not in saved:
         raise RunFailed(f"the checkpoint {folder} does not hold the state of the {name}")
@@ -88,12 +92,12 @@ def load_kept(name: str, thing: Kept, folder: Path, rank: int) -> str | None:
 
 
 def replay_part(rank: int) -> str:
-    """Of a checkpoint: this learner's replay."""
+    """The checkpoint's part that holds this learner's replay."""
     return f"replay-{rank}" if rank else "replay"
 
 
 def check_equal(algorithm: Algorithm, ranks: Ranks) -> None:
-    """RunFailed unless all learners hold the same numbers."""
+    """Raises RunFailed unless all learners hold the same parameters and buffers."""
     if ranks.world == 1:
         return
     tensors = [t.detach().double().flatten().cpu() for t in (*algorithm.parameters(), *algorithm.buffers())]
@@ -103,10 +107,11 @@ def check_equal(algorithm: Algorithm, ranks: Ranks) -> None:
 
 
 class FollowingLearner:
-    """The run as learners other than the first see it: they begin with the same state, and rank 0 says when it is over."""
+    """The run as seen by learners other than the first. They begin with the same state, and rank 0 tells them when the
+    run is over."""
 
     def __init__(self, ranks: Ranks, restored: tuple[dict[str, dict], dict] | None, saved: Path | None = None):
-        """saved: the checkpoint that was restored."""
+        """`saved` is the directory of the checkpoint that was restored."""
         self.ranks, self.restored, self.saved = ranks, restored, saved
         self.kept: dict[str, Kept] = {}
         self.timers = Timers()
@@ -127,7 +132,7 @@ class FollowingLearner:
         return self.clock
 
     def sampler_ready(self, sampler: Any) -> None:
-        """Nothing to restore: with several learners columns begin anew."""
+        """Restores nothing: with several learners, columns begin anew."""
 
     def keeps(self, name: str, thing: Kept) -> None:
         self.kept[name] = thing

@@ -1,4 +1,4 @@
-"""Reductions over live rows; functions with `ranks` reduce over the live rows of all learners."""
+"""Reductions over live rows. Functions that take `ranks` reduce over the live rows of all learners."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from rlrun.core.ranks import ALONE, Ranks
 
 
 def masked_sum(x: Tensor, valid: Tensor) -> Tensor:
-    """Returns the sum [] of x [T, B] over valid [T, B]. In dead rows x may be anything, also NaN."""
+    """Returns the sum [] of x [T, B] over valid [T, B]. In dead rows x may hold anything, even NaN."""
     return x.masked_fill(~valid, 0.0).sum()
 
 

@@ -1,4 +1,4 @@
-"""Means between two log rows, and episode statistics."""
+"""Means of metrics between two log rows, and episode statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Means:
         return {name: total / self.counts[name] for name, total in self.sums.items()}
 
     def result(self) -> dict[str, float]:
-        """The means since the last call; empties itself."""
+        """The means since the last call. It then starts again from nothing."""
         means = {name: float(mean) for name, mean in self.tensors().items()}
         self.sums, self.counts = {}, {}
         return means
@@ -46,7 +46,7 @@ class Sums:
 
 
 class EpisodeStatistics:
-    """Of the last `window` finished episodes."""
+    """Statistics of the last `window` finished episodes."""
 
     def __init__(self, window: int = 100):
         self.returns: deque[float] = deque(maxlen=window)
@@ -55,7 +55,7 @@ class EpisodeStatistics:
         self.count = 0
 
     def add(self, ret: float, length: int, info: Mapping[str, float]) -> None:
-        """`info`: numeric entries of the environment's info."""
+        """Adds one episode. `info` holds the numeric entries of the environment's info."""
         self.returns.append(ret)
         self.lengths.append(length)
         self.infos.append(info)
@@ -100,5 +100,5 @@ class EpisodeStatistics:
 
 
 def finite(metrics: dict[str, float | int | None]) -> dict[str, float | int | None]:
-    """JSON has no NaN: None instead."""
+    """Replaces NaN and infinity by None, since JSON has neither."""
     return {k: (None if isinstance(v, float) and not math.isfinite(v) else v) for k, v in metrics.items()}

@@ -1,4 +1,5 @@
-"""Count, mean and sum of squared deviations: what parallel workers merge exactly (Chan, Golub and LeVeque 1979, eq. 2.1)."""
+"""Count, mean and sum of squared deviations, which can be merged exactly over parallel workers (Chan, Golub and LeVeque
+1979, eq. 2.1)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from rlrun.core.ranks import Ranks
 
 
 class Moments(NamedTuple):
-    """Of so many samples: their mean and the sum of their squared deviations from it."""
+    """The number of samples, their mean, and the sum of their squared deviations from it."""
 
     samples: float
     mean: Tensor | float
@@ -21,7 +22,7 @@ class Moments(NamedTuple):
 
 
 def moments_of(x: Tensor) -> Moments:
-    """x [N, ...] -> moments over its first dimension, in float64."""
+    """The moments of x [N, ...] over its first dimension, in float64."""
     if not len(x):
         zero = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
         return Moments(0.0, zero, zero)
@@ -33,7 +34,8 @@ def moments_of(x: Tensor) -> Moments:
 
 
 def _moments_of_bytes(x: Tensor) -> Moments:
-    """Images by the batch would fill gigabytes as float64. float32 sums of so few bytes and their squares are exact."""
+    """The same for bytes, 64 rows at a time: a batch of images would take gigabytes as float64. float32 sums of so few
+    bytes and of their squares are exact."""
     total, squares = (torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device) for _ in range(2))
     for part in x.split(64):
         values = part.float()
@@ -44,12 +46,13 @@ def _moments_of_bytes(x: Tensor) -> Moments:
 
 
 def plain(moments: Sequence[Moments] | None) -> list[Moments] | None:
-    """Without tensors, which would travel between processes as shared memory."""
+    """The moments as NumPy arrays, since tensors would be sent between processes as shared memory."""
     return None if moments is None else [Moments(m.samples, np.asarray(m.mean), np.asarray(m.m2)) for m in moments]  # type: ignore[arg-type]
 
 
 class RunningMoments(nn.Module):
-    """Moments of everything that was merged, as buffers: saved, restored and published with the module that holds them."""
+    """The moments of everything that was merged. They are buffers, so that they are saved, restored and published with
+    the module that holds them."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -62,7 +65,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def merge(self, other: Moments) -> None:
-        """As if all samples had been seen here; the order of merges does not matter beyond rounding."""
+        """Adds the other's samples, as if all had been seen here. The order of merges matters only for rounding."""
         if other.samples == 0:
             return
         total = self.count + other.samples
@@ -73,12 +76,13 @@ class RunningMoments(nn.Module):
 
     @property
     def variance(self) -> Tensor:
-        """Of all samples; 1 before the second."""
+        """The variance of all samples; it is 1 before the second sample."""
         return torch.where(self.count > 1, self.m2 / self.count.clamp(min=1), torch.ones_like(self.m2))
 
 
 def merged(parts: Sequence[Moments], shape: torch.Size, ranks: Ranks) -> Moments:
-    """The moments of all learners' samples as one; each learner brings any number of parts with mean and m2 of this shape."""
+    """The combined moments of all learners' samples. Each learner passes any number of parts, whose mean and m2 have
+    this shape."""
     total = RunningMoments(tuple(shape))
     for part in parts:
         total.merge(part)

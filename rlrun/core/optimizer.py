@@ -1,8 +1,10 @@
-"""Optimizer.step(loss): zero, backward, sum over learners, clip, step. Nothing else calls backward.
+"""Optimizer.step(loss) zeroes the gradient, differentiates, sums over learners, clips and steps. Nothing else calls
+backward.
 
-Where several losses are worked out side by side, differentiate() does the first two and apply() the rest.
+If several losses are differentiated side by side, differentiate() does the first two and apply() the rest.
 
-On a GPU nothing is read back: whether a gradient is finite is decided there, and check() looks at how often it was not."""
+On a GPU nothing is read back: the device itself decides whether a gradient is finite, and check() reads how often it
+was not."""
 
 from __future__ import annotations
 
@@ -34,19 +36,20 @@ class OptimizerConfig:
     beta2: Annotated[float, ShareBelowOne]
 
 
-ALIGNED = 16  # numbers: every parameter begins at a cache line
+ALIGNED = 16  # numbers; every parameter begins at a multiple of these, which is a cache line of float32
 
 
 class SharedState(NamedTuple):
-    """Tensors in shared memory."""
+    """An optimiser's parameters and statistics in shared memory."""
 
     numbers: Tensor
     statistics: dict[str, Tensor]
 
 
 def gathered(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
-    """Moves parameters into one vector [N], of which each is a view from then on, and their gradients into another: norms, clipping and steps are one
-    operation each, where those of many small tensors would cost more than their arithmetic."""
+    """Moves the parameters into one vector [N], of which each becomes a view, and makes another vector for their
+    gradients. Norms, clipping and steps are then one operation each. With many small tensors, the calls would cost more
+    than the arithmetic."""
     assert all(not hasattr(parameter, "gathered") for parameter in parameters), "a parameter has one optimiser"
     ends = [0, *itertools.accumulate(-(-parameter.numel() // ALIGNED) * ALIGNED for parameter in parameters)]
     first = parameters[0]
@@ -54,7 +57,7 @@ def gathered(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
     whole.grad = torch.zeros_like(whole)
     with torch.no_grad():
         for start, parameter in zip(ends, parameters, strict=False):
-            place = whole.detach().as_strided(parameter.shape, parameter.stride(), start)  # as dense as it was, in whatever order
+            place = whole.detach().as_strided(parameter.shape, parameter.stride(), start)  # keeps the memory format
             assert torch.empty_like(parameter).stride() == parameter.stride(), "a view with gaps or overlaps cannot move"
             place.copy_(parameter)
             parameter.data, parameter.gathered = place, True  # type: ignore[attr-defined]
@@ -62,32 +65,34 @@ def gathered(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
 
 
 class Optimizer:
-    """Adam, RAdam, RMSProp or SGD over some parameters, with a schedule for lr and a bound on the global gradient norm (0: none). With several learners a
-    loss is this learner's share of the whole batch's, so gradients are summed. A parameter that a loss does not reach has gradient 0."""
+    """Adam, RAdam, RMSProp or SGD over some parameters, with a schedule for lr and a bound on the global gradient norm
+    (0: none). With several learners, a loss is this learner's share of the whole batch's loss, so gradients are summed.
+    A parameter on which the loss does not depend has gradient 0."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float, ranks: Ranks = ALONE,
                  deferred: bool | None = None):  # fmt: skip
-        """deferred: apply() reads nothing back from the parameters' device (None: on a GPU), so that it can be recorded (machine/graphs.py)."""
+        """If deferred, apply() reads nothing back from the parameters' device, so that it can be recorded
+        (machine/graphs.py). None means deferred on a GPU only."""
         self.parameters = list(parameters)
         self.lr, self.max_grad_norm, self.ranks = lr, max_grad_norm, ranks
         self.deferred = self.parameters[0].device.type == "cuda" if deferred is None else deferred
         self.skips = torch.zeros((), device=self.parameters[0].device)  # updates skipped in a row
-        self.lr_scale = 1.0  # what the schedule's lr is multiplied by, see follow_kl
+        self.lr_scale = 1.0  # factor of the schedule's lr, see follow_kl
         self.cfg = cfg
         self.whole = gathered(self.parameters)  # [N]
         self.gradients = self._parts(self.whole.grad)  # type: ignore[arg-type]
-        self.stepped = self.whole  # or another process's, of which the parameters are copies
+        self.stepped = self.whole  # what steps change; after attach(), the shared parameters of another process
         self.inner = self._inner(self.stepped)
         if self.deferred:
             self._begin()
 
     @property
     def skipped(self) -> int:
-        """Updates in a row, up to now, whose gradient was not finite."""
+        """The number of most recent updates in a row whose gradient was not finite."""
         return int(self.skips)
 
     def _parts(self, whole: Tensor) -> list[Tensor]:
-        """What belongs to each parameter of something as long as all of them, as views."""
+        """Views of each parameter's part of a vector [N] that is laid out like the parameters."""
         return [whole.as_strided(parameter.shape, parameter.stride(), parameter.storage_offset()) for parameter in self.parameters]
 
     def _inner(self, whole: nn.Parameter) -> torch.optim.Optimizer:
@@ -102,25 +107,29 @@ class Optimizer:
         return torch.optim.RMSprop(parameters, lr=start, alpha=cfg.decay, eps=cfg.epsilon, momentum=cfg.momentum, foreach=True, capturable=on_gpu)
 
     def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
-        """One gradient step on a scalar loss, or on the sum of several of which only one graph is in memory at a time. A non-finite gradient changes
-        nothing and is counted; RunFailed after many in a row."""
+        """Takes one gradient step on a scalar loss, or on the sum of several losses, of which only one graph is in
+        memory at a time. A non-finite gradient changes nothing and is counted. After MAX_SKIPPED of them in a row,
+        RunFailed is raised."""
         self.differentiate(loss)
         return self.apply(clock)
 
     def differentiate(self, loss: Tensor | Iterable[Tensor]) -> None:
-        """Works the gradient out and changes nothing else, so that another optimiser's may be worked out at the same time."""
+        """Computes the gradient and changes nothing else, so that another optimiser's gradient may be computed at the
+        same time."""
         gradient = self.whole.grad
         assert gradient is not None
         gradient.zero_()
         begin, width = self.whole.data_ptr(), self.whole.element_size()
         for parameter, place in zip(self.parameters, self.gradients, strict=True):
-            assert parameter.data_ptr() == begin + width * place.storage_offset(), "a parameter was moved after its optimiser was made: steps would miss it"
+            assert parameter.data_ptr() == begin + width * place.storage_offset(), (
+                "a parameter was moved after its optimiser was made: steps would miss it"
+            )
             parameter.grad = place
         for part in (loss,) if isinstance(loss, Tensor) else loss:
-            part.backward(inputs=self.parameters)  # a critic that an actor learns through gets no gradient
+            part.backward(inputs=self.parameters)  # an actor's loss gives the critic it goes through no gradient
 
     def apply(self, clock: Clock) -> dict[str, Tensor | float]:
-        """A step along the gradient of differentiate()."""
+        """Takes a step with the gradient that differentiate() computed, and returns the metrics of the step."""
         lr = self.lr(clock) * self.lr_scale
         gradient = self.whole.grad
         assert gradient is not None
@@ -142,7 +151,8 @@ class Optimizer:
 
     @torch.no_grad()
     def _apply_deferred(self, gradient: Tensor, lr: Tensor | float) -> dict[str, Tensor | float]:
-        """The same, decided on the device: a step that should not have been is taken back."""
+        """Does what apply() does without reading anything back: the device undoes the step if the gradient is not
+        finite."""
         norm = torch.linalg.vector_norm(gradient)
         failed = ~norm.isfinite()
         if self.max_grad_norm > 0:
@@ -155,7 +165,9 @@ class Optimizer:
             place, before = self.stepped.data, self.stepped.data.clone()
             kept = [(statistic, statistic.clone()) for statistic in state.values()]
             for group in self.inner.param_groups:
-                group["lr"] = 1.0  # a number that is read while recording; these kinds' steps are proportional to it
+                # A recording would fix this number. The steps of these kinds are proportional to it, so lr is applied
+                # below.
+                group["lr"] = 1.0
             self.inner.step()
             place.copy_(torch.where(failed, before, torch.lerp(before, place, lr)))
             for statistic, old in kept:
@@ -164,21 +176,26 @@ class Optimizer:
         return {"grad_norm": norm, "lr": lr, "skipped_updates": failed.float()}
 
     def check(self) -> None:
-        """RunFailed where gradients have not been finite for MAX_SKIPPED updates."""
+        """Raises RunFailed if the last MAX_SKIPPED updates or more had non-finite gradients."""
         if self.skipped >= MAX_SKIPPED:
             largest = max(self.lr.values) * self.lr_scale
-            raise RunFailed(f"{self.skipped} updates in a row had a non-finite gradient (lr up to {largest:g}); the last checkpoint is from before that")
+            raise RunFailed(
+                f"{self.skipped} updates in a row had a non-finite gradient (lr up to {largest:g}); "
+                "the last checkpoint is from before that"
+            )
 
     def follow_kl(self, clock: Clock, kl: float, target: float, bounds: tuple[float, float]) -> None:
-        """Divides lr by 1.5 when a step's KL(old || new) was above twice the target, multiplies it when below half, as rl_games and rsl_rl do after
-        Heess et al. (2017, arXiv:1707.02286, appendix); within bounds."""
+        """Adapts lr, within bounds, to a step's KL(old || new): divides it by 1.5 if the KL was above twice the target,
+        and multiplies it by 1.5 if the KL was below half the target, as rl_games and rsl_rl do after Heess et al.
+        (2017, arXiv:1707.02286, appendix)."""
         base = self.lr(clock)
         factor = 1 / 1.5 if kl > 2 * target else 1.5 if kl < target / 2 else 1.0
         if base > 0:
             self.lr_scale = min(max(base * self.lr_scale * factor, bounds[0]), bounds[1]) / base
 
     def _step(self) -> None:
-        """Of several processes without a lock: Hogwild (Recht et al. 2011)."""
+        """Steps without a lock, although several processes may step the same parameters: Hogwild (Recht et al.
+        2011)."""
         gradient = self.stepped.grad = self.whole.grad
         assert gradient is not None
         state = self.inner.state.get(self.stepped)
@@ -189,13 +206,15 @@ class Optimizer:
 
     @torch.no_grad()
     def _adam(self, gradient: Tensor, state: dict[str, Tensor], lr: Tensor | float, failed: Tensor | None = None) -> None:
-        """What inner.step() would call after as long again of hooks, records and lists. failed []: 1 for no step at all."""
+        """Calls PyTorch's Adam kernel directly, since inner.step() spends as long again on hooks, records and lists. A
+        `failed` [] of 1 makes it change nothing."""
         adam([self.stepped], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True, amsgrad=False, found_inf=failed,
              beta1=self.cfg.beta1, beta2=self.cfg.beta2, lr=lr, weight_decay=0.0, eps=self.cfg.epsilon, maximize=False)  # fmt: skip
 
     @torch.no_grad()
     def share(self) -> SharedState:
-        """Moves the statistics into shared memory and returns them with the parameters, which must be there already."""
+        """Moves the statistics into shared memory and returns them with the parameters, which must already be
+        shared."""
         self._begin()
         for statistic in self.inner.state[self.whole].values():
             statistic.share_memory_()
@@ -203,7 +222,7 @@ class Optimizer:
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """PyTorch makes statistics at the first step, so there is one that leaves no trace."""
+        """Makes the statistics, which PyTorch does only at the first step, by a step that is undone."""
         if self.inner.state:
             return
         before = self.whole.clone()
@@ -214,13 +233,14 @@ class Optimizer:
             statistic.zero_()
 
     def attach(self, shared: SharedState) -> None:
-        """Steps change these from now on, another process's, and leave the parameters here as they are."""
+        """Makes steps change another process's shared parameters from now on, and leave the parameters here as they
+        are."""
         self.stepped = nn.Parameter(shared.numbers)
         self.inner = self._inner(self.stepped)
         self.inner.state[self.stepped] = shared.statistics
 
     def state_dict(self) -> dict:
-        """Statistics are those of single parameters, as PyTorch's own optimisers write them."""
+        """The state, with statistics for each parameter in the form in which PyTorch's own optimisers write them."""
         state, places = self.inner.state_dict(), range(len(self.parameters))
         known = {name: self._parts(value) if value.shape == self.whole.shape else [value] * len(places) for name, value in state["state"].get(0, {}).items()}
         each = {place: {name: values[place] for name, values in known.items()} for place in places} if known else {}
@@ -229,8 +249,9 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:
-        """What a config says of the optimiser stays as it is here: population-based training may have changed it. A parameter without statistics has had no
-        gradient yet. ValueError when it is another kind of optimiser's state, or one over other parameters."""
+        """Restores statistics and counters. Options of the config stay as they are here, since population-based
+        training may have changed them. A parameter without saved statistics has had no gradient yet. Raises ValueError
+        if the state is that of another kind of optimiser or of other parameters."""
         each, kind = state["inner"]["state"], state.get("kind", self.cfg.kind)
         if kind != self.cfg.kind:
             raise ValueError(f"the saved optimiser is {kind}, this one {self.cfg.kind}")
@@ -241,7 +262,7 @@ class Optimizer:
             for name, value in self.inner.state[self.stepped].items():
                 whole = value.shape == self.whole.shape
                 for place, part in enumerate(self._parts(value)) if whole else [(next(iter(each)), value)]:
-                    if name in each.get(place, {}):  # momentum may have been 0
+                    if name in each.get(place, {}):  # there is no momentum buffer if momentum was 0
                         part.copy_(each[place][name])
         self.skips.fill_(float(state["skipped"]))
-        self.lr_scale = state.get("lr_scale", 1.0)  # not in checkpoints of before it existed
+        self.lr_scale = state.get("lr_scale", 1.0)  # old checkpoints lack it

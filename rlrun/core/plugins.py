@@ -1,4 +1,4 @@
-"""Objects of the user's own packages, named in a config as `package.module:Name`."""
+"""Loads objects of the user's own packages, which configs name as `package.module:Name`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def is_path(name: str) -> bool:
 
 
 def load_object(name: str, option: str) -> Any:
-    """What `package.module:Name` names. Raises UserError, naming the option, where it is not there or cannot be imported."""
+    """The object that `package.module:Name` names. If it does not exist or cannot be imported, raises UserError, which
+    names the option."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(f"{option}={name}: name it as package.module:Name")

@@ -1,4 +1,4 @@
-"""Policy: the part of an algorithm that lives in a sampler."""
+"""Policy: the part of an algorithm that samplers use."""
 
 from __future__ import annotations
 
@@ -13,37 +13,41 @@ from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 
 Mode = Literal["explore", "greedy"]
-Pass = Literal["acting", "learning"]  # through a policy's networks
+Pass = Literal["acting", "learning"]  # passes through a policy's networks
 
 
 class Act(NamedTuple):
-    """What a policy says about one row of observations."""
+    """What a policy returns for one row of observations."""
 
     action: Tensor  # [B] or [B, ...] as EnvSpec.action_row
     state: Batch  # recurrent state after this row, leaves [B, ...]; empty without memory
-    record: Batch  # what was asked for, leaves [B, ...]
+    record: Batch  # the outputs that were asked for, leaves [B, ...]
 
 
 class Policy(nn.Module):
-    """How to act. Filters (running mean/std) are its buffers: they travel, save and export with it."""
+    """Chooses actions. Its observation filter (running mean and deviation) consists of buffers, so that it is
+    published, saved and exported with the policy."""
 
     def recordable(self, what: Pass) -> bool:
-        """Whether this pass (acting: act(); learning: unroll() and what else a loss asks for) reads nothing back and, after fix_kernels(), is the same
-        kernels every time, so that a GPU may launch it as one (machine/graphs.py). By default only learning without memory is."""
+        """Whether a GPU may record this pass and replay it in one launch (machine/graphs.py). The pass must read
+        nothing back and, after fix_kernels(), launch the same kernels every time. "acting" means act(); "learning"
+        means unroll() and whatever else a loss calls. By default, only learning without memory can be recorded."""
         return what == "learning" and not self.core_spec()
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
-        """State of `columns` fresh columns, leaves [B, ...]; an empty Batch without memory. It may hold more than core_spec() names, which then is carried
-        from row to row and not stored with them. place [B]: where each stands among all columns of the run, from 0 to 1; None: nowhere (evaluation)."""
+        """The state of `columns` new columns, leaves [B, ...]; an empty Batch for policies without memory. It may hold
+        more than core_spec() names: the rest is carried from row to row but not stored with the rows. place [B] is each
+        column's place among all columns of the run, from 0 to 1; it is None in evaluations."""
         raise NotImplementedError
 
     def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
-        """obs leaves [B, ...], is_first [B] -> Act with the outputs named in `record`. State is reset where is_first."""
+        """obs leaves [B, ...], is_first [B] -> Act with the outputs named in `record`. It resets the state where
+        is_first."""
         raise NotImplementedError
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
-        """What act(mode="greedy") does where nothing is drawn at random: action and the state after this row. A pure function of its inputs and of the
-        weights, so that it can be exported."""
+        """The action of act(mode="greedy"), without anything drawn at random, and the state after this row. It must be
+        a pure function of its inputs and of the weights, so that it can be exported."""
         raise NotImplementedError
 
     def unroll(self, batch: Batch):
@@ -51,25 +55,28 @@ class Policy(nn.Module):
         raise NotImplementedError
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        """Shapes per row of these outputs; raises KeyError for one that it cannot record."""
+        """The shapes per row of these outputs. Raises KeyError for an output that the policy cannot record."""
         raise NotImplementedError
 
     def moments(self, batch: Batch) -> Any:
-        """What a filter learns from the live rows of a fragment (still with the old filter); None without one."""
+        """What the filter learns from the live rows of a fragment, without changing the filter; None if there is no
+        filter."""
         return None
 
     def absorb(self, moments: Sequence[Any], ranks: Ranks) -> None:
-        """Merges what moments() made of some fragments, by all learners. Called once per fragment, after the update that used it and before weights are
-        published: between two publications the filter is constant, so that learner and samplers see the same numbers."""
+        """Merges into the filter what moments() returned for the fragments of all learners. It is called once for each
+        update's fragments, after the update and before weights are published. The filter is thus constant between two
+        publications, so that learners and samplers see the same numbers."""
 
     def core_spec(self) -> RowSpec:
-        """Shape per column of the recurrent state; empty without memory."""
+        """The shape per column of the recurrent state; empty for policies without memory."""
         return {}
 
 
 def fix_kernels(module: nn.Module) -> None:
-    """Lets every part of the module that has two ways to work (an attribute fixed_kernels, as models/recurrent.py has) take the one whose kernels do not
-    depend on what the rows hold. Whoever records calls it."""
+    """Sets fixed_kernels on every part of the module that has this attribute, as models/recurrent.py has. Such a part
+    can work in two ways; this chooses the one whose kernels do not depend on what the rows hold. It must be called
+    before recording."""
     for part in module.modules():
         if hasattr(part, "fixed_kernels"):
             part.fixed_kernels = True  # type: ignore[assignment]

@@ -1,7 +1,8 @@
-"""Ranges of options, named for use in types: `discount: Annotated[float, Share]`, `every: Annotated[int, Count] | None`.
+"""Named ranges of options, for use in types: `discount: Annotated[float, Share]`, `every: Annotated[int, Count] | None`.
 
-config/types.py checks them wherever they stand in a type and names the option in its message; a Schedule is within a range when all of its values are.
-What one option allows another is not a range: such checks stand in `__post_init__`. A config that is made in Python, not by `typed()`, is not checked."""
+config/types.py checks ranges wherever they occur in a type, and its message names the option. A Schedule is within a
+range if all of its values are. Checks that involve several options are in `__post_init__` instead. A config that is
+made in Python, and not by `typed()`, is not checked."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Range:
         return number < self.highest or (number == self.highest and not self.below_highest)
 
     def __str__(self) -> str:
-        """What a value must be: "at least 1"."""
+        """What a value must be, such as "at least 1"."""
         if self == Positive:
             return "positive"
         if not (self.above_lowest or self.below_highest) and math.isfinite(self.lowest) and math.isfinite(self.highest):
@@ -43,7 +44,7 @@ class Range:
         return " and ".join(said)
 
 
-Count = Range(1)  # how many of something that there must be
+Count = Range(1)  # a number of things of which there must be at least one
 NotNegative = Range(0)
 Positive = Range(0, above_lowest=True)
 Share = Range(0, 1)  # a part of a whole, or a probability

@@ -1,4 +1,5 @@
-"""Ranks: the learners of one run, which make every update together and hold the same weights at all times."""
+"""Ranks: communication between the learners of one run, which make every update together and always hold the same
+weights."""
 
 from __future__ import annotations
 
@@ -10,13 +11,14 @@ from torch import Tensor
 
 
 class Ranks:
-    """A learner that is alone. With company (dataflow.ranks) every call below must be made by all learners, in the same order."""
+    """The only learner of a run. dataflow.ranks has the subclass for several learners, with which every method below
+    must be called by all learners, in the same order."""
 
     def __init__(self, rank: int = 0, world: int = 1):
         self.rank, self.world = rank, world
 
     def sum(self, x: Tensor) -> Tensor:
-        """Over all learners; the same bits on each."""
+        """The sum of x over all learners, with the same bits on each."""
         return x
 
     def sum_(self, x: Tensor) -> None:
@@ -25,28 +27,28 @@ class Ranks:
             x.copy_(self.sum(x))
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """x [n] float64 on the CPU, n may differ -> every learner's, by rank."""
+        """x [n], float64 on the CPU -> every learner's x, by rank. The learners' n may differ."""
         return [x]
 
     def first(self, x: int) -> int:
-        """Rank 0's."""
+        """The x of rank 0."""
         return x
 
     def everyones(self, text: str) -> list[str]:
-        """By rank."""
+        """Every learner's text, by rank."""
         numbers = self.gather(torch.tensor(list(text.encode()), dtype=torch.float64))
         return [bytes(part.to(torch.uint8).tolist()).decode() for part in numbers]
 
     def largest(self, x: float) -> float:
-        """Of all learners' numbers."""
+        """The largest of all learners' x."""
         return x if self.world == 1 else max(float(part) for part in self.gather(torch.tensor([x], dtype=torch.float64)))
 
     def all(self, x: bool) -> bool:
-        """Whether it holds for every learner."""
+        """Whether x is true for every learner."""
         return x if self.world == 1 else bool(self.sum(torch.tensor(float(x))) == self.world)
 
     def sum_each(self, metrics: Mapping[str, Tensor | float]) -> dict[str, Any]:
-        """Scalars [] summed over all learners, in one exchange."""
+        """The scalars [], each summed over all learners, in one exchange."""
         if self.world == 1 or not metrics:
             return dict(metrics)
         total = self.sum(torch.stack([torch.as_tensor(value).detach().float() for value in metrics.values()]))

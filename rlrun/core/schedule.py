@@ -1,4 +1,4 @@
-"""Clock and schedules: everything that changes over a run is a function of env steps."""
+"""Clock and schedules: every option that changes over a run is a function of env steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 
 
 class Clock(NamedTuple):
-    """How far a run is. It travels to the samplers with the weights, so epsilon and lr can never disagree about time.
+    """How far a run has come. It is sent to the samplers with the weights, so that all schedules agree about time.
 
-    A run that learns from a dataset, where nobody takes decisions, counts the live rows it has learnt from as env steps: schedules, stops, saves and logs
-    then need no second unit."""
+    A run that learns from a dataset takes no decisions, so it counts the live rows it has learnt from as env steps.
+    Schedules, stops, saves and logs then need no second unit."""
 
-    env_steps: int = 0  # decisions taken in all envs, dead rows not counted
+    env_steps: int = 0  # decisions taken in all envs, without dead rows
     updates: int = 0  # calls of Algorithm.update
 
     def after(self, env_steps: int = 0, updates: int = 0) -> Clock:
@@ -27,7 +27,8 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear between (env_steps, value) points, constant before the first and after the last."""
+    """A function of env steps that is linear between (env_steps, value) points, and constant before the first point and
+    after the last."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -53,7 +54,8 @@ class Schedule:
 
     @staticmethod
     def parse(value: object) -> Schedule:
-        """A number, "A to B over N" or {start, end, steps}, or [[env_steps, value], ...] with rising env_steps. Raises ValueError on anything else."""
+        """Parses a number, "A to B over N", {start, end, steps}, or [[env_steps, value], ...] with rising env_steps.
+        Raises ValueError for anything else."""
         if isinstance(value, bool) or value is None:
             raise ValueError('a schedule is a number, "A to B over N" (env steps), {start, end, steps} or [[env_steps, value], ...]')
         if isinstance(value, int | float):
@@ -63,7 +65,7 @@ class Schedule:
             try:
                 value = dict(zip(("start", "end", "steps"), map(float, words.groups()), strict=True)) if words else value
             except ValueError:
-                pass  # said below
+                pass  # the error is raised below
         if isinstance(value, dict):
             if set(value) != {"start", "end", "steps"} or not all(isinstance(v, int | float) for v in value.values()):
                 raise ValueError("a linear schedule has the numbers start, end and steps (env steps)")
@@ -79,7 +81,8 @@ class Schedule:
 
 
 class GraphClock:
-    """A Clock for functions that are recorded and replayed (machine/graphs.py): schedules that change give tensors [], which renew() fills."""
+    """A Clock for functions that are recorded and replayed (machine/graphs.py). With it, schedules that change give
+    tensors [], which renew() fills."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -88,16 +91,16 @@ class GraphClock:
         self.now = Clock()
 
     def value_of(self, schedule: Schedule) -> Any:
-        """A number where it never changes, else a tensor."""
+        """The schedule's value: a number if it never changes, else a tensor []."""
         if min(schedule.values) == max(schedule.values):
             return schedule.values[0]
-        if schedule not in self.given:  # at the first plain call, so before anything is recorded
+        if schedule not in self.given:  # this is at the first, unrecorded call, so the tensor exists before a recording
             self.given[schedule] = torch.full((), schedule(self.now), device=self.device)
             self.filled[schedule] = schedule(self.now)
         return self.given[schedule]
 
     def renew(self, clock: Clock) -> None:
-        """Fills the tensors for this clock."""
+        """Fills the tensors with the schedules' values at this clock."""
         self.now = clock
         for schedule, tensor in self.given.items():
             value = schedule(clock)
@@ -107,8 +110,10 @@ class GraphClock:
 
     @property
     def env_steps(self) -> int:
-        raise RuntimeError("what depends on the number of env steps cannot be recorded: a schedule can")
+        raise RuntimeError("a function that reads the number of env steps cannot be recorded; use a schedule instead")
 
     @property
     def updates(self) -> int:
-        raise RuntimeError("what is done at some updates only cannot be recorded: do it outside of the recorded function")
+        raise RuntimeError(
+            "something that is done at some updates only cannot be recorded: do it outside of the recorded function"
+        )

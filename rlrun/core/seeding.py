@@ -1,4 +1,5 @@
-"""Named random streams. Never seed + rank: seed 1 / worker 1 must not meet seed 2 / worker 0."""
+"""Named random streams. They are not made from seed + rank, since seed 1 with worker 1 must differ from seed 2 with
+worker 0."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import torch
 
 @dataclass(frozen=True)
 class Seeds:
-    """All randomness of a run, from one number. Streams are told apart by a name ("env", "policy", "learner", "eval") and integers."""
+    """Derives all randomness of a run from one number. A stream is identified by a name ("env", "policy", "learner",
+    "eval") and integers."""
 
     seed: int
 
@@ -19,7 +21,7 @@ class Seeds:
         return np.random.SeedSequence(self.seed, spawn_key=(zlib.crc32(name.encode()), *ids))
 
     def integer(self, name: str, *ids: int, below: int = 2**31 - 2**16) -> int:
-        """One seed for a library that wants an int. The bound leaves room for ALE's own `seed + index`."""
+        """One seed for a library that requires an int. The bound leaves room for ALE's own `seed + index`."""
         return int(self.stream(name, *ids).generate_state(1, np.uint64)[0] % below)
 
     def generator(self, name: str, *ids: int, device: str = "cpu") -> torch.Generator:

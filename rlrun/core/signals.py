@@ -1,4 +1,4 @@
-"""Signals only set a flag; the run looks at it between updates."""
+"""Signal handlers, which only set flags that the run reads between updates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from types import FrameType
 
 
 class Signals:
-    """Ctrl-C and SIGTERM ask for a checkpoint and an end, SIGUSR1 for a checkpoint. The second Ctrl-C or SIGTERM ends at once."""
+    """Ctrl-C and SIGTERM request a checkpoint and the end of the run; SIGUSR1 requests a checkpoint. A second Ctrl-C or
+    SIGTERM ends the run at once."""
 
     def __init__(self) -> None:
         self.stop: signal.Signals | None = None

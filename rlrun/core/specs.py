@@ -1,4 +1,4 @@
-"""What an environment looks like from outside: its spaces, as data that travels to samplers and models."""
+"""Descriptions of environments: their spaces and other facts, as data that is passed to samplers and models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from rlrun.core.batch import SCALAR_REWARD, Field, RowSpec, torch_dtype
 
-Array = np.ndarray | dict[str, Any]  # of one space: nested spaces have dictionaries
+Array = np.ndarray | dict[str, Any]  # values of one space; nested spaces have dictionaries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Discrete:
     """Actions or observations 0 .. n-1."""
 
     n: int
-    start: int = 0  # the env's own numbering begins here; rows always count from 0
+    start: int = 0  # the env's first number; numbers in rows always begin at 0
 
     kind = "discrete"
 
@@ -28,9 +28,12 @@ class Discrete:
         return Field((), torch.int64)
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """[B] rows' actions -> the env's. Raises ValueError on a number outside the space (ALE would hang on it)."""
+        """[B] actions of rows -> the env's. Raises ValueError for a number outside the space, with which ALE would
+        hang."""
         if action.size and (action.min() < 0 or action.max() >= self.n):
-            raise ValueError(f"action {action.min()}..{action.max()} outside Discrete({self.n}): has the policy's output become NaN?")
+            raise ValueError(
+                f"action {action.min()}..{action.max()} outside Discrete({self.n}): has the policy's output become NaN?"
+            )
         return action + self.start if self.start else action
 
     def from_env(self, value: np.ndarray) -> np.ndarray:
@@ -38,7 +41,7 @@ class Discrete:
         return (np.asarray(value) - self.start).astype(np.int64)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """[count] random actions as rows hold them."""
+        """[count] random actions in the form that rows have."""
         return rng.integers(self.n, size=count)
 
     def __str__(self) -> str:
@@ -47,7 +50,7 @@ class Discrete:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiDiscrete:
-    """Several choices at once, each 0 .. n_i - 1. sizes and starts are flat tuples of the shape's size."""
+    """Several choices at once, each 0 .. n_i - 1. `sizes` and `starts` are flat, with one entry for each choice."""
 
     sizes: tuple[int, ...]
     starts: tuple[int, ...]
@@ -60,7 +63,7 @@ class MultiDiscrete:
         return Field(self.shape, torch.int64)
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """[B, *shape] rows' actions -> the env's. Raises ValueError on a number outside the space."""
+        """[B, *shape] actions of rows -> the env's. Raises ValueError for a number outside the space."""
         if (action < 0).any() or (action >= np.reshape(self.sizes, self.shape)).any():
             raise ValueError(f"action {action.tolist()} outside {self}")
         return action + np.reshape(self.starts, self.shape)
@@ -78,7 +81,7 @@ class MultiDiscrete:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiBinary:
-    """Switches: 0 or 1 at every place."""
+    """An array of switches, each 0 or 1."""
 
     shape: tuple[int, ...]
 
@@ -109,7 +112,8 @@ class MultiBinary:
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """A box of numbers. low and high are flat tuples of the shape's size (actions) or the common bound repeated once (observations)."""
+    """An array of numbers within bounds. low and high are flat tuples: for actions they have one bound for each number,
+    for observations a single common bound."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -132,12 +136,13 @@ class Box:
 
     @property
     def field(self) -> Field:
-        """Of an observation; actions have float32 in rows whatever the env's own dtype is."""
+        """The field of an observation. Actions are float32 in rows whatever the env's own dtype is."""
         return Field(self.shape, torch_dtype(self.dtype))
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """[B, ...] rows' actions -> the env's: [-1, 1] is stretched over a bounded box and clipped to it; where a bound is missing numbers are the
-        env's own, clipped to those there are."""
+        """[B, ...] actions of rows -> the env's. If the box is bounded, actions are clipped to [-1, 1], which is
+        stretched over the box. If any bound is missing, actions are in the env's own units and clipped to the bounds
+        that exist. Raises ValueError for numbers that are not finite."""
         if not np.isfinite(action).all():
             raise ValueError("a non-finite action: has the policy's output become NaN?")
         low = np.asarray(self.low, dtype=np.float64).reshape(self.shape)
@@ -163,10 +168,10 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Nested:
-    """Several spaces by name; a tuple's are "0", "1", ..."""
+    """Several spaces by name. The parts of a tuple are called "0", "1", ..."""
 
     spaces: tuple[tuple[str, Any], ...]  # (name, Space)
-    ordered: bool  # the env's own form is a tuple
+    ordered: bool  # the env's own form is a tuple instead of a dictionary
 
     kind = "nested"
 
@@ -175,7 +180,7 @@ class Nested:
         return dict(self.spaces)
 
     def to_env(self, action: Mapping[str, Any]) -> Any:
-        """Rows' actions, by name -> the env's dictionary or tuple, of arrays [B, ...]."""
+        """Actions of rows, by name -> the env's dictionary or tuple of arrays [B, ...]."""
         made = {name: space.to_env(action[name]) for name, space in self.spaces}
         return tuple(made.values()) if self.ordered else made
 
@@ -195,7 +200,7 @@ Space = Discrete | MultiDiscrete | MultiBinary | Box | Nested
 
 
 def leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(path, space) of every space that holds no others."""
+    """Yields (path, space) of every space that contains no other spaces."""
     if isinstance(space, Nested):
         for name, part in space.spaces:
             yield from leaves(part, (*path, name))
@@ -204,12 +209,12 @@ def leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def observation_rows(space: Space) -> Field | RowSpec:
-    """What rows hold of an observation."""
+    """The fields that rows hold for an observation."""
     return {name: observation_rows(part) for name, part in space.spaces} if isinstance(space, Nested) else space.field
 
 
 def action_rows(space: Space) -> Field | RowSpec:
-    """What rows hold of an action."""
+    """The fields that rows hold for an action."""
     if isinstance(space, Nested):
         return {name: action_rows(part) for name, part in space.spaces}
     return Field(space.shape, torch.float32) if isinstance(space, Box) else space.field
@@ -217,13 +222,13 @@ def action_rows(space: Space) -> Field | RowSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Agents:
-    """The agents that act in an environment of several, by group. Those of one group have equal spaces."""
+    """The agents of a multi-agent environment, by group. Agents of the same group have equal spaces."""
 
     groups: tuple[tuple[str, tuple[str, ...]], ...]  # (name of the group, names of its agents)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All agents, group by group: the order of the axis N that joint observations, actions and rewards have."""
+        """All agents, group by group, in the order of the axis N of joint observations, actions and rewards."""
         return tuple(name for _, members in self.groups for name in members)
 
     def __post_init__(self):
@@ -237,14 +242,18 @@ class EnvSpec:
     """The facts of an environment that models, policies and samplers need."""
 
     name: str
-    obs: dict[str, Any]  # "observation", and "action_mask" (MultiBinary) where the env says which actions are legal; later also "state"
+    # "observation", and "action_mask" (MultiBinary) if the env says which actions are legal; later also "state"
+    obs: dict[str, Any]
     action: Space
-    reward_row: Field = SCALAR_REWARD  # what a row holds of a reward; an axis where a column is paid in several numbers, as one for each agent
-    agents: Agents | None = None  # who acts in one column; None: one agent, without a name
+    # The field that a row holds for a reward. It has an axis if a column has several rewards, as one for each agent.
+    reward_row: Field = SCALAR_REWARD
+    agents: Agents | None = None  # the agents that act in one column; None: one agent, without a name
     max_episode_steps: int | None = None  # decisions after which an episode is truncated; None: unknown
-    limit_option: str = "env.max_episode_steps"  # what sets that limit
-    action_repeat: int = 1  # emulator frames per decision, for tables only
-    stack: int = 1  # of `observation`: its first axis holds the last so many frames, 0 before an episode's first, so that replay can store each once
+    limit_option: str = "env.max_episode_steps"  # the option that sets this limit
+    action_repeat: int = 1  # emulator frames per decision, used only in tables
+    # The first axis of `observation` holds this many last frames, so that replay can store each frame only once. Frames
+    # from before an episode's first are 0.
+    stack: int = 1
 
     @property
     def observation(self) -> Space:
@@ -265,17 +274,20 @@ class EnvSpec:
 
 
 def random_actions(spec: EnvSpec, rows: Mapping[str, Any], count: int, rng: np.random.Generator) -> Any:
-    """[count] random actions as rows hold them, legal ones where the observations in `rows` have masks (any where a mask leaves none: an end)."""
+    """[count] random actions in the form that rows have. If the observations in `rows` have masks, the actions are
+    legal; if a mask allows no action, as at an end, any action may be drawn."""
     if "action_mask" not in rows:
         return spec.action.sample(rng, count)
     sizes = (spec.action.n,) if isinstance(spec.action, Discrete) else spec.action.sizes  # type: ignore[union-attr]
-    weights = rng.random(rows["action_mask"].shape) * (rows["action_mask"] != 0)  # the largest of random weights is a fair draw among legal ones
+    # Every legal action is equally likely to have the largest of these random weights.
+    weights = rng.random(rows["action_mask"].shape) * (rows["action_mask"] != 0)
     picks = [part.argmax(1) for part in np.split(weights, np.cumsum(sizes)[:-1], axis=1)]
     return picks[0] if isinstance(spec.action, Discrete) else np.stack(picks, 1).reshape(count, *spec.action.shape)  # type: ignore[union-attr]
 
 
 def mask_size(action: Space) -> int | None:
-    """How many switches an action mask of this space has, concatenated over its choices; None where nothing can be masked."""
+    """The number of switches in an action mask of this space, concatenated over its choices; None if nothing can be
+    masked."""
     if isinstance(action, Discrete):
         return action.n
     if isinstance(action, MultiDiscrete):

@@ -1,4 +1,4 @@
-"""Where the time goes."""
+"""Measures where a run spends its time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Timers:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
     def result(self) -> dict[str, float]:
-        """Share of the wall time per section; empties itself."""
+        """The share of the wall time that each section took since the last call. It then starts again from zero."""
         now = time.monotonic()
         wall = max(now - self.since, 1e-9)
         shares = {f"{name}_share": seconds / wall for name, seconds in self.seconds.items()}
@@ -32,7 +32,7 @@ class Timers:
 
 
 class Every:
-    """True once per `steps` of a counter, at its multiples; and never when steps is None."""
+    """Is true once each time a counter reaches another multiple of `steps`, and never if steps is None."""
 
     def __init__(self, steps: int | None, start: int = 0):
         self.steps = steps

@@ -1,5 +1,5 @@
-"""GTrXL: a gated transformer as memory (Parisotto et al. 2019, arXiv:1910.06764). Positions are relative, as a learned vector per head and distance
-where Transformer-XL (Dai et al. 2019) projects sinusoids."""
+"""GTrXL: a gated transformer as memory (Parisotto et al. 2019, arXiv:1910.06764). Positions are relative: there is a
+learned vector per head and distance, whereas Transformer-XL (Dai et al. 2019) projects sinusoids."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
 
-BIAS = 2.0  # of the update gate: a fresh layer passes its input on (section 3.2)
+BIAS = 2.0  # initial bias of the update gate, with which a new layer passes its input on (section 3.2)
 
 
 class Gate(nn.Module):
-    """GRU-type gating of a layer's input x and output y (section 3.2, equations of "Gated-Recurrent-Unit-type gating")."""
+    """GRU-type gating of a layer's input x and output y (section 3.2, equations of "Gated-Recurrent-Unit-type
+    gating")."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -29,14 +30,15 @@ class Gate(nn.Module):
 
 
 class Layer(nn.Module):
-    """Layer norm, relative multi-head attention, gate; layer norm, feed-forward, gate (the paper's GTrXL, figure 1 right)."""
+    """Layer norm, relative multi-head attention, gate; layer norm, feed-forward, gate (the paper's GTrXL, figure 1
+    right)."""
 
     def __init__(self, size: int, heads: int, length: int):
         super().__init__()
         self.heads = heads
         self.attention_norm, self.feed_norm = nn.LayerNorm(size), nn.LayerNorm(size)
         self.query, self.key_value = nn.Linear(size, size, bias=False), nn.Linear(size, 2 * size, bias=False)
-        self.position = nn.Parameter(0.02 * torch.randn(heads, length + 1, size // heads))  # by distance into the past
+        self.position = nn.Parameter(0.02 * torch.randn(heads, length + 1, size // heads))  # [heads, distance, D]
         self.content_bias, self.position_bias = (nn.Parameter(torch.zeros(heads, 1, size // heads)) for _ in range(2))
         self.out = nn.Linear(size, size, bias=False)
         self.feed = nn.Sequential(nn.Linear(size, 4 * size), nn.ReLU(), nn.Linear(4 * size, size))
@@ -47,7 +49,8 @@ class Layer(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).permute(1, 2, 0, 3)
 
     def forward(self, x: Tensor, memory: Tensor, distance: Tensor, seen: Tensor) -> Tensor:
-        """x [T, B, H], memory [M, B, H], distance [T, M+T] of a row from each earlier one, seen [B, T, M+T] -> [T, B, H]."""
+        """x [T, B, H], memory [M, B, H], distance [T, M+T], seen [B, T, M+T] -> [T, B, H]. `distance` is how many rows
+        back each other row is; `seen` says whether a row attends to it."""
         normed = self.attention_norm(torch.cat([memory, x]))
         query = self._split(self.query(normed[len(memory) :]))  # [B, heads, T, D]
         key, value = (self._split(part) for part in self.key_value(normed).chunk(2, -1))
@@ -62,9 +65,9 @@ class Layer(nn.Module):
 
 
 class GTrXL(nn.Module):
-    """`layers` gated layers, each of which attends to the last `length` rows of the same episode. The state of a column is what every layer was given in
-    those rows, and how many of them there were; gradients do not flow into it. Episodes are told apart by masks alone, so that the kernels are the same
-    whatever the rows hold."""
+    """`layers` gated layers, each of which attends to the last `length` rows of the same episode. A column's state
+    holds every layer's inputs in those rows and the number of those rows; gradients do not flow into it. Episodes are
+    separated only by masks, so that the kernels are the same whatever the rows hold."""
 
     def __init__(self, inputs: int, size: int, layers: int, heads: int, length: int):
         super().__init__()
@@ -76,9 +79,10 @@ class GTrXL(nn.Module):
         return {"memory": Field((len(self.layers), self.length, self.size), torch.float32), "age": Field((), torch.float32)}
 
     def forward(self, x: Tensor, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
-        """x [T, B, F], is_first [T, B], state (before row 0): memory [B, layers, M, H], age [B] -> features [T, B, H], state after row T-1."""
+        """x [T, B, F], is_first [T, B], state before row 0 (memory [B, layers, M, H], age [B]) -> features [T, B, H]
+        and the state after row T-1."""
         rows, device = x.shape[0], x.device
-        episode = is_first.long().cumsum(0)  # [T, B], 0 while the episode of row 0's memory goes on
+        episode = is_first.long().cumsum(0)  # [T, B]; it is 0 while the episode of the memory before row 0 goes on
         now, then = torch.arange(rows, device=device), torch.arange(-self.length, rows, device=device)
         distance = now[:, None] - then[None]  # [T, M+T]
         near = (distance >= 0) & (distance <= self.length)

@@ -1,4 +1,4 @@
-"""Critics: several estimates of the value of states and actions, worked out side by side."""
+"""Critics: ensembles of networks that estimate the value of states and actions, computed together."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlrun.models.model import Model
 
 
 class EnsembleLinear(nn.Module):
-    """E linear layers in one product: [E, B, in] -> [E, B, out]."""
+    """E linear layers, computed in one batched product: [E, B, in] -> [E, B, out]."""
 
     def __init__(self, count: int, inputs: int, outputs: int, orthogonal_gain: float | None):
-        """orthogonal_gain: of orthogonal weights; None: PyTorch's first weights of a linear layer."""
+        """orthogonal_gain is the gain of orthogonal initial weights; None means PyTorch's default for linear layers."""
         super().__init__()
         bound = 1.0 / math.sqrt(inputs)
         self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
@@ -29,13 +29,13 @@ class EnsembleLinear(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight.shape[-1] == 1 and x.device.type == "cpu":  # products with single columns run at a quarter of this
+        if self.weight.shape[-1] == 1 and x.device.type == "cpu":  # a product with single columns is four times as slow
             return (x * self.weight.transpose(1, 2)).sum(-1, keepdim=True) + self.bias
         return torch.baddbmm(self.bias, x, self.weight)
 
 
 class EnsembleLayerNorm(nn.Module):
-    """Layer normalisation with weights of its own for each of E nets: [E, B, F] -> [E, B, F]."""
+    """Layer normalisation with separate weights for each of E nets: [E, B, F] -> [E, B, F]."""
 
     def __init__(self, count: int, size: int):
         super().__init__()
@@ -47,14 +47,15 @@ class EnsembleLayerNorm(nn.Module):
 
 
 class Critics(nn.Module):
-    """E nets over one encoder. Box actions: each says `outputs` numbers of an observation and an action; discrete ones: `outputs` of every action."""
+    """E nets behind one encoder. For Box actions, each net maps an observation and an action to `outputs` numbers. For
+    discrete actions, it maps an observation to `outputs` numbers for every action."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, count: int, outputs: int = 1):
         super().__init__()
         self.count, self.outputs = count, outputs
         self.trunk = model.trunk(spec)
         space = spec.action
-        self.told = space.size if isinstance(space, Box) else 0  # numbers of an action
+        self.told = space.size if isinstance(space, Box) else 0  # numbers of an action that are inputs of the nets
         self.actions = 1 if isinstance(space, Box) else space.n  # type: ignore[union-attr]
         gain = math.sqrt(2.0) if model.cfg.init == "orthogonal" else None
         layers: list[nn.Module] = []
@@ -66,11 +67,12 @@ class Critics(nn.Module):
         self.net = nn.Sequential(*layers)
 
     def features(self, obs: Batch, is_first: Tensor) -> Tensor:
-        """What all nets see of observations [1, B, ...] -> [B, F]."""
+        """The encoder's features of observations, which all nets share: [1, B, ...] -> [B, F]."""
         return self.trunk(obs, is_first, Batch())[0][0]
 
     def of(self, features: Tensor, action: Tensor | None) -> Tensor:
-        """features [B, F], action [B, D] (None: discrete ones) -> [E, B, K], or [E, B, A, K] of discrete actions."""
+        """features [B, F], action [B, D] -> [E, B, K]. With discrete actions, `action` is None and the result
+        [E, B, A, K]."""
         seen = features if action is None else torch.cat([features, action], -1)
         out = self.net(seen.expand(self.count, *seen.shape))
         return out if action is not None else out.unflatten(-1, (self.actions, self.outputs))

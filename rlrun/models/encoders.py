@@ -1,4 +1,4 @@
-"""Encoders: an observation [N, ...] -> features [N, F]."""
+"""Encoders: networks that map observations [N, ...] to features [N, F]."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count
 from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, Space, leaves
 
-# relu writes over what the layer before it made, which no gradient needs
+# relu overwrites the output of the layer before it, which no gradient needs.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": lambda: nn.ReLU(inplace=True), "elu": nn.ELU, "silu": nn.SiLU}
-# Rows of images that pass through the convolutions together. 64 rows of float 84x84x4 and their activations stay in a last-level cache;
-# 336 at once cost 1.3x as much on a 2.4 GHz Zen 3 core. Irrelevant on a GPU, where all rows go at once.
+# Rows of images that go through the convolutions together on a CPU. 64 rows of float 84x84x4 and their activations stay
+# in a last-level cache; 336 rows at once cost 1.3x as much per row on a 2.4 GHz Zen 3 core. On a GPU all rows go at
+# once.
 CHUNK_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetConfig:
-    """Hidden layers of an actor or a critic, behind the encoder."""
+    """Options of the hidden layers that an actor or a critic has behind the encoder."""
 
     hidden: tuple[Annotated[int, Count], ...]
     activation: Literal["tanh", "relu", "elu", "silu"]
@@ -33,7 +34,8 @@ class NetConfig:
 
 
 def mlp(sizes: tuple[int, ...], activation: str, layer_norm: bool = False) -> nn.Sequential:
-    """Linear layers with an activation after each, and layer normalisation (Ba et al. 2016) in between if so."""
+    """Linear layers with an activation after each. With layer_norm, layer normalisation (Ba et al. 2016) comes in
+    between."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), *([nn.LayerNorm(after)] if layer_norm else []), ACTIVATIONS[activation]()]
@@ -41,14 +43,15 @@ def mlp(sizes: tuple[int, ...], activation: str, layer_norm: bool = False) -> nn
 
 
 def flat_size(space: Space) -> int:
-    """How many numbers flatten() makes of it."""
+    """The number of numbers D that flatten() returns for one value of this space."""
     if isinstance(space, Nested):
         return sum(flat_size(part) for _, part in space.spaces)
     return space.n if isinstance(space, Discrete) else sum(space.sizes) if isinstance(space, MultiDiscrete) else space.size
 
 
 def flatten(space: Space, x: Tensor | Batch) -> Tensor:
-    """[N, ...] -> [N, D] float32: numbers and switches as they are, choices one-hot, the parts of nested spaces side by side."""
+    """[N, ...] -> [N, D] float32. Numbers and switches stay as they are, choices become one-hot, and the parts of
+    nested spaces are concatenated."""
     if isinstance(space, Nested):
         assert isinstance(x, Batch)
         return torch.cat([flatten(part, x[name]) for name, part in space.spaces], -1)
@@ -62,7 +65,7 @@ def flatten(space: Space, x: Tensor | Batch) -> Tensor:
 
 
 class MLP(nn.Module):
-    """A flattened observation through hidden layers."""
+    """Hidden layers over a flattened observation."""
 
     def __init__(self, space: Space, hidden: tuple[int, ...], activation: str, layer_norm: bool = False):
         super().__init__()
@@ -76,7 +79,8 @@ class MLP(nn.Module):
 
 
 class Parts(nn.Module):
-    """Images through convolutions, everything else flattened, all of it side by side through hidden layers."""
+    """An encoder of nested observations. Images go through convolutions and everything else is flattened; hidden layers
+    read the concatenation."""
 
     def __init__(self, space: Space, images: list[tuple[tuple[str, ...], ImageEncoder]], hidden: tuple[int, ...], activation: str, layer_norm: bool = False):
         super().__init__()
@@ -94,10 +98,11 @@ class Parts(nn.Module):
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions over images, in chunks of rows; subclasses set `first` and `convolutions` and call finish().
+    """Convolutions over images, in chunks of rows. Subclasses set `first` and `convolutions` and call finish().
 
-    uint8 pixels are used as they are: the division by 255 is folded into the first layer's weights; filtered ones come as floats. With `precision="bf16"` the
-    convolutions and the layer after them run in bfloat16 (0..255 is exact in it); features come out in float32."""
+    uint8 pixels are used as they are, since the division by 255 is folded into the first layer's weights. Filtered
+    pixels arrive as floats. With `precision="bf16"` the convolutions and the layer after them run in bfloat16, in which
+    0..255 is exact; features are float32."""
 
     features: int
     first: nn.Conv2d
@@ -105,11 +110,12 @@ class ImageEncoder(nn.Module):
     head: nn.Module
 
     def __init__(self, space: Box, precision: str, flat: bool = False, layer_norm: bool = False):
-        """flat: the convolutions' numbers are the features, without a layer behind them. layer_norm: normalises what every layer makes of an image."""
+        """If flat, the convolutions' outputs are the features, without a layer behind them. layer_norm normalises the
+        output of every layer for each image."""
         super().__init__()
         self.ends_flat, self.layer_norm = flat, layer_norm
         height, width, channels = space.shape
-        self.channels_last = channels <= 4 and height > 4  # [H, W, C], as most image envs have it; Atari's stack is [C, H, W]
+        self.channels_last = channels <= 4 and height > 4  # most image envs have [H, W, C]; Atari's stack is [C, H, W]
         if not self.channels_last:
             channels, height, width = space.shape
         self.image = (channels, height, width)
@@ -125,11 +131,12 @@ class ImageEncoder(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def then_relu(self, channels: int) -> list[nn.Module]:
-        """What follows a convolution."""
-        return [*([nn.GroupNorm(1, channels)] if self.layer_norm else []), nn.ReLU()]  # one group: all numbers of an image together
+        """The layers that follow a convolution."""
+        # A single group normalises all numbers of an image together.
+        return [*([nn.GroupNorm(1, channels)] if self.layer_norm else []), nn.ReLU()]
 
     def spatial(self, module: nn.Module) -> int:
-        """How many numbers `module` makes of one image."""
+        """The number of outputs that `module` has for one image."""
         with torch.no_grad():
             return module(torch.zeros(1, *self.image)).numel()
 
@@ -140,12 +147,14 @@ class ImageEncoder(nn.Module):
         stored = self.first.weight.dtype
         cast = self.precision == "bf16" and stored != torch.bfloat16
         compute = torch.bfloat16 if self.precision == "bf16" else stored
-        whole = x.device.type != "cpu" or torch.compiler.is_exporting()  # an exported policy takes any number of rows
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=cast, cache_enabled=False):  # threads share the cache (machine/threads.py)
+        # An exported policy must take any number of rows, so it cannot split them.
+        whole = x.device.type != "cpu" or torch.compiler.is_exporting()
+        # The cache is off because threads would share it (machine/threads.py).
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=cast, cache_enabled=False):
             weight = self.first.weight * self.scale if x.dtype == torch.uint8 else self.first.weight
             hidden = []
             for part in (x,) if whole else x.split(CHUNK_ROWS):
-                # transposing bytes and then widening them is a third of the cost of the other order
+                # Transposing bytes first and then widening them costs a third of the other order.
                 pixels = part.contiguous(memory_format=torch.channels_last).to(compute)
                 first = F.conv2d(pixels, weight, self.first.bias, self.first.stride, self.first.padding)
                 hidden.append(self.convolutions(first).flatten(1))
@@ -154,14 +163,16 @@ class ImageEncoder(nn.Module):
 
 
 class NatureCNN(ImageEncoder):
-    """The DQN network (Mnih et al. 2015): 32x8x8/4, 64x4x4/2, 64x3x3/1, 512. Images under 64 pixels take RLlib's network of its 42x42 speed run
-    instead: 16x4x4/2, 32x4x4/2, 256, a quarter of the arithmetic."""
+    """The DQN network (Mnih et al. 2015): 32x8x8/4, 64x4x4/2, 64x3x3/1, 512. For images under 64 pixels it is RLlib's
+    network for its 42x42 speed run instead, which needs a quarter of the arithmetic: 16x4x4/2, 32x4x4/2, 256."""
 
     def __init__(self, space: Box, precision: str, flat: bool = False, layer_norm: bool = False):
         super().__init__(space, precision, flat, layer_norm)
         channels, height, width = self.image
         if min(height, width) < 36:
-            raise UserError(f"nature_cnn needs images of at least 36x36 pixels, this one is {height}x{width}; try model=mlp")
+            raise UserError(
+                f"nature_cnn needs images of at least 36x36 pixels, this one is {height}x{width}; try model=mlp"
+            )
         if min(height, width) < 64:
             self.first = nn.Conv2d(channels, 16, 4, 2, padding=1)
             self.convolutions = nn.Sequential(*self.then_relu(16), nn.Conv2d(16, 32, 4, 2, padding=1), *self.then_relu(32))
@@ -184,8 +195,8 @@ class _Residual(nn.Module):
 
 
 class ImpalaResNet(ImageEncoder):
-    """IMPALA's deep network (Espeholt et al. 2018, figure 3 right): three sections of conv 3x3, max-pool 3x3/2 and two residual blocks with
-    16, 32, 32 channels, then 256."""
+    """IMPALA's deep network (Espeholt et al. 2018, figure 3 right). It has three sections with 16, 32 and 32 channels,
+    each of a 3x3 convolution, 3x3/2 max-pooling and two residual blocks, and then a layer of 256."""
 
     def __init__(self, space: Box, precision: str, flat: bool = False, channels: tuple[int, ...] = (16, 32, 32), size: int = 256):
         super().__init__(space, precision, flat)

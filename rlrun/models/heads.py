@@ -1,4 +1,4 @@
-"""Action heads: features [..., F] -> a distribution over an action space."""
+"""Action heads: networks that map features [..., F] to a distribution over an action space or to action values."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rlrun.ops.distributions import Bernoulli, Beta, Categorical, Distribution, 
 
 BoxDistribution = Literal["gaussian", "squashed_gaussian", "beta"]
 Linear = Callable[[int, int, float], nn.Linear]  # inputs, outputs, gain
-HIDDEN_GAIN = 2.0**0.5  # of orthogonal hidden layers
-SMALL_GAIN = 0.01  # of an action head's last layer: the first policy is nearly uniform (Andrychowicz et al. 2021)
+HIDDEN_GAIN = 2.0**0.5  # gain of orthogonal hidden layers
+SMALL_GAIN = 0.01  # gain of an action head's last layer; the first policy is nearly uniform (Andrychowicz et al. 2021)
 
 
 class ActionHead(nn.Module):
-    """`dist_spec` says what the distribution of one row records."""
+    """A head for one action space. `dist_spec` holds the fields that are recorded for the distribution of one row."""
 
     dist_spec: RowSpec
 
@@ -39,7 +39,7 @@ def _numbers(*names: str, width: int) -> RowSpec:
 
 
 class DiscreteHead(ActionHead):
-    """Categorical over one choice, or independent ones over several."""
+    """A categorical distribution for one choice, or independent ones for several choices."""
 
     def __init__(self, space: Discrete | MultiDiscrete, inputs: int, linear: Linear):
         super().__init__()
@@ -56,7 +56,8 @@ class DiscreteHead(ActionHead):
 
 
 class EmbeddedHead(nn.Module):
-    """Categorical over actions that the observation describes: logits are inner products of what the net wants [E] with what each means [A, E]."""
+    """A categorical distribution over actions that the observation describes. Logits are inner products of the net's
+    output [E] with the embedding of each action [A, E]."""
 
     def __init__(self, actions: int, inputs: int, size: int, linear: Linear):
         super().__init__()
@@ -64,7 +65,7 @@ class EmbeddedHead(nn.Module):
         self.dist_spec = _numbers("log_probs", width=actions)
 
     def forward(self, features: Tensor, mask: Tensor | None, meaning: Tensor) -> Categorical:
-        """features [..., F], meaning [..., A, E]."""
+        """features [..., F], embeddings of the actions `meaning` [..., A, E] -> a distribution over A actions."""
         logits = (meaning @ self.linear(features).unsqueeze(-1)).squeeze(-1)
         return Categorical(logits, None if mask is None else mask.bool())
 
@@ -81,9 +82,10 @@ class BinaryHead(ActionHead):
 
 
 class BoxHead(ActionHead):
-    """Gaussian, with a free log standard deviation per number; squashed Gaussian, whose deviation depends on the features as in SAC; or Beta."""
+    """A distribution over a Box: a Gaussian with a free log standard deviation per number; a squashed Gaussian, whose
+    deviation depends on the features as in SAC; or a Beta distribution."""
 
-    LOG_STD = (-5.0, 2.0)  # of squashed Gaussians
+    LOG_STD = (-5.0, 2.0)  # bounds of a squashed Gaussian's log standard deviation
 
     def __init__(self, space: Box, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float):
         super().__init__()
@@ -105,7 +107,7 @@ class BoxHead(ActionHead):
 
 
 class JointHead(ActionHead):
-    """One head per part of a tuple or dictionary."""
+    """Independent heads, one for each part of a tuple or dictionary."""
 
     def __init__(self, heads: dict[str, ActionHead]):
         super().__init__()
@@ -118,13 +120,14 @@ class JointHead(ActionHead):
 
 
 class AutoregressiveHead(ActionHead):
-    """The parts of a tuple or dictionary one after the other, each from the features and the parts chosen before it:
-    p(a) = p(a_1) p(a_2 | a_1) ... (Vinyals et al. 2017, arXiv:1708.04782, section 4.3)."""
+    """Chooses the parts of a tuple or dictionary one after the other, each from the features and the parts chosen
+    before it: p(a) = p(a_1) p(a_2 | a_1) ... (Vinyals et al. 2017, arXiv:1708.04782, section 4.3)."""
 
     def __init__(self, space: Nested, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float):
         super().__init__()
         self.spaces, self.names = [part for _, part in space.spaces], tuple(name for name, _ in space.spaces)
-        known = list(itertools.accumulate((flat_size(part) for part in self.spaces[:-1]), initial=0))  # numbers of the parts before each
+        # For each part, how many numbers the parts before it have.
+        known = list(itertools.accumulate((flat_size(part) for part in self.spaces[:-1]), initial=0))
         self.heads = nn.ModuleList(action_head(part, inputs, linear, kind, log_std) for part in self.spaces)
         self.mixers = nn.ModuleList(nn.Sequential(nn.Linear(inputs + size, inputs), nn.Tanh()) if size else nn.Identity() for size in known)
         self.dist_spec = {name: head.dist_spec for name, head in zip(self.names, self.heads, strict=True)}  # type: ignore[misc]
@@ -133,11 +136,12 @@ class AutoregressiveHead(ActionHead):
         return Autoregressive(self, features)
 
     def part(self, index: int, features: Tensor, before: list[Tensor]) -> Distribution:
-        """Of this part [...], given features [..., F] and the parts before it, flattened [..., D_i]."""
+        """The distribution [...] of this part, given features [..., F] and the parts before it, flattened [...,
+        D_i]."""
         return self.heads[index](self.mixers[index](torch.cat([features, *before], -1)), None)
 
     def flat(self, index: int, chosen: Tensor | Batch) -> Tensor:
-        """A part [..., *shape] -> numbers [..., D]."""
+        """Flattens the values of one part: [..., *shape] -> [..., D]."""
         leaf = next(chosen.leaves()) if isinstance(chosen, Batch) else chosen
         inside = next(leaves(self.spaces[index]))[1].field.shape
         leading = leaf.shape[: leaf.ndim - len(inside)]
@@ -150,8 +154,10 @@ def _each(value: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 class Autoregressive:
-    """Over the features [..., F] of some rows. Its entropy and divergence are sums over parts conditioned on an action: given(action) makes the Joint that
-    has them, whose expectation over actions is the whole distribution's (chain rule)."""
+    """The distribution of an AutoregressiveHead over the features [..., F] of some rows. It has no entropy and
+    divergence of its own: given(action) returns the Joint of the parts conditioned on an action, whose entropy and
+    divergence are sums over the parts. By the chain rule, their expectation over actions is that of the whole
+    distribution."""
 
     def __init__(self, head: AutoregressiveHead, features: Tensor):
         self.head, self.features = head, features
@@ -160,7 +166,8 @@ class Autoregressive:
         return Autoregressive(self.head, self.features[index])
 
     def _choose(self, choose: Callable[[int, Distribution], Tensor | Batch]) -> tuple[Batch, Joint]:
-        """Part after part: what choose(i, its distribution) says, and the distributions."""
+        """Goes through the parts in order. Returns what choose(i, distribution of part i) returned for each part, and
+        the distributions."""
         chosen: dict[str, Tensor | Batch] = {}
         parts: dict[str, Distribution] = {}
         before: list[Tensor] = []
@@ -185,10 +192,13 @@ class Autoregressive:
 
 
 def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float, autoregressive: bool = False) -> ActionHead:
-    """Raises UserError where the distribution asked for does not fit the space."""
+    """The action head for a space. Raises UserError if the requested distribution does not fit the space."""
     if autoregressive:
         if not isinstance(space, Nested) or len(space.spaces) < 2:
-            raise UserError(f"model.autoregressive=true chooses the parts of a Tuple or Dict of actions one after the other; {space} has no such parts")
+            raise UserError(
+                "model.autoregressive=true chooses the parts of a Tuple or Dict of actions one after the other; "
+                f"{space} has no such parts"
+            )
         return AutoregressiveHead(space, inputs, linear, kind, log_std)
     if isinstance(space, Nested):
         return JointHead({name: action_head(part, inputs, linear, kind, log_std) for name, part in space.spaces})
@@ -197,13 +207,15 @@ def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution
     if isinstance(space, MultiBinary):
         return BinaryHead(space, inputs, linear)
     if kind != "gaussian" and not space.bounded:
-        raise UserError(f"model.action_distribution={kind} needs bounded actions, not {space} without bounds; use gaussian")
+        raise UserError(
+            f"model.action_distribution={kind} needs bounded actions, not {space} without bounds; use gaussian"
+        )
     return BoxHead(space, inputs, linear, kind, log_std)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QHeadConfig:
-    """Between features and action values."""
+    """Options of the layers between features and action values."""
 
     hidden: Literal["auto"] | tuple[Annotated[int, Count], ...]
     encoder_layer: bool
@@ -214,14 +226,15 @@ class QHeadConfig:
 
 
 class QHead(nn.Module):
-    """Features [..., F] -> [..., A, K] numbers for each action: K atoms or quantiles, or one value.
+    """Maps features [..., F] to K numbers for each action, [..., A, K]: atoms, quantiles, or a single value.
 
-    Dueling (Wang et al. 2016, arXiv:1511.06581): V + A - mean A (eq. 9), the gradient that both streams send back scaled by gradient_scale (section 4.2:
-    1 / sqrt 2). Noisy: every layer of the head (Fortunato et al. 2018)."""
+    A dueling head (Wang et al. 2016, arXiv:1511.06581) computes V + A - mean A (eq. 9), and the gradient that both
+    streams send back is scaled by gradient_scale (section 4.2: 1 / sqrt 2). In a noisy head, every layer is noisy
+    (Fortunato et al. 2018)."""
 
     def __init__(self, inputs: int, actions: int, atoms: int, hidden: tuple[int, ...], activation: str, cfg: QHeadConfig, linear: Linear,
                  layer_norm: bool = False, precision: str = "fp32"):  # fmt: skip
-        """precision: of the layers before the last one of each stream."""
+        """`precision` applies to the layers before the last one of each stream."""
         super().__init__()
         self.precision = precision
         self.actions, self.atoms, self.scale = actions, atoms, cfg.gradient_scale if cfg.dueling else 1.0
@@ -250,13 +263,14 @@ class QHead(nn.Module):
         return [stream[:-1] for stream in (self.advantage, self.value) if stream is not None]
 
     def _through(self, stream: nn.Sequential, features: Tensor) -> Tensor:
-        """features [..., F] -> what a stream makes of them, in float32."""
+        """features [..., F] -> the output of a stream, in float32."""
         if self.precision != "bf16" or len(stream) == 1:
             return stream(features)
         stored = stream[0].weight.dtype
         if stored == torch.bfloat16:
             features = features.to(stored)
-        few = features.device.type == "cpu" and features.numel() <= FEW_ROWS * features.shape[-1]  # making bf16 weights for them would cost more than it gains
+        # For so few rows, making bfloat16 weights would cost more than it gains.
+        few = features.device.type == "cpu" and features.numel() <= FEW_ROWS * features.shape[-1]
         with torch.autocast(features.device.type, torch.bfloat16, enabled=stored != torch.bfloat16 and not few, cache_enabled=False):
             features = stream[:-1](features)
         return stream[-1](features.float())

@@ -1,4 +1,4 @@
-"""conf/model -> networks sized by an EnvSpec."""
+"""Builds networks from the options of conf/model, with sizes that fit an EnvSpec."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MemoryConfig:
 
     def __post_init__(self):
         if self.kind == "none" and (self.prev_action or self.prev_reward):
-            raise ValueError("prev_action and prev_reward are told to a memory: choose model=lstm, gru or gtrxl")
+            raise ValueError("prev_action and prev_reward are inputs of a memory: choose model=lstm, gru or gtrxl")
         if self.kind == "gtrxl" and self.size % self.heads:
             raise ValueError(f"size {self.size} must be a multiple of heads {self.heads}")
 
@@ -61,16 +61,20 @@ class ModelConfig:
 
     def __post_init__(self):
         if self.encoder not in ENCODERS and not is_path(self.encoder):
-            raise ValueError(f"encoder must be {', '.join(ENCODERS)} or package.module:Name, not {self.encoder!r}.{closest(self.encoder, ENCODERS)}")
+            raise ValueError(
+                f"encoder must be {', '.join(ENCODERS)} or package.module:Name, not {self.encoder!r}."
+                f"{closest(self.encoder, ENCODERS)}"
+            )
         if self.encoder_kwargs and not is_path(self.encoder):
             raise ValueError(f"encoder_kwargs are for an encoder of your own, not for {self.encoder}")
 
 
 class Trunk(nn.Module):
-    """Encoder, then memory: obs [T, B, ...] -> features [T, B, F] and the state after the last row."""
+    """An encoder followed by a memory, if there is one: obs [T, B, ...] -> features [T, B, F] and the state after the
+    last row."""
 
     def __init__(self, encoder: nn.Module, memory: Memory | GTrXL | None, previous: Mapping[str, Space] = MappingProxyType({})):
-        """previous: what else of obs the memory is given."""
+        """`previous` holds the spaces of the other parts of obs that are inputs of the memory, by name."""
         super().__init__()
         self.encoder, self.memory, self.previous = encoder, memory, dict(previous)
         self.features: int = memory.size if memory is not None else encoder.features  # type: ignore[assignment]
@@ -95,8 +99,8 @@ def _map(x: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Tensor | Ba
 def encoder(
     spec: EnvSpec, kind: str, hidden: tuple[int, ...], activation: str, precision: str = "fp32", flat: bool = False, layer_norm: bool = False
 ) -> nn.Module:
-    """[N, ...] observations -> [N, F] features, with F in its attribute `features`. flat: of an image the convolutions alone. Raises UserError where the
-    kind does not fit the observations."""
+    """An encoder from observations [N, ...] to features [N, F], with F in its attribute `features`. If flat, an image
+    goes through convolutions only. Raises UserError if the kind does not fit the observations."""
 
     def of_image(space: Box) -> ImageEncoder:
         if kind == "impala_resnet":
@@ -117,10 +121,13 @@ def encoder(
 
 
 def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
-    """The user's own: name(space, **options), a module from observations [N, ...] to features [N, F] that has F in its attribute `features`. It is tried
-    once, and UserError says what does not fit."""
+    """The user's own encoder, made by name(space, **options). It must be a module from observations [N, ...] to
+    features [N, F] with F in its attribute `features`. It is called once as a check, and UserError says what does not
+    fit."""
     kind, space = load_object(name, "model.encoder"), spec.observation
-    wanted = UserError(f"model.encoder={name} must make a torch.nn.Module that has its number of features in the attribute `features`")
+    wanted = UserError(
+        f"model.encoder={name} must make a torch.nn.Module that has its number of features in the attribute `features`"
+    )
     if isinstance(kind, type) and not issubclass(kind, nn.Module):
         raise wanted
     try:
@@ -132,7 +139,9 @@ def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
     except UserError:
         raise
     except Exception as error:  # the user's own code may raise anything
-        raise UserError(f"model.encoder={name} does not fit {spec.name}, which observes {space}: {type(error).__name__}: {error}") from None
+        raise UserError(
+            f"model.encoder={name} does not fit {spec.name}, which observes {space}: {type(error).__name__}: {error}"
+        ) from None
     if not isinstance(out, Tensor) or out.shape != (2, features):
         shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise UserError(f"model.encoder={name} makes {shape} of 2 observations of {spec.name}, not [2, {features}]")
@@ -140,14 +149,15 @@ def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
 
 
 def zeros(space: Space, count: int) -> Tensor | Batch:
-    """Observations as encoders get them."""
+    """`count` observations of zeros, in the form that encoders get."""
     if isinstance(space, Nested):
         return Batch({name: zeros(part, count) for name, part in space.spaces})
     return torch.zeros(count, *space.field.shape, dtype=space.field.dtype)
 
 
 def embedding_of(spec: EnvSpec, name: str) -> tuple[EnvSpec, int]:
-    """The spec without that part of its observation, and how many numbers say what an action means. Raises UserError where it does not fit."""
+    """The spec without the part `name` of its observation, which holds the embeddings of actions [A, E], and E. Raises
+    UserError if that part does not fit the actions."""
     space, said = spec.observation, f"model.action_embedding={name}"
     if not isinstance(spec.action, Discrete):
         raise UserError(f"{said} is for one choice among actions, not for {spec.action}")
@@ -158,13 +168,14 @@ def embedding_of(spec: EnvSpec, name: str) -> tuple[EnvSpec, int]:
     if not isinstance(part, Box) or len(part.shape) != 2 or part.shape[0] != spec.action.n:
         raise UserError(f"{said} must hold a row of numbers for each of the {spec.action.n} actions, not {part}")
     if len(parts) == 1:
-        raise UserError(f"{said} is all that {spec.name} observes: there is nothing to choose by")
+        raise UserError(f"{said} is all that {spec.name} observes: there is nothing left to choose an action by")
     rest = replace(space, spaces=tuple((key, value) for key, value in space.spaces if key != name))
     return replace(spec, obs={**spec.obs, "observation": rest}), part.shape[1]
 
 
 class Model:
-    """Builds the parts that policies are made of. `precision` ("fp32" or "bf16") concerns convolutional encoders and hidden layers of action values on them."""
+    """Builds the parts that policies are made of. `precision` ("fp32" or "bf16") applies to convolutional encoders and
+    to the hidden layers of action values behind them."""
 
     def __init__(self, cfg: ModelConfig, precision: str = "fp32"):
         self.cfg, self.precision = cfg, precision
@@ -175,12 +186,16 @@ class Model:
         return encoder(spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision, flat, self.cfg.layer_norm)
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
-        """Raises UserError where nothing can be filtered: choices have no scale."""
+        """The filters of the observation's Box parts, or None. Raises UserError if there are no such parts, since
+        choices have no scale."""
         if self.cfg.observation_filter == "none":
             return None
         parts = [(path, part) for path, part in leaves(spec.observation) if isinstance(part, Box)]
         if not parts:
-            raise UserError(f"model.observation_filter=mean_std is for numbers and pixels, but {spec.name} observes {spec.observation}; try model=plain")
+            raise UserError(
+                f"model.observation_filter=mean_std is for numbers and pixels, but {spec.name} observes "
+                f"{spec.observation}; try model=plain"
+            )
         return ObservationFilters(parts, self.cfg.observation_clip)
 
     def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead | EmbeddedHead:
@@ -190,7 +205,8 @@ class Model:
         return action_head(spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std, self.cfg.autoregressive)
 
     def trunk(self, spec: EnvSpec, flat: bool = False) -> Trunk:
-        """flat: where an image is the whole observation and there is no memory, convolutions alone, for heads that have hidden layers of their own."""
+        """An encoder and the memory. If flat, the observation is a single image and there is no memory, the encoder has
+        convolutions only, for heads that have hidden layers of their own."""
         if self.cfg.action_embedding is not None:
             spec, _ = embedding_of(spec, self.cfg.action_embedding)
         flat = flat and self.cfg.memory.kind == "none"
@@ -199,14 +215,15 @@ class Model:
         told = sum(flat_size(space) for space in previous.values())
         trunk = Trunk(encoder, self.memory(encoder.features + told), previous)  # type: ignore[operator, arg-type]
         if self.cfg.init == "orthogonal":
-            if not is_path(self.cfg.encoder):  # one of the user's own has its own
+            if not is_path(self.cfg.encoder):  # the user's own encoder initialises itself
                 orthogonal(trunk.encoder, math.sqrt(2.0))
-            if isinstance(trunk.memory, Memory):  # a transformer keeps PyTorch's: gain sqrt(2) in every projection would be too much
+            # A transformer keeps PyTorch's initial weights: a gain of sqrt(2) in every projection would be too large.
+            if isinstance(trunk.memory, Memory):
                 orthogonal(trunk.memory, math.sqrt(2.0))
         return trunk
 
     def q_head(self, spec: EnvSpec, trunk: Trunk, cfg: QHeadConfig, atoms: int = 1) -> QHead:
-        """Of a trunk made with flat=not cfg.encoder_layer."""
+        """The head for action values behind a trunk that was made with flat=not cfg.encoder_layer."""
         assert isinstance(spec.action, Discrete)
         image = isinstance(trunk.encoder, ImageEncoder)
         hidden: tuple[int, ...] = () if cfg.hidden == "auto" else cfg.hidden
@@ -215,9 +232,12 @@ class Model:
         actions = spec.action.n
         if self.cfg.action_embedding is not None:
             if cfg.dueling:
-                raise UserError("model.action_embedding has no advantages to take a mean of: set head.dueling=false with it")
-            actions = embedding_of(spec, self.cfg.action_embedding)[1]  # numbers that are multiplied with each action's
-        precision = self.precision if image else "fp32"  # what stands behind convolutions is as wide as they make it
+                raise UserError(
+                    "model.action_embedding has no advantages to take a mean of: set head.dueling=false with it"
+                )
+            # The head then makes E numbers, whose inner product with an action's embedding is that action's value.
+            actions = embedding_of(spec, self.cfg.action_embedding)[1]
+        precision = self.precision if image else "fp32"  # only the layers behind convolutions are wide enough for bf16
         return QHead(trunk.features, actions, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear, self.cfg.layer_norm, precision)
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:
@@ -227,7 +247,7 @@ class Model:
         return GTrXL(inputs, cfg.size, cfg.layers, cfg.heads, cfg.length) if cfg.kind == "gtrxl" else Memory(cfg.kind, inputs, cfg.size)
 
     def linear(self, inputs: int, outputs: int, gain: float) -> nn.Linear:
-        """A head's last layer; its gain says how large the first outputs are."""
+        """A linear layer of a head. The gain sets how large its first outputs are if init is orthogonal."""
         layer = nn.Linear(inputs, outputs)
         if self.cfg.init == "orthogonal":
             orthogonal(layer, gain)
@@ -235,7 +255,8 @@ class Model:
 
 
 def orthogonal(module: nn.Module, gain: float) -> None:
-    """Orthogonal weights of this gain and zero biases, in every linear, convolutional and recurrent layer (gain 1 in the last kind)."""
+    """Sets orthogonal weights with this gain, and zero biases, in every linear, convolutional and recurrent layer.
+    Recurrent layers have gain 1."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             weight = layer.weight.detach().contiguous()
@@ -253,8 +274,8 @@ def orthogonal(module: nn.Module, gain: float) -> None:
 
 
 def lower_precision(module: nn.Module) -> None:
-    """Casts convolutional encoders, and the wide layers behind them, to bfloat16 for acting, where no gradient needs the float32 weights (autocast would
-    convert all of them at every call)."""
+    """Casts convolutional encoders, and the wide layers behind them, to bfloat16 for acting. No gradient needs their
+    float32 weights there, and autocast would convert all weights at every call."""
     for part in module.modules():
         if isinstance(part, ImageEncoder) and part.precision == "bf16":
             part.to(torch.bfloat16)

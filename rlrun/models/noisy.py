@@ -8,12 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FEW_ROWS = 16  # on one core of a CPU two products without making the weights take 1/6 of the time for 1 row, the same for 32
+# Up to this many rows, two products are quicker than making the noisy weights first. On one core of a CPU they take 1/6
+# of
+# the time for 1 row, and the same time for 32 rows.
+FEW_ROWS = 16
 
 
 class NoisyLinear(nn.Module):
-    """y = (mu_w + sigma_w * e_w) x + mu_b + sigma_b * e_b (eq. 9) with factorised Gaussian noise (eq. 10, 11), initialised as in section 3.2. Without noise
-    until draw() is called."""
+    """y = (mu_w + sigma_w * e_w) x + mu_b + sigma_b * e_b (eq. 9) with factorised Gaussian noise (eq. 10, 11),
+    initialised as in section 3.2. There is no noise until draw() is called."""
 
     def __init__(self, inputs: int, outputs: int, sigma: float):
         super().__init__()
@@ -22,14 +25,15 @@ class NoisyLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound))
         self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), sigma * bound))
         self.bias_sigma = nn.Parameter(torch.full((outputs,), sigma * bound))
-        self.register_buffer("noise_in", torch.zeros(inputs), persistent=False)  # drawn anew for every use, so nothing to keep
+        # The noise is drawn anew for every use, so checkpoints need not hold it.
+        self.register_buffer("noise_in", torch.zeros(inputs), persistent=False)
         self.register_buffer("noise_out", torch.zeros(outputs), persistent=False)
         self.noise_in: Tensor
         self.noise_out: Tensor
 
     @torch.no_grad()
     def draw(self, rng: torch.Generator | None) -> None:
-        """New noise; None: none."""
+        """Draws new noise, or removes the noise if rng is None."""
         for noise in (self.noise_in, self.noise_out):
             if rng is None:
                 noise.zero_()
@@ -40,13 +44,14 @@ class NoisyLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] -> [..., outputs]."""
         bias = self.bias + self.bias_sigma * self.noise_out
-        if not torch.compiler.is_exporting() and x.numel() <= FEW_ROWS * x.shape[-1]:  # making the weights would cost more than using them
+        # For so few rows, making the weights would cost more than using them.
+        if not torch.compiler.is_exporting() and x.numel() <= FEW_ROWS * x.shape[-1]:
             return F.linear(x, self.weight, bias) + F.linear(x * self.noise_in, self.weight_sigma) * self.noise_out
         return F.linear(x, torch.addcmul(self.weight, self.weight_sigma, torch.outer(self.noise_out, self.noise_in)), bias)
 
 
 def draw_noise(module: nn.Module, rng: torch.Generator | None) -> None:
-    """New noise in every noisy layer; None: none, as for greedy acting."""
+    """Draws new noise in every noisy layer, or removes the noise if rng is None, as for greedy acting."""
     for layer in module.modules():
         if isinstance(layer, NoisyLinear):
             layer.draw(rng)

@@ -1,4 +1,4 @@
-"""Filters: running mean and deviation of observations, running scale of rewards."""
+"""Filters, which normalise observations, rewards and values by their running means and deviations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ TINY = 1e-8
 
 
 class ObservationFilter(RunningMoments):
-    """(x - mean) / deviation, bounded to [-clip, clip] (RLlib's MeanStdFilter; 0: no bound). Constant numbers become 0. `scale` is what numbers are
-    multiplied by until there are moments."""
+    """(x - mean) / deviation, bounded to [-clip, clip] (RLlib's MeanStdFilter); a clip of 0 means no bound. Constant
+    numbers become 0. Until there are moments, numbers are multiplied by `scale`."""
 
     def __init__(self, shape: tuple[int, ...], clip: float, scale: float = 1.0):
         super().__init__(shape)
@@ -33,13 +33,14 @@ class ObservationFilter(RunningMoments):
         self.scale.copy_((self.variance + TINY).rsqrt())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., *shape] of any dtype -> float32."""
+        """Filters x [..., *shape] of any dtype; the result is float32."""
         x = (x.float() - self.shift) * self.scale
         return x.clamp(-self.clip, self.clip) if self.clip > 0 else x
 
 
 class ObservationFilters(nn.Module):
-    """A filter for every part of an observation that is a Box, pixel by pixel in images; other parts pass as they are. `parts`: (path, space) of those."""
+    """A filter for every part of an observation that is a Box; in images, each pixel has its own moments. Other parts
+    pass unchanged. `parts` holds (path, space) of the parts to be filtered."""
 
     def __init__(self, parts: list[tuple[tuple[str, ...], Box]], clip: float):
         super().__init__()
@@ -52,17 +53,17 @@ class ObservationFilters(nn.Module):
         return obs
 
     def moments(self, obs: Tensor | Batch, live: Tensor) -> list[Moments]:
-        """obs [T, B, ...], live [T, B] -> moments of every filtered part over live rows."""
+        """obs [T, B, ...], live [T, B] -> the moments of every filtered part over the live rows."""
         return [moments_of(at(obs, path)[live]) for path in self.paths]
 
     def merge(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
-        """What moments() made of any number of fragments, by all learners."""
+        """Merges what moments() returned for any number of fragments, over all learners."""
         for i, one in enumerate(self.filters):
             one.merge(merged([parts[i] for parts in moments], one.mean.shape, ranks))  # type: ignore[operator, union-attr, arg-type]
 
 
 def _exchange(obs: Tensor | Batch, path: tuple[str, ...], function: Callable[[Tensor], Tensor]) -> Tensor | Batch:
-    """obs with the part at `path` sent through the function."""
+    """obs with the part at `path` replaced by the function's result for it."""
     if not path:
         assert isinstance(obs, Tensor)
         return function(obs)
@@ -71,7 +72,8 @@ def _exchange(obs: Tensor | Batch, path: tuple[str, ...], function: Callable[[Te
 
 
 class RewardScale(RunningMoments):
-    """Rewards divided by the deviation of the discounted return so far (Engstrom et al. 2020, arXiv:2005.12729, appendix A.2), bounded to [-10, 10]."""
+    """Divides rewards by the deviation of the discounted return so far and bounds them to [-10, 10] (Engstrom et al.
+    2020, arXiv:2005.12729, appendix A.2)."""
 
     BOUND = 10.0
 
@@ -83,8 +85,9 @@ class RewardScale(RunningMoments):
 
 
 class ValueScale(RunningMoments):
-    """Returns to mean 0 and deviation 1, and a value head whose outputs keep their meaning when those change: PopArt (van Hasselt et al. 2016,
-    arXiv:1602.07714, eq. 7 to 9), here over all returns so far."""
+    """PopArt (van Hasselt et al. 2016, arXiv:1602.07714, eq. 7 to 9): normalises returns to mean 0 and deviation 1, and
+    adjusts the value head so that its outputs keep their meaning when the moments change. The moments are those of all
+    returns so far."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -101,7 +104,8 @@ class ValueScale(RunningMoments):
 
     @torch.no_grad()
     def follow(self, moments: Moments, head: nn.Linear) -> None:
-        """Merges moments of new returns; the head, whose outputs are normalised values, is changed so that what they stand for stays."""
+        """Merges the moments of new returns, and changes the head, whose outputs are normalised values, so that the
+        denormalised values stay the same."""
         mean, deviation = self.mean.clone(), self.deviation
         self.merge(moments)
         head.weight.mul_(deviation / self.deviation)
@@ -109,12 +113,12 @@ class ValueScale(RunningMoments):
 
 
 class FiltersObservations:
-    """The part of a policy that its filter of observations is: a policy sets `filter`, to None where it has none."""
+    """A mixin for policies that filter observations. The policy sets `filter`, to None if it has no filter."""
 
     filter: ObservationFilters | None
 
     def seen(self, obs: Batch) -> Batch:
-        """Observations as the nets get them."""
+        """The filtered observations, which are the inputs of the nets."""
         return obs if self.filter is None else obs.replace(observation=self.filter(obs["observation"]))
 
     def moments(self, batch: Batch) -> list[Moments] | None:

@@ -1,4 +1,4 @@
-"""One net, parameters of its own for every column: what evolution tries out, and parameter noise."""
+"""Evaluates one net with different parameters for every column, for evolution strategies and parameter noise."""
 
 from __future__ import annotations
 
@@ -17,26 +17,30 @@ def _as_it_is(said: Tensor) -> Tensor:
 
 
 class PerColumn:
-    """Evaluates `net` for every column of a batch with that column's own parameters, given as vectors [B, P] in the order of net.parameters()."""
+    """Evaluates `net` for every column of a batch with that column's own parameters, given as vectors [B, P] in the
+    order of net.parameters()."""
 
     def __init__(self, net: nn.Module, at_once: bool, choose: Callable[[Any], Tensor] = _as_it_is):
-        """net(obs [T, B, ...], is_first [T, B], no state) -> (what it says [T, B, ...], state). choose: what it says of one row [1, ...] -> [1, ...].
-        at_once: all columns in one call (torch.func.vmap), which is quickest for small nets; otherwise column after column, as convolutions of chunks,
-        which have no batched form, need it."""
+        """net(obs [T, B, ...], is_first [T, B], no state) returns (outputs [T, B, ...], state). choose maps its output
+        for one row [1, ...] to the result [1, ...]. With at_once, all columns are computed in one call
+        (torch.func.vmap), which is fastest for small nets. Otherwise columns are computed one after the other, which
+        convolutions in chunks require, since they have no batched form."""
         self.net, self.at_once, self.choose = net, at_once, choose
-        self.last: tuple[Tensor, dict[str, Tensor]] | None = None  # the vectors that outputs() was given last, and their views by name
+        # The vectors that outputs() was given last, and their views by name.
+        self.last: tuple[Tensor, dict[str, Tensor]] | None = None
 
     @property
     def size(self) -> int:
-        """Number of parameters P."""
+        """The number of parameters P."""
         return sum(parameter.numel() for parameter in self.net.parameters())
 
     def vector(self) -> Tensor:
-        """The net's own parameters [P]; a copy, differentiable where gradients are on."""
-        return torch.cat([parameter.reshape(-1) for parameter in self.net.parameters()])  # reshape: convolutions' are channels-last
+        """A copy [P] of the net's own parameters, which is differentiable if gradients are on."""
+        # This is reshape() and not view() because the weights of convolutions are channels-last.
+        return torch.cat([parameter.reshape(-1) for parameter in self.net.parameters()])
 
     def outputs(self, parameters: Tensor, obs: Batch, is_first: Tensor) -> Tensor:
-        """parameters [B, P], obs [B, ...], is_first [B] -> what every column's net says [B, ...]."""
+        """parameters [B, P], obs [B, ...], is_first [B] -> the output of every column's net [B, ...]."""
         if not self.at_once:
             return torch.stack([self._one(self._named(own), _plain(obs[b]), is_first[b]) for b, own in enumerate(parameters)])
         if self.last is None or self.last[0] is not parameters:
@@ -44,11 +48,11 @@ class PerColumn:
         return vmap(self._one)(self.last[1], _plain(obs), is_first)
 
     def disturbed(self, noise: Tensor, obs: Batch, is_first: Tensor) -> Tensor:
-        """The same with noise [B, P] added to the net's own parameters, column after column."""
+        """The outputs [B, ...] with noise [B, P] added to the net's own parameters. Columns are computed one by one."""
         return torch.stack([self._one(self._moved(own), _plain(obs[b]), is_first[b]) for b, own in enumerate(noise)])
 
     def _named(self, vectors: Tensor) -> dict[str, Tensor]:
-        """[..., P] -> the net's parameters by name, [..., *shape], as views."""
+        """Splits vectors [..., P] into views [..., *shape], by the names of the net's parameters."""
         named, start = {}, 0
         for name, parameter in self.net.named_parameters():
             named[name] = vectors[..., start : start + parameter.numel()].view(*vectors.shape[:-1], *parameter.shape)
@@ -56,21 +60,21 @@ class PerColumn:
         return named
 
     def _moved(self, noise: Tensor) -> dict[str, Tensor]:
-        """The net's parameters by name, moved by noise [P]. Each sum has its parameter's memory format."""
+        """The net's parameters plus noise [P], by name. Each sum has its parameter's memory format."""
         moves = self._named(noise)
         return {name: parameter + moves[name] for name, parameter in self.net.named_parameters()}
 
     def _one(self, parameters: dict[str, Tensor], rows: Mapping[str, Any], is_first: Tensor) -> Tensor:
-        """What one column's net says of its row [...]."""
+        """The output of one column's net for the column's row [...]."""
         said: Any = functional_call(self.net, parameters, (_batch(rows), is_first[None, None], Batch()))[0]
         return self.choose(said[0])[0]
 
 
 def _plain(rows: Batch) -> dict[str, Any]:
-    """Nested dictionaries, which vmap knows."""
+    """The rows as nested dictionaries, which vmap accepts."""
     return {name: _plain(value) if isinstance(value, Batch) else value for name, value in rows.items()}
 
 
 def _batch(rows: Mapping[str, Any]) -> Batch:
-    """One column's leaves [...] -> [1, 1, ...]."""
+    """One column's row as a Batch: leaves [...] -> [1, 1, ...]."""
     return Batch({name: _batch(value) if isinstance(value, Mapping) else value[None, None] for name, value in rows.items()})

@@ -1,4 +1,5 @@
-"""Memory over time: LSTM and GRU whose state is reset by a mask, state * (1 - is_first), at every row that begins an episode."""
+"""Recurrent memory: an LSTM or GRU whose state is reset by a mask, state * (1 - is_first), at every row that begins an
+episode."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from rlrun.core.batch import Batch, Field, RowSpec
 
 
 class Memory(nn.Module):
-    """An LSTM or GRU of one layer over [T, B, F], whose state is zeroed at every row that is_first.
+    """An LSTM or GRU of one layer over [T, B, F], whose state is set to zero at every row where is_first.
 
-    It works in one of two ways that agree up to rounding. Stretches: one call for all rows up to the next at which some column begins an episode, which
-    is quickest on a CPU, but has to look at is_first. With fixed_kernels (core.policy.fix_kernels sets it): one cell for every row, which reads nothing
-    back and is the same kernels whatever the rows hold, so that a GPU can record it (machine/graphs.py)."""
+    It works in one of two ways, which agree up to rounding. By default there is one call for each stretch of rows, up
+    to the next row at which some column begins an episode; this is fastest on a CPU, but has to read is_first. With
+    fixed_kernels, which core.policy.fix_kernels sets, there is one cell call for every row. This reads nothing back and
+    launches the same kernels whatever the rows hold, so that a GPU can record it (machine/graphs.py)."""
 
     fixed_kernels = False
 
@@ -29,12 +31,14 @@ class Memory(nn.Module):
         return {name: Field((self.size,), torch.float32) for name in names}
 
     def forward(self, x: Tensor, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
-        """x [T, B, F], is_first [T, B], state leaves [B, H] (before row 0) -> features [T, B, H], state after row T-1."""
+        """x [T, B, F], is_first [T, B], state before row 0 (leaves [B, H]) -> features [T, B, H], state after row
+        T-1."""
         keep = (~is_first).to(x.dtype).unsqueeze(-1)  # [T, B, 1]
         return self._row_by_row(x, keep, state) if self.fixed_kernels else self._by_stretches(x, is_first, keep, state)
 
     def _row_by_row(self, x: Tensor, keep: Tensor, state: Batch) -> tuple[Tensor, Batch]:
-        weights = list(self.net.parameters())  # for the input, for the hidden state, and both biases, as PyTorch's cells take them
+        # The weights of the input and of the hidden state, and both biases, in the order that PyTorch's cells take.
+        weights = list(self.net.parameters())
         outputs, after = [], state
         for row, kept in zip(x.unbind(), keep.unbind(), strict=True):
             before = {name: after[name] * kept for name in after}

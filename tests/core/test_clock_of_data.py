@@ -1,4 +1,5 @@
-"""A dataset drives the clock: rows learnt are its env steps, and what a run does by the clock follows. There is no sampler and no environment."""
+"""A run that learns from a dataset: the rows learnt are its env steps, which drive everything that a run does by the
+clock. There is no sampler and no environment."""
 
 import itertools
 from types import SimpleNamespace
@@ -39,7 +40,8 @@ class Regression(Algorithm):
 
 
 class Dataset:
-    """Fragments [4, 10], of which every fifth row is dead, in an order of its own. In place of a sampler it says what a checkpoint keeps: its place."""
+    """Draws fragments [4, 10] one after the other from fixed rows, of which every fifth is dead. It stands in for a sampler,
+    and checkpoints hold its place in the data."""
 
     def __init__(self):
         rng = torch.Generator().manual_seed(0)
@@ -81,7 +83,8 @@ def run(folder, total, restored=None):
 
 def test_schedules_stops_saves_evaluations_and_logs_follow_the_rows_learnt(tmp_path):
     job, algorithm, logged = run(tmp_path, 400)
-    assert job.status == "COMPLETED" and job.clock.env_steps == 416 and job.clock.updates == 13  # 32 live rows of each 40
+    # 32 of the 40 rows in each fragment are live
+    assert job.status == "COMPLETED" and job.clock.env_steps == 416 and job.clock.updates == 13
     assert [row["env_steps"] for row in logged] == [32 * i for i in range(14)]
     for before, row in itertools.pairwise(logged):
         assert row["learn/lr"] == pytest.approx(0.1 * max(0.0, 1 - before["env_steps"] / 400))

@@ -1,4 +1,4 @@
-"""Containers, schedules, seeds, optimiser."""
+"""Tests of batches, checkpoints, schedules, seeds, threads and the optimiser."""
 
 import math
 import threading
@@ -124,7 +124,8 @@ def torch_s_own(kind, parameters):
 
 @pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop", "sgd"])
 def test_steps_are_those_of_pytorch_s_optimisers_over_single_parameters(kind):
-    """Shapes that end in the middle of a cache line, a dimension order of its own, and clipping over all of them."""
+    """Parameters of which some end in the middle of a cache line and one has an unusual dimension order, with
+    clipping."""
     rng = torch.Generator().manual_seed(0)
     shapes = [(), (3,), (5, 7), (2, 3, 4, 5)]
     mine = [torch.nn.Parameter(torch.randn(shape, generator=rng)) for shape in shapes]
@@ -231,7 +232,7 @@ def test_closest_suggests():
 
 
 class Machine:
-    """Updates take the seconds that `of` says for the threads that are given."""
+    """A machine on which an update takes as many seconds as `of` says for the given threads."""
 
     def __init__(self, choices, of):
         self.time, self.of, self.used = 0.0, of, []

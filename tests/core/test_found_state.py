@@ -1,4 +1,5 @@
-"""Optimisers, generators and modules are in checkpoints wherever an algorithm keeps them, and a restored algorithm goes on to the bit."""
+"""Checkpoints hold optimisers, generators and modules wherever an algorithm keeps them, and a restored algorithm
+continues with the same bits."""
 
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ def optimizer(net: nn.Module) -> Optimizer:
 
 
 class Plain(Algorithm):
-    """Has a net, an optimiser and nothing hidden."""
+    """An algorithm with a net and an optimiser, which keeps nothing in unusual places."""
 
     def __init__(self, keep, ctx):
         super().__init__(nn.Linear(2, 1), None, None, ctx)

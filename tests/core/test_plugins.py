@@ -1,4 +1,5 @@
-"""The user's own package (tests/example), by config alone, as a user runs it: from its folder, in fresh processes."""
+"""A user's own package (tests/example) is used by config alone, as a user runs it: from its folder, in new
+processes."""
 
 import json
 import subprocess
@@ -27,7 +28,7 @@ def in_the_example(monkeypatch):
 
 
 def rlrun(*words, code=0):
-    """Standard output of the command, run in the example's folder."""
+    """Runs the command in the example's folder and returns its standard output."""
     command = [sys.executable, "-c", "import sys; sys.path.pop(0); from rlrun.cli import main; main()", *map(str, words)]
     done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stdout + done.stderr
@@ -74,7 +75,7 @@ def test_fine_tuning_begins_with_another_runs_weights(tmp_path):
 
 
 def test_fine_tuning_takes_weights_and_no_coefficients(tmp_path):
-    """The penalty's weight is the new run's, and a reward scale comes along only where both have one."""
+    """The penalty's weight is that of the new run, and a reward scale is taken over only if both runs have one."""
     small = ["algo=ppo", "env=rlrun/Identity-v0", "resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "algo.minibatch_size=20",
              "model.hidden=[8]", "env_steps=40"]  # fmt: skip
     plain = tmp_path / "plain"
@@ -159,7 +160,7 @@ def test_a_callback_that_raises_is_named(tmp_path, capsys):
 
 
 def test_a_run_keeps_the_layout_that_was_decided(tmp_path):
-    """Measured once: a resumed run must not change over because the machine is busier."""
+    """The choice is measured once: a resumed run must not choose differently because the machine is busier."""
     path = tmp_path / "run"
     assert _dispatch(["train", "algo=ppo", *BASE, "env_steps=300", "algo.batch_size=256", "algo.minibatch_size=64", f"run_dir={path}"]) == 0
     resources = load_yaml(path / "config.yaml")["resources"]

@@ -18,7 +18,7 @@ def empty(net, columns=1):
 
 
 def influence(net, first, state=None):
-    """[T, T] bool: whether row s changes the output of row t."""
+    """Whether row s changes the output of row t, [T, T] bool."""
     x = torch.randn(ROWS, 1, 3)
     state = empty(net) if state is None else state
     base = net(x, first, state)[0]

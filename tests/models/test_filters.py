@@ -1,4 +1,5 @@
-"""Running moments: merged exactly, whoever collected them, part of the policy, and never ahead of the samplers."""
+"""Running moments are merged exactly whoever collected them, belong to the policy, and are never ahead of the
+samplers."""
 
 import dataclasses
 
@@ -54,7 +55,7 @@ def test_every_live_row_is_merged_once_whoever_collected_it(typed, tmp_path, kin
     wiring = Wired(typed(*PARTS, *FILTERS, *KINDS[kind], "resources.envs_per_sampler=2", "env_steps=400"))
     seen: list = []
     returns: list = []
-    running: dict = {}  # by column: batches of this runner have the same environments in the same columns
+    running: dict = {}  # sums by column, since this runner's batches have the same environments in the same columns
     algorithm = wiring.algorithm
 
     def watched():
@@ -93,7 +94,8 @@ def test_returns_of_one_fragment_by_hand(typed):
     sampler.publish(wiring.algorithm().policy, Clock())
     fragment = sampler.take(1)[0]
     expected = []
-    for _ in range(fragment.batch.reward.shape[1]):  # each column: rewards 1..7, a dead row, then 1, 2 of the next episode
+    # Each column: rewards 1..7, a dead row, then 1, 2 of the next episode
+    for _ in range(fragment.batch.reward.shape[1]):
         total = 0.0
         for reward in (1, 2, 3, 4, 5, 6, 7):
             total = 0.99 * total + reward
@@ -104,7 +106,8 @@ def test_returns_of_one_fragment_by_hand(typed):
 
 
 def test_the_filter_that_acted_is_the_filter_that_learns(typed):
-    """At the first minibatch of every update ratios are 1: a filter that moved between acting and learning would show."""
+    """In the first minibatch of every update, ratios are 1. They would not be if the filter changed between acting and
+    learning."""
     wiring = Wired(typed(*PARTS, *SMALL[:1], *FILTERS, "logger=[]", "algo.num_epochs=1", "algo.minibatch_size=40", "algo.lr=0.01"))
     made, sampler = wiring.algorithm(), wiring.sampler(0)
     for number in range(4):
@@ -118,14 +121,16 @@ def test_the_filter_that_acted_is_the_filter_that_learns(typed):
 
 
 def test_pixels_are_filtered_one_by_one(typed):
-    """Before any moments a filtered network sees what an unfiltered one does; after them every pixel's mean is 0."""
+    """Before there are moments, a filter passes the same pixels to the network as no filter; afterwards every pixel has
+    mean 0."""
     words = ["algo=ppo", "env=Pong", "env.size=42", "resources.device=cpu", "resources.precision=fp32"]
     plain, made = (Wired(typed(*words, *more)).algorithm().policy for more in ([], ["model.observation_filter=mean_std", "model.observation_clip=5"]))
     one = made.filter.filters[0]
     own = {name: value for name, value in made.state_dict().items() if not name.startswith("filter")}
     plain.load_state_dict(own)
     pixels = torch.randint(0, 256, (150, 2, 4, 42, 42), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    pixels[..., 0, 0], pixels[..., 0, 1] = 7, 8 + (torch.arange(150) == 3).byte()[:, None, None]  # one constant pixel, one that is another value once
+    # One constant pixel, one that is another value once
+    pixels[..., 0, 0], pixels[..., 0, 1] = 7, 8 + (torch.arange(150) == 3).byte()[:, None, None]
     batch = Batch(obs=Batch(observation=pixels), is_first=torch.zeros(150, 2, dtype=torch.bool), valid=torch.ones(149, 2, dtype=torch.bool))
     with torch.no_grad():
         torch.testing.assert_close(made.unroll(batch).value, plain.unroll(batch).value, atol=1e-4, rtol=1e-4)
@@ -143,7 +148,8 @@ def test_choices_have_no_filter(typed):
 
 
 def test_a_value_head_keeps_what_it_says_while_returns_grow():
-    """PopArt: after every change of scale the outputs stand for the same values, and new returns have mean 0 and deviation 1."""
+    """PopArt: after every change of scale the denormalised outputs are the same, and new returns have mean 0 and
+    deviation 1."""
     scale, head = ValueScale(), torch.nn.Linear(3, 1)
     x = torch.randn(20, 3)
     before = scale.denormalize(head(x))

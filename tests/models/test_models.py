@@ -1,4 +1,4 @@
-"""Networks: shapes, chunks, precision, memory resets."""
+"""Tests of networks: shapes, chunks of rows, precision and resets of the memory."""
 
 import pytest
 import torch

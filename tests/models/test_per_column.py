@@ -1,4 +1,4 @@
-"""Parameters per column: every way gives what a net with those parameters says."""
+"""Parameters per column: every way to evaluate them gives the output of a net with those parameters."""
 
 import copy
 
@@ -11,7 +11,7 @@ from rlrun.models.per_column import PerColumn
 
 
 class Net(nn.Module):
-    """As policies' nets are called."""
+    """A net with the call that policies' nets have."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ def test_every_column_has_parameters_of_its_own(at_once):
             wanted.append((said.argmax(-1, keepdim=True) + said)[0])
         torch.testing.assert_close(per_column.outputs(vectors, obs, is_first), torch.stack(wanted))
         assert torch.equal(per_column.disturbed(noise, obs, is_first), torch.stack(wanted))
-        vectors[2] = 0.0  # in place, as when a column begins an episode
+        vectors[2] = 0.0  # a change in place, as when a column begins an episode
         assert torch.equal(per_column.outputs(vectors, obs, is_first)[2], torch.zeros(2))
 
 
