@@ -27,7 +27,7 @@ class Sampler(Protocol):
         ...
 
     def take(self, count: int) -> Sequence[Fragment]:
-        """Returns `count` fragments, oldest first. A serial sampler collects them now; the others wait for their workers.
+        """Returns `count` fragments, oldest first. A serial sampler collects them now; others wait for their workers.
         Raises RunFailed when a worker died."""
         ...
 

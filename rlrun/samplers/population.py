@@ -261,8 +261,8 @@ class Population:
                 pass  # the worker has died; take() will notice
 
     def take(self) -> list[Report]:
-        """Returns the reports that arrive within a moment, perhaps none. A player in this process plays the whole update.
-        Raises RunFailed when no player is left."""
+        """Returns the reports that arrive within a moment, perhaps none. A player in this process plays everything that
+        the update needs. Raises RunFailed when no player is left."""
         if self.bus is None:
             return self._take_alone()
         messages, lost = self.workers.receive_from_survivors(0.5)

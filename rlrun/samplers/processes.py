@@ -60,7 +60,7 @@ class Unsaved:
 
 
 class ProcessSampler(Unsaved):
-    """A sampler in which `producers` fill slots at the same time: the workers, or the groups of environments in them."""
+    """A sampler whose `producers` fill slots at the same time: the workers, or the groups of environments in them."""
 
     def __init__(self, plan: SamplerPlan, producers: int, make_store: Callable[[RowSpec, int], FragmentStore] = Slots):
         """make_store(layout, count): makes the memory for `count` fragments."""
