@@ -46,7 +46,7 @@ class Config(RunnerConfig):
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
-    """Samplers run ahead of the learner, so the learner has one thread, and each sampler fills parts of a train batch."""
+    """Samplers run ahead of the learner, so the learner has one thread. Each sampler fills parts of a train batch."""
     choices.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     learners = choices.learners_in_lockstep(asked, machine)

@@ -35,8 +35,8 @@ class Config(RunnerConfig):
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
-    """Samplers play whole episodes, as many at a time as they have columns. The learner waits for them, because its work
-    is small."""
+    """Samplers play whole episodes, as many at a time as they have columns. The learner waits for them, because it has
+    little work."""
     cfg, population = asked.cfg, asked.needs.population
     assert population is not None
     choices.check_device(asked, machine)
