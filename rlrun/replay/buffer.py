@@ -140,7 +140,7 @@ class Replay:
         self._advance(block, layout.fragment_rows)
 
     def _advance(self, block: int, rows: int) -> None:
-        """Moves the head of a block over `rows` new rows. Starts that these complete may be drawn from now on, and starts
+        """Moves the head of a block over `rows` new rows. Starts that these complete may be drawn from now on; starts
         whose rows they overwrote may not."""
         before = self._window(block)
         self.head[block] += rows
@@ -167,8 +167,8 @@ class Replay:
             self.tree_of_priorities.set(leaf, priority)
 
     def _recorded(self, column: np.ndarray, row: np.ndarray) -> Batch:
-        """Reads fragments [T + 1, N] without observations. In the last row, only what the policy recorded belongs to the
-        fragment; its reward does not."""
+        """Reads fragments [T + 1, N] without observations. In the last row only what the policy recorded belongs to a
+        fragment; the reward does not."""
         index = column * self.length + (row + np.arange(self.layout.rows + 1)[:, None]) % self.length
         return read({name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, torch.from_numpy(index))
 
@@ -195,8 +195,8 @@ class Replay:
         return column * self.spots + row % self.length // self.layout.starts_every
 
     def _startable(self, column: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """Whether a fragment may begin at this row, which must be live. A sequence may also begin at a dead row if a later
-        row is live."""
+        """Whether a fragment may begin at this row, which must be live. A sequence may also begin at a dead row if a
+        later row is live."""
         valid, at = self.valid.numpy(), column * self.length
         alive = valid[at + row % self.length]
         if self.layout.sequences:
@@ -282,8 +282,8 @@ class Replay:
         slot = spot * self.layout.starts_every
         head = self.head[column // self.layout.block]
         row = head - 1 - (head - 1 - slot) % self.length  # the absolute number of the newest row in this slot
-        # w = (N P)^-beta. N (the same for all learners) and the sum of priorities cancel when weights are divided by the
-        # largest of the batch.
+        # w = (N P)^-beta. N (the same for all learners) and the sum of priorities cancel when weights are divided by
+        # the largest of the batch.
         beta = self.cfg.beta(clock)
         weight = tree.leaves[leaf] ** -beta
         self.largest_weight = float(weight.max()) * total**beta

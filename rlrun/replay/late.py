@@ -23,7 +23,7 @@ class Writes:
         self.waiting: deque[tuple[tuple, Batch, torch.cuda.Event]] = deque()
 
     def __call__(self, *where: object, **writes: Tensor | Batch) -> None:
-        """where: the leading arguments of write(), which identify the rows: the key, and with shards the drawn batch."""
+        """where: the leading arguments of write(), which identify the rows (the key; with shards also the batch)."""
         if not self.on_gpu:
             self.write(*where, **writes)
             return

@@ -30,7 +30,7 @@ class Limiter:
         return self.came >= self.starts and self.credit >= self.batch
 
     def may_insert(self) -> bool:
-        """Whether rows may be inserted. False while the learner is more than SLACK updates behind, so that samplers that
+        """Whether rows may be inserted. False while the learner is at least SLACK updates behind, so that samplers that
         run by themselves wait for it."""
         return self.came < self.starts or self.credit < SLACK * self.batch
 
@@ -41,8 +41,8 @@ class Limiter:
         return {"came": self.came, "credit": self.credit}
 
     def load(self, saved: dict, folder: Path | None) -> str | None:
-        """Restores the state. folder: where the replay's rows were saved, or None if they were not. In that case `starts`
-        env steps must be inserted again, and the returned sentence says so."""
+        """Restores the state. folder: where the replay's rows were saved, or None if they were not. In that case
+        `starts` env steps must be inserted again, and the returned sentence says so."""
         self.credit = saved["credit"]
         self.came = 0 if folder is None else saved["came"]
         if folder is not None:
