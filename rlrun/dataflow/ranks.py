@@ -26,7 +26,7 @@ from rlrun.dataflow.workers import READY, START_SEC, Workers
 
 SAVE_SEC = 900.0  # the longest time that a learner may take to write its replay
 LARGE = 2**15  # tensors with at least this many numbers are gradients and not counts
-# The timeout of the other ranks while rank 0 evaluates or saves. If rank 0 ends, its connections break anyway.
+# The timeout of all ranks but 0, because rank 0 may evaluate and save for long. If it ends, its connections break anyway.
 FOREVER = timedelta(days=7)
 
 
@@ -44,7 +44,7 @@ def _together(exchange: Callable[..., Any], *args: Any) -> None:
 
 
 class ProcessRanks(Ranks):
-    """One of `world` learners. Gradients are exchanged on the learners' device, counts and decisions through the CPU."""
+    """One of `world` learners. Gradients are exchanged on the learners' device, counts and decisions on the CPU."""
 
     def __init__(self, rank: int, world: int, store: str, timeout_sec: float):
         if sys.platform == "linux":

@@ -90,8 +90,8 @@ def gather(batches: list[Batch], out: Batch | None, device: torch.device) -> Bat
 
 
 class Courier:
-    """Copies Batches from main memory to a GPU on a separate stream, while the GPU does other work. The originals may be
-    overwritten after the call."""
+    """Copies Batches from main memory to a GPU on a separate stream, while the GPU does other work. The originals may
+    be overwritten after the call."""
 
     def __init__(self, device: torch.device):
         self.device, self.stream = device, torch.cuda.Stream(device)

@@ -1,5 +1,5 @@
-"""A learner in shared memory: several processes change its weights, buffers and optimiser statistics without waiting for
-each other (Hogwild)."""
+"""A learner in shared memory: several processes change its weights, buffers and optimiser statistics without waiting
+for each other (Hogwild)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class Episode(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Facts about a fragment that its rows do not hold. env_steps is the number of live rows, counted only once, here."""
+    """Facts about a fragment that accompany its rows. env_steps is the number of live rows, which is counted only
+    here."""
 
     worker: int
     slot: Key  # the place of its rows (stores.FragmentStore)

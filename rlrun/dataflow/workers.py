@@ -24,8 +24,8 @@ from rlrun.machine.memory import keep_freed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
 START_SEC = 120.0
-# Signals that workers ignore. Ctrl-C and schedulers send them to the whole process group, but only the run's own process
-# decides what happens.
+# Signals that workers ignore. Ctrl-C and schedulers send them to the whole process group, but only the run's own
+# process decides what happens.
 DECIDED = {signal.SIGINT, signal.SIGTERM}
 READY = "ready"  # a worker's first message
 
