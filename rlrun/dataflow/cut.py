@@ -1,4 +1,7 @@
-"""The straggler cut of DD-PPO (Wijmans et al. 2020, arXiv:1911.00357, section 3): once enough learners have filled their fragments, the others stop short."""
+"""The straggler cut of DD-PPO: once enough learners have filled their fragments, the others stop early.
+
+Source: Wijmans et al. 2020, arXiv:1911.00357, section 3.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,17 @@ import math
 import torch
 from torch import Tensor
 
-FLOOR = 0.25  # of a fragment's rows that everyone collects, lest a batch become too small (the paper's preemption threshold)
+# The share of a fragment's rows that every learner collects, so that batches do not become too small (the paper's
+# preemption threshold).
+FLOOR = 0.25
 
 
 class Cut:
-    """Shared by all learners; each writes its own number only. Picklable for spawn."""
+    """State that all learners share. Each writes only its own number. Picklable for spawn."""
 
     def __init__(self, world: int, share: float):
         self.enough = math.ceil(share * world)
-        self.finished = torch.zeros(world, dtype=torch.int64).share_memory_()  # rounds that each learner has collected
+        self.finished = torch.zeros(world, dtype=torch.int64).share_memory_()  # number of rounds each has collected
 
     def of(self, rank: int) -> LearnersCut:
         return LearnersCut(self.finished, self.enough, rank)
@@ -29,10 +34,10 @@ class LearnersCut:
         self.round = 1
 
     def due(self, row: int, rows: int) -> bool:
-        """Before row `row` of a fragment of `rows`: whether to stop here."""
+        """Whether to stop before row `row` of a fragment with `rows` rows."""
         return row >= FLOOR * rows and int((self.finished >= self.round).sum()) >= self.enough
 
     def done(self) -> None:
-        """This learner's part of a train batch is there."""
+        """Called when this learner has collected its part of a train batch."""
         self.finished[self.rank] = self.round
         self.round += 1

@@ -1,8 +1,8 @@
-"""Several learners: processes of torch.distributed, gloo between CPUs and NCCL between GPUs.
+"""Several learners: processes of torch.distributed, with gloo between CPUs and NCCL between GPUs.
 
-Rank 0 is the run's own process; it starts the others as workers, and a worker that dies breaks its connections, so that nobody waits for it. Between GPUs
-that holds for what goes through the CPU (counts, decisions, every update); a process that dies inside an NCCL exchange is left to PyTorch's watchdog, which
-was not tried.
+Rank 0 is the run's own process and starts the others as workers. A worker that dies breaks its connections, so that
+the others do not wait for it. Between GPUs this holds for whatever goes through the CPU (counts, decisions, every
+update). If a process dies inside an NCCL exchange, PyTorch's watchdog has to act, which has not been tested.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from rlrun.core.errors import RunFailed
 from rlrun.core.ranks import Ranks
 from rlrun.dataflow.workers import READY, START_SEC, Workers
 
-SAVE_SEC = 900.0  # a learner may take so long to write its replay
-LARGE = 2**15  # numbers: gradients, not counts
-FOREVER = timedelta(days=7)  # rank 0 may evaluate and save for as long as it takes; when it ends, its connections do
+SAVE_SEC = 900.0  # the longest time that a learner may take to write its replay
+LARGE = 2**15  # tensors with at least this many numbers are gradients and not counts
+# The timeout of all ranks but 0, because rank 0 may evaluate and save for long. If it ends, its connections break anyway.
+FOREVER = timedelta(days=7)
 
 
 class Disconnected(Exception):
-    """Another learner is gone."""
+    """The connection to another learner is broken."""
 
 
 def _together(exchange: Callable[..., Any], *args: Any) -> None:
-    """Gloo and NCCL raise RuntimeError when a connection breaks: tells it from those of our own code."""
+    """Runs an exchange and turns its RuntimeError into Disconnected. Gloo and NCCL raise RuntimeError when a connection
+    breaks, which must be distinguished from errors in other code."""
     try:
         exchange(*args)
     except RuntimeError as error:
@@ -42,18 +44,20 @@ def _together(exchange: Callable[..., Any], *args: Any) -> None:
 
 
 class ProcessRanks(Ranks):
-    """One of `world` learners. Gradients travel on the learners' device, counts and decisions through the CPU."""
+    """One of `world` learners. Gradients are exchanged on the learners' device, counts and decisions on the CPU."""
 
     def __init__(self, rank: int, world: int, store: str, timeout_sec: float):
         if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are on this machine, whatever its host name resolves to
+            # All learners are on this machine, so the loopback interface works whatever the host name resolves to.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         super().__init__(rank, world)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         patience = timedelta(seconds=timeout_sec) if rank == 0 else FOREVER
         dist.init_process_group(backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience)
         self.store = store
-        self.memory: dict[tuple[int, torch.dtype], Tensor] = {}  # shared by all learners, one for each size of large tensors
-        _together(dist.barrier)  # connections are made now and not in the middle of the first update
+        # Memory that all learners share, one tensor for each size and dtype of large tensors.
+        self.memory: dict[tuple[int, torch.dtype], Tensor] = {}
+        _together(dist.barrier)  # makes the connections now and not in the middle of the first update
 
     def sum(self, x: Tensor) -> Tensor:
         total = x.detach().clone()
@@ -61,8 +65,11 @@ class ProcessRanks(Ranks):
         return total
 
     def sum_(self, x: Tensor) -> None:
-        """On CPUs through memory that all learners of this machine see: each adds up its part of the numbers. Gloo's way, through sockets, takes three
-        times as long."""
+        """Sums x over all learners, in place.
+
+        Large tensors on CPUs are summed through memory that all learners share, where each one sums its part of the
+        numbers. Gloo, which uses sockets, takes three times as long.
+        """
         n = x.numel()
         if n < LARGE or x.device.type != "cpu":
             super().sum_(x)
@@ -72,18 +79,18 @@ class ProcessRanks(Ranks):
         _together(dist.barrier)
         mine = slice(self.rank * n // self.world, (self.rank + 1) * n // self.world)
         torch.sum(memory[: self.world, mine], 0, out=memory[self.world, mine])
-        _together(dist.barrier)  # nobody writes the next numbers before all have come here, nor takes sums before all have written
+        _together(dist.barrier)  # all sums must be complete before any is read or the memory is used again
         x.copy_(memory[self.world].view(x.shape))
 
     def _memory(self, n: int, dtype: torch.dtype) -> Tensor:
-        """[world + 1, n], the same for all learners: a row for each, and one for sums."""
+        """Returns memory [world + 1, n] that all learners share: a row for each learner, and one for the sums."""
         key = (n, dtype)
         if key not in self.memory:
             path = Path(f"{self.store}-{n}-{str(dtype).rpartition('.')[2]}")
             self.memory[key] = torch.from_file(str(path), shared=True, size=(self.world + 1) * n, dtype=dtype).view(self.world + 1, n)
             _together(dist.barrier)
             if self.rank == 0:
-                path.unlink()  # everyone has it; a killed run leaves nothing behind
+                path.unlink()  # all learners have mapped it by now; without the file a killed run leaves nothing behind
         return self.memory[key]
 
     def gather(self, x: Tensor) -> list[Tensor]:
@@ -107,14 +114,14 @@ class ProcessRanks(Ranks):
 
 
 def learner_process(pipe: Any, learn: Callable[[Ranks], None], rank: int, world: int, store: str, timeout_sec: float, threads: int) -> None:
-    """A learner other than the first: learn(ranks) until the run is over."""
+    """The process of a learner other than the first. It calls learn(ranks), which returns when the run is over."""
     torch.set_num_threads(threads)
     pipe.send(READY)
     ranks = ProcessRanks(rank, world, store, timeout_sec)
     try:
         learn(ranks)
     except Disconnected:
-        pipe.poll(10.0)  # until rank 0 has heard from the one that died, or is gone itself
+        pipe.poll(10.0)  # waits until rank 0 has noticed the dead learner and closes the pipe, or has died itself
         raise
     finally:
         ranks.close()
@@ -122,8 +129,10 @@ def learner_process(pipe: Any, learn: Callable[[Ranks], None], rank: int, world:
 
 @contextmanager
 def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, threads: int):
-    """The ranks of this process, while learn(ranks) runs in a process of its own for every other rank. When one of them fails, RunFailed says why; in the
-    end all are gone. learn is pickled."""
+    """Yields the ranks of this process, while learn(ranks) runs in a separate process for every other rank.
+
+    Raises RunFailed with the reason when one of them fails. At the end all processes are stopped. learn is pickled.
+    """
     if world == 1:
         yield Ranks()
         return
@@ -137,7 +146,7 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
                 ranks = ProcessRanks(0, world, store, max(timeout_sec, START_SEC, SAVE_SEC))
                 yield ranks
             except Disconnected as error:
-                workers.receive_or_nothing(1.0)  # RunFailed with the reason of the one that died
+                workers.receive_or_nothing(1.0)  # raises RunFailed with the reason if a learner has died
                 raise RunFailed(f"a learner does not answer: {error}") from error
         finally:
             if ranks is not None:

@@ -13,8 +13,11 @@ from rlrun.dataflow.slots import Fragment
 
 
 class FragmentReplay:
-    """Keeps copies of the last `slots` fragments; every new one is accompanied by `proportion` replayed ones on average, drawn uniformly (IMPALA
-    section 5.2.2; RLlib's replay_proportion and replay_buffer_num_slots)."""
+    """Keeps copies of the last `slots` fragments, and adds `proportion` of them on average to every new fragment.
+
+    The replayed fragments are drawn uniformly (IMPALA section 5.2.2; RLlib's replay_proportion and
+    replay_buffer_num_slots).
+    """
 
     def __init__(self, proportion: float, slots: int, rng: torch.Generator):
         self.proportion, self.slots, self.rng = proportion, slots, rng
@@ -22,11 +25,12 @@ class FragmentReplay:
         self.next = 0
 
     def clear(self, rng: torch.Generator) -> None:
-        """Forgets every fragment and goes on with this stream: both sides of a bit-exact checkpoint do so."""
+        """Forgets all fragments and continues with this generator. At a bit-exact checkpoint both the saving and the
+        resumed run do this."""
         self.kept, self.next, self.rng = [], 0, rng
 
     def accompany(self, fragment: Fragment) -> list[Batch]:
-        """Remembers the fragment; returns the replayed ones that go with it."""
+        """Keeps a copy of the fragment, and returns the replayed fragments to use with it."""
         if self.slots == 0 or self.proportion == 0:
             return []
         if len(self.kept) < self.slots:
@@ -42,17 +46,18 @@ class FragmentReplay:
 
 
 class PassRing:
-    """`size` train batches of which each is emitted `passes` times, in turn (RLlib's minibatch_buffer_size and num_sgd_iter)."""
+    """Holds `size` train batches and emits each of them `passes` times, taking turns (RLlib's minibatch_buffer_size and
+    num_sgd_iter)."""
 
     def __init__(self, size: int, passes: int, build: Callable[[Batch | None], Batch]):
-        self.build = build  # (old batch whose memory may be overwritten, or None) -> new batch
+        self.build = build  # takes an old batch whose memory may be overwritten, or None, and returns a new batch
         self.passes = passes
         self.batches: list[Batch | None] = [None] * size
         self.left = [0] * size
         self.next = 0
 
     def clear(self) -> None:
-        """Forgets every batch (a bit-exact checkpoint)."""
+        """Forgets all batches, for a bit-exact checkpoint."""
         self.left = [0] * len(self.left)
         self.next = 0
 
@@ -69,8 +74,11 @@ class PassRing:
 
 
 def gather(batches: list[Batch], out: Batch | None, device: torch.device) -> Batch:
-    """Fragments side by side in memory of their own, so that the slots they came in can be given back."""
-    if out is not None and len(batches) == 1:  # which may have leaves without columns
+    """Copies fragments side by side into one batch, so that their slots can be given back.
+
+    out: a batch whose memory may be used, if it fits.
+    """
+    if out is not None and len(batches) == 1:  # a single batch may have leaves without columns
         out.copy_(batches[0])
         return out
     if out is not None and out.reward.device == device and out.reward.shape[1] == sum(b.reward.shape[1] for b in batches):
@@ -82,7 +90,8 @@ def gather(batches: list[Batch], out: Batch | None, device: torch.device) -> Bat
 
 
 class Courier:
-    """Copies Batches from main memory to a GPU by a stream of its own, beside what the GPU is doing. They may be written over when the call is over."""
+    """Copies Batches from main memory to a GPU on a separate stream, while the GPU does other work. The originals may
+    be overwritten after the call."""
 
     def __init__(self, device: torch.device):
         self.device, self.stream = device, torch.cuda.Stream(device)
@@ -101,27 +110,30 @@ class Courier:
         return made
 
 
-AHEAD = 2  # batches that a GPU has been told to learn from and has not finished
+AHEAD = 2  # largest number of updates that may be queued on a GPU and not be finished
 
 
 class Gatherer:
-    """gather() for one learner. On a GPU fragments are copied while the update before is still being worked out; the thread waits only where it would get more
-    than AHEAD batches ahead, since weights that nobody has yet are no use to samplers."""
+    """gather() for one learner.
+
+    On a GPU, fragments are copied while the previous update is still being computed. The thread waits only where it
+    would get more than AHEAD batches ahead, because samplers gain nothing from updates that are not finished.
+    """
 
     def __init__(self, device: torch.device, timers: Timers):
         self.device, self.timers = device, timers
         self.courier = Courier(device) if device.type == "cuda" else None
-        self.told: deque[torch.cuda.Event] = deque()  # one for each batch: everything before it is done
+        self.told: deque[torch.cuda.Event] = deque()  # for each batch, the end of all work that was queued before it
 
     def __call__(self, batches: list[Batch], out: Batch | None = None) -> Batch:
-        """out: a batch whose memory may be taken (CPU)."""
+        """Returns one batch of these fragments. out: a batch whose memory may be used (only on a CPU)."""
         if self.courier is None:
             with self.timers("copy"):
                 return gather(batches, out, self.device)
         return self.upload(*batches)
 
     def upload(self, *batches: Batch) -> Batch:
-        """The same where batches need not be copied on a CPU: one that is nobody else's."""
+        """Does the same without a copy on a CPU, for batches that only the caller uses."""
         if self.courier is None:
             return stack_columns(batches)
         event = torch.cuda.Event(blocking=True)

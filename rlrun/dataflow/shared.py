@@ -1,4 +1,5 @@
-"""A learner in shared memory: weights, buffers and optimiser statistics that several processes change without waiting for each other (Hogwild)."""
+"""A learner in shared memory: several processes change its weights, buffers and optimiser statistics without waiting
+for each other (Hogwild)."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from rlrun.core.schedule import Clock
 
 
 class SharedLearner:
-    """Made of an algorithm, whose own tensors it moves into shared memory. Picklable for spawn."""
+    """Moves the tensors of an algorithm into shared memory. Picklable for spawn."""
 
     def __init__(self, algorithm: Algorithm, clock: Clock):
         algorithm.share_memory()
         self.tensors: list[Tensor] = [*(p.data for p in algorithm.parameters()), *algorithm.buffers()]
         self.optimizers: dict[str, Any] = {name: optimizer.share() for name, optimizer in algorithm.optimizers()}
-        self.hold = torch.zeros(1, dtype=torch.int64).share_memory_()  # 1: everyone waits before its next gradient
+        self.hold = torch.zeros(1, dtype=torch.int64).share_memory_()  # 1: all wait before the next gradient
         self.time = torch.tensor([clock.env_steps, clock.updates], dtype=torch.int64).share_memory_()
 
     def attach(self, algorithm: Algorithm) -> None:
-        """From now on this algorithm, in another process, is a copy: its optimisers change the shared tensors."""
+        """Makes this algorithm, in another process, a copy whose optimisers change the shared tensors."""
         for name, optimizer in algorithm.optimizers():
             optimizer.attach(self.optimizers[name])
 

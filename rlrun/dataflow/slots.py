@@ -1,4 +1,4 @@
-"""Fragments: what samplers hand over, and the shared memory in which they do it."""
+"""Fragments, which samplers hand to the learner, and the shared memory that holds them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ from rlrun.dataflow.stores import Key
 
 
 class Episode(NamedTuple):
-    """A finished episode: the full, unclipped return and its length in decisions."""
+    """A finished episode, with its full, unclipped return and its length in decisions."""
 
     column: int
     ret: float
     length: int
-    info: Mapping[str, float] = {}  # of every numeric entry of the environment's info: its mean over the episode; of is_success, its last value
+    # For every numeric entry of the environment's info, its mean over the episode; for is_success, its last value.
+    info: Mapping[str, float] = {}
 
 
 class Header(NamedTuple):
-    """What is said about a fragment beside its rows. env_steps counts live rows; nobody recounts them from the rows."""
+    """Facts about a fragment that accompany its rows. env_steps is the number of live rows, which is counted only
+    here."""
 
     worker: int
-    slot: Key  # where its rows lie (stores.FragmentStore)
+    slot: Key  # the place of its rows (stores.FragmentStore)
     first_row: int  # absolute number of the fragment's row 0 in its columns
-    version: int  # of the weights it was made with
-    updates: int  # the learner's updates at that version
+    version: int  # version of the weights that the fragment was made with
+    updates: int  # number of the learner's updates at that version
     env_steps: int
     episodes: tuple[Episode, ...]
-    seconds: tuple[float, float]  # spent in the environment, in the policy
-    returns: Moments | None = None  # of the discounted return so far, over live rows
+    seconds: tuple[float, float]  # time spent in the environment and in the policy
+    returns: Moments | None = None  # moments of the running discounted return, over live rows
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,16 @@ class Fragment:
 
 
 class Slots:
-    """`count` fragments of one layout in one block of shared memory, made by the parent: a FragmentStore whose keys are numbers. Picklable for spawn."""
+    """A FragmentStore for `count` fragments of one layout in one block of shared memory, which the parent allocates.
+
+    Its keys are numbers. Picklable for spawn.
+    """
 
     def __init__(self, layout: RowSpec, count: int):
         self.layout, self.count = layout, count
         self.stride = layout_bytes(layout)
-        self.memory: Tensor = torch.full((count, self.stride), 0x7F, dtype=torch.uint8).share_memory_()  # sentinel: see unwritten()
+        # 0x7F is the sentinel for which unwritten() looks.
+        self.memory: Tensor = torch.full((count, self.stride), 0x7F, dtype=torch.uint8).share_memory_()
         self.pinned = False
 
     @property
@@ -60,10 +66,11 @@ class Slots:
         return range(self.count)
 
     def pin(self) -> None:
-        """Page-locks the memory, so that a GPU reads from it by itself while this process does something else. In the process that has the GPU."""
+        """Page-locks the memory, so that a GPU can read it while this process continues. Must be called in the process
+        that uses the GPU. Warns where the memory cannot be page-locked."""
         error = int(torch.cuda.cudart().cudaHostRegister(self.memory.data_ptr(), self.memory.numel(), 0))
         if error:
-            with contextlib.suppress(RuntimeError):  # the error waits to be said by whatever is done next
+            with contextlib.suppress(RuntimeError):  # clears the error, which the next CUDA call would raise
                 torch.zeros(1, device="cuda")
             warnings.warn(f"the slots of {self.memory.numel() / 1e6:.0f} MB cannot be page-locked (CUDA error {error}): copies to the GPU are slower",
                           Notice, stacklevel=2)  # fmt: skip
@@ -79,7 +86,8 @@ class Slots:
 
 
 def unwritten(batch: Batch) -> list[str]:
-    """Names of fields that still hold the sentinel in some element (reward and float records only): for debug runs and tests."""
+    """Returns the names of float32 fields that still hold the sentinel (or NaN) in some element, for debugging and
+    tests."""
     bad = []
     for name, value in batch.items():
         if isinstance(value, torch.Tensor) and value.dtype == torch.float32:

@@ -1,6 +1,8 @@
-"""The two doors through which rows and weights leave a process: shared memory implements them today (Slots, WeightBus), an engine of many machines later.
+"""The two protocols by which rows and weights leave a process.
 
-Whoever uses them knows these protocols alone. Both travel to worker processes, so what implements them must be picklable for spawn."""
+Shared memory implements them now (Slots, WeightBus); an engine for many machines can do so later. Users know only these
+protocols. Both are sent to worker processes, so implementations must be picklable for spawn.
+"""
 
 from __future__ import annotations
 
@@ -12,36 +14,38 @@ from torch import nn
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 
-Key = Hashable  # which place of a FragmentStore; only the store knows what it means
+Key = Hashable  # names a place in a FragmentStore; only the store knows what it means
 
 
 class FragmentStore(Protocol):
-    """Places for fragments of one layout. A sampler fills a place, says its key in a Header, and fills it anew when the learner has given it back."""
+    """Places for fragments of one layout. A sampler fills a place, sends its key in a Header, and fills it again when
+    the learner has given it back."""
 
     @property
     def keys(self) -> Sequence[Key]:
-        """Of all places, always in the same order."""
+        """The keys of all places, always in the same order."""
         ...
 
     def view(self, key: Key) -> Batch:
-        """The place's rows, to be written and read where they are, in any process that has the store."""
+        """Returns the rows of a place as a view, which any process that has the store can read and write."""
         ...
 
     def pin(self) -> None:
-        """Called once in the process that has the GPU: makes copies to it as quick as this memory allows."""
+        """Makes copies to the GPU as fast as this memory allows. Called once, in the process that uses the GPU."""
         ...
 
     def unpin(self) -> None:
-        """Undoes pin(); does nothing where it was not called."""
+        """Undoes pin(). Does nothing if pin() was not called."""
         ...
 
 
 class WeightStore(Protocol):
-    """One module's newest parameters and buffers, and the clock at which they were made. One process writes, any number read."""
+    """The newest parameters and buffers of one module, and the clock at which they were made. One process writes, and
+    any number of processes read."""
 
     @property
     def version(self) -> int:
-        """0 before anything was published, then one more with every publish()."""
+        """The number of publish() calls so far."""
         ...
 
     def publish(self, module: nn.Module | None, clock: Clock) -> int:
@@ -49,5 +53,6 @@ class WeightStore(Protocol):
         ...
 
     def read(self, module: nn.Module, seen: int) -> tuple[int, Clock] | None:
-        """Copies weights newer than version `seen` into the module -> (version, clock), or None when there are none."""
+        """Copies weights newer than version `seen` into the module and returns (version, clock), or None if there are
+        none."""
         ...

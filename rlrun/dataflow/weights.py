@@ -1,7 +1,8 @@
-"""WeightBus: the learner's policy, published to samplers through double-buffered shared memory.
+"""WeightBus: publishes the learner's policy to samplers through double-buffered shared memory.
 
-The writer fills the buffer that readers do not use and then raises the version; a reader copies, then checks that the writer has not come
-round to its buffer meanwhile. No lock: a killed reader or writer leaves nobody waiting.
+The writer fills the buffer that readers do not use and then increases the version. A reader copies a buffer and then
+checks that the writer has not begun to overwrite it meanwhile. There is no lock, so a killed reader or writer cannot
+block the others.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from rlrun.core.schedule import Clock
 
-BEGUN, DONE = 0, 1  # header: version whose writing has begun, version that is whole
+BEGUN, DONE = 0, 1  # indices in the header: the newest version whose writing has begun, and the newest complete one
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
@@ -19,7 +20,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 class WeightBus:
-    """A WeightStore, picklable for spawn: its tensors are shared memory. Every parameter and buffer travels as float32."""
+    """A WeightStore in shared memory, picklable for spawn. It holds every parameter and buffer as float32."""
 
     def __init__(self, module: nn.Module):
         count = sum(t.numel() for t in _tensors(module))
@@ -50,7 +51,8 @@ class WeightBus:
 
     @torch.no_grad()
     def read(self, module: nn.Module, seen: int) -> tuple[int, Clock] | None:
-        """Copies weights newer than version `seen` into the module -> (version, clock), or None when there are none."""
+        """Copies weights newer than version `seen` into the module and returns (version, clock), or None if there are
+        none."""
         while True:
             version = int(self.header[DONE])
             if version == seen:
@@ -61,5 +63,5 @@ class WeightBus:
                 tensor.copy_(self.data[side, offset : offset + tensor.numel()].view(tensor.shape))
                 offset += tensor.numel()
             clock = Clock(int(self.clocks[side, 0]), int(self.clocks[side, 1]))
-            if int(self.header[BEGUN]) <= version + 1:  # the writer was at most busy with the other buffer
+            if int(self.header[BEGUN]) <= version + 1:  # the writer touched at most the other buffer
                 return version, clock

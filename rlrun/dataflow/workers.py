@@ -1,4 +1,7 @@
-"""Worker processes: spawned, supervised, stopped. One pipe each; nothing is shared by two workers, so a killed one cannot block another."""
+"""Spawns, supervises and stops worker processes.
+
+Each worker has its own pipe. Two workers never share a pipe or a lock, so a killed worker cannot block another.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ from rlrun.machine.memory import keep_freed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
 START_SEC = 120.0
-DECIDED = {signal.SIGINT, signal.SIGTERM}  # Ctrl-C and schedulers reach the whole group of processes; the run's own one decides what becomes of it
+# Signals that workers ignore. Ctrl-C and schedulers send them to the whole process group, but only the run's own
+# process decides what happens.
+DECIDED = {signal.SIGINT, signal.SIGTERM}
 READY = "ready"  # a worker's first message
 
 
@@ -31,7 +36,7 @@ class _Failure(tuple):
 
 def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> None:
     parent = os.getppid()
-    if sys.platform == "linux":  # PR_SET_PDEATHSIG: a child must not outlive a killed parent
+    if sys.platform == "linux":  # 1 is PR_SET_PDEATHSIG: a child must not outlive a killed parent
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
@@ -45,15 +50,15 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
     try:
         target(pipe, *args)
     except (BrokenPipeError, EOFError, ConnectionResetError):
-        os._exit(0)  # the parent is gone
+        os._exit(0)  # the parent has ended
     except BaseException as error:
         try:
             says_it = isinstance(error, RunFailed | UserError) or (
                 isinstance(error, EnvError) and error.__cause__ is None
-            )  # else: where the user's code failed
+            )  # otherwise the traceback shows where the user's code failed
             pipe.send(_Failure((str(error) if says_it else traceback.format_exc(),)))
         except OSError:
-            pass  # the parent is gone, or does not listen any more
+            pass  # the parent has ended, or does not read the pipe any more
         finally:
             pipe.close()
         os._exit(1)
@@ -61,7 +66,7 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
 
 @contextmanager
 def _child_environment(gpu: bool):
-    """One thread per worker, and no GPU unless it learns: set before the child imports anything."""
+    """Sets the child's environment, before it imports anything: one thread, and no GPU unless it learns."""
     change = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
     before = {name: os.environ.get(name) for name in change}
     os.environ.update(change)
@@ -76,7 +81,7 @@ def _child_environment(gpu: bool):
 
 
 class Worker:
-    """One process and its pipe. One that learns sees the GPUs, and may start workers of its own."""
+    """One process and its pipe. A learner sees the GPUs and may start its own workers."""
 
     def __init__(self, name: str, target: Callable, args: tuple, learner: bool = False):
         self.name = name
@@ -84,7 +89,8 @@ class Worker:
         self.process = CONTEXT.Process(target=_bootstrap, args=(target, child, name, args), name=name, daemon=not learner)
         with _child_environment(gpu=learner):
             resource_tracker.ensure_running()  # starting it would unblock SIGINT again
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, DECIDED)  # inherited: a signal must not kill a child that is still importing
+            # The child inherits this mask, because a signal must not kill it while it is still importing.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, DECIDED)
             try:
                 self.process.start()
             finally:
@@ -98,10 +104,11 @@ class Workers:
     def __init__(self) -> None:
         self.members: list[Worker] = []
         self.by_handle: dict[Any, Worker] = {}
-        self.selector = selectors.DefaultSelector()  # of all handles; registering them anew at every wait would cost more than the wait
+        # It holds all handles permanently, because registering them at every wait would take longer than the wait.
+        self.selector = selectors.DefaultSelector()
 
     def start(self, name: str, target: Callable, args: tuple, learner: bool = False) -> Worker:
-        """target(pipe, *args) runs in a fresh process; args are pickled."""
+        """Runs target(pipe, *args) in a fresh process. args are pickled."""
         worker = Worker(name, target, args, learner)
         self.members.append(worker)
         for handle in (worker.pipe, worker.process.sentinel):
@@ -110,7 +117,8 @@ class Workers:
         return worker
 
     def start_all(self, target: Callable, jobs: Mapping[str, tuple], learner: bool = False) -> list[Worker]:
-        """Starts target(pipe, *jobs[name]) for every name and waits until all have said READY; when one fails instead, none is left."""
+        """Starts target(pipe, *jobs[name]) for every name and waits until all have sent READY. If one fails, all are
+        stopped."""
         try:
             started = [self.start(name, target, args, learner) for name, args in jobs.items()]
             ready = 0
@@ -122,14 +130,17 @@ class Workers:
         return started
 
     def receive(self, timeout: float) -> list[tuple[Worker, Any]]:
-        """Messages that are there, or that come within `timeout` seconds. RunFailed when a worker died, or when nothing came in a timeout > 0."""
+        """Returns the messages that have arrived, or that arrive within `timeout` seconds.
+
+        Raises RunFailed when a worker died, or when timeout > 0 and no message arrived.
+        """
         messages = self.receive_or_nothing(timeout)
         if not messages and timeout > 0:
             raise RunFailed(f"no word from {', '.join(w.name for w in self.members)} for {timeout:.0f} s: an environment may hang")
         return messages
 
     def receive_or_nothing(self, timeout: float) -> list[tuple[Worker, Any]]:
-        """receive(), but silence is no failure."""
+        """Like receive(), but does not fail when no message arrives."""
         ready = self._ready(timeout)
         messages = []
         for handle in ready:
@@ -139,12 +150,13 @@ class Workers:
         for handle in ready:
             worker = self.by_handle[handle]
             if handle is not worker.pipe:
-                self._drain(worker)  # its last words explain better than its exit code
+                self._drain(worker)  # the worker's last message explains more than its exit code
                 raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}")
         return messages
 
     def receive_from_survivors(self, timeout: float) -> tuple[list[tuple[Worker, Any]], list[tuple[Worker, str]]]:
-        """Messages that are there, or come within `timeout` seconds, and the workers that have died meanwhile, each with what became of it."""
+        """Like receive_or_nothing(), but does not fail when a worker died. Returns the messages, and the workers that
+        have died, each with the reason."""
         messages, lost = [], {}
         ready = self._ready(timeout)
         for worker in dict.fromkeys(self.by_handle[handle] for handle in ready):
@@ -157,7 +169,7 @@ class Workers:
         return messages, list(lost.items())
 
     def bury(self, worker: Worker) -> None:
-        """Ends this worker, if it has not ended, and forgets it."""
+        """Kills this worker if it still runs, and forgets it."""
         self.members.remove(worker)
         for handle in [handle for handle, one in self.by_handle.items() if one is worker]:
             del self.by_handle[handle]
@@ -169,11 +181,11 @@ class Workers:
         worker.process.close()
 
     def _ready(self, timeout: float) -> list[Any]:
-        """Pipes with a message and sentinels of the dead, now or within `timeout` seconds."""
+        """Returns the pipes with a message and the sentinels of dead workers; waits up to `timeout` seconds for one."""
         return [key.fileobj for key, _ in self.selector.select(timeout)]
 
     def _drain(self, worker: Worker, there: bool = False) -> list[tuple[Worker, Any]]:
-        """there: one message is known to be, or the end of the pipe."""
+        """Reads all messages of a worker. there: a message, or the end of the pipe, is known to be there."""
         messages = []
         try:
             while there or worker.pipe.poll():
@@ -194,7 +206,7 @@ class Workers:
             raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}") from None
 
     def stop(self, grace_sec: float = 5.0) -> None:
-        """Ends every process: closed pipes first, then SIGKILL. Returns when all are gone."""
+        """Ends every process, first by closing its pipe and after grace_sec by SIGKILL. Returns when all have ended."""
         self.selector.close()
         for worker in self.members:
             worker.pipe.close()
@@ -211,8 +223,8 @@ class Workers:
 
 
 def how_it_ended(process) -> str:
-    """'was killed by SIGKILL (out of memory?)' and the like."""
-    process.join(5)  # its pipes close a moment before the system knows how it ended
+    """Returns a phrase such as 'was killed by SIGKILL (out of memory, or by hand)'."""
+    process.join(5)  # pipes close a moment before the system knows the exit code
     code = process.exitcode
     if code is None:
         return "closed its pipe but still runs"

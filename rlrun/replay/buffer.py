@@ -1,7 +1,9 @@
-"""Replay: the last rows of every column, from which fragments are drawn again.
+"""Replay: keeps the last rows of every column and draws fragments from them.
 
-A ring of `rows_per_column` rows per column. Every sampler owns a block of columns and has a head of its own; rows of a column are contiguous in time, so a
-fragment is a start (column, row) and a length. The observation behind the newest row stands in the ring too, where the next row will be written."""
+Every column is a ring of `rows_per_column` rows. Every sampler owns a block of columns with its own head. Rows of a
+column are contiguous in time, so a fragment is given by its start (column, row) and its length. The observation that
+follows the newest row is also stored, at the place of the next row.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +29,32 @@ FirstPriority = Callable[[Batch], Tensor]  # fragments [T + 1, N] without observ
 
 
 class Replay:
-    """Draws uniformly over starts, or proportionally to priorities (Schaul et al. 2016, arXiv:1511.05952)."""
+    """Draws fragments uniformly over starts, or in proportion to priorities (Schaul et al. 2016, arXiv:1511.05952)."""
 
     def __init__(self, cfg: ReplayConfig, layout: Layout, rng: torch.Generator, device: torch.device, first_priority: FirstPriority | None = None,
                  number: int = 0):  # fmt: skip
-        """device: the learner's, used with cfg.device=learner. first_priority: of fragments that nobody has learnt from; None: as large as any so far.
-        number: among those that are saved together. Raises UserError where the ring does not fit onto the disk."""
+        """Allocates the ring. Raises UserError where it does not fit onto the disk.
+
+        device: that of the learner, used with cfg.device=learner. first_priority: computes the priorities of new
+        fragments; if None, they get the largest priority seen so far. number: index of this replay among those that are
+        saved together.
+        """
         self.cfg, self.layout, self.rng, self.first_priority, self.number = cfg, layout, rng, first_priority, number
-        self.lag = 0 if first_priority is None else 1  # rows beyond a fragment that must be there: what was recorded at its end
+        # Rows after a fragment that must be present: first priorities need what was recorded at its end.
+        self.lag = 0 if first_priority is None else 1
         if layout.fragment_rows % layout.starts_every or (layout.core and layout.starts_every % layout.core_every):
-            raise UserError("replayed fragments must begin where recurrent state is stored, and samplers' fragments hold a whole number of them")
+            raise UserError(
+                "replayed fragments must begin where recurrent state is stored, and samplers' fragments hold a whole number of them"
+            )
         where = device if cfg.device == "learner" else torch.device("cpu")
         self.gpu = where if where.type == "cuda" else None
         self.courier = None if self.gpu is None else Courier(self.gpu)
-        self.finish_writes: Callable[[], None] = lambda: None  # brings priorities that are on their way, before anything is saved
+        self.finish_writes: Callable[[], None] = lambda: None  # called before saving, to complete delayed writes
         self.length = layout.rows_per_column
         allocate = in_memory(where) if cfg.directory is None else in_files(Path(cfg.directory))
         columns = layout.columns
-        self.valid = torch.zeros(columns * self.length, dtype=torch.bool)  # beside the ring's, on the CPU: decides what may be drawn
+        # A copy of the ring's `valid` that is always on the CPU, where it decides what may be drawn.
+        self.valid = torch.zeros(columns * self.length, dtype=torch.bool)
         firsts: list[Plain] = []
 
         def make(path: tuple[str, ...], field: Field):
@@ -64,19 +74,23 @@ class Replay:
         ordered = {"is_first": layout.stored["is_first"], **{name: part for name, part in layout.stored.items() if name != "is_first"}}
         self.tree: Tree = build(ordered, make)
         self.core: Tree = build(layout.core, lambda _, field: Plain(columns, self.length // layout.core_every, field, allocate)) if layout.core else {}
-        self.head = np.zeros(layout.blocks, dtype=np.int64)  # absolute number of the next row, by block
-        self.next_row: list[int | None] = [None] * layout.blocks  # what the sampler will call it
-        self.spots = self.length // layout.starts_every  # starts of a column
-        self.may_start = np.zeros(columns * self.spots, dtype=bool)  # complete fragments that begin at a live row
-        self.starts = 0  # how many those are
+        self.head = np.zeros(layout.blocks, dtype=np.int64)  # for each block, the absolute number of the next row
+        self.next_row: list[int | None] = [None] * layout.blocks  # the sampler's number of that row
+        self.spots = self.length // layout.starts_every  # number of possible starts in a column
+        self.may_start = np.zeros(columns * self.spots, dtype=bool)  # starts at which a fragment may be drawn
+        self.starts = 0  # number of true entries in may_start
         self.tree_of_priorities = SumTree(columns * self.spots) if cfg.name == "prioritized" else None
-        self.largest_weight = 1.0  # P^-beta of the last batch, which its weights are relative to
-        self.largest = 1.0  # priority ** alpha seen so far: what new rows get
+        self.largest_weight = 1.0  # largest P^-beta in the last batch, by which its weights were divided
+        self.largest = 1.0  # largest priority ** alpha so far, which new rows get
 
     # -- adding --------------------------------------------------------------------------------------------------------------------------
 
     def add(self, fragment: Fragment) -> None:
-        """Copies a fragment [T, B]. Its rows follow those of the same worker's last one; where they do not, columns begin anew, and a dead row marks that."""
+        """Copies a fragment [T, B] into the ring.
+
+        Its rows must follow those of the same worker's last fragment. Otherwise they must begin new episodes, and dead
+        rows are inserted before them.
+        """
         header, batch, layout = fragment.header, fragment.batch, self.layout
         block = header.worker % layout.blocks
         if self.next_row[block] is not None and self.next_row[block] != header.first_row:
@@ -106,14 +120,17 @@ class Replay:
         self.next_row[block] = header.first_row + rows
 
     def _break(self, block: int) -> None:
-        """The row that the next observation waits in becomes a dead one, and so do others up to a whole fragment, so that starts stay aligned."""
+        """Inserts a fragment of dead rows. One dead row would suffice to mark the break, but with a whole fragment the
+        starts stay aligned."""
         layout = self.layout
         columns, slot = slice(block * layout.block, (block + 1) * layout.block), int(self.head[block] % self.length)
         for name in ("reward", "terminated", "valid"):
             store = self.tree[name]
             assert isinstance(store, Plain)
             store.values[columns, slot : slot + layout.fragment_rows] = 0
-        for _, store in stores({name: self.tree[name] for name in layout.record}):  # nobody acted there: what was thought a row before is the nearest
+        # The policy did not act on the first dead row, which the row before it may bootstrap from. It gets the records
+        # of the row before it, which are the closest that exist.
+        for _, store in stores({name: self.tree[name] for name in layout.record}):
             assert isinstance(store, Plain)
             store.values[columns, slot] = store.values[columns, slot - 1]
         first = self.tree["is_first"]
@@ -123,7 +140,8 @@ class Replay:
         self._advance(block, layout.fragment_rows)
 
     def _advance(self, block: int, rows: int) -> None:
-        """The head goes on over `rows` new rows: starts that they complete may be drawn, those whose rows they overwrote may not."""
+        """Moves the head of a block over `rows` new rows. Starts that these complete may be drawn from now on; starts
+        whose rows they overwrote may not."""
         before = self._window(block)
         self.head[block] += rows
         layout, every = self.layout, self.layout.starts_every
@@ -149,20 +167,22 @@ class Replay:
             self.tree_of_priorities.set(leaf, priority)
 
     def _recorded(self, column: np.ndarray, row: np.ndarray) -> Batch:
-        """Fragments [T + 1, N] without observations: what was recorded at their ends belongs to them, rewards of that row do not."""
+        """Reads fragments [T + 1, N] without observations. In the last row only what the policy recorded belongs to a
+        fragment; the reward does not."""
         index = column * self.length + (row + np.arange(self.layout.rows + 1)[:, None]) % self.length
         return read({name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, torch.from_numpy(index))
 
     def _scaled(self, priority: Tensor) -> np.ndarray:
-        """p ** alpha, as the tree holds it. RunFailed when one is not finite."""
+        """Returns (priority + priority_epsilon) ** alpha, as the tree holds it.
+        Raises RunFailed when a priority is negative or not finite."""
         value = priority.detach().double().cpu().numpy()
         if not np.isfinite(value).all() or (value < 0).any():
             raise RunFailed("a priority is negative or not finite: the loss has diverged")
         return (value + self.cfg.priority_epsilon) ** self.cfg.alpha
 
     def _window(self, block: int) -> tuple[int, int]:
-        """Absolute rows [low, high), multiples of starts_every, at which a whole fragment of this block begins: all its rows and the frames before it are
-        there."""
+        """Returns the absolute rows [low, high), multiples of starts_every, at which complete fragments of this block
+        begin: all their rows and the stacked frames before them are present."""
         layout, head, every = self.layout, int(self.head[block]), self.layout.starts_every
         oldest = max(0, head - self.length + 1)
         low = oldest + (layout.stack - 1 if oldest else 0)
@@ -171,11 +191,12 @@ class Replay:
         return low, max(high, low)
 
     def _leaf(self, column: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """Number of a start among all: column [...], absolute row [...]."""
+        """Returns the numbers [...] of starts among all starts, from column [...] and absolute row [...]."""
         return column * self.spots + row % self.length // self.layout.starts_every
 
     def _startable(self, column: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """Whether a fragment may begin at this row: at a live one; a sequence also where only later rows live."""
+        """Whether a fragment may begin at this row, which must be live. A sequence may also begin at a dead row if a
+        later row is live."""
         valid, at = self.valid.numpy(), column * self.length
         alive = valid[at + row % self.length]
         if self.layout.sequences:
@@ -186,28 +207,33 @@ class Replay:
         return alive
 
     def __len__(self) -> int:
-        """Rows that are there, dead ones included."""
+        """Returns the number of stored rows, including dead ones."""
         return int(np.minimum(self.head, self.length - 1).sum()) * self.layout.block
 
     # -- drawing -------------------------------------------------------------------------------------------------------------------------
 
     def sample(self, count: int, clock: Clock) -> Batch:
-        """`count` fragments [T, count] with obs [2, count] (the first row's and the end's) or [T + 1, count]; weight [count]: of importance sampling, the
-        batch's largest is 1 (section 3.4; all 1 when drawn uniformly); key [count]: what write() wants."""
+        """Draws `count` fragments [T, count].
+
+        obs is [2, count] (that of the first row and that of the end) or [T + 1, count], as the layout says. weight
+        [count] holds importance sampling weights, relative to the largest of the batch (section 3.4; all 1 when drawn
+        uniformly). key [count] identifies the fragments for write().
+        """
         column, row, weight = self._draw(count, clock)
         layout, offsets = self.layout, np.arange(self.layout.rows)[:, None]
         index = torch.from_numpy(column * self.length + (row + offsets) % self.length)  # [T, B]
         fields = read({name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, self._sent(index))
-        valid = self.valid[index]  # not to be waited for where rows are on a GPU
-        if layout.rows_from < layout.rows:  # rows beyond the length that was drawn are dead
+        valid = self.valid[index]  # read from the copy on the CPU, so that a GPU need not be waited for
+        if layout.rows_from < layout.rows:  # rows beyond the drawn length are made dead
             lengths = torch.randint(layout.rows_from, layout.rows + 1, (count,), generator=self.rng)
             valid &= torch.from_numpy(offsets) < lengths
             fields = fields.replace(valid=self._sent(valid))
-        if layout.rows == 1:  # which is live
+        if layout.rows == 1:  # a single row is always live
             at = np.stack((column * self.length + row % self.length, column * self.length + (row + 1) % self.length))
         elif layout.ends:
             over = ~valid
-            end = torch.where(over.any(0), over.long().argmax(0), layout.rows).numpy()  # the first dead row, which has the last true observation
+            # The first dead row holds the observation that follows the last live one.
+            end = torch.where(over.any(0), over.long().argmax(0), layout.rows).numpy()
             at = np.stack((column * self.length + row % self.length, column * self.length + (row + end) % self.length))
         else:
             at = column * self.length + (row + np.arange(layout.rows + 1)[:, None]) % self.length
@@ -219,11 +245,11 @@ class Replay:
         return batch.replace(weight=torch.from_numpy(weight), key=torch.from_numpy(row * layout.columns + column))
 
     def _sent(self, index: Tensor) -> Tensor:
-        """Where the rows are, without waiting for what a GPU is doing."""
+        """Copies an index to the device that holds the rows, without waiting for the work of a GPU."""
         return index if self.gpu is None else index.pin_memory().to(self.gpu, non_blocking=True)
 
     def _draw(self, count: int, clock: Clock) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """columns [count], absolute rows [count], weights [count] float32."""
+        """Returns columns [count], absolute rows [count] and weights [count] float32."""
         if self.tree_of_priorities is not None:
             return self._draw_by_priority(count, clock, self.tree_of_priorities)
         layout, every = self.layout, self.layout.starts_every
@@ -249,25 +275,28 @@ class Replay:
         total = tree.total
         if self.starts == 0 or total <= 0:
             raise RunFailed("replay was asked for rows before it had any")
-        # one draw from each of `count` equal stretches (appendix B.2.1)
+        # Makes one draw from each of `count` equal stretches (appendix B.2.1).
         target = (np.arange(count) + torch.rand(count, generator=self.rng, dtype=torch.float64).numpy()) * (total / count)
         leaf = tree.find(target)
         column, spot = leaf // self.spots, leaf % self.spots
         slot = spot * self.layout.starts_every
         head = self.head[column // self.layout.block]
         row = head - 1 - (head - 1 - slot) % self.length  # the absolute number of the newest row in this slot
-        # w = (N P)^-beta; N, the same for all learners, and the sum of priorities cancel against the batch's largest
+        # w = (N P)^-beta. N (the same for all learners) and the sum of priorities cancel when weights are divided by
+        # the largest of the batch.
         beta = self.cfg.beta(clock)
         weight = tree.leaves[leaf] ** -beta
         self.largest_weight = float(weight.max()) * total**beta
         return column, row, (weight / weight.max()).astype(np.float32)
 
     def write(self, key: Tensor, /, priority: Tensor | None = None, **fields: Tensor | Batch) -> None:
-        """What an update says of drawn fragments (Update.writes), by their keys [B]; those that are no longer there are passed over.
+        """Writes what an update computed for drawn fragments (Update.writes), given their keys [B].
 
-        priority [B]: what they are drawn in proportion to. Beside it any field that the policy recorded, by its name: new values [R, B, ...] of the
-        fragment's first R rows, or of `core` of the first R rows at which state is stored. Where two fragments hold the same row, the later one's stays.
-        KeyError for a name that is not recorded; RunFailed when a priority is not finite."""
+        Fragments that have been overwritten are skipped. priority [B] are the new priorities. `fields` are new values
+        [R, B, ...] of fields that the policy recorded, by name, for the first R rows of each fragment; for `core`, for
+        the first R rows at which state is stored. If two fragments share a row, the later one's values are kept. Raises
+        KeyError for a name that is not recorded, and RunFailed when a priority is negative or not finite.
+        """
         self.layout.refuse_unknown(fields)
         keys = key.cpu().numpy()
         column, row = keys % self.layout.columns, keys // self.layout.columns
@@ -283,9 +312,9 @@ class Replay:
             self._write_fields(column[there], row[there], Batch(fields).map(lambda x: x.detach()[:, torch.from_numpy(there).to(x.device)]))
 
     def _write_fields(self, column: np.ndarray, row: np.ndarray, fields: Batch) -> None:
-        """New values, leaves [R, N, ...], of fragments that begin at column [N], row [N]."""
+        """Writes leaves [R, N, ...] into fragments that begin at column [N], row [N]."""
         for name, values in fields.items():
-            every = self.layout.core_every if name == "core" else 1  # rows between two that are stored
+            every = self.layout.core_every if name == "core" else 1  # distance in rows between stored values
             count = len(values if isinstance(values, Tensor) else next(values.leaves()))
             assert 0 < count <= -(-self.layout.rows // every), f"{name} has more rows than a fragment"
             spot = (row + every * np.arange(count)[:, None]) % self.length // every  # [R, N]
@@ -301,13 +330,13 @@ class Replay:
         return bool(self.cfg.checkpoint)
 
     def state(self) -> dict:
-        """Counters and the random stream; the rows are save_rows'."""
+        """Returns the counters and the generator's state. save_rows() saves the rows."""
         self.finish_writes()
         return {"head": self.head.tolist(), "next_row": list(self.next_row), "largest": self.largest, "rng": self.rng.get_state(), "length": self.length,
                 "columns": self.layout.columns}  # fmt: skip
 
     def save_rows(self, folder: Path) -> None:
-        """Streams the rows into a file of this folder: nothing is held twice in memory."""
+        """Writes the rows into a file in this folder piece by piece, so that memory never holds a second copy."""
         self.finish_writes()
         filled = int(min(self.head.max(initial=0) + 1, self.length))
         every = self.layout.core_every or 1
@@ -322,7 +351,11 @@ class Replay:
                 file.write(self.tree_of_priorities.leaves.tobytes())
 
     def load(self, state: dict, folder: Path | None) -> None:
-        """The reverse of state() and save_rows(); folder None: the rows were not saved, and replay begins empty. UserError where they do not fit this run."""
+        """Restores what state() and save_rows() saved.
+
+        folder is None if the rows were not saved; then the replay begins empty. Raises UserError where the rows do not
+        fit this run or are damaged.
+        """
         if folder is None:
             return
         assert state["length"] == self.length and len(state["head"]) == self.layout.blocks, "ReplayPlan.check_saved() comes first"
@@ -353,7 +386,7 @@ class Replay:
         self.starts = int(self.may_start.sum())
 
     def _windows(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Every column, and the rows at which complete fragments of it begin."""
+        """Yields every column with the rows at which its complete fragments begin."""
         for block in range(self.layout.blocks):
             low, high = self._window(block)
             for column in range(block * self.layout.block, (block + 1) * self.layout.block):
@@ -362,7 +395,8 @@ class Replay:
     # -- for tests and debugging ---------------------------------------------------------------------------------------------------------
 
     def check_valid(self) -> None:
-        """AssertionError unless exactly the complete live starts can be drawn, and sums of priorities are those of their parts."""
+        """Raises AssertionError unless exactly the complete live starts can be drawn, and every node of the sum tree is
+        the sum of its children."""
         tree = self.tree_of_priorities
         may = np.zeros((self.layout.columns, self.spots), dtype=bool)
         for column, rows in self._windows():

@@ -1,4 +1,4 @@
-"""What an update says of replayed rows, priorities first of all, on its way from the learner to the replay."""
+"""Brings what an update computed for replayed rows, above all priorities, from the learner to the replay."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from rlrun.core.batch import Batch
 
 
 class Writes:
-    """write(*where, **Update.writes) of every update: at once on a CPU. From a GPU one update later, so that nobody waits for its numbers: the next batch
-    is drawn while it still works on this one, with the numbers of before."""
+    """Calls write(*where, **Update.writes) for every update, on a CPU immediately.
+
+    On a GPU it is called one update later, so that the CPU does not wait for the results: while the GPU works on one
+    batch, the next one is drawn with the old priorities.
+    """
 
     def __init__(self, write: Callable[..., None], device: torch.device):
         self.write, self.on_gpu = write, device.type == "cuda"
         self.waiting: deque[tuple[tuple, Batch, torch.cuda.Event]] = deque()
 
     def __call__(self, *where: object, **writes: Tensor | Batch) -> None:
-        """where: what says which rows are meant, a key and with several shards the shard's batch."""
+        """where: the leading arguments of write(), which identify the rows (the key; with shards also the batch)."""
         if not self.on_gpu:
             self.write(*where, **writes)
             return
@@ -31,7 +34,7 @@ class Writes:
         self._finish(1)
 
     def flush(self) -> None:
-        """Waits for all that are still on their way: a replay's finish_writes()."""
+        """Completes all delayed writes. This is the finish_writes() of a replay."""
         self._finish(0)
 
     def _finish(self, left: int) -> None:

@@ -1,4 +1,4 @@
-"""What a replay stores, what is drawn from it, and whether it fits."""
+"""Describes what a replay stores and what is drawn from it, and checks that it fits into memory or onto the disk."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class Layout:
-    """What is stored and what is drawn."""
+    """What a replay stores and what is drawn from it."""
 
-    obs: RowSpec  # of one row
+    obs: RowSpec  # the observation of one row
     action: Field | RowSpec
     record: RowSpec
     core: RowSpec
     core_every: int
     block: int  # columns that come in one fragment
-    blocks: int  # producers of fragments
-    fragment_rows: int
-    rows: int  # T of what is drawn
-    rows_from: int  # T is drawn from rows_from .. rows, for every fragment anew
-    ends: bool  # observations of a fragment's first row and of its end only
-    starts_every: int  # fragments begin at multiples of it
-    sequences: bool  # which may begin with a dead row as long as a later one lives
-    stack: int = 1  # frames in obs.observation, each shared by so many rows
+    blocks: int  # number of producers of fragments
+    fragment_rows: int  # rows in an added fragment
+    rows: int  # rows T in a drawn fragment
+    rows_from: int  # the live length of every drawn fragment is random, from rows_from to rows
+    ends: bool  # whether only the observations of a fragment's first row and of its end are drawn
+    starts_every: int  # fragments begin at multiples of this number of rows
+    sequences: bool  # whether fragments may begin with a dead row if a later row is live
+    stack: int = 1  # frames in obs.observation; each frame is shared by this many rows
     capacity: int = 1
     reward: Field = SCALAR_REWARD  # EnvSpec.reward_row
 
@@ -66,37 +66,41 @@ class Layout:
 
     @property
     def rows_per_column(self) -> int:
-        """At least capacity / columns, in whole fragments, and the row that the next observation waits in."""
+        """At least capacity / columns rows and one more for the next observation, rounded up to whole fragments."""
         need = max(-(-self.capacity // self.columns), self.rows + self.stack + 2 * self.starts_every + 1) + 1
         unit = self.fragment_rows
         return -(-need // unit) * unit
 
     @property
     def stored(self) -> RowSpec:
-        """Of one row, recurrent state left out."""
+        """The fields of one row, without recurrent state."""
         return {"obs": self.obs, "action": self.action, "reward": self.reward, **FLAGS, **self.record}
 
     def refuse_unknown(self, fields: Iterable[str]) -> None:
-        """KeyError naming one of these fields that no policy recorded, so that nothing can be written into it."""
+        """Raises KeyError with the name of a field that the policy does not record, because it cannot be written."""
         for name in fields:
             if name not in self.record and not (name == "core" and self.core):
                 raise KeyError(name)
 
     @property
     def bytes(self) -> int:
-        """Of the whole ring, priorities left out."""
+        """The size of the whole ring, without priorities."""
         frames = ("obs", "observation") if self.stack > 1 else None
         core = row_bytes(self.core, None, 1) // self.core_every if self.core else 0
         return self.columns * self.rows_per_column * (row_bytes(self.stored, frames, self.stack) + core)
 
 
 def memory_needed(layout: Layout, cfg: ReplayConfig, device: torch.device) -> int:
-    """Bytes of main memory that a full replay takes; an unknown share of them with compress."""
+    """Returns the bytes of main memory that a full replay takes. With compress it takes an unknown share of them."""
     return 0 if cfg.directory is not None or (cfg.device == "learner" and device.type != "cpu") else layout.bytes
 
 
 def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: torch.device, count: int = 1) -> None:
-    """UserError before a run starts whose replays would not fit. device: the learner's; count: of replays with this layout, which share cfg.capacity."""
+    """Raises UserError if the replays of a run would not fit.
+
+    available: bytes of free main memory. device: that of the learner. count: number of replays with this layout, which
+    share cfg.capacity.
+    """
     if cfg.directory is not None:
         folder = Path(cfg.directory)
         try:
@@ -105,7 +109,9 @@ def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: 
         except OSError as error:
             raise UserError(f"replay.directory={folder} cannot be made: {error.strerror}") from None
         if count * layout.bytes > free:
-            raise UserError(f"replay.directory={folder}: {count * layout.bytes / 1e9:.1f} GB of replay, and {free / 1e9:.1f} GB are free there")
+            raise UserError(
+                f"replay.directory={folder}: the replay takes {count * layout.bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there"
+            )
     need = count * memory_needed(layout, cfg, device)
     if need > available and not cfg.compress:
         fitting = int(cfg.capacity * available / need * 0.9)

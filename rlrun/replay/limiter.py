@@ -1,20 +1,23 @@
-"""How often replayed rows are learnt from."""
+"""Limits how often replayed rows are learnt from."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-SLACK = 4  # updates that the learner may be behind, where samplers do not wait for each
+SLACK = 4  # number of updates that the learner may be behind, where samplers do not wait for each update
 
 
 class Limiter:
-    """`ratio` rows are learnt from per row that comes, once `starts` env steps have come: an update of `batch` rows costs batch / ratio env steps. What came
-    before does not count, so that learning does not begin with a burst of updates."""
+    """Allows `ratio` rows to be learnt from per inserted row, once `starts` env steps have been inserted.
+
+    So an update of `batch` rows needs batch / ratio env steps. Rows inserted before `starts` do not count, so that
+    learning does not begin with a burst of updates.
+    """
 
     def __init__(self, starts: int, ratio: float, batch: int):
         self.starts, self.ratio, self.batch = starts, ratio, batch
-        self.came = 0  # env steps in this replay
-        self.credit = 0.0  # rows that may be learnt from
+        self.came = 0  # env steps inserted into this replay
+        self.credit = 0.0  # number of rows that may be learnt from now
 
     def inserted(self, env_steps: int) -> None:
         before = max(self.came, self.starts)
@@ -23,11 +26,12 @@ class Limiter:
 
     @property
     def due(self) -> bool:
-        """Whether an update is, as soon as there is something to draw."""
+        """Whether an update is due, provided that the replay has something to draw."""
         return self.came >= self.starts and self.credit >= self.batch
 
     def may_insert(self) -> bool:
-        """False while the learner is far behind, so that samplers that go on by themselves wait for it."""
+        """Whether rows may be inserted. False while the learner is at least SLACK updates behind, so that samplers that
+        run by themselves wait for it."""
         return self.came < self.starts or self.credit < SLACK * self.batch
 
     def sampled(self) -> None:
@@ -37,7 +41,8 @@ class Limiter:
         return {"came": self.came, "credit": self.credit}
 
     def load(self, saved: dict, folder: Path | None) -> str | None:
-        """folder: where the replay's rows were saved; without them `starts` has to come again, and the sentence says so."""
+        """Restores the state. folder: where the replay's rows were saved, or None if they were not. In that case
+        `starts` env steps must be inserted again, and the returned sentence says so."""
         self.credit = saved["credit"]
         self.came = 0 if folder is None else saved["came"]
         if folder is not None:

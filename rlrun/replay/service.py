@@ -1,10 +1,10 @@
-"""Replay in processes of its own: shards that copy fragments out of the samplers' slots and fill slots with what they draw.
+"""Replay in separate processes: shards copy fragments from the samplers' slots and write drawn batches into slots.
 
 learner's process                      shard-i
-add(header of a filled slot)  ------>  copies the slot's rows, works out their first priorities
+add(header of a filled slot)  ------>  copies the slot's rows, computes their first priorities
                               <------  the slot is free
 draw(slot, clock)             ------>  draws a batch into shared memory
-                              <------  it is there
+                              <------  the batch is ready
 write(keys, row fields)       ------>
 """
 
@@ -30,19 +30,19 @@ from rlrun.dataflow.workers import READY, Worker, Workers
 from rlrun.replay.buffer import FirstPriority, Replay
 from rlrun.replay.layout import Layout, ReplayConfig
 
-PREFETCHED = 2  # batches that a shard has ready or in work
-AHEAD = 2  # batches that a shard may give before its turn
+PREFETCHED = 2  # number of batches that a shard has ready or is drawing
+AHEAD = 2  # number of batches by which a shard may exceed its share while others are late
 
 
 class ShardJob(NamedTuple):
-    """What a shard's process is given (pickled)."""
+    """The arguments of a shard's process (pickled)."""
 
     number: int
     cfg: ReplayConfig
     layout: Layout
-    fragments: FragmentStore  # of the samplers
-    drawn: Slots  # of this shard
-    batch_size: int  # fragments
+    fragments: FragmentStore  # the samplers' slots
+    drawn: Slots  # this shard's slots for drawn batches
+    batch_size: int  # number of fragments in a batch
     seeds: Seeds
     generation: int
     first_priority: FirstPriority | None
@@ -50,7 +50,7 @@ class ShardJob(NamedTuple):
 
 
 def shard_process(pipe: Connection, job: ShardJob) -> None:
-    """Until the pipe closes; see the picture above."""
+    """Serves a shard until the pipe closes, as drawn at the top of this file."""
     rng = job.seeds.generator("replay", job.generation, job.number)
     replay = Replay(job.cfg, job.layout, rng, torch.device("cpu"), job.first_priority, job.number)
     views: dict[Key, Batch] = {}
@@ -78,7 +78,7 @@ def shard_process(pipe: Connection, job: ShardJob) -> None:
                 if folder is not None:
                     replay.save_rows(folder)
                 pipe.send(("saved", replay.state()))
-            except OSError as error:  # a full disk is no end: the checkpoint is left out
+            except OSError as error:  # a full disk must not end the run; the learner skips this checkpoint
                 pipe.send(("saved", error))
         elif what == "load":
             replay.load(facts[0], facts[1])
@@ -86,7 +86,7 @@ def shard_process(pipe: Connection, job: ShardJob) -> None:
 
 
 class Drawn(NamedTuple):
-    """A batch in a shard's slot. free() it when it has been copied."""
+    """A batch in a shard's slot. It must be given to free() when it has been copied."""
 
     shard: int
     slot: int
@@ -94,11 +94,12 @@ class Drawn(NamedTuple):
 
 
 class ShardedReplay:
-    """As far as runners and Run see it: a replay whose answers come later."""
+    """The learner's side of the shards. To runners and Run it is a replay that answers asynchronously."""
 
     def __init__(self, cfg: ReplayConfig, layout: Layout, shards: int, fragments: FragmentStore, count: int, seeds: Seeds, generation: int, timeout_sec: float,
                  first_priority: FirstPriority | None = None):  # fmt: skip
-        """fragments: the samplers' slots; count: fragments of a batch. RunFailed when a shard cannot start."""
+        """fragments: the samplers' slots. count: number of fragments in a batch. Raises RunFailed when a shard cannot
+        start."""
         assert shards <= layout.blocks, "every shard needs a producer"
         self.cfg, self.layout, self.shards, self.timeout_sec = cfg, layout, shards, timeout_sec
         self.workers = Workers()
@@ -109,37 +110,41 @@ class ShardedReplay:
         jobs = [ShardJob(i, cfg, layouts[i], fragments, self.drawn[i], count, seeds, generation, first_priority, shards) for i in range(shards)]
         self.members: list[Worker] = self.workers.start_all(shard_process, {f"replay-{i}": (job,) for i, job in enumerate(jobs)})
         self.number = {worker.name: i for i, worker in enumerate(self.members)}
-        self.idle = [deque(range(PREFETCHED)) for _ in range(shards)]  # batch slots that nothing is drawn into
+        self.idle = [deque(range(PREFETCHED)) for _ in range(shards)]  # free batch slots of each shard
         self.ready: list[Drawn] = []
-        self.added: list[Key] = []  # slots of the samplers that have been copied
+        self.added: list[Key] = []  # the samplers' slots that have been copied
         self.starts_of = [0] * shards
-        self.owed = [0.0] * shards  # batches that a shard has given too few, as far as its part of the starts goes
+        # For each shard, its share of all batches (in proportion to its starts) minus the batches taken from it.
+        self.owed = [0.0] * shards
         self.answers: list[tuple[int, Any]] = []
-        self.finish_writes: Callable[[], None] = lambda: None  # brings priorities that are on their way, before anything is saved
+        self.finish_writes: Callable[[], None] = lambda: None  # called before saving, to complete delayed writes
 
     def pin(self) -> None:
-        """For a learner on a GPU."""
+        """Page-locks the batch slots, for a learner on a GPU."""
         for slots in self.drawn:
             slots.pin()
 
     @property
     def starts(self) -> int:
-        """Starts that may be drawn, as far as the shards have said."""
+        """The number of starts that may be drawn, according to the last messages of the shards."""
         return sum(self.starts_of)
 
     def add(self, header: Header) -> None:
-        """The slot is the shard's until `added` names it."""
+        """Tells a shard to copy a slot. The slot belongs to the shard until `added` contains its key."""
         self.workers.send(self.members[header.worker % self.shards], ("add", header))
 
     def draw(self, clock: Clock) -> None:
-        """Keeps every shard that has rows drawing."""
+        """Lets every shard that has rows draw into its free batch slots."""
         for shard, idle in enumerate(self.idle):
             while idle and self.starts_of[shard] > 0:
                 self.workers.send(self.members[shard], ("draw", idle.popleft(), clock))
 
     def take(self) -> Drawn | None:
-        """A batch that is ready, from shards in proportion to their starts, so that a row of a small shard is not drawn more often than one of a large. None
-        where there is none, or where others are to be waited for."""
+        """Returns a batch that is ready, or None if there is none or if other shards must be waited for.
+
+        Batches are taken from shards in proportion to their starts, so that a row of a small shard is not drawn more
+        often than one of a large shard.
+        """
         best = max(self.ready, key=lambda drawn: self.owed[drawn.shard], default=None)
         late = any(owed > 0 and starts > 0 for owed, starts in zip(self.owed, self.starts_of, strict=True))
         if best is None or self.starts == 0 or (self.owed[best.shard] < -AHEAD and late):
@@ -153,14 +158,16 @@ class ShardedReplay:
         self.idle[drawn.shard].append(drawn.slot)
 
     def write(self, drawn: Drawn, key: Tensor, /, priority: Tensor | None = None, **fields: Tensor | Batch) -> None:
-        """Replay.write of the shard that the batch came from. KeyError for a field that is not recorded."""
+        """Calls Replay.write() in the shard that drew the batch. Raises KeyError for a field that is not recorded."""
         self.layout.refuse_unknown(fields)
         writes = Batch(fields) if priority is None else Batch(fields, priority=priority)
         self.workers.send(self.members[drawn.shard], ("write", key.cpu(), writes.map(lambda x: x.detach().cpu())))
 
     def poll(self, timeout: float = 0.0, also: list[Any] | None = None) -> bool:
-        """Takes what shards have said, waiting up to `timeout` seconds for a word of theirs, or for one of the handles in `also`. Whether they said
-        something."""
+        """Reads the shards' messages, and returns whether there were any.
+
+        Waits up to `timeout` seconds for a message, or until a handle in `also` is ready.
+        """
         if timeout > 0:
             wait([*self.workers.by_handle, *(also or [])], timeout)
         messages = self.workers.receive_or_nothing(0.0)
@@ -177,12 +184,12 @@ class ShardedReplay:
         return bool(messages)
 
     def _ask(self, message: Callable[[int], tuple]) -> list[Any]:
-        """The answers of all shards, in their order."""
+        """Sends message(i) to every shard i and returns their answers in the order of shards."""
         for shard, worker in enumerate(self.members):
             self.workers.send(worker, message(shard))
         while len(self.answers) < self.shards:
             if not self.poll(self.timeout_sec):
-                raise RunFailed(f"no word from the replay for {self.timeout_sec:.0f} s")
+                raise RunFailed(f"the replay did not answer for {self.timeout_sec:.0f} s")
         answers = [fact for _, fact in sorted(self.answers, key=lambda answer: answer[0])]
         self.answers = []
         return answers
@@ -215,7 +222,7 @@ class ShardedReplay:
 
 
 def drawn_layout(layout: Layout, count: int) -> RowSpec:
-    """Full shapes of what Replay.sample makes."""
+    """Returns the full shapes of a batch that Replay.sample() makes."""
 
     def widen(spec: Field | RowSpec, rows: int) -> Field | RowSpec:
         return Field((rows, count, *spec.shape), spec.dtype) if isinstance(spec, Field) else {name: widen(part, rows) for name, part in spec.items()}

@@ -1,4 +1,4 @@
-"""Where replay keeps its rows: a ring of every column's last rows, in memory, in a file, on a GPU, and frames once or packed."""
+"""Storage for the rows of a replay: in memory, in a file or on a GPU, with frames stored once or compressed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch import Tensor
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 
-CHUNK_BYTES = 64 << 20  # of a checkpoint, read or written at a time
+CHUNK_BYTES = 64 << 20  # size of the pieces in which checkpoints are read and written
 
 
 class Store(Protocol):
-    """One field of the rows of a ring: `columns` columns of `rows` rows each, addressed by column * rows + row."""
+    """One field of a ring's rows: `columns` columns with `rows` rows each, addressed by column * rows + row."""
 
     def write(self, columns: slice, row: int, values: Tensor) -> None:
-        """values [T, B, ...] into rows row .. row + T - 1 of these columns."""
+        """Writes values [T, B, ...] into rows row .. row + T - 1 of these columns."""
         ...
 
     def read(self, index: Tensor) -> Tensor:
-        """index [...] int64 -> [..., *shape]."""
+        """Returns the values [..., *shape] at index [...] int64."""
         ...
 
     def save(self, file: BinaryIO, columns: int, rows: int) -> None:
@@ -40,12 +40,12 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 def in_memory(device: torch.device) -> Allocate:
-    """Zeros; on a CPU the operating system provides them page by page, as rows come."""
+    """Allocates zeros. On a CPU the operating system provides pages only when rows are written to them."""
     return lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)
 
 
 def in_files(folder: Path) -> Allocate:
-    """Tensors over files that disappear with the process. Raises UserError where the disk has no room for them."""
+    """Allocates tensors in files that disappear with the process. Raises UserError where the disk has no room."""
 
     def make(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
@@ -53,19 +53,20 @@ def in_files(folder: Path) -> Allocate:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with open(path, "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, max(size, 1))  # a hole in the file would be a bus error on a full disk
+                # Without this, writing into the sparse file on a full disk would end the process with a bus error.
+                os.posix_fallocate(file.fileno(), 0, max(size, 1))
             return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
         except OSError as error:
             raise UserError(f"replay.directory={folder}: no room for {size / 1e9:.2f} GB of replay: {error.strerror}") from None
         finally:
             if path.exists():
-                path.unlink()  # the mapping keeps it
+                path.unlink()  # the contents exist as long as they are mapped
 
     return make
 
 
 class Plain:
-    """Values as they are."""
+    """Stores values unchanged."""
 
     def __init__(self, columns: int, rows: int, field: Field, allocate: Allocate):
         self.values = allocate((columns, rows, *field.shape), field.dtype)
@@ -79,7 +80,7 @@ class Plain:
         return picked.view(*index.shape, *self.flat.shape[1:])
 
     def put(self, index: Tensor, values: Tensor) -> None:
-        """New values [..., *shape] of single rows, by index [...]."""
+        """Writes values [..., *shape] into single rows at index [...]."""
         there = self.flat.device
         self.flat.index_copy_(0, index.reshape(-1).to(there), values.reshape(-1, *self.flat.shape[1:]).to(there, self.flat.dtype))
 
@@ -96,7 +97,7 @@ class Plain:
 
 
 def _parts(values: Tensor, columns: int, rows: int) -> Iterator[Tensor]:
-    """The first rows of the first columns, a little at a time."""
+    """Yields the first rows of the first columns in pieces of at most CHUNK_BYTES (at least one row)."""
     step = max(1, CHUNK_BYTES // max(1, values[0, 0].nbytes))
     for column in range(columns):
         for start in range(0, rows, step):
@@ -108,7 +109,8 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 class Packed:
-    """Byte arrays, each compressed by LZ4 (RLlib's compress_observations): slower, and many times smaller for screens of most games."""
+    """Stores every value compressed with LZ4 (RLlib's compress_observations). This is slower, and for the screens of
+    most games many times smaller."""
 
     def __init__(self, columns: int, rows: int, field: Field):
         try:
@@ -146,11 +148,14 @@ class Packed:
 
 
 class Frames:
-    """Stacks of the last frames [S, *frame] of which each frame is stored once, with its row. Frames from before an episode's first row are 0, as the
-    environments that stack frames make them; a row's first S - 1 rows before it must still be there."""
+    """Stores stacks of the last S frames [S, *frame] by storing each frame once, with its row.
+
+    Frames from before the first row of an episode are 0, as in environments that stack frames. To read a row, the S - 1
+    rows before it must still be stored.
+    """
 
     def __init__(self, one: Store, stack: int, is_first: Tensor, rows: int):
-        """one: holds single frames; is_first [columns * rows] of the same ring."""
+        """one: the store for single frames. is_first: [columns * rows] of the same ring."""
         self.one, self.stack, self.is_first, self.rows = one, stack, is_first, rows
 
     def write(self, columns: slice, row: int, values: Tensor) -> None:
@@ -159,12 +164,12 @@ class Frames:
     def read(self, index: Tensor) -> Tensor:
         index = index.to(self.is_first.device)
         column, row = index - index % self.rows, index % self.rows
-        back = torch.arange(self.stack - 1, -1, -1, device=index.device)  # how many rows before: the newest frame is the last
+        back = torch.arange(self.stack - 1, -1, -1, device=index.device)  # distance in rows; the newest frame is last
         where = column.unsqueeze(-1) + (row.unsqueeze(-1) - back) % self.rows  # [..., S]
-        began = self.is_first[where]  # the episode begins at that row, so that frames before it are another's
-        later = began.flip(-1).cumsum(-1).flip(-1) - began.long()  # how many beginnings lie after a frame, up to this row
+        began = self.is_first[where]  # an episode begins at this row, so that earlier frames belong to another one
+        later = began.flip(-1).cumsum(-1).flip(-1) - began.long()  # number of episode beginnings after a frame
         frames = self.one.read(where)  # [..., S, *frame]
-        if frames.device.type == "cuda":  # which need not say how many those are
+        if frames.device.type == "cuda":  # a mask avoids nonzero(), for which the CPU would have to wait
             return frames.masked_fill_((later > 0).view(*later.shape, *[1] * (frames.ndim - later.ndim)), 0)
         frames.view(-1, *frames.shape[index.ndim + 1 :]).index_fill_(0, (later > 0).view(-1).nonzero().squeeze(1).to(frames.device), 0)
         return frames
@@ -180,12 +185,12 @@ Tree = dict[str, "Store | Tree"]
 
 
 def build(spec: RowSpec, make: Callable[[tuple[str, ...], Field], Store], path: tuple[str, ...] = ()) -> Tree:
-    """A store for every field of rows."""
+    """Makes a store for every field of a row, by make(path, field)."""
     return {name: make((*path, name), part) if isinstance(part, Field) else build(part, make, (*path, name)) for name, part in spec.items()}
 
 
 def write(tree: Tree, columns: slice, row: int, values: Batch) -> None:
-    """Leaves [T, B, ...]."""
+    """Writes leaves [T, B, ...] into rows row .. row + T - 1 of these columns."""
     for name, store in tree.items():
         if isinstance(store, dict):
             write(store, columns, row, values[name])  # type: ignore[arg-type]
@@ -194,12 +199,12 @@ def write(tree: Tree, columns: slice, row: int, values: Batch) -> None:
 
 
 def read(tree: Tree, index: Tensor) -> Batch:
-    """index [...] -> leaves [..., *shape]."""
+    """Reads leaves [..., *shape] at index [...]."""
     return Batch({name: read(store, index) if isinstance(store, dict) else store.read(index) for name, store in tree.items()})
 
 
 def put(store: Store | Tree, index: Tensor, values: Tensor | Batch) -> None:
-    """New values of single rows of a field that is stored as it is: index [...], leaves [..., *shape]."""
+    """Writes leaves [..., *shape] into single rows at index [...], for fields in Plain stores."""
     if isinstance(store, dict):
         assert isinstance(values, Batch)
         for name, part in store.items():
@@ -210,7 +215,7 @@ def put(store: Store | Tree, index: Tensor, values: Tensor | Batch) -> None:
 
 
 def stores(tree: Tree, path: str = "") -> Iterator[tuple[str, Store]]:
-    """(dotted name, store) of every field."""
+    """Yields (dotted name, store) of every field."""
     for name, store in tree.items():
         if isinstance(store, dict):
             yield from stores(store, f"{path}{name}.")
@@ -219,7 +224,7 @@ def stores(tree: Tree, path: str = "") -> Iterator[tuple[str, Store]]:
 
 
 def row_bytes(spec: RowSpec, frames: tuple[str, ...] | None, stack: int) -> int:
-    """Of one row, when the field at `frames` holds stacks of frames that are stored once."""
+    """Returns the bytes of one row, if the field at path `frames` holds stacks whose frames are stored once."""
     total = 0
     for name, part in spec.items():
         below = frames[1:] if frames and frames[0] == name else None

@@ -1,26 +1,34 @@
-"""A sum tree over many leaves: proportional draws in O(log N), for batches at a time (Schaul et al. 2016, arXiv:1511.05952, appendix B.2.1)."""
+"""A sum tree for proportional draws in O(log N), a batch at a time.
+
+Source: Schaul et al. 2016, arXiv:1511.05952, appendix B.2.1.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-WIDTH = 32  # children of a node: few levels and short sums, each a handful of NumPy calls over a whole batch
+# The number of children of a node. It keeps both the levels few and the sums short; each level takes a few NumPy calls
+# for a whole batch.
+WIDTH = 32
 
 
 class SumTree:
-    """Non-negative values in `size` leaves, all 0 at first. A parent is summed anew from its children at every change, so that rounding does not add up."""
+    """Holds non-negative values in `size` leaves, which are 0 at first.
+
+    A parent is computed again from all its children at every change, so that rounding errors do not accumulate.
+    """
 
     def __init__(self, size: int):
         self.size = size
         counts = [size]
         while counts[-1] > WIDTH:
             counts.append(-(-counts[-1] // WIDTH))
-        # level 0 holds the leaves; every level is padded to whole nodes
+        # Level 0 holds the leaves. Every level is padded to whole nodes.
         self.levels = [np.zeros((-(-count // WIDTH), WIDTH)) for count in counts]
 
     @property
     def leaves(self) -> np.ndarray:
-        """[size], a view."""
+        """A view [size] of the values."""
         return self.levels[0].reshape(-1)[: self.size]
 
     @property
@@ -28,20 +36,21 @@ class SumTree:
         return float(self.levels[-1].sum())
 
     def set(self, index: np.ndarray, value: np.ndarray | float) -> None:
-        """index [N] int64 -> value [N]. Of an index that occurs twice the last value stays."""
+        """Sets the leaves index [N] int64 to value [N]. If an index occurs twice, the last value is kept."""
         self.levels[0].reshape(-1)[index] = value
         for below, level in zip(self.levels, self.levels[1:], strict=False):
             index = index // WIDTH
-            if index.size > WIDTH:  # rows in a stretch share their parents
+            if index.size > WIDTH:  # neighbouring leaves share their parents
                 index = np.unique(index)
             level.reshape(-1)[index] = below[index].sum(1)
 
     def find(self, target: np.ndarray) -> np.ndarray:
-        """target [N] in [0, total) -> the leaves [N] in whose stretch of the running sum they fall. Leaves of value 0 are never found."""
+        """Returns the leaves [N] into whose intervals of the cumulative sum the targets [N], in [0, total), fall.
+        Leaves with value 0 are never returned."""
         node, rows = np.zeros(len(target), dtype=np.int64), np.arange(len(target))
         for level in reversed(self.levels):
             sums = level[node].cumsum(1)  # [N, WIDTH]
-            # rounding can leave a target at or beyond the node's sum: the last child that has a value takes it
+            # Rounding can leave a target at or beyond the node's sum. The last child with a value takes it.
             target = np.minimum(target, np.nextafter(sums[:, -1], 0.0))
             child = (sums <= target[:, None]).sum(1)
             target = target - np.where(child > 0, sums[rows, child - 1], 0.0)

@@ -1,4 +1,4 @@
-"""actor_learner: samplers run ahead with weights a few updates old, one learner consumes their fragments.
+"""actor_learner: samplers run ahead with weights that are a few updates old, and the learner consumes their fragments.
 
 samplers --fragments--> [replay mixes old ones in] --> [ring of train batches, K passes] --> learner.update
     ^                                                                                           |
@@ -42,11 +42,11 @@ class Config(RunnerConfig):
 
     def __post_init__(self):
         if self.replay_proportion > 0 and self.replay_slots == 0:
-            raise ValueError("replay_proportion needs replay_slots: how many fragments to keep")
+            raise ValueError("replay_proportion needs replay_slots, the number of fragments to keep")
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
-    """Samplers run ahead of the learner, so the learner has one thread, and each sampler's fragments are parts of a train batch."""
+    """Samplers run ahead of the learner, so the learner has one thread. Each sampler fills parts of a train batch."""
     choices.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     learners = choices.learners_in_lockstep(asked, machine)
@@ -63,14 +63,14 @@ def layout(asked: Asked, machine: Machine) -> Resources:
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
-    """Until job.tick says so. RunFailed when a sampler died or was silent for queue_timeout_sec."""
+    """Runs until job.tick() ends it. Raises RunFailed when a sampler died or was silent for queue_timeout_sec."""
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
     sampler = make.sampler(job.generation)
     try:
         job.sampler_ready(sampler)
         sampler.publish(algorithm.policy, clock)
-        seen: list[Any] = []  # moments of new fragments, for the policy's filter
+        seen: list[Any] = []  # the moments of new fragments, for the policy's filter
 
         def note(fragment: Fragment) -> None:
             seen.append(algorithm.policy.moments(fragment.batch))
@@ -97,16 +97,16 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
 
 
 class _Stream:
-    """Fragments, new and replayed, in the order in which train batches take them."""
+    """Combines new and replayed fragments into train batches, in order of arrival."""
 
     def __init__(self, sampler: Sampler, replay: FragmentReplay, columns: int, fake: bool, timers: Timers, note: Callable[[Fragment], None], gather: Gatherer):
         self.sampler, self.replay, self.fake, self.timers, self.gather = sampler, replay, fake, timers, gather
-        self.note = note  # told of every new fragment
-        self.count = columns // sampler.columns  # fragments of one train batch
+        self.note = note  # called with every new fragment
+        self.count = columns // sampler.columns  # number of fragments in one train batch
         self.ready: list[tuple[Batch, Fragment | None]] = []
-        self.headers: list[Header] = []  # of new fragments
-        self.kept: Batch | None = None  # the one batch of a fake sampler, and its headers
-        self.again: list[Header] = []
+        self.headers: list[Header] = []  # headers of new fragments
+        self.kept: Batch | None = None  # the only batch of a fake sampler
+        self.again: list[Header] = []  # headers of the kept batch
 
     def train_batch(self, old: Batch | None) -> Batch:
         if self.fake and self.kept is not None:
@@ -129,12 +129,12 @@ class _Stream:
         return batch
 
     def clear(self, rng: torch.Generator) -> None:
-        """Drops what waits, and what is kept for replay."""
+        """Drops the waiting fragments and those that are kept for replay."""
         self.sampler.free([fragment for _, fragment in self.ready if fragment is not None])
         self.ready = []
         self.replay.clear(rng)
 
     def new_headers(self) -> list[Header]:
-        """Of the fragments that came since the last call."""
+        """Returns the headers of the fragments that arrived since the last call."""
         headers, self.headers = self.headers, []
         return headers

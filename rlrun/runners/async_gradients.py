@@ -1,4 +1,6 @@
-"""async_gradients: every process samples, computes a gradient and applies it to weights in shared memory, without waiting for the others.
+"""async_gradients: every process samples, computes a gradient and applies it to weights in shared memory.
+
+No process waits for the others.
 
 process i:  newest weights -> sample -> gradient --apply--> shared weights and optimiser statistics
                                             '--- headers, metrics ---> this process: counts, logs, saves, stops
@@ -32,12 +34,12 @@ from rlrun.samplers.processes import Unsaved
 
 @dataclass(frozen=True, kw_only=True)
 class Config(RunnerConfig):
-    synchronous: ClassVar[bool] = True  # within a process: no row is older than the weights that its gradient belongs to
+    synchronous: ClassVar[bool] = True  # within a process, rows and their gradient are made with the same weights
     lockstep: ClassVar[bool] = False
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
-    """Every process samples and learns on the CPU, with a whole train batch of its own."""
+    """Every process samples and learns on the CPU, with its own whole train batches."""
     if asked.cfg.device not in ("auto", "cpu"):
         raise UserError(f"resources.device={asked.cfg.device}: workers that share weights without waiting learn on the CPU")
     choices.check_device(asked, machine)
@@ -60,8 +62,8 @@ def layout(asked: Asked, machine: Machine) -> Resources:
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
-    """Until job.tick says so. RunFailed when a process died or all were silent for queue_timeout_sec."""
-    if make.learners == 1:  # nobody to share with
+    """Runs until job.tick() ends it. Raises RunFailed when a process died or all were silent for queue_timeout_sec."""
+    if make.learners == 1:  # a single process shares nothing, so the synchronous runner does the same
         on_policy.run(make, on_policy.Config(name="on_policy", queue_timeout_sec=cfg.queue_timeout_sec, complete_episodes=False), job)
         return
     algorithm = make.algorithm()
@@ -71,7 +73,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     means = Means()
 
     def absorb(reports: list[GradientReport]) -> None:
-        """Takes note of gradients that have been applied."""
+        """Counts gradients that have been applied."""
         nonlocal clock
         for _, metrics, _ in reports:
             means.add(metrics)
@@ -85,7 +87,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         absorb(crew.hold())
         return clock
 
-    job.hold_learners = hold  # what is evaluated, saved and counted is one state of the weights
+    job.hold_learners = hold  # evaluations, checkpoints and counters must belong to the same weights
     try:
         job.sampler_ready(crew)
         update: Update | None = None
@@ -99,29 +101,29 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         crew.close()
 
 
-HELD = "held"  # what a process says in place of a GradientReport while it waits
+HELD = "held"  # sent by a process in place of a GradientReport while it waits
 GradientReport = tuple[list[Header], dict[str, float], list[Moments] | None]
 
 
 class _Crew(Unsaved):
-    """The processes, as far as a Job sees them: a sampler without state."""
+    """The processes. To a Job they look like a sampler without state."""
 
     def __init__(self, make: Callable[[int], Factories], count: int, shared: SharedLearner, generation: int, timeout_sec: float):
         self.timeout_sec, self.shared, self.holding = timeout_sec, shared, False
         self.waiting: list[GradientReport] = []
         self.workers = Workers()
         for worker in self.workers.start_all(worker_process, {f"worker-{i}": (make, i, shared, generation) for i in range(count)}):
-            self.workers.send(worker, READY)  # nobody has a head start
+            self.workers.send(worker, READY)  # all begin at the same time
 
     def receive(self) -> list[GradientReport]:
-        """At least one."""
+        """Returns the reports that have arrived; waits for at least one."""
         if not self.waiting:
             self.waiting = [message for _, message in self.workers.receive(self.timeout_sec)]
         reports, self.waiting = self.waiting, []
         return reports
 
     def hold(self) -> list[GradientReport]:
-        """Lets nobody begin another gradient; returns the reports of all that was done until then."""
+        """Stops all processes before their next gradient. Returns the reports of all gradients applied until then."""
         if self.holding:
             return []
         self.shared.hold.fill_(1)
@@ -136,7 +138,7 @@ class _Crew(Unsaved):
         return reports
 
     def go_on(self) -> None:
-        """After hold()."""
+        """Lets the processes continue after hold()."""
         if self.holding:
             self.shared.hold.zero_()
             self.holding = False
@@ -148,7 +150,7 @@ class _Crew(Unsaved):
 
 
 def worker_process(pipe: Connection, make: Callable[[int], Factories], number: int, shared: SharedLearner, generation: int) -> None:
-    """Until the pipe closes: a GradientReport goes out after every gradient."""
+    """Computes and applies gradients, and sends a GradientReport after each, until the pipe closes."""
     factories = make(number)
     algorithm, sampler = factories.algorithm(), factories.sampler(generation)
     shared.attach(algorithm)

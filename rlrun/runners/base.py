@@ -1,4 +1,4 @@
-"""What runtime/build.py hands to every runner."""
+"""The configuration and the factories that runtime/build.py passes to every runner."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from rlrun.samplers.population import Population
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerConfig:
-    """The options that every runner has (conf/runner/<name>.yaml says what each is), and what a runner's file says about itself."""
+    """The options that every runner has (conf/runner/<name>.yaml explains them), and properties of the runner."""
 
     name: str
     queue_timeout_sec: Annotated[float, Positive]
 
-    synchronous: ClassVar[bool]  # samplers wait for the weights of every update, so that no row is older than the weights that learn from it
-    lockstep: ClassVar[bool] = True  # several learners make every update together; otherwise they do not wait for each other
+    # Whether samplers wait for the weights of every update, so that no row is older than the weights that learn from
+    # it.
+    synchronous: ClassVar[bool]
+    # Whether several learners make every update together; otherwise they do not wait for each other.
+    lockstep: ClassVar[bool] = True
 
 
 def _none(*facts: Any) -> Any:
@@ -34,16 +37,17 @@ def _none(*facts: Any) -> Any:
 
 
 class Factories(NamedTuple):
-    """Called by the runner, in this order."""
+    """The functions with which a runner makes its parts. It calls them in this order."""
 
     algorithm: Callable[[], Algorithm]
     sampler: Callable[[int], Sampler]  # generation: how often this run has been started
-    columns: int  # of a train batch
-    rng: Callable[[int], torch.Generator]  # generation: the stream of replayed fragments
-    replay: Callable[[int], Replay]  # generation; for runner=replay
-    sharded_replay: Callable[[int, Any, int], ShardedReplay]  # generation, sampler (of processes), shards; for runner=distributed_replay
+    columns: int  # columns in a train batch
+    rng: Callable[[int], torch.Generator]  # argument: generation; the generator that picks replayed fragments
+    replay: Callable[[int], Replay]  # argument: generation; for runner=replay
+    # Arguments: generation, sampler (with processes), number of shards; for runner=distributed_replay.
+    sharded_replay: Callable[[int, Any, int], ShardedReplay]
     noise: Callable[[], NoiseTable] = _none  # for runner=evolution
     population: Callable[[NoiseTable], Population] = _none
     threads: TunedThreads = TunedThreads((1,))  # entered for every update
-    learners: int = 1  # processes of a runner whose learners do not go in lockstep
-    elsewhere: Callable[[int], Any] = lambda number: None  # picklable: the Factories of process i, called there
+    learners: int = 1  # number of processes, for runners whose learners do not work in lockstep
+    elsewhere: Callable[[int], Any] = lambda number: None  # makes the Factories of process i there; picklable

@@ -1,4 +1,6 @@
-"""distributed_replay: samplers, shards of a replay and the learner each go at their own pace (Horgan et al. 2018, arXiv:1803.00933, figure 1).
+"""distributed_replay: samplers, shards of a replay and the learner each run at their own pace.
+
+Source: Horgan et al. 2018, arXiv:1803.00933, figure 1.
 
 samplers --slots of shared memory--> shards (first priorities from what was recorded) --drawn batches--> learner.update
     ^                                   ^                                                                     |
@@ -28,7 +30,7 @@ from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
 from rlrun.runners.base import Factories, RunnerConfig
 
-POLL_SEC = 0.02  # samplers whose words cannot be waited for (batched inference) are looked at so often
+POLL_SEC = 0.02  # interval at which samplers without handles to wait for (batched inference) are polled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class Config(RunnerConfig):
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
-    """One learner. Samplers and shards of the replay are processes of their own."""
+    """There is one learner. Samplers and shards of the replay are separate processes."""
     choices.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     if asked.cfg.num_learners not in ("auto", 1):
@@ -57,7 +59,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
-    """Until job.tick says so. RunFailed when a process died or all were silent for queue_timeout_sec."""
+    """Runs until job.tick() ends it. Raises RunFailed when a process died or all were silent for queue_timeout_sec."""
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
     needs = algorithm.needs(algorithm.cfg)
@@ -73,7 +75,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             sampler.publish(algorithm.policy, clock)
             sampler.begin()
             published = clock.env_steps
-            copying: dict[Key, Fragment] = {}  # by slot: shards still read them
+            copying: dict[Key, Fragment] = {}  # by slot; fragments that shards are still reading
             gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
             replay.finish_writes = write.flush
             batch: Batch | None = None
@@ -123,7 +125,9 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                 if time.monotonic() - heard > cfg.queue_timeout_sec:
                     raise RunFailed(f"no fragment for {cfg.queue_timeout_sec:.0f} s: an environment may hang")
         finally:
-            sampler.close()  # first: an acting thread may be recording on the GPU, which unlocking a shard's pages would end
+            # The sampler is closed first, because its acting thread may be recording a CUDA graph, which would fail if
+            # the pages of a shard were unlocked meanwhile.
+            sampler.close()
             replay.close()
     finally:
         sampler.close()

@@ -1,5 +1,6 @@
-"""evolution: samplers try out perturbations of one policy, the learner moves it towards those that did well (Salimans et al. 2017, arXiv:1703.03864,
-algorithm 2; Mania et al. 2018, arXiv:1803.07055).
+"""evolution: samplers try out perturbations of one policy, and the learner moves it towards those that did well.
+
+Sources: Salimans et al. 2017, arXiv:1703.03864, algorithm 2; Mania et al. 2018, arXiv:1803.07055.
 
 samplers --returns of numbered perturbations--> learner.update
     ^                                              |
@@ -30,11 +31,12 @@ from rlrun.samplers.population import Population
 
 @dataclass(frozen=True, kw_only=True)
 class Config(RunnerConfig):
-    synchronous: ClassVar[bool] = True  # all episodes of an update are by the same weights
+    synchronous: ClassVar[bool] = True  # all episodes of an update perturb the same weights
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
-    """Samplers play whole episodes, as many at a time as they have columns. The learner waits for them: its work is small."""
+    """Samplers play whole episodes, as many at a time as they have columns. The learner waits for them, because it has
+    little work."""
     cfg, population = asked.cfg, asked.needs.population
     assert population is not None
     choices.check_device(asked, machine)
@@ -68,7 +70,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
-    """Until job.tick says so. RunFailed when no sampler is left."""
+    """Runs until job.tick() ends it. Raises RunFailed when no sampler is left."""
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
     noise = make.noise()
@@ -87,10 +89,10 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             job.ahead += sum(report.env_steps for report in new)
             if not population.done:
                 continue
-            if not any(report.rollouts for report in reports):  # all of them were lost with their samplers
+            if not any(report.rollouts for report in reports):  # all rollouts were lost with their samplers
                 population.begin(algorithm.policy, clock)
                 continue
-            # counted with their update: a run that ends before it will play the same episodes again
+            # Steps are counted with their update, because a run that ends before it plays the same episodes again.
             clock, job.ahead = clock.after(env_steps=job.collected([header(report, clock) for report in reports])), 0
             with job.timers("learn"):
                 update = algorithm.update(gathered(reports), clock)
@@ -104,14 +106,15 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
 
 
 def header(report: Report, clock: Clock) -> Header:
-    """Only the unperturbed policy's episodes count in statistics."""
+    """Makes the header of a report. Only episodes of the unperturbed policy count in statistics."""
     episodes = tuple(Episode(0, one.ret, one.length) for one in report.evaluations)
     return Header(report.worker, 0, 0, clock.updates, clock.updates, report.env_steps, episodes, report.seconds)
 
 
 def gathered(reports: list[Report]) -> Batch:
-    """offset [N] int64; fitness and ret [N, 2] of both signs; evaluation [M]."""
-    rollouts = sorted((rollout for report in reports for rollout in report.rollouts), key=lambda rollout: rollout.offset)  # whoever was faster
+    """Collects offset [N] int64, fitness and ret [N, 2] (for both signs), and evaluation [M]."""
+    # The sort makes the result independent of which sampler was faster.
+    rollouts = sorted((rollout for report in reports for rollout in report.rollouts), key=lambda rollout: rollout.offset)
     pairs = [(rollout.plus, rollout.minus) for rollout in rollouts]
     return Batch(
         offset=torch.tensor([rollout.offset for rollout in rollouts], dtype=torch.int64),

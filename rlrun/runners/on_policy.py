@@ -1,4 +1,4 @@
-"""on_policy: fragments of one policy fill a train batch, one update learns from it, samplers wait for the new weights.
+"""on_policy: fragments of one policy fill a train batch, an update learns from it, and samplers wait for new weights.
 
 samplers --a whole train batch--> learner.update
     ^                                   |
@@ -24,11 +24,11 @@ from rlrun.runners.base import Factories, RunnerConfig
 class Config(RunnerConfig):
     complete_episodes: bool
 
-    synchronous: ClassVar[bool] = True  # samplers hold exactly one train batch, so no row is older than the weights
+    synchronous: ClassVar[bool] = True  # samplers hold exactly one train batch, so no row has older weights
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
-    """Samplers and learners take turns, so each may have all cores, and the samplers together hold one train batch."""
+    """Samplers and learners take turns, so each may use all cores, and the samplers together hold one train batch."""
     choices.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     learners = choices.learners_in_lockstep(asked, machine)
@@ -45,19 +45,20 @@ def layout(asked: Asked, machine: Machine) -> Resources:
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
-    """Until job.tick says so. RunFailed when a sampler died or was silent for queue_timeout_sec."""
+    """Runs until job.tick() ends it. Raises RunFailed when a sampler died or was silent for queue_timeout_sec."""
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
     sampler = make.sampler(job.generation)
     try:
         job.sampler_ready(sampler)
         sampler.publish(algorithm.policy, clock)
-        count = make.columns // sampler.columns  # fragments of one train batch
+        count = make.columns // sampler.columns  # number of fragments in one train batch
         gather, batch = Gatherer(algorithm.ctx.device, job.timers), None
         update: Update | None = None
         while job.tick(clock, update):
             with job.timers("wait"):
-                # by worker and not by arrival: with local inference the same seed makes the same batch, whoever was faster
+                # Sorting by worker instead of by arrival makes batches repeatable with local inference: the same seed
+                # gives the same batch, whichever worker was faster.
                 fragments = sorted(sampler.take(count), key=lambda fragment: (fragment.header.worker, fragment.header.first_row))
             algorithm.absorb_returns([fragment.header.returns for fragment in fragments])
             batch = gather([fragment.batch for fragment in fragments], batch)
@@ -68,6 +69,6 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             with job.timers("publish"):
                 algorithm.absorb_rows([algorithm.policy.moments(batch)])
                 sampler.publish(algorithm.policy, clock)
-                sampler.free(fragments)  # only now may samplers go on
+                sampler.free(fragments)  # only now may samplers continue
     finally:
         sampler.close()

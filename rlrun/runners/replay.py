@@ -1,5 +1,6 @@
-"""replay: rows go into a replay, and the learner draws `ratio` rows for each that came. Several learners have a replay and samplers each, and count
-together.
+"""replay: rows are stored in a replay, and the learner draws `ratio` rows for each new one.
+
+Several learners each have a replay and samplers, and count their rows together.
 
 samplers --fragments--> replay --drawn fragments--> learner.update
     ^                     ^                              |
@@ -32,7 +33,7 @@ class Config(RunnerConfig):
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
-    """All samplers of a learner feed one replay. Where learning is most of the work, it gets all cores."""
+    """All samplers of a learner feed one replay. The learner gets all cores where learning is most of the work."""
     choices.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     learners = choices.learners_in_lockstep(asked, machine)
@@ -49,7 +50,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
-    """Until job.tick says so. RunFailed when a sampler died or was silent for queue_timeout_sec."""
+    """Runs until job.tick() ends it. Raises RunFailed when a sampler died or was silent for queue_timeout_sec."""
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
     needs = algorithm.needs(algorithm.cfg)
@@ -64,7 +65,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         sampler.publish(algorithm.policy, clock)
         gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
         replay.finish_writes = write.flush
-        changed = False  # since weights were published
+        changed = False  # whether the policy has changed since weights were published
         update: Update | None = None
         while job.tick(clock, update):
             if limiter.due and algorithm.ctx.ranks.all(replay.starts > 0):
@@ -100,5 +101,6 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
 
 
 def weighed(batch: Batch, largest: float, ranks: Ranks) -> Batch:
-    """Weights relative to the largest of the whole batch, not of this learner's part (Schaul et al. 2016, section 3.4). largest: what they were divided by."""
+    """Makes weights relative to the largest of the whole batch, not of this learner's part (Schaul et al. 2016, section
+    3.4). largest: the number by which this learner's weights were divided."""
     return batch if ranks.world == 1 else batch.replace(weight=batch.weight * (largest / ranks.largest(largest)))

@@ -1,9 +1,12 @@
-"""A trained policy without rlrun: greedy actions as the environment takes them, from observations as it gives them, any number at a time.
+"""Exports a trained policy so that it acts greedily without rlrun, on the environment's observations and in batches.
 
-The module's forward(obs, is_first, state) -> (action, state) takes and gives dictionaries of tensors: obs {"observation": [B, ...]} (nested parts by their
-path, "observation.camera"; an "action_mask" where the policy has one), is_first [B] bool, and state as the first call's zeros and then what the last call
-gave; empty without memory. Nothing is drawn at random: noisy layers take their means, and eval_epsilon counts as 0. Filters and the division of pixels by
-255 are inside. What lies before is not: an Atari observation is the stack of frames."""
+The module's forward(obs, is_first, state) -> (action, state) takes and returns dictionaries of tensors. obs is
+{"observation": [B, ...]}, with nested parts by their path ("observation.camera"), and an "action_mask" where the policy
+has one. is_first is [B] bool. state is zeros for the first call and then what the last call returned; it is empty
+without memory. Actions are in the form that the environment takes. Nothing is random: noisy layers use their means, and
+eval_epsilon is 0. Filters and the division of pixels by 255 are included. Earlier preprocessing is not: an Atari
+observation is the stack of frames.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ from rlrun.runtime.trained import Trained
 
 Tensors = dict[str, Tensor]
 FORMATS = ("pt2", "safetensors", "onnx")
-EXAMPLES = 3  # rows of the example: neither 0 nor 1, which torch.export would take for constants
+EXAMPLES = 3  # rows in the example inputs; torch.export would treat 0 or 1 as constants
 TOLERANCE = 1e-5
 
 
 def flat(values: Batch, prefix: str = "") -> Tensors:
-    """Nested parts by their dotted path."""
+    """Flattens nested parts into a dictionary by dotted path."""
     made: Tensors = {}
     for name, value in values.items():
         made |= flat(value, f"{prefix}{name}.") if isinstance(value, Batch) else {f"{prefix}{name}": value}
@@ -56,7 +59,7 @@ def nested(values: Mapping[str, Tensor]) -> Batch:
 
 
 def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensors:
-    """Rows' actions -> the environment's, by tensors alone (core.specs has the same for arrays)."""
+    """Converts actions from the form of rows to the environment's, with tensors only (core.specs does it for arrays)."""
     if isinstance(space, Nested):
         assert isinstance(action, Batch)
         made: Tensors = {}
@@ -79,7 +82,7 @@ def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensor
 
 
 class Exported(nn.Module):
-    """The greedy policy as a function of tensors."""
+    """The greedy policy as a module that takes and returns tensors."""
 
     def __init__(self, trained: Trained):
         super().__init__()
@@ -89,13 +92,13 @@ class Exported(nn.Module):
             self.policy.explore = replace(self.policy.explore, eval_epsilon=0.0)
 
     def forward(self, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
-        """See the module's docstring."""
+        """Described at the top of this file."""
         action, after = self.policy.greedy(nested(obs), is_first, nested(state))
         return to_env(self.action, action), flat(after)
 
 
 def example(trained: Trained, rows: int = EXAMPLES) -> tuple[Tensors, Tensor, Tensors]:
-    """Inputs of the right shapes: zeros, all actions legal, at the beginning of episodes."""
+    """Returns (obs, is_first, state) with the right shapes: zeros, all actions legal, at the beginning of episodes."""
     obs = flat(Batch({name: zeros(spec, rows) for name, spec in trained.spec.obs_rows.items()}))
     if "action_mask" in obs:
         obs["action_mask"] = torch.ones_like(obs["action_mask"])
@@ -114,19 +117,19 @@ def zeros(spec: Any, rows: int) -> Any:
 
 
 def program(trained: Trained) -> torch.export.ExportedProgram:
-    """torch.export of it, for any number of rows. RunFailed where PyTorch cannot trace the policy."""
+    """Traces the policy with torch.export, for any number of rows. Raises RunFailed where PyTorch cannot trace it."""
     inputs = example(trained)
     batch = torch.export.Dim("batch", min=1)
     dynamic = tuple({name: {0: batch} for name in part} if isinstance(part, dict) else {0: batch} for part in inputs)
     with torch.no_grad():
         try:
             return torch.export.export(Exported(trained).eval(), inputs, dynamic_shapes=dynamic)
-        except Exception as error:  # PyTorch's own kinds of it, many
+        except Exception as error:  # PyTorch raises many kinds of exceptions here
             raise RunFailed(f"torch.export cannot trace this policy: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
 
 
 def describe(trained: Trained) -> dict[str, Any]:
-    """What a reader of the files must know."""
+    """Returns what a user of the files must know, the contents of policy.json."""
     obs, _, state = example(trained)
 
     def of(values: Tensors) -> dict[str, Any]:
@@ -141,7 +144,7 @@ def describe(trained: Trained) -> dict[str, Any]:
 
 
 def use(obs: Tensors, state: Tensors) -> list[str]:
-    """Lines of Python that play with policy.pt2."""
+    """Returns lines of Python that show how to act with policy.pt2."""
     rows = ", ".join(f'"{name}": {name.replace(".", "_")}' for name in obs)
     first = ", ".join(f'"{name}": torch.zeros(1, {", ".join(map(str, value.shape[1:]))})' for name, value in state.items())
     return [
@@ -152,7 +155,10 @@ def use(obs: Tensors, state: Tensors) -> list[str]:
 
 
 def observed(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
-    """(observation [1, ...], action as the environment took it) of every step of a game that the run's own policy plays, from its beginning."""
+    """Plays the first `steps` steps of a game with the run's own policy.
+
+    Returns (observation [1, ...], action as the environment took it) of every step.
+    """
     env = trained.make_env(seed=0)
     trained.reset()
     made: list[tuple[Tensors, Tensors]] = []
@@ -183,7 +189,7 @@ def observed(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
 
 
 def flat_action(space: Space, action: Any, name: str = "action") -> Tensors:
-    """One action as the environment takes it -> tensors [1, ...] by path."""
+    """Converts one action, as the environment takes it, to tensors [1, ...] by path."""
     if isinstance(space, Nested):
         made: Tensors = {}
         for index, (part, inner) in enumerate(space.spaces):
@@ -193,8 +199,10 @@ def flat_action(space: Space, action: Any, name: str = "action") -> Tensors:
 
 
 def parity(trained: Trained, call: Any, steps: int = 40) -> float:
-    """The largest difference between call(obs, is_first, state)'s actions and the run's own, over a game. RunFailed where one is above TOLERANCE (relative to
-    the action's size)."""
+    """Returns the largest difference between the actions of call(obs, is_first, state) and the run's own during a game.
+
+    Differences are relative to the action's size. Raises RunFailed if one is above TOLERANCE.
+    """
     _, _, state = example(trained, 1)
     worst = 0.0
     for number, (obs, action) in enumerate(observed(trained, steps)):
@@ -208,8 +216,10 @@ def parity(trained: Trained, call: Any, steps: int = 40) -> float:
 
 
 def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tuple[Path, str]]:
-    """Writes policy.<format> and policy.json; returns the files, each with what was checked. UserError where a package is missing or the folder cannot be
-    written."""
+    """Writes policy.<format> and policy.json, and returns the files, each with a note on what was checked.
+
+    Raises UserError where a package is missing, the policy has no greedy() or the folder cannot be written.
+    """
     for name in formats:
         require(name)
     if type(trained.policy).greedy is Policy.greedy:
@@ -262,7 +272,8 @@ def write_onnx(trained: Trained, path: Path) -> str:
     actions = list(Exported(trained)(obs, first, state)[0])
 
     def call(obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
-        given = [*obs.values(), is_first, *state.values()]  # in the order in which they were traced; what a policy ignores is left out
+        # The inputs are in the order in which they were traced. Those that a policy ignores are not among `inputs`.
+        given = [*obs.values(), is_first, *state.values()]
         named = dict(zip(ordered_inputs(obs, state), given, strict=True))
         results = session.run(outputs, {name: named[name].numpy() for name in inputs})
         made = [torch.from_numpy(np.asarray(value)) for value in results]
@@ -272,5 +283,5 @@ def write_onnx(trained: Trained, path: Path) -> str:
 
 
 def ordered_inputs(obs: Tensors, state: Tensors) -> list[str]:
-    """The names that torch.onnx gives to the inputs."""
+    """Returns the names that torch.onnx gives to the inputs, in their order."""
     return [*(f"obs_{name}".replace(".", "_") for name in obs), "is_first", *(f"state_{name}".replace(".", "_") for name in state)]

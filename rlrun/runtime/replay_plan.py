@@ -1,4 +1,4 @@
-"""What a run's replay is made from: checked before the run, made for its runner."""
+"""The plan for a run's replay: it is checked before the run and makes the replay for the runner."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from rlrun.replay.layout import Layout, ReplayConfig, refuse_too_large
 from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.processes import ProcessSampler
 
-RUNNERS = ("replay", "distributed_replay")  # those with a replay
-GPU_SHARE = 0.5  # of a GPU's free memory that replay.device=auto may take
+RUNNERS = ("replay", "distributed_replay")  # runners with a replay
+GPU_SHARE = 0.5  # share of a GPU's free memory that replay.device=auto may take
 
 
 def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | None, name: str, runner: str) -> None:
-    """UserError where algorithm, runner and replay do not belong together, or their numbers do not fit. columns: fragments of a train batch."""
+    """Raises UserError where algorithm, runner and replay do not belong together, or their numbers do not fit.
+
+    columns: number of fragments in a train batch.
+    """
     if asked is None:
         if runner in RUNNERS:
             raise UserError(f"runner={runner} is for algorithms that learn from a replay; {name} learns from rows as they come")
@@ -46,15 +49,16 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
-    """Every learner has a replay of its own, with its part of the rows, the environments and the train batch."""
+    """The plan for the replays of a run. Every learner has its own, with its part of the rows, the environments and the
+    train batch."""
 
     cfg: ReplayConfig
-    layout: Layout  # of one learner's replay
+    layout: Layout  # layout of one learner's replay
     learners: int
-    columns: int  # fragments of the whole train batch
-    shards: int | None  # processes that hold a part each; None: the learner holds it
+    columns: int  # number of fragments in the whole train batch
+    shards: int | None  # number of processes that hold a part each; None if the learner holds the replay
     queue_timeout_sec: float
-    first_priority: tuple[type[Algorithm], Any] | None  # the algorithm that works first priorities out, and its config
+    first_priority: tuple[type[Algorithm], Any] | None  # the algorithm that computes first priorities, and its config
 
     def __str__(self) -> str:
         where = f"{self.shards} shard{'s' * (self.shards != 1)}" if self.shards is not None else "the GPU" if self.cfg.device == "learner" else "main memory"
@@ -63,7 +67,8 @@ class ReplayPlan:
         return f"{self.cfg.name}, {size} in {where}"
 
     def placed(self, device: torch.device, free: int) -> ReplayPlan:
-        """The same with replay.device=auto decided. device: the learner's; free: bytes of its memory."""
+        """Returns this plan with replay.device=auto decided. device: that of the learner. free: free bytes in its
+        memory."""
         if self.cfg.device != "auto":
             return self
         fits = device.type == "cuda" and self.layout.bytes <= GPU_SHARE * free
@@ -71,7 +76,8 @@ class ReplayPlan:
         return replace(self, cfg=replace(self.cfg, device="learner" if there else "cpu"))
 
     def check(self, available: int, device: torch.device) -> None:
-        """UserError before the start where it cannot fit. available: bytes of memory."""
+        """Raises UserError before the start if the replay cannot fit. available: bytes of free main memory.
+        device: that of the learner."""
         if self.shards is not None:
             if self.shards > self.layout.blocks:
                 raise UserError(f"runner.num_shards={self.shards} is more than the {self.layout.blocks} producers of fragments (resources.num_samplers)")
@@ -80,7 +86,7 @@ class ReplayPlan:
         refuse_too_large(self.layout, self.cfg, available, device, self.learners)
 
     def check_saved(self, folder: Path) -> None:
-        """UserError where the replay in this checkpoint does not fit this run's."""
+        """Raises UserError where the replay in this checkpoint does not fit that of this run."""
         files = len(list(folder.glob(ROWS)))
         if not files:
             return
@@ -89,7 +95,7 @@ class ReplayPlan:
         blocks = sum(len(state["head"]) for state in states)
         same = files == (self.shards or self.learners) and (self.shards is None) == ("shards" not in saved) and blocks == self.layout.blocks
         if self.shards is None:
-            columns = saved.get("columns", self.layout.columns)  # not in checkpoints of before it was saved
+            columns = saved.get("columns", self.layout.columns)  # missing in old checkpoints
             same = same and saved["length"] == self.layout.rows_per_column and columns == self.layout.columns
         if not same:
             raise UserError("the checkpoint's replay was made with another capacity, runner, num_shards, num_learners, num_samplers or envs_per_sampler; "
@@ -97,14 +103,14 @@ class ReplayPlan:
 
     @property
     def priority_of(self) -> FirstPriority | None:
-        """What works out the priorities of rows that nobody has learnt from."""
+        """The function that computes the priorities of new rows, or None."""
         if self.first_priority is None:
             return None
         algorithm, cfg = self.first_priority
         return functools.partial(algorithm.first_priority, cfg)
 
     def replay(self, seeds: Seeds, generation: int, ranks: Ranks, device: torch.device) -> Replay:
-        """This learner's replay."""
+        """Makes this learner's replay."""
         cfg, others = self.cfg, (ranks.rank,) if ranks.rank else ()
         if self.learners > 1:
             directory = None if cfg.directory is None else str(Path(cfg.directory) / f"learner-{ranks.rank}")
@@ -116,7 +122,7 @@ class ReplayPlan:
 
 
 def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, made: Resources) -> Layout:
-    """Of one learner's replay."""
+    """Returns the layout of one learner's replay."""
     assert needs.replay is not None
     return Layout(
         obs=spec.obs_rows, action=spec.action_row, record=policy.record_spec(needs.record), core=policy.core_spec(), core_every=needs.core_every or 1,

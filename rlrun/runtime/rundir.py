@@ -1,4 +1,4 @@
-"""A run's directory: made, locked, described; and the one function that runs a typed config in it."""
+"""Makes and locks the directory of a run, and collects the facts that describe a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from rlrun.machine.processor import processor
 
 
 class RunDir:
-    """`config.yaml progress.jsonl summary.json checkpoints/` and TensorBoard events. Held by one process at a time (flock)."""
+    """A directory with config.yaml, progress.jsonl, summary.json, checkpoints/ and TensorBoard events.
+
+    One process at a time holds it (flock).
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -30,7 +33,8 @@ class RunDir:
 
     @staticmethod
     def create(path: Path) -> RunDir:
-        """A new or empty directory. UserError when it holds a run, is in use or cannot be written."""
+        """Makes a directory, or takes one without a run, and locks it. Raises UserError when it holds a run, is in use or
+        cannot be written."""
         made = RunDir(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -67,7 +71,7 @@ class RunDir:
 
     @property
     def known(self) -> dict[str, Any]:
-        """summary.json as it stands; empty where there is none that can be read."""
+        """The contents of summary.json; empty if it is missing or cannot be read."""
         try:
             return json.loads((self.path / "summary.json").read_text())
         except (OSError, ValueError):
@@ -108,7 +112,7 @@ def hardware() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Of the checkout that rlrun runs from, with `+` when it has changes; None elsewhere."""
+    """Returns the commit of the checkout that rlrun runs from, with `+` if it has changes; None without a checkout."""
     here = Path(__file__).resolve().parents[2]
     try:
         commit = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
@@ -119,7 +123,7 @@ def git_commit() -> str | None:
 
 
 def command_line() -> str:
-    """What the user typed, from the subcommand on (sys.argv itself is rewritten for Hydra)."""
+    """Returns the command that the user typed, beginning with rlrun. (sys.argv is rewritten for Hydra.)"""
     words = sys.orig_argv[1:]
     while words and not words[0].isalpha():  # the path of the script, or -m
         words = words[1:]

@@ -1,4 +1,4 @@
-"""One session of a run: a typed config in a run directory, from its start or its last checkpoint to its end, whatever that end is."""
+"""One session of a run: trains a typed config in a run directory, from the start or a checkpoint, to whatever end."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, sta
 
 
 def run(plan: Plan, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
-    """Trains; returns the exit code. `values` is the plain config that was saved."""
+    """Trains and returns the exit code. values: the plain config that was saved."""
     keep_freed()
-    torch.set_num_threads(1)  # until the learner takes its own
+    torch.set_num_threads(1)  # until the learner sets its own number
     signals = Signals()
     signals.install()
     try:
@@ -51,7 +51,7 @@ def _run(plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict
         "hardware": hardware(), "command": command, "started": started_at(), "resources": list(plan.resources.why),
     }  # fmt: skip
     before = directory.known if restored else {}
-    if before.get("command"):  # a resumed run keeps what made it
+    if before.get("command"):  # a resumed run keeps the facts of its first session
         facts["resumed_by"] = [*before.get("resumed_by", []), command]
         facts |= {name: before[name] for name in ("command", "started", "git_commit") if name in before}
     resume_at = restored[1]["env_steps"] if restored else None

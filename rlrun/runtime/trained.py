@@ -1,4 +1,4 @@
-"""rlrun.load(RUN_DIR): a trained policy with its preprocessing, ready to act."""
+"""rlrun.load(RUN_DIR) returns a trained policy with its preprocessing, ready to act."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from rlrun.samplers.evaluator import to_torch
 class Trained:
     """A policy of a run, on the CPU in float32.
 
-    `act` takes one observation or a batch of them and remembers recurrent state (and, given raw Atari screens, frames) between calls; `reset`
-    forgets it. `make_env` makes the environment that it knows, preprocessing included."""
+    act() takes one observation or a batch of them. Between calls it keeps recurrent state and, if it is given raw Atari
+    screens, frames; reset() forgets them. make_env() makes the environment of the run, including its preprocessing.
+    """
 
     def __init__(self, run_dir: Path, config: Typed, spec: EnvSpec, policy: Policy, clock: Clock):
         self.run_dir, self.config, self.spec, self.policy, self.clock = run_dir, config, spec, policy, clock
@@ -41,12 +42,15 @@ class Trained:
         self.reset()
 
     def make_env(self, seed: int = 0) -> gymnasium.Env:
-        """The run's environment as training preprocessed it, for full games: reset() and step(action) as in Gymnasium, with what act() takes and gives.
-        Its seeds are never those of training."""
+        """Makes the run's environment with the preprocessing of training, for full games.
+
+        reset() and step(action) are those of Gymnasium, with the observations and actions of act(). Its seeds are never
+        those of training.
+        """
         return make_single(registry.Factory(cfg=self.config.env, spec=self.spec, seeds=Seeds(seed), stream="user", learning=False))
 
     def reset(self, is_first: np.ndarray | None = None) -> None:
-        """Begins new episodes everywhere, or where is_first [B]."""
+        """Begins new episodes in the whole batch, or where is_first [B] is true."""
         if is_first is None or self._state is None:
             self._state: Batch | None = None
             self._action: Any = None
@@ -57,9 +61,14 @@ class Trained:
             self._first = torch.from_numpy(np.asarray(is_first, dtype=bool).copy())
 
     def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None) -> Any:
-        """Observation as the environment gives it, one or a batch (every part [...] or [B, ...]) -> action as the environment takes it. Of an Atari
-        game also the raw screen of every decision, [H, W, 3] uint8, or its last two frames [2, H, W, 3], which training merges; the stack of frames
-        is kept here. reward, one or [B]: what came of the last action, for models that are told (model.memory.prev_reward)."""
+        """Returns the action, as the environment takes it, for an observation as the environment gives it.
+
+        obs: one observation or a batch (every part [...] or [B, ...]). For an Atari game it can also be the raw screen
+        of every decision, [H, W, 3] uint8, or its last two frames [2, H, W, 3], which are merged as in training; the
+        stack of frames is then kept here. reward: one or [B] rewards of the last action, for models with
+        model.memory.prev_reward. Raises ValueError when a shape or dtype does not fit, or when the number of
+        observations changes without reset().
+        """
         if self.screens is not None:
             obs = self._screens(np.asarray(obs))
         path, space = next(leaves(self.spec.observation))
@@ -76,7 +85,7 @@ class Trained:
         return _each(action, lambda part: part[0]) if single else action
 
     def _screens(self, given: np.ndarray) -> np.ndarray:
-        """What act() was given of an Atari game -> the stack of frames that the policy knows."""
+        """Turns an Atari observation given to act() into the stack of frames that the policy takes."""
         assert self.screens is not None
         if given.dtype != np.uint8:
             raise ValueError(f"an observation of {self.spec.name} is uint8, 0 to 255, not {given.dtype}")
@@ -88,14 +97,16 @@ class Trained:
         return given
 
     def policy_action(self, rows: Rows, mode: Mode = "greedy", reward: Any = None) -> Any:
-        """Observations [B, ...] as rows hold them -> actions as rows hold them (rlrun's own environments give and take these)."""
+        """Returns actions for observations [B, ...], both in the form of rows, which rlrun's own environments use."""
         obs = to_torch(rows).clone()
         count = len(next(obs.leaves()))
         obs = self._told(obs, count, reward)
         if self._state is None or not len(self._state):
             self._state = self.policy.initial_state(count)
         elif len(next(iter(self._state.values()))) != count:
-            raise ValueError(f"the policy remembers {len(next(iter(self._state.values())))} episodes and is given {count}: reset() comes first")
+            raise ValueError(
+                f"the policy remembers {len(next(iter(self._state.values())))} episodes and is given {count}: call reset() first"
+            )
         first = torch.zeros(count, dtype=torch.bool) if self._first is None else self._first
         with torch.inference_mode():
             act = self.policy.act(obs, first, self._state, self.clock, mode, self.rng)
@@ -103,7 +114,7 @@ class Trained:
         return act.action.numpy()
 
     def _told(self, obs: Batch, count: int, reward: Any) -> Batch:
-        """With what a memory is told of the last row; nothing where an episode begins."""
+        """Adds the previous action and reward where the model takes them; they are 0 where an episode begins."""
         fresh = torch.zeros(count, dtype=torch.bool) if self._state is not None else torch.ones(count, dtype=torch.bool)
         fresh = fresh if self._first is None else self._first
         if "prev_action" in self.spec.obs and "prev_action" not in obs:
@@ -120,16 +131,18 @@ class Trained:
 
 
 def _each(value: Any, function: Callable[[Any], Any]) -> Any:
-    """A dictionary or tuple of parts with `function` applied to each part, or to the value itself."""
+    """Applies `function` to every part of nested dictionaries and tuples, or to the value itself."""
     if isinstance(value, Mapping):
         return {name: _each(part, function) for name, part in value.items()}
     return tuple(_each(part, function) for part in value) if isinstance(value, tuple) else function(value)
 
 
 def load(run_dir: str | Path, checkpoint: str = "last") -> Trained:
-    """The policy of a run directory: its last checkpoint, its best one ("best") or the one at so many env steps.
+    """Loads the policy of a run directory.
 
-    Raises UserError when the directory holds no run, or the checkpoint is missing or damaged."""
+    checkpoint: "last", "best", or a number of env steps. Raises UserError when the directory holds no run, or when the
+    checkpoint is missing, damaged or does not fit the config.
+    """
     path = Path(run_dir)
     config = type_config(saved_config(path))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))

@@ -1,4 +1,4 @@
-"""A policy's copy on the learner's device, which a thread acts with while the learner goes on learning."""
+"""A copy of the policy on the learner's device, with which a thread acts while the learner keeps learning."""
 
 from __future__ import annotations
 
@@ -16,25 +16,30 @@ from rlrun.machine.graphs import GraphRecorder, Recorded, map_tensors
 
 
 class ActingCopy:
-    """Acts on rows of several groups of columns at once. On a GPU rows are copied from page-locked memory into one place, acting is recorded once for every
-    power of two of groups (machine/graphs.py), and new weights lie in a letter box until the update that makes them is done, so that neither thread waits for
-    the other."""
+    """Acts on the rows of several groups of columns in one batch.
+
+    On a GPU, rows are copied from page-locked memory into one batch, and acting is recorded as a CUDA graph once for
+    every power of two of groups (machine/graphs.py). The learner writes new weights into a separate buffer, the letter
+    box, from which the acting thread copies them once the GPU has finished the update that makes them. So neither
+    thread waits for the other.
+    """
 
     def __init__(self, policy: Policy, device: torch.device, rng: torch.Generator, record: tuple[str, ...], columns: int, groups: int,
                  recorder: GraphRecorder | None, newest_only: bool = False):  # fmt: skip
-        """columns: of a group. groups: the most that rows come from. newest_only: rows must not be older than what was published last, so that acting waits."""
+        """columns: the columns of one group. groups: the largest number of groups in one call of act().
+        newest_only: rows must be acted on with the weights that were published last, so acting waits for them."""
         self.policy, self.device, self.rng, self.record, self.columns, self.groups = policy.to(device), device, rng, record, columns, groups
-        self.version, self.clock = 0, Clock()  # of the weights that act
+        self.version, self.clock = 0, Clock()  # those of the weights that act now
         self.recorder = recorder if policy.recordable("acting") else None
         self._call = self._act if self.recorder is None else Recorded(self._act, self.recorder, lambda: [self.rng])
         self.on_gpu, self.newest_only = device.type == "cuda", newest_only
-        self.lock = threading.Lock()  # of the letter box; on a CPU also of the weights
+        self.lock = threading.Lock()  # guards the letter box; on a CPU also the weights
         self.published, self.newest = 0, Clock()
         self.letter = [tensor.clone() for tensor in self._weights(self.policy)] if self.on_gpu else self._weights(self.policy)
         self.written: torch.cuda.Event | None = None
         self.taken: torch.cuda.Event | None = None
-        self.seats: Batch | None = None  # rows of all groups on the device
-        self.seat: list[list[Tensor]] = []  # leaves of each group's part of them
+        self.seats: Batch | None = None  # the rows of all groups on the device
+        self.seat: list[list[Tensor]] = []  # for each group, the leaves of its part of the seats
 
     @staticmethod
     def _weights(policy: Policy) -> list[Tensor]:
@@ -42,13 +47,17 @@ class ActingCopy:
 
     @torch.no_grad()
     def publish(self, policy: Policy | None, clock: Clock) -> None:
-        """By the learner: its weights (None: the same as before) act from the next row on. Where the last ones still lie in the box, later ones will do."""
+        """Called by the learner: these weights (None: the same as before) act from the next row on.
+
+        The call is skipped while the previous weights still wait in the letter box (unless newest_only), because a
+        later call publishes newer ones.
+        """
         with self.lock:
             if policy is not None and self.written is not None and not self.newest_only:
                 return
             if policy is not None:
                 if self.taken is not None:
-                    self.taken.wait()  # the learner's stream, not its thread
+                    self.taken.wait()  # blocks the learner's stream, not its thread
                 for mine, theirs in zip(self.letter, self._weights(policy), strict=True):
                     mine.copy_(theirs)
                 if self.on_gpu:
@@ -57,7 +66,7 @@ class ActingCopy:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """By the thread that acts: takes what was published."""
+        """Called by the acting thread: takes over the published weights and clock, if they have arrived."""
         with self.lock:
             if self.version == self.published:
                 return
@@ -71,7 +80,10 @@ class ActingCopy:
             self.version, self.clock = self.published, self.newest
 
     def act(self, rows: Sequence[Batch], states: Sequence[Batch]) -> tuple[Tensor | Batch, Batch, Batch]:
-        """rows of obs and is_first, states: [columns, ...] of every group -> actions and records [groups * columns, ...] on the CPU, states on the device."""
+        """Takes obs and is_first (rows) and policy states of every group, with leaves [columns, ...].
+
+        Returns actions and records [groups * columns, ...] on the CPU, and the new states on the device.
+        """
         count = len(rows) * self.columns
         with contextlib.nullcontext() if self.on_gpu else self.lock:
             made: Act = self._call(self._together(rows, states), self.clock)
@@ -84,7 +96,8 @@ class ActingCopy:
         return self.policy.act(batch["obs"], batch["is_first"], batch["state"], clock, "explore", self.rng, self.record)
 
     def _together(self, rows: Sequence[Batch], states: Sequence[Batch]) -> Batch:
-        """One Batch of all groups' rows; where acting is recorded, of as many as a power of two, of which the last mean nothing."""
+        """Joins the rows of all groups. Where acting is recorded, the number of groups is padded to a power of two, and
+        the results of the padding are ignored."""
         if not self.on_gpu and self.recorder is None:
             return _join(rows).replace(state=_join(states))
         padded = len(rows) if self.recorder is None else min(self.groups, 1 << (len(rows) - 1).bit_length())
@@ -99,6 +112,6 @@ class ActingCopy:
 
 
 def _join(batches: Sequence[Batch]) -> Batch:
-    """Batches with leaves [B, ...] one after the other."""
+    """Concatenates batches with leaves [B, ...] along the first dimension."""
     first = batches[0]
     return Batch({k: _join([b[k] for b in batches]) if isinstance(v, Batch) else torch.cat([b[k] for b in batches]) for k, v in first.items()})  # type: ignore[misc, arg-type]

@@ -1,4 +1,4 @@
-"""Sampler: the door between environments and runners."""
+"""Sampler: the interface between environments and runners."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from rlrun.dataflow.slots import Fragment
 
 
 class Sampler(Protocol):
-    """Runners cannot tell implementations apart; later one lives on other machines."""
+    """Collects fragments with the published weights. Runners use this protocol only, so that an implementation can also
+    run on other machines."""
 
-    columns: int  # of one fragment
+    columns: int  # columns in one fragment
     total_columns: int
 
     @property
@@ -22,31 +23,33 @@ class Sampler(Protocol):
         ...
 
     def begin(self) -> None:
-        """Lets workers begin; take() does it too. publish() comes first."""
+        """Starts the workers, as take() also does. publish() must have been called before."""
         ...
 
     def take(self, count: int) -> Sequence[Fragment]:
-        """`count` fragments, oldest first. A serial sampler steps now; the others wait. RunFailed when a worker died."""
+        """Returns `count` fragments, oldest first. A serial sampler collects them now; others wait for their workers.
+        Raises RunFailed when a worker died."""
         ...
 
     def free(self, fragments: Sequence[Fragment]) -> None:
-        """Gives the fragments' memory back; their rows must not be read afterwards."""
+        """Gives the memory of these fragments back. Their rows must not be read afterwards."""
         ...
 
     def handles(self) -> list[Any]:
-        """What becomes ready when a fragment may have come, for multiprocessing.connection.wait; empty where that cannot be said."""
+        """Returns handles for multiprocessing.connection.wait that become ready when a fragment may have arrived; empty
+        for samplers that have no such handles."""
         ...
 
     def check(self) -> None:
-        """RunFailed when a worker died; returns at once."""
+        """Raises RunFailed when a worker died. Does not block."""
         ...
 
     def publish(self, policy: Policy | None, clock: Clock) -> None:
-        """Makes these weights the ones to act with; None sends the clock alone."""
+        """Makes these the weights to act with; None sends only the clock."""
         ...
 
     def restart(self, generation: int) -> None:
-        """Breaks all columns (Collector.restart)."""
+        """Breaks all columns (Columns.restart)."""
         ...
 
     def save(self) -> dict: ...

@@ -1,12 +1,13 @@
-"""Batched: N processes that only step environments; a thread of the learner's process acts for all of them.
+"""Batched: N processes only step environments, and a thread of the learner's process acts for all of them.
 
     sampler-i, group g                      inference thread (its own copy of the policy, its own stream on a GPU)
     begin: row 0's observation  ---->       act on row t of every group that is ready, one batch
     step t: reward, ends, row t+1  <----    action and records of row t
     ...                                     after row T-1 the fragment is the learner's
 
-Each sampler has two groups of environments: one steps while the thread acts for the other. Hand-over is a message of three integers on the
-sampler's own pipe; rows stay in shared memory. A thread and not a process, because two processes would take turns on the GPU.
+Each sampler has two groups of environments: one group steps while the thread acts for the other. Groups are handed over
+by a short message on the sampler's own pipe; the rows stay in shared memory. Acting is done by a thread and not by a
+process, because two processes would take turns on the GPU.
 """
 
 from __future__ import annotations
@@ -37,19 +38,23 @@ from rlrun.samplers.collector import store_core
 from rlrun.samplers.columns import Columns
 from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
-BEGIN = -1  # in place of a row number
+BEGIN = -1  # sent in place of a row number
 
 
 class EnvJob(NamedTuple):
-    """What a sampler process is given (pickled)."""
+    """The arguments of a sampler process (pickled)."""
 
     number: int
-    plan: SamplerPlan  # its columns are those of one group
+    plan: SamplerPlan  # plan.columns counts the columns of one group
     slots: FragmentStore
 
 
 def env_process(pipe: Connection, job: EnvJob) -> None:
-    """(group, slot, t) comes in: BEGIN writes row 0, t steps row t. (group, live, episodes, row, seconds, returns) goes out when it is done."""
+    """Steps environments for the inference thread.
+
+    Receives (group, slot, t), where t is BEGIN to write the observation of row 0, or the row to step. Answers with
+    (group, live, episodes, row, seconds, returns) when that is done.
+    """
     plan, first = job.plan, job.number * GROUPS
     groups = [
         Columns(plan.make_env(first + g, plan.columns), (first + g) * plan.columns, plan.generation, plan.return_discount, plan.whole_after)
@@ -72,22 +77,23 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
 
 
 class _Row(NamedTuple):
-    """Views of one row of a slot, made once: with many small groups the thread's time goes into making such."""
+    """Views of one row of a slot. They are cached, because with many small groups creating views would dominate the
+    thread's time."""
 
     seen: Batch  # obs, is_first
-    acted: dict[str, list[Tensor]]  # leaves of the action and of every record
+    acted: dict[str, list[Tensor]]  # the leaves of the action and of every record
 
 
 @dataclass
 class _Group:
-    """The inference thread's side of one group."""
+    """What the inference thread knows about one group."""
 
     worker: Worker
-    number: int  # in its worker
-    index: int  # of all groups: what a Header calls its worker
+    number: int  # index among the groups of its worker
+    index: int  # index among all groups, which is Header.worker
     state: Batch
     slot: Key = -1
-    t: int = BEGIN  # the row that the environments are working on
+    t: int = BEGIN  # the row that the environments step now
     first_row: int = 0
     version: int = 0
     updates: int = 0
@@ -104,9 +110,9 @@ class BatchedSampler(ProcessSampler):
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
         rng = plan.seeds.generator("policy", plan.first, plan.generation, device=str(device))
-        self.rows_of: dict[Key, list[_Row]] = {key: [] for key in self.views}  # by slot, when it is first acted in
+        self.rows_of: dict[Key, list[_Row]] = {key: [] for key in self.views}  # by slot; filled when first used
         self.copy = ActingCopy(plan.make_policy(), device, rng, plan.record, plan.columns, plan.workers * GROUPS, recorder, newest_only)
-        self.change = threading.Condition()  # guards what follows
+        self.change = threading.Condition()  # guards filled, spare, error and closing
         self.filled: deque[Header] = deque()
         self.spare = [deque(key for key, group in self.producer.items() if group == g) for g in range(plan.workers * GROUPS)]  # by group
         self.error: BaseException | None = None
@@ -133,13 +139,13 @@ class BatchedSampler(ProcessSampler):
             self.thread.start()
 
     def handles(self) -> list:
-        return []  # the inference thread listens to them
+        return []  # the inference thread reads the pipes
 
     def take(self, count: int) -> Sequence[Fragment]:
         self.begin()
         with self.change:
             while len(self.filled) < count and self.error is None:
-                if not self.change.wait(self.plan.timeout_sec):  # every new fragment, and every freed one, notifies
+                if not self.change.wait(self.plan.timeout_sec):  # notified by every new and every freed fragment
                     raise RunFailed(f"no fragment for {self.plan.timeout_sec:.0f} s: an environment may hang")
             self.check()
             return [Fragment(header, self.views[header.slot]) for header in (self.filled.popleft() for _ in range(count))]
@@ -169,8 +175,10 @@ class BatchedSampler(ProcessSampler):
 
     def _serve(self) -> None:
         try:
-            stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None  # environments wait for it
-            with torch.no_grad(), torch.cuda.stream(stream):  # not inference_mode: recorded graphs share memory with the learner's
+            # The stream has priority over the learner's, because environments wait for it.
+            stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None
+            # no_grad() and not inference_mode(), because recorded graphs share memory with those of the learner.
+            with torch.no_grad(), torch.cuda.stream(stream):
                 self._loop()
         except BaseException as error:
             with self.change:
@@ -187,11 +195,12 @@ class BatchedSampler(ProcessSampler):
                     group.slot, group.t = self.spare[group.index].popleft(), BEGIN
                     group.env_sec = group.policy_sec = 0.0
                     self.workers.send(group.worker, (group.number, group.slot, BEGIN))
-                nobody_steps = len(idle) == len(self.groups)  # every slot is the learner's, which may evaluate for long
+                # True when the learner holds every slot, for example during a long evaluation.
+                nobody_steps = len(idle) == len(self.groups)
                 if nobody_steps:
                     self.change.wait(0.5)
             if nobody_steps:
-                self.workers.receive_or_nothing(0.0)  # none has anything to say, but one may have died
+                self.workers.receive_or_nothing(0.0)  # no message is expected, but a worker may have died
                 self.heard = time.monotonic()
                 continue
             ready, messages = [], self._messages()
@@ -212,7 +221,8 @@ class BatchedSampler(ProcessSampler):
                 self._act(ready)
 
     def _messages(self) -> list:
-        """What samplers have sent; waits a moment, so that freed slots and close() are noticed. RunFailed after a long silence."""
+        """Returns the samplers' messages. Waits only a moment, so that freed slots and close() are noticed.
+        Raises RunFailed after timeout_sec of silence."""
         messages = self.workers.receive_or_nothing(0.05)
         now = time.monotonic()
         if messages:
@@ -240,7 +250,7 @@ class BatchedSampler(ProcessSampler):
             self.workers.send(group.worker, (group.number, group.slot, group.t))
 
     def _row(self, group: _Group) -> _Row:
-        """The one that the group is about to act on."""
+        """Returns the row on which the group acts next."""
         rows, batch = self.rows_of[group.slot], self.views[group.slot]
         if not rows:
             names = ("action", *self.plan.record)

@@ -1,4 +1,4 @@
-"""Collector: columns stepped with one policy in one process. Serial and local samplers are made of these."""
+"""Collector: steps columns with one policy in one process. Serial and local samplers consist of these."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ class Collector:
                  return_discount: float | None = None, whole_after: int | None = None, place: torch.Tensor | None = None):  # fmt: skip
         self.columns = Columns(env, first_column, generation, return_discount, whole_after)
         self.rng, self.record, self.core_every, self.worker, self.place = rng, record, core_every, worker, place
-        self.state: Batch | None = None  # the policy's, made at the first row
+        self.state: Batch | None = None  # the policy's state, created at the first row
 
     def collect(self, out: Batch, policy: Policy, version: int, clock: Clock, slot: int = 0, cut: LearnersCut | None = None) -> Header:
-        """Steps every column through the fragment's T rows, or until the cut: what remains are dead rows, and the episodes go on in the next fragment."""
+        """Steps every column through the T rows of a fragment, or until the cut is due.
+
+        Rows after the cut are dead, and the episodes continue in the next fragment.
+        """
         columns, rows = self.columns, out.reward.shape[0]
         env_sec = policy_sec = 0.0
         if self.state is None:
@@ -38,7 +41,8 @@ class Collector:
         with torch.inference_mode():
             for t in range(rows):
                 if columns.over.all() or (cut is not None and cut.due(t, rows)):
-                    act_row(policy, out, t, self.state, self.core_every, clock, self.rng, self.record, there)  # its value is what row t-1 bootstraps from
+                    # Row t - 1 bootstraps from the value that is recorded here.
+                    act_row(policy, out, t, self.state, self.core_every, clock, self.rng, self.record, there)
                     columns.skip(view, t)
                     for rest in range(t + 1, rows):
                         store_core(out, rest, self.state, self.core_every)
@@ -66,7 +70,7 @@ class Collector:
 
 
 def store_core(out: Batch, t: int, state: Batch, core_every: int) -> None:
-    """Stores recurrent state at the rows that keep it; what else a policy carries is not stored."""
+    """Stores the recurrent state if row t keeps one. Other parts of the policy's state are not stored."""
     if "core" in out and t % core_every == 0:
         for name, value in out.core.items():
             value[t // core_every].copy_(state[name])
@@ -76,7 +80,7 @@ def act_row(
     policy: Policy, out: Batch, t: int, state: Batch, core_every: int, clock: Clock, rng: torch.Generator, record: tuple[str, ...],
     device: torch.device | None = None,
 ) -> Batch:  # fmt: skip
-    """Acts on row t's observation, writes action and records into row t, returns the state after it."""
+    """Acts on the observation of row t, writes action and records into row t, and returns the state after it."""
     store_core(out, t, state, core_every)
     obs, is_first = out.obs[t], out.is_first[t]
     if device is not None:

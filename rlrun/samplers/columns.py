@@ -1,4 +1,7 @@
-"""Columns: the environments' side of a fragment. It owns observation, reward and ends of every row; whoever acts owns action and records."""
+"""Columns: the environments' side of a fragment.
+
+It writes observation, reward and ends of every row; the one who acts writes action and records.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from rlrun.core.env import Rows, Step, VectorEnv, map_rows, write_rows
 from rlrun.core.moments import Moments
 from rlrun.dataflow.slots import Episode
 
-SUCCESS = "is_success"  # an info entry of which the last value of an episode counts (Stable-Baselines3's and Gymnasium-Robotics' name)
+# The info entry whose last value in an episode counts (so named by Stable-Baselines3 and Gymnasium-Robotics).
+SUCCESS = "is_success"
 
 
 def own(rows: Rows) -> Rows:
@@ -17,27 +21,29 @@ def own(rows: Rows) -> Rows:
 
 
 class Columns:
-    """Steps a VectorEnv through the rows of fragments and keeps the books of its episodes. `first_column` is the global number of its first one."""
+    """Steps a VectorEnv through the rows of fragments and keeps statistics of its episodes."""
 
     def __init__(self, env: VectorEnv, first_column: int, generation: int, return_discount: float | None = None, whole_after: int | None = None):
-        """`whole_after`: every fragment begins with new episodes, and a column that has played so many rows is over when its episode ends."""
+        """first_column: the global number of the first column. whole_after: if given, every fragment begins with new
+        episodes, and a column is over when an episode ends after at least this many rows."""
         self.whole_after, self.generation, self.fragments = whole_after, generation, 0
         self.over = np.zeros(env.count, dtype=bool)
         self.env, self.first_column, self.return_discount = env, first_column, return_discount
-        self.discounted = np.zeros(env.count)  # sum of rewards so far, older ones discounted
-        self.seen: list[np.ndarray] = []  # its values in this fragment
+        self.discounted = np.zeros(env.count)  # running sum of rewards, with older ones discounted
+        self.seen: list[np.ndarray] = []  # values of self.discounted in this fragment
         self.obs: Rows = own(env.reset(generation))
         self.is_first = np.ones(env.count, dtype=bool)
-        self.fresh: Rows | None = None  # after a break: the observations of restarted columns, waiting behind a dead row
+        self.fresh: Rows | None = None  # after restart(): the first observations, which follow a dead row
         self.returns = np.zeros(env.count)
         self.lengths = np.zeros(env.count, dtype=np.int64)
-        self.info: dict[str, np.ndarray] = {}  # of unfinished episodes: sum and count [2, B] of every numeric info entry, or its last value and 1
+        # For unfinished episodes: sum and count [2, B] of every numeric info entry; for SUCCESS its last value and 1.
+        self.info: dict[str, np.ndarray] = {}
         self.row = 0  # absolute number of the next row
         self.live = 0
         self.episodes: list[Episode] = []
 
     def begin(self, view: dict) -> None:
-        """Writes row 0's observation of a new fragment (Batch.numpy())."""
+        """Begins a new fragment (view: its Batch.numpy()) by writing the observation of row 0."""
         if self.whole_after is not None:
             self.obs, self.fresh = own(self.env.reset((self.generation << 32) + self.fragments)), None
             self.is_first, self.over = np.ones(self.env.count, dtype=bool), np.zeros(self.env.count, dtype=bool)
@@ -47,7 +53,7 @@ class Columns:
         self.live, self.episodes, self.seen = 0, [], []
 
     def step(self, view: dict, t: int) -> None:
-        """Row t's action is there: takes it, writes what came of it and row t+1's observation."""
+        """Steps with the action of row t; writes the results into row t and the observation into row t + 1."""
         self.row += 1
         if self.fresh is not None:
             self._dead(view, t)
@@ -72,7 +78,7 @@ class Columns:
         if self.return_discount is not None:
             self.discounted = np.where(step.valid, self.return_discount * self.discounted, self.discounted) + step.paid
             self.seen.append(self.discounted[step.valid])
-            self.discounted[step.is_first | step.terminated] = 0.0  # learning's own ends, lost lives included
+            self.discounted[step.is_first | step.terminated] = 0.0  # ends as learning sees them, lost lives included
         if step.info:
             self._note(step)
         if step.is_first.any():
@@ -84,10 +90,11 @@ class Columns:
             self.returns[step.is_first], self.lengths[step.is_first] = 0.0, 0
 
     def _without_those_over(self, step: Step, t: int) -> Step:
-        """Columns that have played enough are stepped with the others, but their rows are dead and their episodes are nobody's."""
+        """Masks columns that are over. They are stepped with the others, but their rows are dead and their episodes do
+        not count."""
         assert self.whole_after is not None
         playing = ~self.over
-        paid = playing.reshape(-1, *[1] * (step.reward.ndim - 1))  # as many axes as the reward has
+        paid = playing.reshape(-1, *[1] * (step.reward.ndim - 1))  # has as many axes as the reward
         step = step._replace(
             reward=step.reward * paid, valid=step.valid & playing, terminated=step.terminated & playing, truncated=step.truncated & playing,
             is_first=step.is_first & playing,
@@ -96,7 +103,7 @@ class Columns:
         return step
 
     def _note(self, step: Step) -> None:
-        """Takes note of a row's numeric info entries."""
+        """Adds a row's numeric info entries to the statistics."""
         for name, value in step.info.items():
             kept = self.info.setdefault(name, np.zeros((2, self.env.count)))
             seen = step.valid & np.isfinite(value)
@@ -107,8 +114,11 @@ class Columns:
                 kept[1, seen] += 1.0
 
     def skip(self, view: dict, t: int, blank: bool = False) -> None:
-        """Row t is cut: dead, with the observation that is still to be acted on, here and in row t+1. `blank`: nobody has acted on it either, and old rows
-        must not stay where NaN or an action outside the space could be read."""
+        """Makes row t a dead row of a cut fragment. The pending observation is written into rows t and t + 1.
+
+        blank: nobody has acted on row t, so its other fields are zeroed; otherwise NaN or an action outside the space
+        could be read from old contents.
+        """
         self.row += 1
         if blank:
             for name, value in view.items():
@@ -128,23 +138,26 @@ class Columns:
         view["is_first"][t] = self.is_first
 
     def restart(self, generation: int) -> None:
-        """Breaks every column: its next row is dead and the one after begins an episode with seeds of this generation. Unfinished episodes are
-        not counted. Bit-exact resume stands on this: no environment's state has to be saved."""
+        """Breaks every column: its next row is dead, and the one after begins an episode with seeds of this generation.
+
+        Unfinished episodes are not counted. Bit-exact resume relies on this, because then no environment's state has to
+        be saved.
+        """
         self.generation = generation
-        self.obs = own(self.obs)  # what the last row ended with, which environments that reuse their memory would write over
+        self.obs = own(self.obs)  # a copy, because reset() would overwrite it in environments that reuse memory
         self.fresh = own(self.env.reset(generation))
         self.info = {}
         self.returns[:], self.lengths[:], self.discounted[:] = 0.0, 0, 0.0
 
     def return_moments(self) -> Moments | None:
-        """Of the discounted returns at the fragment's live rows so far."""
+        """Returns the moments of the discounted returns at the live rows of this fragment so far."""
         if self.return_discount is None:
             return None
         values = np.concatenate(self.seen) if self.seen else np.zeros(0)
         return Moments(float(values.size), float(values.mean()), float(np.square(values - values.mean()).sum())) if values.size else Moments(0.0, 0.0, 0.0)
 
     def save(self) -> dict:
-        """What a restarted Columns needs to continue bit for bit, given a restart() on both sides."""
+        """Returns what another Columns needs to continue bit for bit, if restart() is called on both sides."""
         return {
             "obs": map_rows(self.obs, lambda value: torch.from_numpy(np.array(value))),
             "is_first": torch.from_numpy(self.is_first.copy()),

@@ -1,4 +1,4 @@
-"""Evaluator: full games on environments and seeds of its own."""
+"""Evaluator: plays full games on its own environments with its own seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def to_torch(rows: Rows) -> Batch:
 
 
 class Evaluator:
-    """Plays on up to `columns` environments at once. Each plays its own quota of episodes, so that short ones are not counted more often."""
+    """Plays on `columns` environments at once. Each one plays a fixed number of episodes, because otherwise short
+    episodes would be counted more often."""
 
     def __init__(self, make_env: EnvFactory, columns: int, seeds: Seeds):
         self.make_env, self.seeds = make_env, seeds
@@ -28,8 +29,11 @@ class Evaluator:
     def play(
         self, policy: Policy, episodes: int, mode: Mode, clock: Clock, round_: int = 0, stop: Callable[[], bool] = lambda: False
     ) -> list[tuple[float, int]]:
-        """(unclipped return, length) of `episodes` full games. Seeds follow from `round_`: each evaluation of a run has its own. When `stop` says so,
-        what has been finished by then."""
+        """Returns (unclipped return, length) of `episodes` full games.
+
+        The seeds depend on `round_`, so that each evaluation of a run has its own. When stop() returns true, only the
+        games that have been finished by then are returned.
+        """
         columns = self.env.count
         quota = np.full(columns, episodes // columns)
         quota[: episodes % columns] += 1

@@ -1,4 +1,4 @@
-"""Local: N processes, each with environments and a copy of the policy on the CPU, that write fragments into shared slots.
+"""Local: N processes with environments and a copy of the policy on the CPU each, which write fragments to shared slots.
 
 parent                              sampler-i
 free slot number   --- pipe --->    refresh weights from the bus, fill the slot row by row
@@ -24,7 +24,7 @@ from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
 
 class SamplerJob(NamedTuple):
-    """What a sampler process is given (pickled)."""
+    """The arguments of a sampler process (pickled)."""
 
     number: int
     plan: SamplerPlan
@@ -33,7 +33,7 @@ class SamplerJob(NamedTuple):
 
 
 def sampler_process(pipe: Connection, job: SamplerJob) -> None:
-    """Until the pipe closes: a slot number comes in, a Header goes out."""
+    """Receives slot keys and answers each with the Header of a filled slot, until the pipe closes."""
     plan, number = job.plan, job.number
     policy = plan.make_policy()
     collector = Collector(
@@ -83,7 +83,7 @@ class LocalSampler(ProcessSampler):
 
     def take(self, count: int) -> Sequence[Fragment]:
         self.begin()
-        self.check()  # also while fragments are plenty
+        self.check()  # a dead worker must be noticed even while enough fragments wait
         while len(self.waiting) < count:
             self._receive(self.plan.timeout_sec)
         return [Fragment(header, self.views[header.slot]) for header in (self.waiting.popleft() for _ in range(count))]

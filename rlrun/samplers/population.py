@@ -1,5 +1,7 @@
-"""Population: processes that play episodes with perturbed policies. They are told which pieces of a noise table to try and answer with returns; weights
-travel once per update, over the bus.
+"""Population: processes that play episodes with perturbed policies.
+
+They are told which pieces of a noise table to try, and answer with returns. Weights are sent once per update, over the
+bus.
 
 parent                                     player-i
 orders (numbers of pairs)   --- pipe --->  parameters + noise, a piece for every column; whole episodes
@@ -31,27 +33,27 @@ from rlrun.dataflow.weights import WeightBus
 from rlrun.dataflow.workers import READY, Worker, Workers
 from rlrun.samplers.evaluator import to_torch
 
-ALIVE = "alive"  # what a player says while an order takes long
+ALIVE = "alive"  # a player's message while an order takes long
 ALIVE_SEC = 2.0
-FILTER_ROWS = 256  # rows of observations that are kept before their moments are taken
-ORDERS = 1 << 20  # orders of one update have numbers below it
+FILTER_ROWS = 256  # rows of observations that are collected before their moments are computed
+ORDERS = 1 << 20  # upper bound of the number of orders in one update
 
 
 class Crew(NamedTuple):
-    """What players are made from (pickled for each of them)."""
+    """The arguments from which players are made (pickled for each of them)."""
 
     make_env: EnvFactory
     make_policy: Callable[[], Policy]
     asked: FromPopulation
     noise: NoiseTable
     seeds: Seeds
-    columns: int  # episodes that a player plays at a time
+    columns: int  # episodes that a player plays at the same time
     players: int
-    timeout_sec: float  # silence of a player after which it is left out
+    timeout_sec: float  # a player that is silent for longer is left out
 
 
 class Order(NamedTuple):
-    """Of one update: pairs from number `first` on, and some episodes of the unperturbed policy."""
+    """Part of one update: `pairs` pairs from number `first` on, and some episodes of the unperturbed policy."""
 
     number: int
     first: int
@@ -60,20 +62,20 @@ class Order(NamedTuple):
 
 
 class Task(NamedTuple):
-    pair: int  # of the order; -1: the unperturbed policy
+    pair: int  # index in the order; -1 for the unperturbed policy
     sign: int
 
 
 class Player:
-    """Plays whole episodes, one per column at a time, each with its own parameters."""
+    """Plays whole episodes, one at a time in every column, each with its own parameters."""
 
     def __init__(self, crew: Crew, number: int, policy: Any):
         self.crew, self.number, self.policy = crew, number, policy
-        self.env = crew.make_env(0, crew.columns)  # seeds are the order's, whoever plays it
+        self.env = crew.make_env(0, crew.columns)  # number 0 for every player: seeds depend on the order alone
         self.box = self.env.spec.action.kind == "box"
 
     def play(self, order: Order, clock: Clock, alive: Callable[[], None] = lambda: None) -> Report:
-        """The same order at the same clock is the same report, whoever plays it."""
+        """Plays an order. The report depends only on the order and the clock, not on the player."""
         crew, count, columns = self.crew, order.pairs, self.crew.columns
         center, size = self.policy.vector().detach(), self.policy.size
         draw = [crew.seeds.numpy("perturbation", clock.updates, order.first + i) for i in range(count)]
@@ -143,7 +145,7 @@ class Player:
 
 
 class _Observed:
-    """Moments of observations, for the policy's filter."""
+    """Collects moments of observations for the policy's filter."""
 
     def __init__(self, policy: Any):
         self.policy = policy
@@ -178,7 +180,7 @@ def _stacked(rows: list[Any]) -> Any:
 
 
 def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) -> None:
-    """Until the pipe closes: an Order comes in, a Report goes out."""
+    """Receives Orders and answers each with a Report, until the pipe closes."""
     policy = crew.make_policy()
     player = Player(crew, number, policy)
     version, clock = 0, Clock()
@@ -192,8 +194,10 @@ def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) 
 
 
 class Population:
-    """Players in processes of their own, or (players 0) one in this process. A player that dies or falls silent is left out from then on, with what it was
-    playing."""
+    """Players in their own processes, or one player in this process if crew.players is 0.
+
+    A player that dies or falls silent is left out from then on, and so is the order that it was playing.
+    """
 
     columns = 1
     queued = 0
@@ -214,7 +218,7 @@ class Population:
             self.numbers = {worker: i for i, worker in enumerate(started)}
 
     def begin(self, policy: Policy, clock: Clock) -> None:
-        """Hands out the first orders of an update. The players read these weights."""
+        """Begins an update: publishes these weights to the players and hands out the first orders."""
         self.policy, self.clock = policy, clock
         self.handed = self.orders = self.pairs = self.steps = 0
         if self.bus is not None:
@@ -224,11 +228,12 @@ class Population:
 
     @property
     def done(self) -> bool:
-        """Everything that was asked for has been played, or was lost with its player."""
+        """Whether everything that was asked for has been played, or was lost with its player."""
         return not self.playing and self.handed >= self.asked.pairs and self.steps >= self.asked.min_env_steps
 
     def _order(self) -> Order | None:
-        """The next one: half of what is left, in equal parts, so that all finish at about the same time; at least what fills the columns."""
+        """Makes the next order: an equal part of half the remaining pairs, so that all players finish at about the same
+        time, but at least as many pairs as fill the columns."""
         left = self.asked.pairs - self.handed
         if left <= 0 and self.steps >= self.asked.min_env_steps:
             return None
@@ -238,7 +243,7 @@ class Population:
             count = left if self.bus is None else min(left, max(count, -(-left // (2 * players))))
         chance = self.crew.seeds.numpy("evaluations", self.clock.updates, self.orders)
         evaluations = int(chance.binomial(count, self.asked.eval_share))
-        over = (2 * count + evaluations) % self.crew.columns  # episodes of a last round in which most columns would be idle
+        over = (2 * count + evaluations) % self.crew.columns  # episodes in a last round that leaves columns idle
         if self.bus is not None and 2 * count + evaluations > self.crew.columns and count > (over + 1) // 2:
             count -= (over + 1) // 2
         order = Order(self.orders, self.handed, count, evaluations)
@@ -253,10 +258,11 @@ class Population:
             try:
                 worker.pipe.send(order)
             except OSError:
-                pass  # it is gone, which take() will notice
+                pass  # the worker has died; take() will notice
 
     def take(self) -> list[Report]:
-        """Reports that are there, after a moment perhaps none. In this process: all of an update's. RunFailed when no player is left."""
+        """Returns the reports that arrive within a moment, perhaps none. A player in this process plays everything that
+        the update needs. Raises RunFailed when no player is left."""
         if self.bus is None:
             return self._take_alone()
         messages, lost = self.workers.receive_from_survivors(0.5)
@@ -297,19 +303,19 @@ class Population:
             raise RunFailed(f"{reason}\nNo sampler is left.")
         self.say(f"{reason.splitlines()[-1]}: its rollouts are left out; {left} of {self.crew.players} samplers go on")
 
-    # what a Job asks of samplers; nothing is kept from one update to the next
+    # The methods that a Job expects of samplers. There is no state to save, because every update begins anew.
 
     def check(self) -> None:
-        """The loss of a player is no failure."""
+        """Does nothing, because losing a player is not a failure."""
 
     def restart(self, generation: int) -> None:
-        """Every order begins new episodes."""
+        """Does nothing, because every order begins new episodes."""
 
     def save(self) -> dict:
         return {}
 
     def load(self, saved: dict) -> None:
-        """There is nothing to load."""
+        """Does nothing, because save() saves nothing."""
 
     def close(self) -> None:
         self.workers.stop()

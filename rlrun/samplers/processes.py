@@ -1,4 +1,4 @@
-"""What samplers made of worker processes share: the plan they are made from, their slots, their start and their end."""
+"""What samplers with worker processes have in common: their plan, their slots, starting and stopping."""
 
 from __future__ import annotations
 
@@ -18,61 +18,62 @@ from rlrun.dataflow.workers import Worker, Workers
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerPlan:
-    """What a sampler of several processes is made from (pickled for each of them)."""
+    """The arguments from which a sampler is made (pickled for each of its processes)."""
 
     make_env: EnvFactory
-    make_policy: Callable[[], Policy]  # ready to act: lower precision applied
-    layout: RowSpec  # of one fragment
+    make_policy: Callable[[], Policy]  # makes a policy that is ready to act, in the acting precision
+    layout: RowSpec  # full shapes of one fragment
     record: tuple[str, ...]
     core_every: int
     return_discount: float | None
-    columns: int  # of one fragment
-    workers: int  # processes
-    in_flight: int  # slots per producer of fragments
+    columns: int  # columns in one fragment
+    workers: int  # number of processes
+    in_flight: int  # number of slots per producer of fragments
     seeds: Seeds
     generation: int
-    timeout_sec: float  # silence after which the run fails
-    whole_after: int | None = None  # Columns: whole episodes, of at least so many rows in all
-    first: int = 0  # producers of learners before this one: their numbers go on from there
-    total: int = 0  # columns of all learners
+    timeout_sec: float  # the run fails after this many seconds of silence
+    whole_after: int | None = None  # see Columns: collect whole episodes of at least this many rows in all
+    first: int = 0  # number of the first worker, which continues the numbers of the learners before this one
+    total: int = 0  # number of columns of all learners together
 
     def place(self, producer: int) -> torch.Tensor:
-        """[columns]: where this producer's columns stand among all, 0 .. 1."""
+        """Returns the relative positions [columns] of this producer's columns among all columns, from 0 to 1."""
         return torch.arange(producer * self.columns, (producer + 1) * self.columns) / max(1, self.total - 1)
 
 
 class Unsaved:
-    """A sampler of processes, whose columns are not in checkpoints."""
+    """A base for samplers with processes, whose columns are not saved in checkpoints."""
 
     workers: Workers
 
     def restart(self, generation: int) -> None:
-        """Not needed: only bit-exact (serial) runs break their columns at a checkpoint."""
+        """Does nothing, because only bit-exact (serial) runs break their columns at a checkpoint."""
 
     def save(self) -> dict:
         return {}
 
     def load(self, saved: dict) -> None:
-        """Columns begin anew with seeds of the resumed run's generation."""
+        """Does nothing: columns begin new episodes with seeds of the resumed run's generation."""
 
     def close(self) -> None:
         self.workers.stop()
 
 
 class ProcessSampler(Unsaved):
-    """`producers` fill slots at a time: the workers, or the groups of environments within them."""
+    """A sampler whose `producers` fill slots at the same time: the workers, or the groups of environments in them."""
 
     def __init__(self, plan: SamplerPlan, producers: int, make_store: Callable[[RowSpec, int], FragmentStore] = Slots):
-        """make_store(layout, count): where fragments lie."""
+        """make_store(layout, count): makes the memory for `count` fragments."""
         self.plan = plan
         self.columns, self.total_columns = plan.columns, plan.columns * producers
         self.slots: FragmentStore = make_store(plan.layout, producers * plan.in_flight)
         self.views = {key: self.slots.view(key) for key in self.slots.keys}
-        self.producer = {key: number // plan.in_flight for number, key in enumerate(self.slots.keys)}  # which fills the place
+        # For each slot, the number of the producer that fills it.
+        self.producer = {key: number // plan.in_flight for number, key in enumerate(self.slots.keys)}
         self.workers = Workers()
 
     def pin(self) -> None:
-        """For a learner on a GPU."""
+        """Page-locks the slots, for a learner on a GPU."""
         self.slots.pin()
 
     def close(self) -> None:
@@ -80,5 +81,5 @@ class ProcessSampler(Unsaved):
         super().close()
 
     def start(self, target: Callable, job: Callable[[int], tuple]) -> list[Worker]:
-        """Starts target(pipe, job(i)) for every worker i and waits until all have said READY."""
+        """Starts target(pipe, job(i)) for every worker i and waits until all have sent READY."""
         return self.workers.start_all(target, {f"sampler-{self.plan.first + i}": (job(i),) for i in range(self.plan.workers)})

@@ -1,4 +1,7 @@
-"""Serial: environments and policy in the learner's process. For debugging, tests, cheap environments and bit-exact runs."""
+"""Serial: environments and policy run in the learner's process.
+
+This is for debugging, tests, cheap environments and bit-exact runs.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from rlrun.samplers.processes import SamplerPlan
 
 
 class SerialSampler:
-    """`groups` collectors that take turns, all acting with the learner's own policy, so there is no lag."""
+    """`groups` collectors that take turns. All act with the learner's own policy, so there is no policy lag."""
 
     def __init__(self, plan: SamplerPlan, device: torch.device, cut: LearnersCut | None = None):
-        """The plan's workers are the collectors; device: of the learner's policy."""
+        """plan.workers is the number of collectors. device: that of the learner's policy."""
         self.columns, self.groups = plan.columns, plan.workers
         self.total_columns = self.columns * self.groups
         self.layout = plan.layout
@@ -42,7 +45,7 @@ class SerialSampler:
         return 0
 
     def begin(self) -> None:
-        """Steps are taken when they are asked for."""
+        """Does nothing, because take() collects fragments when it is called."""
 
     def handles(self) -> list:
         return []
@@ -63,7 +66,7 @@ class SerialSampler:
         self.spare += [fragment.batch for fragment in fragments]
 
     def check(self) -> None:
-        """There is no worker."""
+        """Does nothing, because there are no workers."""
 
     def publish(self, policy: Policy | None, clock: Clock) -> None:
         if policy is not None:
