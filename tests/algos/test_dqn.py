@@ -309,7 +309,7 @@ def test_parameter_noise_lasts_an_episode_and_adapts(typed):
     torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(copied.parameters()) + first["noise"][1] * 0.5, copied.parameters())
     with torch.no_grad():
         q = copied.values(Batch(obs=obs, is_first=torch.ones(3, dtype=torch.bool)).map(lambda x: x[None]))[0, 1]
-        disturbed = made.episodes._one(obs[1:2], torch.ones(1, dtype=torch.bool), first["noise"][1] * 0.5)
+        disturbed = made.episodes.outputs(obs[1:2], torch.ones(1, dtype=torch.bool), first["noise"][1:2] * 0.5)[0]
     torch.testing.assert_close(q, disturbed)
 
 
@@ -360,7 +360,7 @@ def test_illegal_actions_are_never_chosen(typed, kind):
     (["algo=dqn", "env=CartPole-v1", "algo.n_step=[3,2]"], "n_step"),
     (["algo=dqn", "env=CartPole-v1", "algo.n_step=[1,2,3]"], "n_step"),
     (["algo=dqn", "env=CartPole-v1", "replay.compress=true", "replay.directory=/tmp/x"], "compress is for replay in memory"),
-    (["algo=dqn", "env=CartPole-v1", "algo.exploration.epsilon=1.5"], "probabilities"),
+    (["algo=dqn", "env=CartPole-v1", "algo.exploration.epsilon=1.5"], "must be between 0 and 1"),
     (["algo=r2d2", "env=CartPole-v1", "algo.fragment_length=30"], "multiple of sequence_stride"),
 ])  # fmt: skip
 def test_what_cannot_work_gets_a_sentence(typed, words, said):

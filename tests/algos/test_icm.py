@@ -100,7 +100,7 @@ def test_sentences(typed):
         typed(*WORDS, "++algo.inner.minibatch_sizee=3")
     with pytest.raises(UserError, match="more than the 4 columns"):
         Wired(typed(*WORDS, "algo.num_minibatches=5")).algorithm()
-    with pytest.raises(UserError, match="beta must lie"):
+    with pytest.raises(UserError, match="beta must be between 0 and 1"):
         typed(*WORDS, "algo.beta=2")
 
 

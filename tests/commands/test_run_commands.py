@@ -231,4 +231,4 @@ def test_explain_says_the_outer_algorithms_runner_and_names(capsys):
     said = capsys.readouterr().out
     assert "name: distributed_replay" in said and "num_shards: 1" in said
     (row,) = [line for line in said.splitlines() if line.split()[:1] == ["optimizer_class"]]
-    assert "AsyncReplayOptimizer is runner=distributed_replay" in row
+    assert "AsyncReplayOptimizer corresponds to runner=distributed_replay" in row
