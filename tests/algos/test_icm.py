@@ -94,7 +94,7 @@ def test_any_algorithm_can_be_inside(typed, inner):
 
 
 def test_sentences(typed):
-    with pytest.raises(UserError, match="weigh the intrinsic one with eta"):
+    with pytest.raises(UserError, match="weight that with eta"):
         Wired(typed(*WORDS, "algo.inner.normalize_reward=true")).algorithm()
     with pytest.raises(UserError, match=r"algo\.inner\.minibatch_sizee.*Did you mean minibatch_size"):
         typed(*WORDS, "++algo.inner.minibatch_sizee=3")
