@@ -112,7 +112,8 @@ def test_every_column_acts_with_its_own_parameters(typed, env, words):
                 torch.nn.utils.vector_to_parameters(parameters[b], policy.net.parameters())
                 alone.append(policy.greedy(obs[b : b + 1], first[b : b + 1], Batch())[0][0])
             torch.testing.assert_close(together, torch.stack(alone), atol=1e-5, rtol=1e-5)
-            parameters[1] = center + torch.randn(len(center), generator=generator)  # in place, as in training
+            # The change is in place, as when a column begins an episode.
+            parameters[1] = center + torch.randn(len(center), generator=generator)
 
 
 def test_linear_policies_begin_at_zero(typed):

@@ -105,7 +105,7 @@ def test_sentences(typed):
 
 
 def test_around_an_algorithm_with_a_replay(typed):
-    """Fragments are whole and begin with a live row. Priorities from samplers lack intrinsic rewards and are refused."""
+    """Fragments are whole and begin with a live row. Samplers' priorities lack intrinsic rewards and are refused."""
     words = ["algo=icm", "algo@algo.inner=dqn", "env=CartPole-v1", "env.max_episode_steps=5", "resources=debug", "logger=[]", "replay=prioritized",
              "algo.inner.learning_starts=30", "algo.inner.n_step=3", "algo.inner.batch_size=32"]  # fmt: skip
     with pytest.raises(UserError, match="samplers know no intrinsic reward"):

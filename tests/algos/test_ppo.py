@@ -182,7 +182,8 @@ def test_normalized_values_are_trained_in_their_own_units_and_read_in_those_of_r
 
 
 def test_lr_follows_the_kl_within_its_bounds(typed):
-    made, batch = collected(typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3", "algo.num_epochs=1", "algo.lr_kl_bounds=[1e-6, 2e-5]")  # KL is always far below
+    # The KL is always far below this target.
+    made, batch = collected(typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3", "algo.num_epochs=1", "algo.lr_kl_bounds=[1e-6, 2e-5]")
     assert float(made.update(batch, Clock()).metrics["lr"]) == pytest.approx((1e-5 + 1.5e-5) / 2)
     assert float(made.update(batch, Clock()).metrics["lr"]) == pytest.approx(2e-5)
     fresh = algorithm(typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3")
