@@ -4,7 +4,7 @@ The implementation follows OpenAI's evolution-strategies-starter.
 
 Rows: none. An update reads the returns of pairs of mirrored perturbations: noise_std times a slice of a shared noise
 table is added to the policy's parameters for one return and subtracted from them for the other.
-Options: return_processing: the centred rank of each return (section 2.1), the sum of the signs of an episode's
+Options: return_processing: the centred rank of every return (section 2.1), the sum of the signs of an episode's
 rewards, or the centred rank of that sum; l2; action_noise; model.observation_filter, which is merged over all
 samplers.
 Differs from the paper: there is no virtual batch normalisation. Slices of the table are drawn anew for every update
@@ -47,7 +47,7 @@ class Config(EvolutionConfig):
 
 
 def centered_ranks(x: Tensor) -> Tensor:
-    """Returns the rank of each element, evenly spaced over [-0.5, 0.5]. Equal elements share their mean rank."""
+    """Returns every element's rank, evenly spaced over [-0.5, 0.5]. Equal elements share their mean rank."""
     flat = x.flatten()
     _, index, count = flat.unique(return_inverse=True, return_counts=True)
     first = count.cumsum(0) - count

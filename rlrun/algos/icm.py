@@ -63,7 +63,7 @@ class Config:
         if not hasattr(self.inner.cfg, "reward_clip"):
             raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}: its options have no reward_clip")
         if needs.every_process_learns and needs.only_weights:
-            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own networks learn too; use a2c instead")
+            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own networks learn too; a2c is its synchronous form")
         if needs.replay is not None and needs.replay.first_priority:
             raise ValueError("inner.input_priorities must be false: samplers know no intrinsic reward")
 

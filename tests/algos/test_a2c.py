@@ -1,4 +1,4 @@
-"""A2C's loss by hand, and gradients gathered over parts of a batch."""
+"""A2C's loss is checked by hand, and so are gradients that are accumulated over parts of a batch."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""DDPG, TD3, SAC and TQC: targets and losses worked out beside theirs, which gradient reaches what, and how they explore."""
+"""Checks DDPG, TD3, SAC and TQC: targets and losses by hand, which gradient reaches what, and exploration."""
 
 import copy
 import math
@@ -25,7 +25,7 @@ WORDS = [*SMALL, "model.hidden=[]", "algo.learning_starts=30", "replay.capacity=
 
 
 class Moved(gymnasium.Env):
-    """Refuses actions outside its space."""
+    """An environment that refuses actions outside its space."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,))
 
@@ -56,7 +56,7 @@ def algorithm(typed, algo, *words, env="Pendulum-v1"):
 
 
 def shake(net, seed):
-    """Targets differ from what they follow."""
+    """Changes the parameters, so that a target network differs from the network that it follows."""
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
@@ -76,7 +76,7 @@ def transitions(n=1, width=3, discrete=False) -> Batch:
 
 
 def folded(value, n):
-    """What transitions() come to with discount 0.5, where `value` [3] follows."""
+    """Returns the targets of transitions() with discount 0.5, if `value` [3] belongs to the last observations."""
     return torch.stack((sum(0.5**k for k in range(n)) + 0.5**n * value[0], torch.tensor(2.0), 3.0 + 0.5 * value[2]))
 
 
@@ -85,7 +85,7 @@ def rows(batch, which):
 
 
 class Losses:
-    """What Optimizers are told to step on, instead of a step."""
+    """Records the losses that Optimizers would step on, and prevents the steps."""
 
     def __init__(self, monkeypatch):
         self.seen = []
@@ -94,7 +94,7 @@ class Losses:
 
 
 def manual_critic(critic: Critics, seen, e):
-    """One of the nets, layer by layer."""
+    """Evaluates critic e of the ensemble layer by layer."""
     x = seen
     layers = [layer for layer in critic.net if hasattr(layer, "weight")]
     for index, layer in enumerate(layers):
@@ -149,12 +149,12 @@ def test_td3_by_hand(typed, monkeypatch, twin):
 
 
 def streams(made):
-    """What the targets' and the policy's own actions will be drawn from, as they are now."""
+    """Returns copies of the generators that the targets' and the policy's own actions will be drawn from."""
     return made.target_rng.clone_state(), made.ctx.rng.clone_state()
 
 
 def drawn(rng, dist):
-    """What soft() draws from a squashed Gaussian, and its log density from the formula of appendix C."""
+    """Returns what soft() draws from a squashed Gaussian, and its log density by the formula of appendix C."""
     x = dist.mean + dist.log_std.exp() * torch.randn(dist.mean.shape, generator=rng)
     normal = torch.distributions.Normal(dist.mean, dist.log_std.exp()).log_prob(x).sum(-1)
     return torch.tanh(x), normal - torch.log(1 - torch.tanh(x) ** 2 + 1e-12).sum(-1)
@@ -210,7 +210,7 @@ def test_tqc_by_hand(typed, monkeypatch):
     with torch.no_grad():
         action, log_prob = drawn(target_rng, made.policy.output(*rows(batch, 1))[0])
         pooled = torch.cat([manual_critic(made.target_critic, torch.cat([then, action], -1), e) for e in range(3)], -1)
-        kept = pooled.sort(-1).values[:, :9] - 0.3 * log_prob[:, None]  # 12 less one for each critic
+        kept = pooled.sort(-1).values[:, :9] - 0.3 * log_prob[:, None]  # one of 12 is dropped for each critic
         target = torch.stack([folded(kept[:, k], 1) for k in range(9)], -1)
         quantile = [manual_critic(made.critic, torch.cat([now, batch.action[0]], -1), e) for e in range(3)]
         own, own_log_prob = drawn(rng, made.policy.output(*rows(batch, 0))[0])
@@ -229,7 +229,9 @@ def test_tqc_by_hand(typed, monkeypatch):
 
 
 def test_sac_wants_of_legal_choices_what_they_can_have(typed, monkeypatch):
-    """0.98 log A of the A choices that are legal: of all five no policy over two could have as much, and alpha would grow without end."""
+    """The target is 0.98 log A for A legal actions.
+
+    A policy over two actions could not reach the entropy target of all five, and alpha would grow without bound."""
     wiring, made, sampler = start(typed, "sac", "env=rlrun/Masked-v0")
     replay = wiring.replay(0)
     for _ in range(20):
@@ -299,7 +301,7 @@ def test_every_loss_moves_its_own_net_alone(typed, algo):
 
 @pytest.mark.parametrize("algo", ["sac", "tqc"])
 def test_two_threads_learn_what_one_learns(typed, algo):
-    """To the bit, by twenty updates: critics and policy have nothing to write in common."""
+    """Twenty updates agree to the bit, because critics and policy write to disjoint tensors."""
     one, two = (algorithm(typed, algo) for _ in range(2))
     two.ctx.beside.threads = 2
     for updates in range(20):
@@ -414,7 +416,7 @@ def test_parameter_noise_lasts_an_episode_and_is_kept_at_its_distance(typed):
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3"])
 def test_priorities_of_new_rows_are_their_td_errors(typed, algo):
-    """What acted and what learns agree as long as targets are copies, nothing is smoothed and every action is the policy's own."""
+    """Samplers and learner agree if targets are copies, nothing is smoothed and every action is the policy's own."""
     words = ["algo.n_step=2", "algo.input_priorities=true", "replay=prioritized", "replay.alpha=1", "replay.priority_epsilon=0", "algo.exploration.scale=0"]
     wiring, made, sampler = start(typed, algo, "env=Pendulum-v1", *words, *(["algo.target_noise=0"] if algo == "td3" else []))
     replay = wiring.replay(0)
@@ -449,7 +451,7 @@ def test_reparametrised_draws_have_the_density_that_log_prob_says():
 
 @pytest.mark.parametrize("kind", ["squashed", "beta"])
 def test_reparametrised_gradients_are_those_of_the_mean(kind):
-    """d E[action] / d parameter, by rsample and by differences of means with the same stream."""
+    """Compares d E[action] / d parameter by rsample with differences of means over the same random stream."""
     first = torch.tensor([[0.4]], requires_grad=True)
 
     def mean(x, rng):
@@ -463,7 +465,7 @@ def test_reparametrised_gradients_are_those_of_the_mean(kind):
             numeric = (mean(first + 1e-2, torch.Generator().manual_seed(1)) - mean(first - 1e-2, torch.Generator().manual_seed(1))) / 2e-2
         else:
             a = 1.5 + 0.4
-            numeric = torch.tensor(2 * 2.0 / (a + 2.0) ** 2)  # of 2 a / (a + b) - 1
+            numeric = torch.tensor(2 * 2.0 / (a + 2.0) ** 2)  # derivative of 2 a / (a + b) - 1
     torch.testing.assert_close(first.grad[0, 0], numeric, rtol=0.03, atol=1e-3)
 
 
@@ -502,17 +504,17 @@ def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
         (["algo=sac", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=inf"], "has unbounded actions"),
         (["algo=td3", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=-1.0"], "an action whose lowest value is its highest"),
         (["algo=ddpg", "env=Pendulum-v1", "model=lstm"], "without memory"),
-        (["algo=sac", "env=Pendulum-v1", "model.action_distribution=gaussian"], r"needs squashed_gaussian \(as model=plain has it\) or beta"),
+        (["algo=sac", "env=Pendulum-v1", "model.action_distribution=gaussian"], r"needs squashed_gaussian \(the default of model=plain\) or beta"),
         (["algo=sac", "env=Pendulum-v1", "model=lstm"], "without memory"),
         (["algo=td3", "env=Pendulum-v1", "model.action_distribution=beta"], "says actions, not distributions"),
         (["algo=ddpg", "env=tests/Half-v0"], "has unbounded actions"),
-        (["algo=sac", "env=Pendulum-v1", "algo.input_priorities=true", "replay=prioritized"], "ddpg and td3 can"),
+        (["algo=sac", "env=Pendulum-v1", "algo.input_priorities=true", "replay=prioritized"], "only those of ddpg and td3"),
         (["algo=sac", "env=Pendulum-v1", "algo.initial_alpha=0"], "initial_alpha must be positive"),
         (["algo=td3", "env=Pendulum-v1", "algo.policy_delay=0"], "policy_delay must be at least 1"),
         (["algo=tqc", "env=Pendulum-v1", "algo.dropped_quantiles=25"], "dropped_quantiles 25 must be below num_quantiles 25"),
         (["algo=ddpg", "env=Pendulum-v1", "algo.exploration.std=0"], "std must be positive"),
         (["algo=ddpg", "env=Pendulum-v1", "algo.exploration.theta=2.5"], "theta must be at least 0 and below 2"),
-        (["algo=apex_ddpg", "algo@algo.inner=dqn", "env=CartPole-v1"], "Ape-X DDPG is around ddpg or td3"),
+        (["algo=apex_ddpg", "algo@algo.inner=dqn", "env=CartPole-v1"], "Ape-X DDPG needs ddpg or td3"),
     ],
 )
 def test_what_does_not_fit_is_said(typed, words, said):

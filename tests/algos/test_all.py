@@ -1,4 +1,4 @@
-"""What every algorithm must do, found by the folder listing."""
+"""What every algorithm must do. The algorithms are found by listing the folder."""
 
 import copy
 import dataclasses
@@ -35,14 +35,14 @@ CASES = {
 
 
 def inside(algo, *words):
-    """The command's words; those for the algorithm go to the one inside where there is one. A + keeps a word for the outer one."""
+    """Returns the words, directed to the inner algorithm if there is one. A + keeps a word for the outer one."""
     if inner_algorithm(algo):
         words = [f"algo.inner.{word[5:]}" if word.startswith("algo.") else word for word in words]
     return [word.removeprefix("+") if word.startswith("+algo.") else word for word in words]
 
 
 def recording(algorithm, also):
-    """The same algorithm, with more recorded."""
+    """Returns the same algorithm, which also records the fields `also`."""
 
     class Recording(algorithm):
         @classmethod
@@ -97,7 +97,7 @@ def test_the_same_seed_gives_the_same_weights_and_a_restored_one_the_next_update
     assert same(first, second) and any(not torch.equal(initial[k], v) for k, v in first.state_dict().items())
     _, third, _ = start(typed, algo, *CASES[case], "seed=9")
     assert not same(first, third)
-    third.load_state(copy.deepcopy(first.state()))  # as a file would: no memory shared
+    third.load_state(copy.deepcopy(first.state()))  # a deep copy shares no memory, as with a file
     for made in (first, third):
         made.update(data[2], Clock(200, 2))
     assert same(first, third)
@@ -125,7 +125,8 @@ def test_what_stands_in_dead_rows_changes_nothing(typed, algo, case):
     seen = batch.obs.observation.clone()
     seen[2] += 1.0
     _, other, _ = start(typed, algo, *CASES[case])
-    value = {name: batch[name] + ~valid for name in ("value", "q_max") if name in batch}  # the records that belong to the observation
+    # These records belong to the observation.
+    value = {name: batch[name] + ~valid for name in ("value", "q_max") if name in batch}
     other.update(batch.replace(obs=batch.obs.replace(observation=seen), **value), Clock())
     assert not same(results[0], other), "rows before a dead one bootstrap from its observation"
 
@@ -133,7 +134,7 @@ def test_what_stands_in_dead_rows_changes_nothing(typed, algo, case):
 @pytest.mark.parametrize("algo, env, bar", [*((algo, "rlrun/Identity-v0", 18.0) for algo in DISCRETE),
                                             *((algo, "rlrun/IdentityBox-v0", -3.0) for algo in BOX)])  # fmt: skip
 def test_naming_what_is_seen_is_learnt(typed, tmp_path, algo, env, bar):
-    """Of 20 a random policy gets 5, and about -17 with continuous actions."""
+    """The best return is 20. A random policy gets 5, or about -17 with continuous actions."""
     words = ["resources=debug", "logger=[]", f"env={env}", "env_steps=150000", f"stop.return_mean={bar}", "log_every_sec=0.01"]
     _, job, rows = run_wired(Wired(typed(*small(algo, "quick"), *words)), tmp_path)
     assert next(row["sample/return_mean"] for row in rows if row["sample/return_mean"] is not None) < bar
@@ -141,7 +142,9 @@ def test_naming_what_is_seen_is_learnt(typed, tmp_path, algo, env, bar):
 
 
 def unsaved(x, saved: set[int], path: str = "", seen: set[int] | None = None) -> dict[str, object]:
-    """{path: value} of everything that hangs on x but state() does not save (saved: ids of parameters and buffers)."""
+    """Returns {path: value} of everything reachable from x that state() does not save.
+
+    saved holds the ids of parameters and buffers."""
     seen = set() if seen is None else seen
     if id(x) in saved or id(x) in seen or isinstance(x, Optimizer | torch.Generator | type) or (callable(x) and not isinstance(x, torch.nn.Module)):
         return {}
@@ -171,10 +174,10 @@ def changed_by_an_update(made, batch) -> list[str]:
 
 @pytest.mark.parametrize("algo", ROWS)
 def test_everything_that_changes_is_saved(typed, algo):
-    """Parameters, buffers, Optimizers and Generators only: anything else would be lost in a checkpoint."""
+    """Only parameters, buffers, Optimizers and Generators may change: a checkpoint would lose anything else."""
     wiring, made, sampler = start(typed, algo, f"env={simple(algo)}", *(["model=lstm", "model.memory.size=4"] if algo in MEMORY else []))
     batch = batches(wiring, sampler, 1)[0]
-    made.update(batch, Clock())  # what is made at the first update may stay
+    made.update(batch, Clock())  # What the first update creates is allowed.
     assert changed_by_an_update(made, batch) == []
     update = made.update
     name, net = next(made.policy.named_children())
@@ -191,9 +194,9 @@ def test_everything_that_changes_is_saved(typed, algo):
 @pytest.mark.parametrize("algo", ANY_ACTION)
 @pytest.mark.parametrize("memory", [["model=lstm", "model.memory.size=4"], GTRXL, [*GTRXL, "model.memory.layers=2", "model.memory.length=9"]])
 def test_recurrent_state_is_what_unrolling_reproduces(typed, algo, memory):
-    """What acted row by row, with state carried over fragments, and what learns from whole fragments see the same past."""
+    """Acting row by row, with state carried over fragments, sees the same past as learning from whole fragments."""
     wiring, made, sampler = start(typed, algo, "env=CartPole-v1", *memory, also=("log_prob",))
-    for parameter in made.policy.parameters():  # of a size that makes the past matter
+    for parameter in made.policy.parameters():  # large enough to make the past matter
         torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
     for batch in batches(wiring, sampler, 12):
         dist, _ = made.policy.unroll(batch)[:2]

@@ -1,4 +1,4 @@
-"""IMPACT's surrogate by hand, and its target policy."""
+"""Checks IMPACT's surrogate by hand, and its target policy."""
 
 import math
 
@@ -26,7 +26,8 @@ def outputs(probabilities, values):
 @pytest.mark.parametrize("traced", [True, False])
 def test_loss_by_hand(typed, traced):
     made = wiring(typed, "algo.discount=0.5", "algo.value_coef=0.25", f"algo.vtrace={str(traced).lower()}", "algo.is_clip=1.5").algorithm()
-    worker, target, now = [0.5, 0.9, 0.5], [0.6, 0.3, 0.5, 0.5], [0.75, 0.4, 0.5, 0.5]  # probability of the action taken, 0
+    # probabilities of action 0, which is always taken
+    worker, target, now = [0.5, 0.9, 0.5], [0.6, 0.3, 0.5, 0.5], [0.75, 0.4, 0.5, 0.5]
     old_value, value = [1.0, 2.0, 3.0, 4.0], [1.5, 2.5, 3.5, 4.5]
     made.target.unroll = lambda batch: outputs(target, old_value)
     made.policy.unroll = lambda batch: outputs(now, value)
@@ -42,7 +43,7 @@ def test_loss_by_hand(typed, traced):
         goal[t] = old_value[t] + rho[t] * ([1, 2, 3][t] + 0.5 * old_value[t + 1] - old_value[t]) + 0.5 * rho[t] * (goal[t + 1] - old_value[t + 1])
     advantage = [rho[t] * ([1, 2, 3][t] + 0.5 * goal[t + 1] - old_value[t]) for t in range(3)]
     ratio = [min(w / t, 1.5) * n / w for w, t, n in zip(worker, target, now, strict=False)]
-    assert ratio[1] == pytest.approx(1.5 * 0.4 / 0.9)  # the one whose target has left its worker behind
+    assert ratio[1] == pytest.approx(1.5 * 0.4 / 0.9)  # the row whose worker-to-target ratio is clipped
     policy = -sum(min(r * a, min(max(r, 0.8), 1.2) * a) for r, a in zip(ratio, advantage, strict=True)) / 3
     squares = sum(0.5 * (g - v) ** 2 for g, v in zip(goal, value[:3], strict=False)) / 3
     entropy = sum(-p * math.log(p) - (1 - p) * math.log(1 - p) for p in now[:3]) / 3
@@ -78,7 +79,7 @@ def test_a_target_moves_its_parameters_and_copies_buffers():
 
 @pytest.mark.parametrize("interval, changes", [(1, 4), (2, 2)])
 def test_the_penalty_is_adapted_once_per_target(typed, interval, changes):
-    """Any movement is above this target, so the weight may only grow; judged before its own step it would shrink."""
+    """Any movement exceeds this target, so the weight grows. With the KL from before the step it would shrink."""
     whole = wiring(typed, f"algo.target_update_interval={interval}", "algo.kl_coef=0.2", "algo.kl_target=1e-12", "algo.lr=0.05")
     made, sampler = whole.algorithm(), whole.sampler(0)
     sampler.publish(made.policy, Clock())

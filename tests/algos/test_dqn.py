@@ -1,4 +1,4 @@
-"""DQN's targets by hand, its exploration, and what the distributional algorithms make of the same transitions."""
+"""Checks DQN's targets by hand, its exploration, and the distributional algorithms on the same transitions."""
 
 import copy
 import dataclasses
@@ -56,7 +56,8 @@ def test_targets_by_hand(typed, double, n):
     value = other[torch.arange(3), best]
     power = 0.5**n
     total = sum(0.5**k for k in range(n))
-    expected = torch.stack((total * 1.0 + power * value[0], torch.tensor(2.0), 3.0 + 0.5 * value[2]))  # the dead row's observation
+    # The last one bootstraps from the dead row's observation.
+    expected = torch.stack((total * 1.0 + power * value[0], torch.tensor(2.0), 3.0 + 0.5 * value[2]))
     loss, td_error, _ = made.loss(batch)
     taken = q[torch.arange(3), batch.action[0]]
     torch.testing.assert_close(td_error, (expected - taken).abs())
@@ -104,7 +105,7 @@ def test_the_target_follows_as_it_is_told(typed, algo):
 
 
 def test_priorities_of_new_rows_are_their_td_errors(typed):
-    """What acted and what learns agree as long as target and online net are the same and every action is the best."""
+    """Samplers and learner agree if target and online network are equal and every action is the best one."""
     words = ["algo.n_step=2", "algo.input_priorities=true", "replay=prioritized", "replay.alpha=1", "replay.priority_epsilon=0", "algo.double=false"]
     wiring, made, sampler = start(typed, "dqn", "env=CartPole-v1", *words)
     replay = wiring.replay(0)
@@ -121,7 +122,7 @@ def test_priorities_of_new_rows_are_their_td_errors(typed):
 
 
 def another_target(made):
-    """A target net that prefers other actions than the online net does."""
+    """Gives the target network parameters with which it prefers other actions than the online network."""
     for seed in range(100):
         made.target.load_state_dict(made.policy.state_dict())
         with torch.no_grad():
@@ -186,7 +187,7 @@ def test_a_dueling_head_is_the_value_and_centred_advantages():
     torch.testing.assert_close(scaled, 0.5 * whole)
 
 
-@pytest.mark.parametrize("rows", [3, 40])  # weights are made for many rows only
+@pytest.mark.parametrize("rows", [3, 40])  # Layers build noisy weights for many rows only.
 def test_noise_has_the_papers_size(rows):
     layer = NoisyLinear(16, 8, 0.5)
     assert layer.weight_sigma.unique().item() == layer.bias_sigma.unique().item() == pytest.approx(0.5 / 4)
@@ -200,7 +201,7 @@ def test_noise_has_the_papers_size(rows):
 
 @pytest.mark.parametrize("runner", ["replay", "distributed_replay"])
 def test_priorities_go_back_to_the_replay(typed, tmp_path, runner, monkeypatch):
-    """What updates write is in the replay afterwards."""
+    """The replay contains the priorities that updates write."""
     monkeypatch.setattr(DQN, "update", lambda self, batch, clock: Update({}, {"priority": torch.full(batch.key.shape, 77.0)}))
     apart = runner == "distributed_replay"
     words = ["algo=apex" if apart else "algo=dqn", "env=CartPole-v1", "logger=[]", "replay=prioritized", "env_steps=400", "replay.alpha=1",
@@ -236,7 +237,7 @@ def test_quantiles_of_a_certain_return_come_together(typed):
         torch.testing.assert_close(quantile, torch.tensor([1.0, 2.0, 3.0])[:, None].expand_as(quantile), atol=0.15, rtol=0)
 
 
-# -- acting --------------------------------------------------------------------------------------------------------------------------------
+# -- acting ----------------------------------------------------------------------------------------------------
 
 
 def acting(typed, *words, columns=2000, place=None, observation=None):
@@ -269,7 +270,8 @@ def test_epsilons_of_columns_are_spaced_in_logarithm(typed):
     made, _, _ = acting(typed, "algo.exploration.epsilon=0.4", f"algo.exploration.epsilon_min={0.4**8}")
     place = torch.arange(8) / 7
     epsilon = made.epsilon(Batch(place=place), Clock())
-    torch.testing.assert_close(epsilon, torch.tensor([0.4 ** (1 + 7 * i / 7) for i in range(8)]))  # Ape-X: eps^(1 + alpha i / (N - 1)), alpha 7
+    # Ape-X: eps^(1 + alpha i / (N - 1)) with alpha 7
+    torch.testing.assert_close(epsilon, torch.tensor([0.4 ** (1 + 7 * i / 7) for i in range(8)]))
 
 
 def test_every_sampler_knows_where_its_columns_stand(typed):
@@ -304,7 +306,7 @@ def test_parameter_noise_lasts_an_episode_and_adapts(typed):
     torch.testing.assert_close(later["deviation"], torch.where(distance < near, 0.5 * 1.01, 0.5 / 1.01))
     assert (later["rows"] == 1).all() and not torch.equal(later["noise"], again["noise"])
     assert all(torch.equal(a, b) for a, b in zip(plain, made.parameters(), strict=True))
-    # the disturbed network is the network with noise added
+    # The perturbed network is the network with noise added.
     copied = copy.deepcopy(made)
     torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(copied.parameters()) + first["noise"][1] * 0.5, copied.parameters())
     with torch.no_grad():
@@ -339,7 +341,7 @@ def test_illegal_actions_are_never_chosen(typed, kind):
             assert mask[torch.arange(rows), action].all()
 
 
-# -- slips ---------------------------------------------------------------------------------------------------------------------------------
+# -- user errors ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words, said", [
@@ -369,10 +371,10 @@ def test_what_cannot_work_gets_a_sentence(typed, words, said):
 
 
 @pytest.mark.parametrize("words, widths", [
-    ([], [3200, 256, 6]),  # hidden in place of the encoder's last layer
+    ([], [3200, 256, 6]),  # hidden layers replace the encoder's last layer
     (["algo.head.encoder_layer=true"], [256, 256, 6]),
     (["algo.head.encoder_layer=true", "algo.head.hidden=[512]"], [256, 512, 6]),
-    (["algo=r2d2", "model.memory.size=16", "algo.head.encoder_layer=true"], [16, 6]),  # memory stands between them
+    (["algo=r2d2", "model.memory.size=16", "algo.head.encoder_layer=true"], [16, 6]),  # with a memory in between
 ])  # fmt: skip
 def test_the_head_stands_on_what_its_options_say(typed, words, widths):
     pytest.importorskip("ale_py")

@@ -1,4 +1,4 @@
-"""ES and ARS: ranks, gradients and steps worked out beside theirs; what is perturbed, and by what."""
+"""Checks ES and ARS: ranks, gradients and steps by hand, and which perturbations are made."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_centered_ranks():
 
 @pytest.mark.parametrize("mode, weight", [("centered_rank", [-0.8, 0.4, -0.2]), ("sign", [-39.0, 20.0, -10.0]), ("centered_sign_rank", [-0.8, 0.4, -0.2])])
 def test_es_by_hand(typed, mode, weight):
-    """Plain gradient steps make the gradient visible."""
+    """Plain gradient steps (SGD) make the gradient visible in the parameters."""
     made = algorithm(typed, "es", f"algo.return_processing={mode}", "algo.l2=0.1", "algo.lr=0.5", "algo.optimizer.kind=sgd")
     assert made.needs(made.cfg).population.reward_signs == (mode != "centered_rank")
     fitness = [[1.0, 40.0], [50.0, 30.0], [10.0, 20.0]]  # ranks 0 4 5 3 1 2 of 5
@@ -57,14 +57,14 @@ def test_ars_by_hand(typed, used):
     made = algorithm(typed, "ars", "algo.num_rollouts=3", f"algo.rollouts_used={used}", "algo.lr=0.5")
     fitness = np.array([[1.0, 40.0], [50.0, 30.0], [10.0, 20.0]])
     before, size = made.policy.vector().detach(), made.policy.size
-    chosen = [1, 0, 2][:used]  # by the better of the two
+    chosen = [1, 0, 2][:used]  # ordered by the better return of each pair
     step = sum((fitness[i, 0] - fitness[i, 1]) * made.noise.numbers[[7, 0, 300][i] :][:size] for i in chosen) / (used * fitness[chosen].std())
     made.update(results(fitness.tolist(), [7, 0, 300]), Clock())
     torch.testing.assert_close(made.policy.vector().detach(), before + 0.5 * step.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_noise_is_weighed_a_part_at_a_time(typed, monkeypatch):
-    """Perturbations of a convolutional policy together would fill gigabytes."""
+    """All perturbed parameters of a convolutional policy at once would need gigabytes."""
     made = algorithm(typed, "es")
     weight, offset = torch.randn(9), torch.arange(9) * 11
     whole = evolution.weighed_noise(made.noise, made.policy.size, weight, offset)
@@ -112,7 +112,8 @@ def test_every_column_acts_with_its_own_parameters(typed, env, words):
                 torch.nn.utils.vector_to_parameters(parameters[b], policy.net.parameters())
                 alone.append(policy.greedy(obs[b : b + 1], first[b : b + 1], Batch())[0][0])
             torch.testing.assert_close(together, torch.stack(alone), atol=1e-5, rtol=1e-5)
-            parameters[1] = center + torch.randn(len(center), generator=generator)  # in place, as when a column begins an episode
+            # The change is in place, as when a column begins an episode.
+            parameters[1] = center + torch.randn(len(center), generator=generator)
 
 
 def test_linear_policies_begin_at_zero(typed):

@@ -1,4 +1,4 @@
-"""ICM: rewards and losses by hand, what the inner algorithm is given, which parameters each loss reaches."""
+"""Checks ICM: rewards and losses by hand, the inner algorithm's input, and which parameters each loss reaches."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ def wired(typed, *words):
 
 
 def by_hand(made, batch: Batch, t: int, b: int) -> tuple[float, float]:
-    """(half the squared error of the next features, -log probability of the action), one row at a time."""
+    """Returns half the squared error of the next features and -log p(action), computed one row at a time."""
     phi, after = (made.model.features[1](batch.obs.observation[row, b]) for row in (t, t + 1))
     action = batch.action[t, b]
     predicted = made.model.forward_net(torch.cat([phi, torch.eye(4)[action]]))
@@ -46,7 +46,7 @@ def test_losses_of_every_row_are_those_of_the_paper(typed):
 
 
 def test_the_inner_algorithm_learns_from_both_rewards(typed):
-    """The environment's, bounded by the inner reward_clip, and eta / 2 times the squared error before the nets have learnt."""
+    """They are the environment's, bounded by reward_clip, plus eta / 2 times the squared error before learning."""
     made, batch = wired(typed, "algo.eta=[[0,3.0],[100,1.0]]", "algo.inner.reward_clip=0.5")
     valid = batch.valid.clone()
     valid[2, 0] = False
@@ -105,7 +105,7 @@ def test_sentences(typed):
 
 
 def test_around_an_algorithm_with_a_replay(typed):
-    """Fragments are whole, begin with a live row, and samplers' priorities, which know no intrinsic reward, are refused."""
+    """Fragments are whole and begin with a live row. Samplers' priorities lack intrinsic rewards and are refused."""
     words = ["algo=icm", "algo@algo.inner=dqn", "env=CartPole-v1", "env.max_episode_steps=5", "resources=debug", "logger=[]", "replay=prioritized",
              "algo.inner.learning_starts=30", "algo.inner.n_step=3", "algo.inner.batch_size=32"]  # fmt: skip
     with pytest.raises(UserError, match="samplers know no intrinsic reward"):

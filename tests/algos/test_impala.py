@@ -1,4 +1,4 @@
-"""IMPALA's loss on three rows by hand, and where its gradient goes."""
+"""Checks IMPALA's loss on three rows by hand, and which parameters its gradient reaches."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_loss_by_hand(typed):
     probabilities, values = [0.8, 0.4, 0.5, 0.5], [1.0, 2.0, 3.0, 4.0]
     with_outputs(made, probabilities, values)
     policy_loss, value_loss, metrics = made.loss(three_rows(), 0.1)
-    pi = [0.8, 0.6, 0.5]  # of the actions taken; mu = 0.5
+    pi = [0.8, 0.6, 0.5]  # pi of the actions taken; mu is 0.5
     rho = [min(1.0, p / 0.5) for p in pi]
     target = [0.0, 0.0, 0.0, 4.0]
     for t in (2, 1, 0):

@@ -1,4 +1,4 @@
-"""Actions whose meaning is part of what is seen."""
+"""Checks environments whose observations describe the actions."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def observed(columns: int, generator: torch.Generator) -> Batch:
 @pytest.mark.parametrize("algo", WHICH)
 def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo):
     made = Wired(typed(f"algo={algo}", *ENV, *SMALL, *WHICH[algo])).algorithm().policy
-    for parameter in made.parameters():  # a head's small gain would make everything equal
+    for parameter in made.parameters():  # A head's small initial gain would make all values equal.
         torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
     obs = observed(50, torch.Generator().manual_seed(0))
     order = torch.randperm(10, generator=torch.Generator().manual_seed(1))

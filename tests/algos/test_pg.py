@@ -1,4 +1,4 @@
-"""REINFORCE by hand: log-probabilities weighted by what was earned from there on."""
+"""Checks REINFORCE by hand: log-probabilities are weighted by the return from there on."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""PPO's losses by hand, its passes, and its KL penalty."""
+"""Checks PPO's losses by hand, its passes, and its KL penalty."""
 
 import math
 
@@ -42,8 +42,9 @@ def test_losses_by_hand(typed):
     made = algorithm(typed, "algo.normalize_advantage=none", "algo.value_coef=0.25")
     with_outputs(made, [0.8, 0.2, 0.5], [1.5, 2.0, 1.0])
     loss, metrics = made.loss(rows(), 0.2, 0.1)
-    ratio = [1.6, 1.6, 1.0]  # of the actions taken
-    policy = -(min(1.6 * 1, 1.2 * 1) + min(1.6 * -1, 1.2 * -1) + 2.0) / 3  # a bad action that became likelier is not clipped
+    ratio = [1.6, 1.6, 1.0]  # ratios of the actions taken
+    # A bad action that became likelier is not clipped.
+    policy = -(min(1.6 * 1, 1.2 * 1) + min(1.6 * -1, 1.2 * -1) + 2.0) / 3
     value = 0.5 * (0.25 + 0.0 + 1.0) / 3
     entropy = sum(-p * math.log(p) - (1 - p) * math.log(1 - p) for p in (0.8, 0.2, 0.5)) / 3
     assert metrics["policy_loss"].item() == pytest.approx(policy, rel=1e-5)
@@ -101,7 +102,7 @@ def collected(typed, *words):
 
 
 def test_the_penalty_is_adapted_by_how_far_the_whole_update_moved(typed):
-    """With one pass of one minibatch every KL before a step is 0."""
+    """With one pass over one minibatch, every KL measured before a step would be 0."""
     words = ("algo.num_epochs=1", "algo.minibatch_size=20", "algo.kl_coef=0.2", "algo.lr=0.05", "algo.kl_target=1e-9")
     made, batch = collected(typed, *words)
     old = made.policy.unroll(batch)[0][:-1]
@@ -160,7 +161,9 @@ def test_sequences_cut_columns_and_keep_their_state():
 
 
 def test_normalized_values_are_trained_in_their_own_units_and_read_in_those_of_returns(typed):
-    """With lr 0: the same first advantages as without, errors in deviations of the return, and the head's correction leaves what values stand for."""
+    """With lr 0, the first advantages are the same as without, and errors are in standard deviations of the return.
+
+    The correction of the head leaves the values unchanged in units of returns."""
     plain, batch = collected(typed, "algo.lr=0", "algo.num_epochs=1")
     scaled, same = collected(typed, "algo.lr=0", "algo.num_epochs=1", "algo.normalize_value=true")
     torch.testing.assert_close(batch.value, same.value)
@@ -179,7 +182,8 @@ def test_normalized_values_are_trained_in_their_own_units_and_read_in_those_of_r
 
 
 def test_lr_follows_the_kl_within_its_bounds(typed):
-    made, batch = collected(typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3", "algo.num_epochs=1", "algo.lr_kl_bounds=[1e-6, 2e-5]")  # KL is always far below
+    # The KL is always far below this target.
+    made, batch = collected(typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3", "algo.num_epochs=1", "algo.lr_kl_bounds=[1e-6, 2e-5]")
     assert float(made.update(batch, Clock()).metrics["lr"]) == pytest.approx((1e-5 + 1.5e-5) / 2)
     assert float(made.update(batch, Clock()).metrics["lr"]) == pytest.approx(2e-5)
     fresh = algorithm(typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3")

@@ -1,4 +1,4 @@
-"""PQN's targets by the definition of Q(lambda)."""
+"""Checks PQN's targets by the definition of Q(lambda)."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_targets_are_mixtures_of_what_follows(typed, lambda_):
         value = torch.cat([q_max, end])
         got = made.target(batch)
     for b in range(4):
-        following = value[6, b]  # G of the row behind; a dead row's is the value of its observation
+        following = value[6, b]  # G of the next row; for a dead row it is the value of its observation
         for t in range(5, -1, -1):
             if not valid[t, b]:
                 following = value[t, b]

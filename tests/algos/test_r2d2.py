@@ -1,4 +1,4 @@
-"""R2D2's targets by hand, and stored state against what acted."""
+"""Checks R2D2's targets by hand, and unrolling from stored state against the values recorded while acting."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ WORDS = ["algo.num_envs=2", "algo.learning_starts=40", "replay.capacity=600", "a
 
 
 def test_sequences_from_stored_state_reproduce_what_acted(typed):
-    """Whatever the burn-in, over ends of episodes, with a network whose past matters."""
+    """This holds for any burn-in and across ends of episodes, with a network whose past matters."""
     for burn_in in (0, 7):
         words = [*WORDS, f"algo.burn_in={burn_in}", "algo.sequence_length=8", "algo.input_priorities=true", "algo.exploration.epsilon=0.5"]
         wiring, made, sampler = start(typed, "r2d2", "env=CartPole-v1", *words)
@@ -48,12 +48,13 @@ def test_targets_and_priorities_by_hand(typed, n):
     batch = Batch(action=column(0, 1, 1), reward=column(1.0, 2.0, 4.0), terminated=column(False, False, False), valid=column(True, True, True),
                   weight=torch.tensor([0.5]), is_first=column(False, False, False, False))  # fmt: skip
     h, inverse = signed_hyperbolic, signed_parabolic
-    # the online net chooses 0, 0, 1 at rows 1, 2, 3; the target net says 1, 2, 3
+    # The online network chooses 0, 0, 1 at rows 1, 2, 3, for which the target network's values are 1, 2, 3.
     v = [inverse(torch.tensor(x)) for x in (1.0, 2.0, 3.0)]
     if n == 1:
         target = [h(1 + 0.5 * v[0]), h(2 + 0.5 * v[1]), h(4 + 0.5 * v[2])]
     else:
-        target = [h(1 + 0.5 * 2 + 0.25 * v[1]), h(2 + 0.5 * 4 + 0.25 * v[2]), h(4 + 0.5 * v[2])]  # the last one reaches the sequence's end
+        # The last return stops at the sequence's end.
+        target = [h(1 + 0.5 * 2 + 0.25 * v[1]), h(2 + 0.5 * 4 + 0.25 * v[2]), h(4 + 0.5 * v[2])]
     error = torch.stack(target) - torch.tensor([1.0, 0.0, 0.0])
     loss, priority, _ = made.loss(batch)
     assert loss.item() == pytest.approx(float(0.5 * (0.5 * error**2).mean()), rel=1e-4)
