@@ -160,7 +160,7 @@ class Algorithm(nn.Module):
     samplers."""
 
     policy: Policy
-    # update() calls ctx.beside, which makes better use of two threads than one op does
+    # update() calls ctx.beside. A second thread is better spent on that than on each operation by itself.
     side_by_side: ClassVar[bool] = False
     knows_first_priority: ClassVar[bool] = False  # first_priority() is implemented and needs only what samplers record
     reward_scale: RunningMoments | None  # set by algorithms that normalise rewards; needs() then sets return_discount
