@@ -1,5 +1,4 @@
-"""Algorithm: the base class that every file of rlrun/algos subclasses, next to a frozen dataclass `Config` of its
-options."""
+"""Algorithm: the base class of what the files of rlrun/algos hold, each with a frozen dataclass `Config` of options."""
 
 from __future__ import annotations
 
@@ -128,12 +127,11 @@ class LearnerContext(NamedTuple):
         return self.ranks.world
 
     def randn(self, shape: Sequence[int], rng: torch.Generator | None = None) -> Tensor:
-        """This learner's part, of this shape, of standard normal numbers. Every learner draws the numbers of all."""
+        """This learner's part, of this shape, of standard normal numbers. Every learner draws those of all."""
         return torch.randn(self.ranks.world, *shape, generator=rng or self.rng, device=self.device)[self.ranks.rank]
 
     def rand(self, shape: Sequence[int], rng: torch.Generator | None = None) -> Tensor:
-        """This learner's part, of this shape, of uniform numbers from [0, 1). Every learner draws the numbers of
-        all."""
+        """This learner's part, of this shape, of uniform numbers in [0, 1). Every learner draws those of all."""
         return torch.rand(self.ranks.world, *shape, generator=rng or self.rng, device=self.device)[self.ranks.rank]
 
     def rsample(self, dist: Any, rng: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
@@ -162,7 +160,7 @@ class Algorithm(nn.Module):
     samplers."""
 
     policy: Policy
-    # update() calls ctx.beside, which makes better use of two threads than one op does
+    # update() calls ctx.beside. A second thread is better spent on that than on each operation by itself.
     side_by_side: ClassVar[bool] = False
     knows_first_priority: ClassVar[bool] = False  # first_priority() is implemented and needs only what samplers record
     reward_scale: RunningMoments | None  # set by algorithms that normalise rewards; needs() then sets return_discount

@@ -95,8 +95,7 @@ class Batch(Mapping[str, "Tensor | Batch"]):
             mine.copy_(theirs)
 
     def columns(self, index) -> Batch:
-        """These columns (dimension 1) of every field. A slice gives views; a tensor of column numbers [N] gives
-        copies."""
+        """These columns (dimension 1) of every field: views for a slice, copies for a tensor of column numbers [N]."""
         if isinstance(index, slice):
             return self.map(lambda value: value[:, index])
 
@@ -131,11 +130,10 @@ class Batch(Mapping[str, "Tensor | Batch"]):
 
     def ends(self) -> Batch:
         """A fragment's first row and its end, leaves [2, B, ...] of obs and is_first. The end is the first dead row, or
-        row T if all rows are live. A batch from which replay has already left out the other rows is returned as it
-        is."""
+        row T if all rows are live. If replay has already left out the other rows, the result is the same rows."""
         rows, columns = self["valid"].shape
         kept = Batch(obs=self["obs"], is_first=self["is_first"])
-        if rows == 1 or len(self["is_first"]) != rows + 1:  # row 0 is live
+        if rows == 1 or len(self["is_first"]) != rows + 1:  # a single row is live
             return kept
         over = ~self["valid"]  # type: ignore[operator]
         end = torch.where(over.any(0), over.long().argmax(0), rows)
@@ -177,8 +175,7 @@ def at(tree: Tensor | Batch, path: tuple[str, ...]) -> Tensor:
 
 
 def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
-    """Puts fragments side by side: [T, B1], [T, B2] ... -> [T, B1 + B2 + ...], in the memory of `out` if it is
-    given."""
+    """Puts fragments side by side: [T, B1], [T, B2] ... -> [T, B1 + B2 + ...], in the memory of `out` if given."""
     if out is None:
         if len(batches) == 1:
             return batches[0]

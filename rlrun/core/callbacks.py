@@ -26,8 +26,7 @@ class Callback:
         numeric entries of its info."""
 
     def on_log(self, row: dict[str, Any]) -> None:
-        """Called before a row is written to progress.jsonl, TensorBoard and MLflow. Numbers added to it are logged
-        too."""
+        """Called before a row goes to progress.jsonl, TensorBoard and MLflow. Numbers added to it are logged too."""
 
     def on_evaluate(self, clock: Clock, returns: Sequence[float]) -> None:
         """Called after an evaluation."""
@@ -36,5 +35,4 @@ class Callback:
         """Called after a checkpoint was written to this directory."""
 
     def on_end(self, status: str) -> None:
-        """Called once when the runner is done, with COMPLETED, STOPPED or INTERRUPTED. It is not called after a
-        failure."""
+        """Called once when the runner is done, with COMPLETED, STOPPED or INTERRUPTED, but not after a failure."""

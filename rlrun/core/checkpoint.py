@@ -1,7 +1,8 @@
 """Checkpoints: directories with tensors, JSON and a sha256 manifest. They are written under a temporary name, fsynced
 and renamed.
 
-    checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  [replay.pt  replay-0.bin ...  replay-1.pt ...]  run.json  manifest.json
+    checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  run.json  manifest.json
+                                 [replay.pt  replay-0.bin ...  replay-1.pt ...]
     checkpoints/best.json        the name of the best one
 
 They contain no pickled code: torch.load(weights_only=True) is the only loader. A damaged file is reported by name; a

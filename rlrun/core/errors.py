@@ -9,8 +9,8 @@ class UserError(Exception):
 
 
 class RunFailed(Exception):
-    """The run failed although its input was right, as when a sampler is killed. The command prints it and exits with
-    1."""
+    """The run failed although its input was right, as when a sampler is killed or an environment crashes. The command
+    prints the sentence and exits with 1."""
 
 
 class EnvError(Exception):

@@ -1,5 +1,4 @@
-"""Communication between the learners of one run: reports on new fragments, the saving of rows, and the end of the
-run."""
+"""Communication between the learners of one run: reports on new fragments, saving of rows, and the end of the run."""
 
 from __future__ import annotations
 

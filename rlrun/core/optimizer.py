@@ -151,8 +151,7 @@ class Optimizer:
 
     @torch.no_grad()
     def _apply_deferred(self, gradient: Tensor, lr: Tensor | float) -> dict[str, Tensor | float]:
-        """Does what apply() does without reading anything back: the device undoes the step if the gradient is not
-        finite."""
+        """apply() without reading anything back: the device undoes the step if the gradient is not finite."""
         norm = torch.linalg.vector_norm(gradient)
         failed = ~norm.isfinite()
         if self.max_grad_norm > 0:
@@ -165,8 +164,7 @@ class Optimizer:
             place, before = self.stepped.data, self.stepped.data.clone()
             kept = [(statistic, statistic.clone()) for statistic in state.values()]
             for group in self.inner.param_groups:
-                # A recording would fix this number. The steps of these kinds are proportional to it, so lr is applied
-                # below.
+                # A recording fixes this number. Steps of these kinds are proportional to it, so lr is applied below.
                 group["lr"] = 1.0
             self.inner.step()
             place.copy_(torch.where(failed, before, torch.lerp(before, place, lr)))
@@ -194,8 +192,7 @@ class Optimizer:
             self.lr_scale = min(max(base * self.lr_scale * factor, bounds[0]), bounds[1]) / base
 
     def _step(self) -> None:
-        """Steps without a lock, although several processes may step the same parameters: Hogwild (Recht et al.
-        2011)."""
+        """Steps without a lock even if several processes step the same parameters: Hogwild (Recht et al. 2011)."""
         gradient = self.stepped.grad = self.whole.grad
         assert gradient is not None
         state = self.inner.state.get(self.stepped)
@@ -213,8 +210,7 @@ class Optimizer:
 
     @torch.no_grad()
     def share(self) -> SharedState:
-        """Moves the statistics into shared memory and returns them with the parameters, which must already be
-        shared."""
+        """Moves the statistics into shared memory and returns them with the parameters, which must be there already."""
         self._begin()
         for statistic in self.inner.state[self.whole].values():
             statistic.share_memory_()
@@ -233,8 +229,7 @@ class Optimizer:
             statistic.zero_()
 
     def attach(self, shared: SharedState) -> None:
-        """Makes steps change another process's shared parameters from now on, and leave the parameters here as they
-        are."""
+        """Makes steps change another process's shared parameters from now on, and not the parameters here."""
         self.stepped = nn.Parameter(shared.numbers)
         self.inner = self._inner(self.stepped)
         self.inner.state[self.stepped] = shared.statistics

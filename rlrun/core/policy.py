@@ -41,7 +41,7 @@ class Policy(nn.Module):
         raise NotImplementedError
 
     def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
-        """obs leaves [B, ...], is_first [B] -> Act with the outputs named in `record`. It resets the state where
+        """obs leaves [B, ...], is_first [B] -> Act with the outputs named in `record`. The state is reset where
         is_first."""
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""Named ranges of options, for use in types: `discount: Annotated[float, Share]`, `every: Annotated[int, Count] | None`.
+"""Named ranges of options for use in types: `discount: Annotated[float, Share]`, `every: Annotated[int, Count] | None`.
 
 config/types.py checks ranges wherever they occur in a type, and its message names the option. A Schedule is within a
 range if all of its values are. Checks that involve several options are in `__post_init__` instead. A config that is

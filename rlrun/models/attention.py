@@ -12,8 +12,7 @@ BIAS = 2.0  # initial bias of the update gate, with which a new layer passes its
 
 
 class Gate(nn.Module):
-    """GRU-type gating of a layer's input x and output y (section 3.2, equations of "Gated-Recurrent-Unit-type
-    gating")."""
+    """GRU-type gating of a layer's input x and output y (section 3.2, "Gated-Recurrent-Unit-type gating")."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -30,8 +29,7 @@ class Gate(nn.Module):
 
 
 class Layer(nn.Module):
-    """Layer norm, relative multi-head attention, gate; layer norm, feed-forward, gate (the paper's GTrXL, figure 1
-    right)."""
+    """Layer norm, relative multi-head attention, gate, layer norm, feed-forward, gate (GTrXL in figure 1, right)."""
 
     def __init__(self, size: int, heads: int, length: int):
         super().__init__()

@@ -19,8 +19,7 @@ from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, Space, leaves
 # relu overwrites the output of the layer before it, which no gradient needs.
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": lambda: nn.ReLU(inplace=True), "elu": nn.ELU, "silu": nn.SiLU}
 # Rows of images that go through the convolutions together on a CPU. 64 rows of float 84x84x4 and their activations stay
-# in a last-level cache; 336 rows at once cost 1.3x as much per row on a 2.4 GHz Zen 3 core. On a GPU all rows go at
-# once.
+# in a last-level cache; 336 rows at once cost 1.3x as much per row on a 2.4 GHz Zen 3 core. A GPU takes all at once.
 CHUNK_ROWS = 64
 
 
@@ -34,8 +33,8 @@ class NetConfig:
 
 
 def mlp(sizes: tuple[int, ...], activation: str, layer_norm: bool = False) -> nn.Sequential:
-    """Linear layers with an activation after each. With layer_norm, layer normalisation (Ba et al. 2016) comes in
-    between."""
+    """Linear layers with an activation after each, and with layer normalisation (Ba et al. 2016) in between if
+    asked."""
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), *([nn.LayerNorm(after)] if layer_norm else []), ACTIVATIONS[activation]()]

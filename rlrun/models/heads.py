@@ -136,8 +136,7 @@ class AutoregressiveHead(ActionHead):
         return Autoregressive(self, features)
 
     def part(self, index: int, features: Tensor, before: list[Tensor]) -> Distribution:
-        """The distribution [...] of this part, given features [..., F] and the parts before it, flattened [...,
-        D_i]."""
+        """The distribution of this part, given features [..., F] and the parts before it, flattened [..., D_i]."""
         return self.heads[index](self.mixers[index](torch.cat([features, *before], -1)), None)
 
     def flat(self, index: int, chosen: Tensor | Batch) -> Tensor:

@@ -237,7 +237,7 @@ class Model:
                 )
             # The head then makes E numbers, whose inner product with an action's embedding is that action's value.
             actions = embedding_of(spec, self.cfg.action_embedding)[1]
-        precision = self.precision if image else "fp32"  # only the layers behind convolutions are wide enough for bf16
+        precision = self.precision if image else "fp32"  # layers behind convolutions are as wide as those make them
         return QHead(trunk.features, actions, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear, self.cfg.layer_norm, precision)
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:

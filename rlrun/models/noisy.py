@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Up to this many rows, two products are quicker than making the noisy weights first. On one core of a CPU they take 1/6
-# of
-# the time for 1 row, and the same time for 32 rows.
+# Up to this many rows, two products are used instead of making the noisy weights first. On one core of a CPU, two
+# products take 1/6 of the time for 1 row, and the same time for 32 rows.
 FEW_ROWS = 16
 
 

@@ -31,8 +31,8 @@ class Memory(nn.Module):
         return {name: Field((self.size,), torch.float32) for name in names}
 
     def forward(self, x: Tensor, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
-        """x [T, B, F], is_first [T, B], state before row 0 (leaves [B, H]) -> features [T, B, H], state after row
-        T-1."""
+        """x [T, B, F], is_first [T, B], state before row 0 with leaves [B, H] -> features [T, B, H] and the state after
+        row T-1."""
         keep = (~is_first).to(x.dtype).unsqueeze(-1)  # [T, B, 1]
         return self._row_by_row(x, keep, state) if self.fixed_kernels else self._by_stretches(x, is_first, keep, state)
 

@@ -40,8 +40,8 @@ class Regression(Algorithm):
 
 
 class Dataset:
-    """Draws fragments [4, 10] one after the other from fixed rows, of which every fifth is dead. It stands in for a sampler,
-    and checkpoints hold its place in the data."""
+    """Draws fragments [4, 10] one after the other from fixed rows, of which every fifth is dead. It stands in for a
+    sampler, and checkpoints hold its place in the data."""
 
     def __init__(self):
         rng = torch.Generator().manual_seed(0)

@@ -1,5 +1,4 @@
-"""A user's own package (tests/example) is used by config alone, as a user runs it: from its folder, in new
-processes."""
+"""A user's own package (tests/example) is used by config alone, as users do: from its folder, in new processes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Running moments are merged exactly whoever collected them, belong to the policy, and are never ahead of the
+"""Running moments are merged exactly whoever collected them, are part of the policy, and never run ahead of
 samplers."""
 
 import dataclasses
