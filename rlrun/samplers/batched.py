@@ -125,7 +125,7 @@ class BatchedSampler(ProcessSampler):
             for i, worker in enumerate(started) for g in range(GROUPS) for index in (i * GROUPS + g,)
         }  # fmt: skip
 
-    # -- the learner's side --------------------------------------------------------------------------------------------------------------
+    # -- the learner's side ------------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> int:
@@ -171,7 +171,7 @@ class BatchedSampler(ProcessSampler):
             self.thread.join(10)
         super().close()
 
-    # -- the inference thread ------------------------------------------------------------------------------------------------------------
+    # -- the inference thread ----------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         try:

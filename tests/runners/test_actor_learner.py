@@ -121,7 +121,7 @@ def test_a_sampler_that_dies_during_an_evaluation_is_noticed_then(typed, tmp_pat
         for _ in range(100):  # an evaluation of 10 s
             assert not stop()
             time.sleep(0.1)
-        raise AssertionError("nobody noticed")
+        raise AssertionError("the death was not noticed")
 
     with pytest.raises(RunFailed, match=r"sampler-\d was killed by SIGKILL"):
         run_wired(wiring, tmp_path, evaluate)

@@ -1,5 +1,5 @@
-"""Samplers, shards and learner as processes: rows arrive complete, priorities return to the shard that drew the rows, and
-a run does not wait for dead processes."""
+"""Samplers, shards and learner as processes: rows arrive complete, priorities return to the shard that drew the rows,
+and a run does not wait for dead processes."""
 
 import json
 import os

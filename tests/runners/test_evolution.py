@@ -108,7 +108,8 @@ def test_the_same_seed_is_the_same_run(typed, tmp_path, algo):
 
 
 def test_what_an_unfinished_update_played_does_not_count(typed, tmp_path):
-    """A run that ends during an update does not count its episodes, because a resume would play and count them again."""
+    """A run ends after a complete update or in the state before it. A resume plays the episodes of an unfinished update
+    again, so they would count twice."""
     words = ["env=rlrun/Counting-v0", "++env.kwargs.length=5", "algo.num_rollouts=40", "algo.rollouts_used=40", "algo.eval_share=1", "log_every_sec=0.001"]
     few = ["resources.inference=local", "resources.num_samplers=1", "resources.envs_per_sampler=2", "model=plain", *TINY]
     _, job, rows = run_wired(wiring(typed, *few, *words, "env_steps=1"), tmp_path)

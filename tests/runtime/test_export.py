@@ -1,5 +1,5 @@
-"""Exported policies act like the run's own: in whole games, for any batch size, and with memory, filters, noise and every
-kind of action."""
+"""Exported policies act like the run's own: in whole games, for any batch size, and with memory, filters, noise and
+every kind of action."""
 
 import json
 from pathlib import Path

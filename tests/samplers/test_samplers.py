@@ -119,8 +119,8 @@ def test_a_failing_env_ends_the_run_naming_the_worker(typed, kind, fault, said):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_episodes_fill_a_fragment(typed, kind):
-    """Every column begins with a new episode and ends with the end of one, after fragment_length rows or more, and no row
-    that counts is lost."""
+    """Every column begins with a new episode and ends with the end of one, after fragment_length rows or more, and no
+    row that was played is lost."""
     words = ["algo=pg", "env=CartPole-v1", "logger=[]", "algo.fragment_length=40", "algo.batch_size=160", "resources.device=cpu",
              "resources.envs_per_sampler=2", "runner.complete_episodes=true", "env.max_episode_steps=60"]  # fmt: skip
     wiring = Wired(typed(*words, *KINDS[kind]))
