@@ -26,7 +26,8 @@ from rlrun.dataflow.workers import READY, START_SEC, Workers
 
 SAVE_SEC = 900.0  # the longest time that a learner may take to write its replay
 LARGE = 2**15  # tensors with at least this many numbers are gradients and not counts
-# The timeout of all ranks but 0, because rank 0 may evaluate and save for long. If it ends, its connections break anyway.
+# The timeout of all ranks but 0, because rank 0 may evaluate and save for as long as it takes. If it ends, its
+# connections break anyway.
 FOREVER = timedelta(days=7)
 
 

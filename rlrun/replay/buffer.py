@@ -83,7 +83,7 @@ class Replay:
         self.largest_weight = 1.0  # largest P^-beta in the last batch, by which its weights were divided
         self.largest = 1.0  # largest priority ** alpha so far, which new rows get
 
-    # -- adding --------------------------------------------------------------------------------------------------------------------------
+    # -- adding ------------------------------------------------------------------------------------------------------
 
     def add(self, fragment: Fragment) -> None:
         """Copies a fragment [T, B] into the ring.
@@ -210,7 +210,7 @@ class Replay:
         """Returns the number of stored rows, including dead ones."""
         return int(np.minimum(self.head, self.length - 1).sum()) * self.layout.block
 
-    # -- drawing -------------------------------------------------------------------------------------------------------------------------
+    # -- drawing -----------------------------------------------------------------------------------------------------
 
     def sample(self, count: int, clock: Clock) -> Batch:
         """Draws `count` fragments [T, count].
@@ -320,7 +320,7 @@ class Replay:
             spot = (row + every * np.arange(count)[:, None]) % self.length // every  # [R, N]
             put(self.core if name == "core" else self.tree[name], torch.from_numpy(column * (self.length // every) + spot), values)
 
-    # -- saving --------------------------------------------------------------------------------------------------------------------------
+    # -- saving ------------------------------------------------------------------------------------------------------
 
     @property
     def saved(self) -> bool:
@@ -392,7 +392,7 @@ class Replay:
             for column in range(block * self.layout.block, (block + 1) * self.layout.block):
                 yield column, np.arange(low, high, self.layout.starts_every)
 
-    # -- for tests and debugging ---------------------------------------------------------------------------------------------------------
+    # -- for tests and debugging -------------------------------------------------------------------------------------
 
     def check_valid(self) -> None:
         """Raises AssertionError unless exactly the complete live starts can be drawn, and every node of the sum tree is

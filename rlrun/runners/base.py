@@ -25,7 +25,7 @@ class RunnerConfig:
     name: str
     queue_timeout_sec: Annotated[float, Positive]
 
-    # Whether samplers wait for the weights of every update, so that no row is older than the weights that learn from
+    # Whether samplers wait for the weights of every update, so that every row is made with the weights that learn from
     # it.
     synchronous: ClassVar[bool]
     # Whether several learners make every update together; otherwise they do not wait for each other.

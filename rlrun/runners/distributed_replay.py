@@ -30,7 +30,7 @@ from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
 from rlrun.runners.base import Factories, RunnerConfig
 
-POLL_SEC = 0.02  # interval at which samplers without handles to wait for (batched inference) are polled
+POLL_SEC = 0.02  # seconds; the interval at which samplers without handles to wait for (batched inference) are polled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def nested(values: Mapping[str, Tensor]) -> Batch:
 
 
 def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensors:
-    """Converts actions from the form of rows to the environment's, with tensors only (core.specs does it for arrays)."""
+    """Converts actions from the form of rows to the environment's, using tensors (core.specs does it for arrays)."""
     if isinstance(space, Nested):
         assert isinstance(action, Batch)
         made: Tensors = {}

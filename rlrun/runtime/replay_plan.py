@@ -40,7 +40,7 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
     if cfg is None:
         raise UserError(f"{name} learns from a replay: choose replay=uniform or replay=prioritized")
     if asked.first_priority and cfg.name == "uniform":
-        raise UserError("input_priorities are for replay=prioritized; replay=uniform draws every row as often as any")
+        raise UserError("input_priorities are for replay=prioritized; replay=uniform draws all rows equally often")
     if columns > cfg.capacity:
         raise UserError(f"algo.batch_size={columns} is more than the {cfg.capacity} rows of replay.capacity")
     if asked.learning_starts > cfg.capacity:
@@ -99,7 +99,7 @@ class ReplayPlan:
             same = same and saved["length"] == self.layout.rows_per_column and columns == self.layout.columns
         if not same:
             raise UserError("the checkpoint's replay was made with another capacity, runner, num_shards, num_learners, num_samplers or envs_per_sampler; "
-                            "resume with those, or begin anew")  # fmt: skip
+                            "resume with those, or start a new run")  # fmt: skip
 
     @property
     def priority_of(self) -> FirstPriority | None:

@@ -33,8 +33,8 @@ class RunDir:
 
     @staticmethod
     def create(path: Path) -> RunDir:
-        """Makes a directory, or takes one without a run, and locks it. Raises UserError when it holds a run, is in use or
-        cannot be written."""
+        """Makes a directory, or takes one without a run, and locks it. Raises UserError when it holds a run, is in use
+        or cannot be written."""
         made = RunDir(path)
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -114,7 +114,8 @@ class BatchedSampler(ProcessSampler):
         self.copy = ActingCopy(plan.make_policy(), device, rng, plan.record, plan.columns, plan.workers * GROUPS, recorder, newest_only)
         self.change = threading.Condition()  # guards filled, spare, error and closing
         self.filled: deque[Header] = deque()
-        self.spare = [deque(key for key, group in self.producer.items() if group == g) for g in range(plan.workers * GROUPS)]  # by group
+        # For each group, its free slots.
+        self.spare = [deque(key for key, group in self.producer.items() if group == g) for g in range(plan.workers * GROUPS)]
         self.error: BaseException | None = None
         self.closing = False
         self.thread: threading.Thread | None = None
@@ -125,7 +126,7 @@ class BatchedSampler(ProcessSampler):
             for i, worker in enumerate(started) for g in range(GROUPS) for index in (i * GROUPS + g,)
         }  # fmt: skip
 
-    # -- the learner's side --------------------------------------------------------------------------------------------------------------
+    # -- the learner's side ------------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> int:
@@ -171,7 +172,7 @@ class BatchedSampler(ProcessSampler):
             self.thread.join(10)
         super().close()
 
-    # -- the inference thread ------------------------------------------------------------------------------------------------------------
+    # -- the inference thread ----------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         try:

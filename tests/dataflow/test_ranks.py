@@ -1,4 +1,7 @@
-"""Several learners: together they make one learner's update, hold the same weights, count every row once, and never wait for a dead one."""
+"""Several learners together make the same update as one learner, hold the same weights and count every row once.
+
+They never wait for a dead learner.
+"""
 
 import json
 import os
@@ -32,7 +35,7 @@ from rlrun.dataflow.workers import Workers
 from rlrun.machine.machine import Machine
 from rlrun.runtime.plan import plan
 
-# one minibatch of everything, so that the order of rows does not matter, and every option that sums over learners
+# There is one minibatch with all rows, so that their order does not matter, and every option that sums over learners.
 WHOLE = {
     "ppo": ["algo.minibatch_size=20", "algo.num_epochs=2", "algo.sequence_length=5", "algo.kl_coef=0.1", "algo.normalize_reward=true", "algo.reward_clip=none"],
     "pg": ["algo.baseline=true", "algo.normalize_advantage=true"],
@@ -54,7 +57,7 @@ def typed(*words):
 
 
 def updates(ranks: Ranks, algo: str, case: str):
-    """(weights, last metrics) after two updates with this learner's columns of the same two batches."""
+    """Returns (algorithm, last metrics) after two updates with this learner's columns of the same two batches."""
     words = [*SPACES[case], *WHOLE.get(algo, []), *([] if algo in ACTORS else ["algo.lr=0.01"])]
     wiring, _, sampler = start(typed, algo, *words)
     data = batches(wiring, sampler, 2)
@@ -63,7 +66,7 @@ def updates(ranks: Ranks, algo: str, case: str):
     share = wiring.needs.columns // ranks.world
     for number, batch in enumerate(data):
         valid = batch.valid.clone()
-        for row, column in ((1, 0), (2, -1), (3, -1)):  # learners with unequal numbers of live rows
+        for row, column in ((1, 0), (2, -1), (3, -1)):  # gives learners unequal numbers of live rows
             valid[row : row + 1, column] = False
         mine = part(batch.replace(valid=valid), slice(ranks.rank * share, (ranks.rank + 1) * share))
         returns = [moments_of(torch.arange(1.0 + 10 * part, 4.0 + 10 * part)) for part in range(2)]
@@ -74,7 +77,7 @@ def updates(ranks: Ranks, algo: str, case: str):
 
 
 def part(batch: Batch, columns: slice) -> Batch:
-    """These columns; what replay adds has no rows."""
+    """Returns these columns of a batch. `weight` and `key`, which replay adds, have no row dimension."""
     single = {name: batch[name][columns] for name in ("weight", "key") if name in batch}
     return Batch({**Batch({name: value for name, value in batch.items() if name not in single}).columns(columns), **single})
 
@@ -84,7 +87,7 @@ def flat(made) -> torch.Tensor:
 
 
 def everything(ranks: Ranks) -> None:
-    """The other learner's side of the test below."""
+    """What the other learner does in the fixture below."""
     for algo, case in TOGETHER:
         made, _ = updates(ranks, algo, case)
         ranks.gather(flat(made))
@@ -148,13 +151,13 @@ def test_a_killed_learner_ends_the_run(tmp_path):
 
 
 def test_a_broken_sampler_of_another_learner_ends_the_run(tmp_path):
-    """Both learners' samplers fail; whichever is first, the run says which one."""
+    """The samplers of both learners fail, and the run names the one that failed first."""
     with pytest.raises(RunFailed, match=r"sampler-\d failed"):
         run_wired(counting(typed, "local", "resources.num_learners=2", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise"), tmp_path)
 
 
 def test_a_cut_learner_stops_short_and_its_episodes_go_on(tmp_path):
-    """Three learners of which two have finished: the third stops after a quarter of its rows."""
+    """When two of three learners have finished, the third stops after a quarter of its rows."""
     cut = Cut(3, 0.6)
     assert cut.enough == 2
     wiring = Wired(typed("algo=ddppo", "env=rlrun/Counting-v0", *SMALL, "algo.fragment_length=20", "algo.batch_size=40", "algo.minibatch_size=40",
@@ -172,7 +175,7 @@ def test_a_cut_learner_stops_short_and_its_episodes_go_on(tmp_path):
     assert short.valid[:5].sum() >= 8 and not short.valid[5:].any()
     assert torch.equal(short.obs.observation[5], short.obs.observation[20]), "what waits to be acted on is row T"
     values = wiring.policy_factory(acting=True)().unroll(short)[1]
-    torch.testing.assert_close(short.value[5], values[5])  # what row 4 bootstraps from
+    torch.testing.assert_close(short.value[5], values[5])  # row 4 bootstraps from this value
     cut.finished[:2] = 3
     after = sampler.take(1)[0].batch
     check_rows_follow = after.obs.observation[0]
@@ -247,7 +250,7 @@ class FullDisk:
 
 
 def save_twice(ranks: Ranks) -> None:
-    """The other learner's side of the test below: its disk is full the first time."""
+    """What the other learner does in the test below. Its disk is full the first time."""
     follower = FollowingLearner(ranks, None)
     follower.kept["replay"] = FullDisk()
     assert not follower.tick(Clock(), None), "two saves, and it is over"
@@ -290,7 +293,7 @@ def test_a_cut_needs_samplers_that_learn():
 
 @pytest.mark.parametrize("words", [["algo=ppo", "resources.num_learners=2", "resources.inference=local"], ["algo=a3c"]])
 def test_a_signal_to_the_whole_group_saves_and_exits(tmp_path, words):
-    """As schedulers send it: samplers and other learners leave the decision to the run."""
+    """Schedulers signal the whole process group; samplers and other learners leave the decision to the run."""
     path = tmp_path / "run"
     command = [sys.executable, "-m", "rlrun", "train", "env=CartPole-v1", "env_steps=1e9", "logger=[]", "log_every_sec=0.2", f"run_dir={path}", *words]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
@@ -306,7 +309,7 @@ def test_a_signal_to_the_whole_group_saves_and_exits(tmp_path, words):
 
 
 @pytest.mark.parametrize("words, inference, device", [
-    (["env=Pong", "algo.num_envs=1"], "local", "cuda"),  # one environment has nobody to take turns with
+    (["env=Pong", "algo.num_envs=1"], "local", "cuda"),  # one environment makes no two groups
     (["env=Pong"], "batched", "cuda"),
     (["env=Pong", "algo.num_envs=8"], "batched", "cuda"),
     (["env=Pong", "resources.device=cpu"], "serial", "cpu"),

@@ -1,4 +1,4 @@
-"""Samplers and shards know where fragments lie, and how weights travel, by their protocols alone."""
+"""Samplers and shards use the protocols FragmentStore and WeightStore only, so that other implementations work too."""
 
 import dataclasses
 import time
@@ -24,7 +24,7 @@ ROWS, COLUMNS = 5, 2
 
 
 class Named:
-    """Another FragmentStore: its keys are words."""
+    """Another FragmentStore, whose keys are words."""
 
     def __init__(self, layout, count):
         self.inside = Slots(layout, count)
@@ -44,7 +44,7 @@ class Named:
 
 
 class Post:
-    """Another WeightStore, which has no parent in common with the bus."""
+    """Another WeightStore, which has no base class in common with WeightBus."""
 
     def __init__(self, module):
         self.bus = WeightBus(module)

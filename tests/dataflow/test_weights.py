@@ -1,4 +1,4 @@
-"""WeightBus: whole weights, newest version, no lock."""
+"""WeightBus delivers complete weights of the newest version without a lock."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Replay against a full history of what was added: whatever is drawn is what the environment produced."""
+"""Compares Replay with a full history of what was added: everything drawn must be what the environment produced."""
 
 import os
 from types import SimpleNamespace
@@ -23,14 +23,14 @@ EXAMPLES = int(os.environ.get("REPLAY_EXAMPLES", "15"))
 
 
 class History:
-    """One producer of columns, with random ends, that keeps every row. Frames are [1, 2] pixels that number the row."""
+    """A producer of columns with random ends of episodes that keeps every row. Frames are [1, 2] random pixels."""
 
     def __init__(self, worker: int, columns: int, rows: int, seed: int, stacked: bool, core_every: int):
         self.worker, self.columns, self.rows, self.stacked, self.core_every = worker, columns, rows, stacked, core_every
         self.rng = np.random.default_rng([seed, worker])
         self.row = self.numbered = 0
-        self.past: list[dict] = []  # of every row [B, ...]
-        self.over = np.ones(columns, dtype=bool)  # the next observation begins an episode
+        self.past: list[dict] = []  # the fields [B, ...] of every row
+        self.over = np.ones(columns, dtype=bool)  # whether the next observation begins an episode
         self.stack = np.zeros((columns, S, 1, 2), dtype=np.uint8)
         self.now = self._observe()
 
@@ -51,7 +51,7 @@ class History:
             dead = row.get("dead", np.zeros(self.columns, dtype=bool)) | row.pop("ended", np.zeros(self.columns, dtype=bool))
             terminated = (self.rng.random(self.columns) < 0.15) & ~dead
             truncated = (self.rng.random(self.columns) < 0.1) & ~dead & ~terminated
-            life = (self.rng.random(self.columns) < 0.3) & terminated  # a lost life: terminated, and the game goes on
+            life = (self.rng.random(self.columns) < 0.3) & terminated  # a lost life: terminated, but the game continues
             row |= {
                 "action": self.rng.integers(5, size=self.columns), "reward": np.where(dead, 0, self.rng.normal(size=self.columns)).astype(np.float32),
                 "terminated": terminated, "valid": ~dead, "q": self.rng.normal(size=self.columns).astype(np.float32),
@@ -75,7 +75,7 @@ class History:
         return Fragment(header, batch)
 
     def restart(self) -> None:
-        """As after a resume that is not exact: rows are counted anew and every column begins an episode."""
+        """Behaves like a resume that is not exact: rows are numbered from 0 and every column begins an episode."""
         self.past.append({**self.now, "valid": np.zeros(self.columns, dtype=bool)})
         self.past += [{"valid": np.zeros(self.columns, dtype=bool), "obs": self.now["obs"], "is_first": np.zeros(self.columns, dtype=bool)}] * (self.rows - 1)
         self.row, self.over = 0, np.ones(self.columns, dtype=bool)
@@ -104,7 +104,7 @@ def make(cfg: ReplayConfig, made: Layout, seed: int = 0, first_priority=None) ->
 
 
 def check(batch: Batch, replay: Replay, sources: list[History]) -> None:
-    """Every drawn fragment is a stretch of the history, and no older than what the ring holds."""
+    """Asserts that every drawn fragment is a part of the history and not older than what the ring holds."""
     made = replay.layout
     for i, key in enumerate(batch.key.tolist()):
         column, start = key % made.columns, key // made.columns
@@ -127,11 +127,11 @@ def check(batch: Batch, replay: Replay, sources: list[History]) -> None:
         assert len(following) == len(batch.is_first)
         for t, row in enumerate(following):
             if not made.ends and "valid" in row and not row["valid"][b] and (t == 0 or not following[t - 1]["valid"][b]):
-                continue  # nobody bootstraps from a dead row behind a dead row, and a break pads with some
+                continue  # a break adds dead rows; no row bootstraps from a dead row that follows a dead row
             assert bool(batch.is_first[t, i]) == bool(row["is_first"][b])
             for name in ("observation", "extra"):
                 np.testing.assert_array_equal(batch.obs[name][t, i].numpy(), row["obs"][name][b])
-        if not made.ends and alive[0]:  # else memory begins anew before the first live row
+        if not made.ends and alive[0]:  # otherwise memory is reset before the first live row
             assert batch.core.h[0, i] == following[0]["obs"]["extra"][b]
 
 
@@ -145,7 +145,8 @@ KINDS = {
 }
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES == 15)  # the same ones in every CI run; by hand more: REPLAY_EXAMPLES=500
+# CI runs the same examples every time. REPLAY_EXAMPLES=500 tries more by hand.
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=EXAMPLES == 15)
 @given(st.sampled_from(sorted(KINDS)), st.sampled_from(["uniform", "prioritized"]), st.integers(0, 99), st.data())
 def test_whatever_is_drawn_is_what_the_environment_produced(kind, name, seed, data):
     replay, sources = make(config(name=name), layout(**KINDS[kind]), seed)
@@ -253,7 +254,7 @@ def test_first_priorities_see_whole_fragments_and_what_was_recorded_at_their_end
 
 
 def test_behind_a_break_counts_what_was_recorded_before_it():
-    """And not what stood there when the ring was last full."""
+    """The priority at a break uses records from before the break, and not old contents of the ring."""
     seen = []
 
     def first(batch):
@@ -267,8 +268,8 @@ def test_behind_a_break_counts_what_was_recorded_before_it():
     sources[0].restart()
     seen.clear()
     replay.add(sources[0].fragment())
-    rows = torch.cat([q.view(2, 3, -1) for q in seen], -1)  # [here and there, columns, starts]
-    before = (rows[0] == last[:, None]).float().argmax(-1)  # the last row before the break; the break itself has the same numbers now
+    rows = torch.cat([q.view(2, 3, -1) for q in seen], -1)  # [start and end of a fragment, columns, starts]
+    before = (rows[0] == last[:, None]).float().argmax(-1)  # last row before the break, which has the same numbers now
     columns = torch.arange(3)
     assert torch.equal(rows[0][columns, before], last) and torch.equal(rows[1][columns, before], last)
 
@@ -306,7 +307,7 @@ def test_a_saved_replay_goes_on_as_if_nothing_had_happened(tmp_path, name, kind,
 
 
 def test_a_stack_is_stored_once():
-    """A million Atari rows, as the seeds' tables need them."""
+    """Checks the size of a million Atari rows, which the benchmarks use."""
     atari = Layout(
         obs={"observation": Field((4, 84, 84), torch.uint8)}, action=Field((), torch.int64), record={}, core={}, core_every=1, block=1, blocks=1,
         fragment_rows=4,
@@ -316,7 +317,7 @@ def test_a_stack_is_stored_once():
 
 
 def test_nothing_is_drawn_from_ends_alone():
-    """Rows that are there but begin nothing: a learner waits for more instead of failing."""
+    """When no stored row can begin a fragment, the replay has no starts, so that a learner waits instead of failing."""
     for name in ("uniform", "prioritized"):
         replay, sources = make(config(name=name), layout(rows=1, blocks=1, block=1, fragment_rows=1, stacked=False))
         sources[0].now["ended"] = np.ones(1, dtype=bool)
@@ -330,7 +331,7 @@ def test_nothing_is_drawn_from_ends_alone():
 
 
 def test_weights_are_relative_to_the_largest_of_all_learners():
-    """Two learners with priorities [4, 1] and [1, 1], each row as likely to be drawn as its learner says."""
+    """Two learners have priorities [4, 1] and [1, 1]; every row has the probability that its own learner gives it."""
     raw = [torch.tensor([4 / 5, 1 / 5]) ** -1, torch.tensor([1 / 2, 1 / 2]) ** -1]
 
     class Two(Ranks):
@@ -348,7 +349,7 @@ def test_weights_are_relative_to_the_largest_of_all_learners():
 def test_a_recorded_field_that_was_written_is_drawn_again_with_its_new_numbers(name, late, monkeypatch):
     replay, sources = make(config(name=name), layout(ends=False, rows=6, fragment_rows=4, starts_every=2, stacked=False))
     write = Writes(replay.write, torch.device("cpu"))
-    if late:  # as from a GPU
+    if late:  # as with a GPU
         monkeypatch.setattr(torch.cuda, "Event", lambda blocking: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
         write.on_gpu = True

@@ -1,4 +1,4 @@
-"""Screens that are stored once come back as the stacks that the emulator showed."""
+"""Screens that are stored once are read as the same stacks that the emulator returned."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def test_replayed_screens_are_those_that_were_seen(typed, game, more, compress):
     made, sampler, replay = wiring.algorithm(), wiring.sampler(0), wiring.replay(0)
     assert replay.layout.stack == 4
     sampler.publish(made.policy, Clock())
-    seen: list[torch.Tensor] = []  # [2, 4, 42, 42] of every row
+    seen: list[torch.Tensor] = []  # the observation [2, 4, 42, 42] of every row
     firsts = 0
     for _ in range(160):
         (fragment,) = sampler.take(1)

@@ -1,4 +1,4 @@
-"""The counting env and the counting algorithm through the runner, with every way of using fragments again."""
+"""Runs the counting environment and algorithm through the runner, with every way of reusing fragments."""
 
 import json
 import multiprocessing
@@ -31,7 +31,7 @@ def run_counting(typed, tmp_path, kind, *words, env_steps=600):
 
 
 def run_wired(wiring, tmp_path, evaluate=None):
-    """(algorithm, job, log rows) of a finished run."""
+    """Runs to the end and returns (algorithm, job, log rows)."""
     cfg = wiring.config.run
     tmp_path.mkdir(exist_ok=True)
     logger = Rows()
@@ -53,7 +53,7 @@ def test_counts_agree_from_env_to_learner(typed, tmp_path, kind):
     assert rows[-1]["env_steps"] == job.clock.env_steps and rows[-1]["sample/episodes"] >= 60
     assert rows[-1]["sample/return_mean"] == 28.0
     assert algorithm.updates == job.clock.updates
-    json.dumps(rows)  # every row fits progress.jsonl
+    json.dumps(rows)  # every row must be valid JSON for progress.jsonl
 
 
 @pytest.mark.parametrize("kind", ["serial", "local"])
@@ -101,7 +101,7 @@ def test_a_broken_sampler_ends_the_run_fast(typed, tmp_path, fault):
     started = time.monotonic()
     with pytest.raises(RunFailed, match=r"sampler-\d"):
         run_counting(typed, tmp_path, "local", "++env.kwargs.fail_at=60", f"++env.kwargs.fault={fault}", env_steps=10**6)
-    assert time.monotonic() - started < 25  # two processes start, and import torch, within this
+    assert time.monotonic() - started < 25  # includes the start of two processes that import torch
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["slots_free", "slots_full"])
@@ -114,14 +114,14 @@ def test_a_sampler_that_dies_during_an_evaluation_is_noticed_then(typed, tmp_pat
 
     def evaluate(algorithm, clock, round_, stop):
         deadline = time.monotonic() + 10
-        while full and samplers[0].queued < samplers[0].slots.count:  # then nobody steps, and nobody waits for an action
+        while full and samplers[0].queued < samplers[0].slots.count:  # when all are filled, no environment steps
             assert not stop() and time.monotonic() < deadline
             time.sleep(0.01)
         multiprocessing.active_children()[0].kill()
         for _ in range(100):  # an evaluation of 10 s
             assert not stop()
             time.sleep(0.1)
-        raise AssertionError("nobody noticed")
+        raise AssertionError("the death was not noticed")
 
     with pytest.raises(RunFailed, match=r"sampler-\d was killed by SIGKILL"):
         run_wired(wiring, tmp_path, evaluate)
@@ -153,7 +153,7 @@ def test_replay_keeps_the_last_fragments_and_mixes_in_proportion(typed):
     ["algo=dqn", "algo.learning_starts=30", "algo.num_envs=4", "algo.batch_size=16", "replay=prioritized"],
 ])  # fmt: skip
 def test_a_whole_run_with_recorded_updates_and_acting(typed, tmp_path, words):
-    """What a GPU does with its graphs, by tests/tape.py."""
+    """Simulates the CUDA graphs of a GPU with tests/tape.py."""
     wiring, tapes = Wired(typed(*words, "env=CartPole-v1", "model.hidden=[8]", "logger=[]", "resources.device=cpu", "resources.inference=batched",
                                  "resources.num_samplers=1", "resources.envs_per_sampler=2", "env_steps=600", "log_every_sec=0.001")), Tapes()  # fmt: skip
     wiring.recorder = tapes

@@ -1,4 +1,4 @@
-"""Asynchronous gradients: shared steps are ordinary steps, every row is counted, a dead process ends the run."""
+"""Asynchronous gradients: shared steps equal ordinary steps, every row is counted, and a dead process ends the run."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def optimizer(parameter, kind="rmsprop"):
 @pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop"])
 @pytest.mark.parametrize("steps_before", [0, 2])
 def test_a_shared_step_is_an_ordinary_step(kind, steps_before):
-    """Two copies that take turns on shared weights do what one optimiser does alone, also after a restart."""
+    """Two copies that take turns on shared weights do the same as a single optimiser, also after a restart."""
     start = torch.tensor([1.0, -2.0, 3.0])
     alone, shared = (torch.nn.Parameter(start.clone()) for _ in range(2))
     one, main = optimizer(alone, kind), optimizer(shared, kind)
@@ -84,7 +84,7 @@ def test_two_processes_learn_and_count_every_row(typed, tmp_path):
 
 
 def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
-    """Everyone is held while the run evaluates, saves and ends: nothing changes behind the clock's back."""
+    """All processes are held while the run evaluates, saves and ends, so that no update is missing from the clock."""
     seen = []
 
     def evaluate(algorithm, clock, round_, stop):

@@ -1,4 +1,5 @@
-"""Samplers, shards and learner as processes: rows arrive whole, priorities go back to where they came from, and nobody who dies is waited for."""
+"""Samplers, shards and learner as processes: rows arrive complete, priorities return to the shard that drew the rows,
+and a run does not wait for dead processes."""
 
 import json
 import os
@@ -63,7 +64,7 @@ def test_drawn_rows_are_what_the_env_produced(typed, kind, shards):
 
 
 def test_a_recorded_field_goes_back_to_the_shard_that_it_came_from(typed):
-    """Its numbers say which row of which column of which shard they are, so that it does not matter when they arrive."""
+    """The written numbers encode shard, column and row, so that the test does not depend on when they arrive."""
     wiring = Wired(typed(*APEX, "env=rlrun/Counting-v0", "resources.inference=local", "algo.inner.n_step=2"))
     algorithm, sampler = wiring.algorithm(), wiring.sampler(0)
     replay: ShardedReplay = wiring.sharded_replay(0, sampler, 2)
@@ -82,7 +83,7 @@ def test_a_recorded_field_goes_back_to_the_shard_that_it_came_from(typed):
             replay.draw(Clock())
             replay.poll(0.05)
             while (got := replay.take()) is not None:
-                columns = 2  # of a shard: one sampler's
+                columns = 2  # columns in a shard, which are those of one sampler
                 rows = got.batch.key // columns + torch.arange(2)[:, None]  # [T, B]
                 number = -1.0 - rows * columns - got.batch.key % columns - 10_000 * got.shard
                 again = got.batch.q_max < -0.5
@@ -179,7 +180,7 @@ def test_the_limiter_keeps_the_ratio_and_lets_nobody_run_away(tmp_path):
     limiter = Limiter(starts=100, ratio=2.0, batch=10)
     limiter.inserted(60)
     assert not limiter.due and limiter.may_insert()
-    limiter.inserted(60)  # 20 of them after the start: 40 rows
+    limiter.inserted(60)  # 20 of these come after the start and allow 40 rows
     updates = 0
     while limiter.due:
         limiter.sampled()

@@ -1,4 +1,4 @@
-"""Players and their population: what is counted, that the same run is the same run, and that a lost player is left out."""
+"""Players and their population: what is counted, that runs can be repeated, and that a lost player is left out."""
 
 import os
 import signal
@@ -51,7 +51,8 @@ def test_an_order_is_played_to_its_end_and_counted(typed):
 
 
 def test_returns_belong_to_their_perturbation(typed):
-    """IdentityBox pays for the action that its observation names, and a policy without weights answers its bias."""
+    """IdentityBox rewards the action that equals its observation, and the action of a policy without weights is its
+    bias."""
     one = player(
         typed,
         "env=rlrun/IdentityBox-v0",
@@ -107,7 +108,8 @@ def test_the_same_seed_is_the_same_run(typed, tmp_path, algo):
 
 
 def test_what_an_unfinished_update_played_does_not_count(typed, tmp_path):
-    """A run ends after an update, or as it stood before it: played again by a resume, its episodes would count twice."""
+    """A run ends after a complete update or in the state before it. A resume plays the episodes of an unfinished update
+    again, so they would count twice."""
     words = ["env=rlrun/Counting-v0", "++env.kwargs.length=5", "algo.num_rollouts=40", "algo.rollouts_used=40", "algo.eval_share=1", "log_every_sec=0.001"]
     few = ["resources.inference=local", "resources.num_samplers=1", "resources.envs_per_sampler=2", "model=plain", *TINY]
     _, job, rows = run_wired(wiring(typed, *few, *words, "env_steps=1"), tmp_path)
@@ -200,7 +202,7 @@ def test_a_killed_player_is_left_out_and_the_last_one_ends_the_run(typed):
 
 
 def test_a_player_that_died_while_nobody_listened_is_lost_once(typed):
-    """Evaluating or saving may take longer than the patience for silence."""
+    """Evaluating or saving may take longer than queue_timeout_sec."""
     algorithm, people, told = population(typed, "runner.queue_timeout_sec=1")
     try:
         people.begin(algorithm.policy, Clock())

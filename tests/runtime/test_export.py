@@ -1,4 +1,5 @@
-"""Exported policies act as the run's own do: over games, for any batch, with memory, filters, noise and every kind of action."""
+"""Exported policies act like the run's own: in whole games, for any batch size, and with memory, filters, noise and
+every kind of action."""
 
 import json
 from pathlib import Path
@@ -35,12 +36,12 @@ CASES = {
 
 
 def made(typed, *words) -> Trained:
-    """A policy with random weights, as rlrun.load makes one of a run."""
+    """Makes a policy with random weights, in the form that rlrun.load() returns."""
     wiring = Wired(typed(*words, "logger=[]", "resources=debug"))
     policy = wiring.algorithm().policy
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in policy.parameters():  # heads begin near zero, where all actions are alike
+        for parameter in policy.parameters():  # because heads begin near zero, where all actions are alike
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
         for module in policy.modules():
             if isinstance(module, NoisyLinear):
@@ -59,7 +60,7 @@ def test_the_exported_program_plays_the_same_game(case, typed):
 
 @pytest.mark.parametrize("case", ["values", "lstm", "filtered_torques"])
 def test_any_number_of_rows(case, typed):
-    """One row, three, and seven at once; each row by itself says the same."""
+    """One row, three and seven rows at once give the same actions as each row by itself."""
     trained = made(typed, *CASES[case])
     exported = program(trained).module()
     generator = torch.Generator().manual_seed(1)
@@ -103,7 +104,7 @@ def test_the_check_can_fail(typed):
 
 
 def test_nothing_is_drawn_at_random(typed):
-    """A policy that would act at random in evaluation is exported, and compared, without that."""
+    """A policy that acts at random in evaluation is exported and compared without randomness."""
     trained = made(typed, *CASES["values"], "algo.exploration.eval_epsilon=1.0")
     assert parity(trained, Exported(trained), 30) <= 1e-5
 

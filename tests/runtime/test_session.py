@@ -1,4 +1,4 @@
-"""Whole sessions: what a run leaves, exact resume, damaged checkpoints, signals, stops."""
+"""Whole sessions: the files of a run, exact resume, damaged checkpoints, signals and stops."""
 
 import json
 import os
@@ -150,7 +150,7 @@ def test_a_directory_in_use_is_refused(tmp_path):
 def test_progress_has_no_zigzag_after_a_resume(tmp_path):
     path = tmp_path / "run"
     train(path, "env=CartPole-v1", "env_steps=300", "log_every_sec=0.001")
-    with (path / "progress.jsonl").open("a") as file:  # what a run logged after its last checkpoint before it was killed
+    with (path / "progress.jsonl").open("a") as file:  # logged between the last checkpoint and a kill
         file.write(json.dumps({"env_steps": 100000, "time_sec": 1.0}) + "\n" + '{"env_steps": 1000')
     resume(path, "env_steps=600")
     steps = [json.loads(line)["env_steps"] for line in (path / "progress.jsonl").read_text().splitlines()]
@@ -291,7 +291,7 @@ def test_evaluation_during_training_judges_best(tmp_path):
 
 
 def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
-    """From outside: exit 1 within seconds, FAILED in summary.json, no process left."""
+    """Seen from outside: exit code 1 within seconds, FAILED in summary.json, and no process left."""
     path = tmp_path / "run"
     words = ["algo=impala", "env=rlrun/Counting-v0", "resources.inference=local", "resources.num_samplers=2", "resources.device=cpu",
              "logger=[console]", f"run_dir={path}", "env_steps=100000000"]  # fmt: skip
@@ -312,7 +312,7 @@ def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
     assert time.monotonic() - started < 10 and process.returncode == 1
     assert "sampler-" in errors and "SIGKILL" in errors
     assert json.loads((path / "summary.json").read_text())["status"] == "FAILED"
-    _, alive = psutil.wait_procs(children, timeout=5)  # multiprocessing's resource tracker ends a moment after its parent
+    _, alive = psutil.wait_procs(children, timeout=5)  # the resource tracker ends a moment after its parent
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -459,8 +459,13 @@ def test_a_loaded_atari_policy_takes_raw_screens(tmp_path):
 
 
 def test_a_run_past_its_best_does_not_save_all_the_time(tmp_path, monkeypatch):
+<<<<<<< HEAD
     """A falling metric after an unsaved peak once made every update a save."""
     from rlrun.core.duties import Saves
+=======
+    """Regression test: after an unsaved peak, a falling metric caused a save at every update."""
+    from rlrun.core.run import Run
+>>>>>>> e5
 
     metrics = {0: 10.0, 1: 50.0}  # by updates; it falls from the third on
     monkeypatch.setattr(Saves, "metric", property(lambda self: metrics.get(n := self.progress.clock.updates, 5.0 - 0.001 * n)))
@@ -491,7 +496,7 @@ def test_a_resume_may_change_resources_and_columns_begin_anew(tmp_path, before, 
 
 
 def test_few_slots_never_leave_the_learner_waiting(tmp_path):
-    """One sampler, one request in flight, four fragments to a batch."""
+    """There is one sampler with one request in flight, and a batch needs four fragments."""
     words = ["resources.exact=false", "resources.inference=local", "resources.num_samplers=1", "resources.envs_per_sampler=1"]
     replay = ["runner.requests_in_flight=1", "runner.replay_proportion=0.5", "runner.replay_slots=3"]
     assert train(tmp_path / "run", "env=CartPole-v1", *words, *replay, "runner.queue_timeout_sec=20", "env_steps=300") == 0

@@ -1,4 +1,4 @@
-"""A policy's copy that a thread acts with: recorded or not, padded or not, the same values; weights as they were published."""
+"""ActingCopy gives the same values recorded or not and padded or not, and acts with the weights that were published."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_rows_that_pad_a_recording_reach_nobody(typed):
             _, expected, _ = plain.act(wiring_rows[:count], states)
             assert len(action) == count * COLUMNS
             torch.testing.assert_close(told["value"], expected["value"])
-    assert tapes.recordings == 3  # 1, 2, and all three
+    assert tapes.recordings == 3  # for 1, 2 and all 3 groups
 
 
 def test_weights_act_once_they_are_taken(typed):

@@ -1,4 +1,7 @@
-"""An environment that pays two numbers a row: the reward's shape comes from the spec, through samplers, fragments and replay. Returns are sums over both."""
+"""An environment with two rewards per row: samplers, fragments and replay take the reward's shape from the spec.
+
+Returns are sums over both rewards.
+"""
 
 import dataclasses
 
@@ -24,7 +27,7 @@ RETURN = 11 * LENGTH * (LENGTH + 1) / 2
 
 
 class Twice:
-    """Counting-v0, that pays its first agent the step's number and its second agent ten times as much."""
+    """Counting-v0 that pays the step's number to its first agent and ten times as much to its second."""
 
     def __init__(self, env, spec):
         self.env, self.spec, self.count = env, spec, env.count

@@ -1,4 +1,4 @@
-"""The counting env through every kind of sampler."""
+"""Runs the counting environment through every kind of sampler."""
 
 import dataclasses
 
@@ -98,7 +98,7 @@ def test_a_failing_env_ends_the_run_naming_the_worker(typed, kind, fault, said):
     from rlrun.core.errors import RunFailed
 
     if kind == "serial" and fault == "kill":
-        return  # it would kill this very process
+        return  # it would kill the test process
     wiring = counting(typed, kind, "++env.kwargs.fail_at=12", f"++env.kwargs.fault={fault}")
     algorithm = wiring.algorithm()
     sampler = wiring.sampler(0)
@@ -119,7 +119,8 @@ def test_a_failing_env_ends_the_run_naming_the_worker(typed, kind, fault, said):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_episodes_fill_a_fragment(typed, kind):
-    """Every column begins with a new episode and ends with one, after fragment_length rows or more; nothing that was played is lost."""
+    """Every column begins with a new episode and ends with the end of one, after fragment_length rows or more, and no
+    row that was played is lost."""
     words = ["algo=pg", "env=CartPole-v1", "logger=[]", "algo.fragment_length=40", "algo.batch_size=160", "resources.device=cpu",
              "resources.envs_per_sampler=2", "runner.complete_episodes=true", "env.max_episode_steps=60"]  # fmt: skip
     wiring = Wired(typed(*words, *KINDS[kind]))
