@@ -14,7 +14,18 @@ from rlrun.commands import COMMANDS
 from rlrun.core.errors import EnvError, Notice, RunFailed, UserError, closest
 
 # Hydra's own flags that make sense here. --multirun is not one of them, because `rlrun sweep` replaces it.
-FLAGS = ("--help", "--hydra-help", "--cfg", "--resolve", "--package", "--info", "--config-dir", "--version", "--shell-completion", "--json")
+FLAGS = (
+    "--help",
+    "--hydra-help",
+    "--cfg",
+    "--resolve",
+    "--package",
+    "--info",
+    "--config-dir",
+    "--version",
+    "--shell-completion",
+    "--json",
+)
 
 
 def usage() -> str:
@@ -30,7 +41,9 @@ def main() -> None:
         # This finds the user's own package, as python -m does. It comes last, so that it hides no installed package.
         sys.path.append(os.getcwd())
     with_line = warnings.formatwarning
-    warnings.formatwarning = lambda said, kind, *place: f"warning: {said}\n" if issubclass(kind, Notice) else with_line(said, kind, *place)
+    warnings.formatwarning = lambda said, kind, *place: (
+        f"warning: {said}\n" if issubclass(kind, Notice) else with_line(said, kind, *place)
+    )
     try:
         sys.exit(_dispatch(sys.argv[1:]))
     except UserError as error:
@@ -84,12 +97,23 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     install()
     for word in words:
         if word in ("-m", "--multirun"):
-            raise UserError(f"{word}: use `rlrun sweep` for several runs; it shares this machine among them and can be resumed")
+            raise UserError(
+                f"{word}: use `rlrun sweep` for several runs; it shares this machine among them and can be resumed"
+            )
         if word.startswith("--") and word.split("=")[0] not in FLAGS:
-            raise UserError(f"{word} is not a flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them")
+            raise UserError(
+                f"{word} is not a flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them"
+            )
     check_groups(words)
     if "--help" in words or "-h" in words:  # Hydra composes a config before it prints help, and needs both choices
-        words = [*words, *(f"{key}={value}" for key, value in (("algo", "impala"), ("env", "CartPole-v1")) if not any(w.startswith(f"{key}=") for w in words))]
+        words = [
+            *words,
+            *(
+                f"{key}={value}"
+                for key, value in (("algo", "impala"), ("env", "CartPole-v1"))
+                if not any(w.startswith(f"{key}=") for w in words)
+            ),
+        ]
     words = [part for word in words for part in replacing(word)]
     # These keys are the user's own: conf/ does not know them, so that Hydra has to be told to add them.
     theirs = tuple(f"{group}{sign}" for group in ("env.kwargs", "model.encoder_kwargs") for sign in (".", "={"))
@@ -121,7 +145,9 @@ def replacing(word: str) -> list[str]:
     Without the first word, OmegaConf would merge two groups of values, and it refuses to merge a list into a group.
     """
     key, _, value = word.partition("=")
-    schedule = value.startswith("[[") or (value.startswith("{") and {"start", "end", "steps"} == set(re.findall(r"(\w+)\s*:", value)))
+    schedule = value.startswith("[[") or (
+        value.startswith("{") and {"start", "end", "steps"} == set(re.findall(r"(\w+)\s*:", value))
+    )
     return [f"{key}=null", word] if schedule else [word]
 
 

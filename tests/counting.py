@@ -37,7 +37,12 @@ class CountingAlgorithm(Algorithm):
 
     @classmethod
     def needs(cls, cfg):
-        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=("log_prob",), core_every=cfg.fragment_length)
+        return Needs(
+            rows=cfg.fragment_length,
+            columns=cfg.batch_size // cfg.fragment_length,
+            record=("log_prob",),
+            core_every=cfg.fragment_length,
+        )
 
     @classmethod
     def make_policy(cls, spec, model, cfg):
@@ -49,7 +54,10 @@ class CountingAlgorithm(Algorithm):
 
     def update(self, batch, clock):
         check_rows(batch)
-        assert batch.reward.shape == (self.cfg.fragment_length, self.cfg.batch_size // self.cfg.fragment_length // self.ctx.ranks.world)
+        assert batch.reward.shape == (
+            self.cfg.fragment_length,
+            self.cfg.batch_size // self.cfg.fragment_length // self.ctx.ranks.world,
+        )
         self.rows += int(batch.valid.sum())
         self.updates += 1
         assert clock.updates == self.updates - 1

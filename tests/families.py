@@ -19,7 +19,9 @@ FRESH = [algo for algo in ROWS if NEEDS[algo].replay is None]  # learn from rows
 DISCRETE = [algo for algo in ROWS if "discrete" in NEEDS[algo].actions]
 BOX = [algo for algo in ROWS if "box" in NEEDS[algo].actions]
 ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions]
-ACTORS = [algo for algo, needs in NEEDS.items() if needs.replay is not None and "box" in needs.actions]  # actor and critics, learnt from a replay
+ACTORS = [
+    algo for algo, needs in NEEDS.items() if needs.replay is not None and "box" in needs.actions
+]  # actor and critics, learnt from a replay
 SAMPLING = ["sac", "tqc"]  # of them those whose policy is a distribution
 MEMORY = [*ANY_ACTION, "r2d2"]  # take model=lstm
 
@@ -28,7 +30,12 @@ def fits(algo: str, case: str) -> bool:
     """Whether an algorithm can do one of test_all's cases."""
     if case in ("discrete", "masked"):
         return algo in DISCRETE
-    return algo in ANY_ACTION or (case == "lstm" and algo in MEMORY) or (case == "box" and algo in BOX) or (case in ("beta", "squashed") and algo in SAMPLING)
+    return (
+        algo in ANY_ACTION
+        or (case == "lstm" and algo in MEMORY)
+        or (case == "box" and algo in BOX)
+        or (case in ("beta", "squashed") and algo in SAMPLING)
+    )
 
 
 def simple(algo: str) -> str:

@@ -5,7 +5,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlrun.machine.graphs import GraphRecorder
 
-READ_BACK = {"aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::equal"}
+READ_BACK = {
+    "aten::_local_scalar_dense",
+    "aten::item",
+    "aten::is_nonzero",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::unique_dim",
+    "aten::equal",
+}
 
 
 class Unrecordable(Exception):
@@ -20,7 +28,9 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func._schema.name
-        by_mask = name.startswith("aten::index") and any(part is not None and part.dtype == torch.bool for part in _tensors(args[1:2]))
+        by_mask = name.startswith("aten::index") and any(
+            part is not None and part.dtype == torch.bool for part in _tensors(args[1:2])
+        )
         if name in READ_BACK or by_mask:
             raise Unrecordable(name)
         out = func(*args, **kwargs)

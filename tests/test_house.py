@@ -65,11 +65,21 @@ def test_imports_go_one_way():
 
 def test_no_modules_import_each_other_in_a_circle():
     """At any distance, inside functions and for types alone too. A package's __init__ is counted where it holds what is imported."""
-    paths = {".".join(("rlrun", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path for path in sources()}
+    paths = {
+        ".".join(("rlrun", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in sources()
+    }
 
     def behind(path: Path) -> set[str]:
-        found = {f"{node.module}.{alias.name}" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) for alias in node.names}
-        known = {name if name in paths else name.rpartition(".")[0] for name in found} | imports(path) - {name.rpartition(".")[0] for name in found}
+        found = {
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        known = {name if name in paths else name.rpartition(".")[0] for name in found} | imports(path) - {
+            name.rpartition(".")[0] for name in found
+        }
         return known & paths.keys()
 
     left = {name: behind(path) - {name} for name, path in paths.items()}
@@ -92,7 +102,11 @@ def test_two_public_classes_never_share_a_name():
 
 def test_omegaconf_stays_behind_its_door():
     allowed = {"config/types.py", "cli.py", "config/hydra_plugins.py"}
-    users = {path.relative_to(PACKAGE).as_posix() for path in sources() if any(m.split(".")[0] == "omegaconf" for m in imports(path))}
+    users = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in sources()
+        if any(m.split(".")[0] == "omegaconf" for m in imports(path))
+    }
     assert users <= allowed
 
 
@@ -130,7 +144,12 @@ def test_every_option_has_a_comment():
             elif line and not line.startswith((" ", "-", "#")):
                 skip = False
             key = re.match(r"\s*([a-z_]+):\s*(\S.*)?$", line)
-            if skip or not key or line.strip().startswith("#") or key[1] in ("name", "kind", "family", "encoder", "discount"):
+            if (
+                skip
+                or not key
+                or line.strip().startswith("#")
+                or key[1] in ("name", "kind", "family", "encoder", "discount")
+            ):
                 continue
             if key[2] and "#" not in line and path.parent.name in ("algo", "runner", "env", "conf"):
                 missing.append(f"{path.name}: {line}")
@@ -185,7 +204,11 @@ def test_every_option_of_a_group_types(typed, group):
     seen = [getattr(base.run, group)]
     for name in options(group):
         if "/" not in name:
-            config = typed("algo=impala", "env=Pong" if name in ("nature_cnn", "impala_resnet") else "env=CartPole-v1", f"{group}={name}")
+            config = typed(
+                "algo=impala",
+                "env=Pong" if name in ("nature_cnn", "impala_resnet") else "env=CartPole-v1",
+                f"{group}={name}",
+            )
             node = config.runner if group == "runner" else getattr(config.run, group)
             assert type(node).__module__.startswith("rlrun.")
             assert name in ("auto", "actor_learner") or node not in seen, f"{group}={name} changes nothing"

@@ -53,7 +53,14 @@ class A2C(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("value",), core_every=cfg.fragment_length, on_policy=True, only_weights=True)
+        return Needs(
+            rows=cfg.fragment_length,
+            columns=cfg.columns,
+            record=("value",),
+            core_every=cfg.fragment_length,
+            on_policy=True,
+            only_weights=True,
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:

@@ -23,4 +23,8 @@ __all__ = ["ApexDDPG", "Config"]
 class ApexDDPG(Apex):
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
-        return None if issubclass(inner, DDPG | TD3) else "Ape-X DDPG needs ddpg or td3; use algo=apex for dqn and its variants"
+        return (
+            None
+            if issubclass(inner, DDPG | TD3)
+            else "Ape-X DDPG needs ddpg or td3; use algo=apex for dqn and its variants"
+        )

@@ -80,5 +80,10 @@ class ARS(Algorithm):
         vector = self.policy.vector()  # [P], differentiable
         direction = weighed_noise(self.noise, self.policy.size, weight, batch.offset[best]).to(vector.device)
         steps = self.optimizer.step(-(direction @ vector), clock)  # line 7
-        metrics = {"perturbed_return": batch.ret.mean(), "perturbed_return_max": batch.ret.max(), "return_std": deviation, "rollouts": float(len(fitness))}
+        metrics = {
+            "perturbed_return": batch.ret.mean(),
+            "perturbed_return_max": batch.ret.max(),
+            "return_std": deviation,
+            "rollouts": float(len(fitness)),
+        }
         return Update({**metrics, **report_return(self.latest, batch.evaluation), **steps})

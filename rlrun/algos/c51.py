@@ -74,7 +74,9 @@ class C51(Algorithm):
 
         batch is [n, B] with obs [2, B]."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
-        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        reward, discount = fold_n_step(
+            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
+        )
         for one in (policy, self.target):
             draw_noise(one, self.ctx.rng)
         with torch.no_grad():

@@ -47,7 +47,9 @@ class DDPG(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("q_taken", "q_max") if cfg.input_priorities else ()
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("box",), record=record, replay=cfg.from_replay)
+        return Needs(
+            rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("box",), record=record, replay=cfg.from_replay
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DeterministicPolicy:
@@ -86,7 +88,9 @@ class DDPG(Algorithm):
         cfg, ends = self.cfg, batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
-        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        reward, discount = fold_n_step(
+            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
+        )
         with torch.no_grad():
             next_action = self.target_actor(*then, Batch())[0][0]
             target = reward + discount * self.target_critic(*then, next_action)[0, :, 0]  # y_i of algorithm 1 [B]
@@ -100,7 +104,13 @@ class DDPG(Algorithm):
         actor_steps = self.actor_optimizer.step(actor_loss + weight_decay(self.policy.net, self.part(cfg.l2)), clock)
 
         size = td_error.detach().abs()
-        shares = {"critic_loss": critic_loss, "actor_loss": actor_loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
+        shares = {
+            "critic_loss": critic_loss,
+            "actor_loss": actor_loss,
+            "td_error": self.mean(size),
+            "q": self.mean(q),
+            "target": self.mean(target),
+        }
         return Update(self.report(shares, step_metrics(critic=critic_steps, actor=actor_steps)), {"priority": size})
 
     def actor_loss(self, obs: Batch, is_first: Tensor) -> Tensor:

@@ -51,7 +51,9 @@ class DQN(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("q_taken", "q_max") if cfg.input_priorities else ()
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay)
+        return Needs(
+            rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
@@ -88,7 +90,9 @@ class DQN(Algorithm):
 
         batch is [n, B] with obs [2, B]."""
         cfg, ends = self.cfg, batch.ends()
-        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        reward, discount = fold_n_step(
+            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
+        )
         for policy in (self.policy, self.target):
             draw_noise(policy, self.ctx.rng)
         with torch.no_grad():
@@ -104,4 +108,8 @@ class DQN(Algorithm):
         td_error = target - q
         loss = self.mean(batch.weight * huber(td_error, cfg.huber_delta))
         priority = td_error.detach().abs()
-        return loss, priority, {"loss": loss, "td_error": self.mean(priority), "q": self.mean(q), "target": self.mean(target)}
+        return (
+            loss,
+            priority,
+            {"loss": loss, "td_error": self.mean(priority), "q": self.mean(q), "target": self.mean(target)},
+        )

@@ -92,5 +92,10 @@ class ES(Algorithm):
         ratio = (gradient - cfg.l2 * vector.detach()).norm() / vector.detach().norm()
         # Descending on this loss ascends along gradient - l2 * vector.
         steps = self.optimizer.step(0.5 * cfg.l2 * vector.square().sum() - gradient @ vector, clock)
-        metrics = {"perturbed_return": batch.ret.mean(), "perturbed_return_max": batch.ret.max(), "update_ratio": ratio, "rollouts": float(len(weight))}
+        metrics = {
+            "perturbed_return": batch.ret.mean(),
+            "perturbed_return_max": batch.ret.max(),
+            "update_ratio": ratio,
+            "rollouts": float(len(weight)),
+        }
         return Update({**metrics, **report_return(self.latest, batch.evaluation), **steps})

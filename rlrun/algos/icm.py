@@ -63,7 +63,9 @@ class Config:
         if not hasattr(self.inner.cfg, "reward_clip"):
             raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}: its options have no reward_clip")
         if needs.every_process_learns and needs.only_weights:
-            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, whose own networks learn too; a2c is its synchronous form")
+            raise ValueError(
+                f"{self.inner.cfg.name} cannot be inside {self.name}, whose own networks learn too; a2c is its synchronous form"
+            )
         if needs.replay is not None and needs.replay.first_priority:
             raise ValueError("inner.input_priorities must be false: samplers know no intrinsic reward")
 
@@ -88,10 +90,14 @@ class ICM(Algorithm):
         inner: Inner = cfg.inner
         self.inner = inner.algorithm(policy, spec, replace(inner.cfg, reward_clip="none"), ctx)
         if self.inner.reward_scale is not None:
-            raise ValueError("inner.normalize_reward would also scale the intrinsic reward; weight that with eta instead")
+            raise ValueError(
+                "inner.normalize_reward would also scale the intrinsic reward; weight that with eta instead"
+            )
         columns = self.share(self.needs(cfg).columns)
         if cfg.num_minibatches > columns:
-            raise ValueError(f"num_minibatches {cfg.num_minibatches} is more than the {columns} columns of a learner's batch")
+            raise ValueError(
+                f"num_minibatches {cfg.num_minibatches} is more than the {columns} columns of a learner's batch"
+            )
         self.model = ForwardInverse(spec, cfg).to(ctx.device)
         self.optimizer = ctx.optimizer(self.model.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
@@ -141,9 +147,13 @@ class ForwardInverse(nn.Module):
         seen, size = encoder(spec, "auto", cfg.feature_hidden, cfg.activation), cfg.feature_size
         self.features = nn.Sequential(seen, nn.Linear(seen.features, size))  # type: ignore[arg-type]
         self.forward_net = nn.Sequential(mlp((size + flat_size(spec.action), *cfg.forward_hidden), cfg.activation))
-        self.forward_net.append(nn.Linear(cfg.forward_hidden[-1] if cfg.forward_hidden else size + flat_size(spec.action), size))
+        self.forward_net.append(
+            nn.Linear(cfg.forward_hidden[-1] if cfg.forward_hidden else size + flat_size(spec.action), size)
+        )
         self.inverse_net = mlp((2 * size, *cfg.inverse_hidden), cfg.activation)
-        self.inverse_head = action_head(spec.action, cfg.inverse_hidden[-1] if cfg.inverse_hidden else 2 * size, _linear, "gaussian", 0.0)
+        self.inverse_head = action_head(
+            spec.action, cfg.inverse_hidden[-1] if cfg.inverse_hidden else 2 * size, _linear, "gaussian", 0.0
+        )
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the forward loss [T, B] and the inverse loss [T, B] of a batch [T(+1), B].
@@ -151,9 +161,15 @@ class ForwardInverse(nn.Module):
         They are half the squared error of phi(s_t+1) and -log p(a_t). The losses of dead rows have no meaning."""
         rows, columns = batch.reward.shape
         observation = batch.obs["observation"]
-        flat = observation.map(lambda x: x.flatten(0, 1)) if isinstance(observation, Batch) else observation.flatten(0, 1)
+        flat = (
+            observation.map(lambda x: x.flatten(0, 1)) if isinstance(observation, Batch) else observation.flatten(0, 1)
+        )
         phi = self.features(flat).unflatten(0, (rows + 1, columns))  # [T+1, B, F]
-        action = batch.action.map(lambda x: x.flatten(0, 1)) if isinstance(batch.action, Batch) else batch.action.flatten(0, 1)
+        action = (
+            batch.action.map(lambda x: x.flatten(0, 1))
+            if isinstance(batch.action, Batch)
+            else batch.action.flatten(0, 1)
+        )
         chosen = flatten(self.space, action).unflatten(0, (rows, columns))
         predicted = self.forward_net(torch.cat([phi[:-1], chosen], -1))
         forward = 0.5 * (predicted - phi[1:]).square().sum(-1)

@@ -48,7 +48,9 @@ class Impala(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=("log_prob",), core_every=cfg.fragment_length)
+        return Needs(
+            rows=cfg.fragment_length, columns=cfg.columns, record=("log_prob",), core_every=cfg.fragment_length
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
@@ -62,7 +64,9 @@ class Impala(Algorithm):
         else:
             value_only = policy.value_parameters()
             ids = {id(p) for p in value_only}
-            self.optimizer = ctx.optimizer((p for p in policy.parameters() if id(p) not in ids), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+            self.optimizer = ctx.optimizer(
+                (p for p in policy.parameters() if id(p) not in ids), cfg.optimizer, cfg.lr, cfg.max_grad_norm
+            )
             self.value_optimizer = ctx.optimizer(value_only, cfg.optimizer, cfg.value_lr, cfg.max_grad_norm)
 
     @recorded
@@ -72,7 +76,9 @@ class Impala(Algorithm):
             steps = self.optimizer.step(policy_loss + self.cfg.value_coef * value_loss, clock)
         else:  # The trunks share nothing, so the two graphs are disjoint.
             value_steps = self.value_optimizer.step(self.cfg.value_coef * value_loss, clock)
-            steps = self.optimizer.step(policy_loss, clock) | {f"value_{name}": value for name, value in value_steps.items()}
+            steps = self.optimizer.step(policy_loss, clock) | {
+                f"value_{name}": value for name, value in value_steps.items()
+            }
         return Update({**metrics, **steps})
 
     def loss(self, batch: Batch, entropy_coef: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:

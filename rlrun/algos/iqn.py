@@ -52,12 +52,16 @@ class QuantilePolicy(QPolicy):
     def __init__(self, spec: EnvSpec, model: Model, cfg: Config):
         super().__init__(spec, model, cfg.head, cfg.exploration)
         self.of_cosines = nn.Linear(cfg.num_cosines, self.trunk.features)
-        self.register_buffer("acting", (torch.arange(cfg.num_acting_fractions) + 0.5) / cfg.num_acting_fractions, persistent=False)
+        self.register_buffer(
+            "acting", (torch.arange(cfg.num_acting_fractions) + 0.5) / cfg.num_acting_fractions, persistent=False
+        )
         self.register_buffer("multiples", math.pi * torch.arange(cfg.num_cosines), persistent=False)
         self.acting: Tensor
         self.multiples: Tensor
 
-    def outputs(self, obs: Batch, is_first: Tensor, state: Batch, fraction: Tensor | None = None) -> tuple[Tensor, Batch]:
+    def outputs(
+        self, obs: Batch, is_first: Tensor, state: Batch, fraction: Tensor | None = None
+    ) -> tuple[Tensor, Batch]:
         """Returns quantiles [T, B, A, N] and the state after the last row.
 
         fraction [T, B, N] holds tau; None stands for the fractions that the policy acts with."""
@@ -87,7 +91,9 @@ class IQN(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("q_taken", "q_max") if cfg.input_priorities else ()
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay)
+        return Needs(
+            rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QuantilePolicy:
@@ -122,7 +128,9 @@ class IQN(Algorithm):
 
         batch is [n, B] with obs [2, B]."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
-        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        reward, discount = fold_n_step(
+            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
+        )
         for one in (policy, self.target):
             draw_noise(one, self.ctx.rng)
         fraction = self.ctx.rand((1, len(reward), cfg.num_fractions))  # tau ~ U(0, 1) [1, B, N]

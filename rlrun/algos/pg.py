@@ -41,7 +41,14 @@ class PG(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("value",) if cfg.baseline else ()
-        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.fragment_length, on_policy=True, only_weights=True)
+        return Needs(
+            rows=cfg.fragment_length,
+            columns=cfg.columns,
+            record=record,
+            core_every=cfg.fragment_length,
+            on_policy=True,
+            only_weights=True,
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:

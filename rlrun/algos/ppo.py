@@ -89,10 +89,14 @@ class PPO(Algorithm):
         # Minibatches are drawn from sequences of this many rows.
         self.length = cfg.sequence_length if policy.core_spec() else 1
         if cfg.fragment_length % self.length:
-            raise ValueError(f"fragment_length {cfg.fragment_length} must be a multiple of sequence_length {self.length}")
+            raise ValueError(
+                f"fragment_length {cfg.fragment_length} must be a multiple of sequence_length {self.length}"
+            )
         if cfg.minibatch_size % (self.length * ctx.learners):
             learners = f" times num_learners {ctx.learners}" if ctx.learners > 1 else ""
-            raise ValueError(f"minibatch_size {cfg.minibatch_size} must be a multiple of sequence_length {self.length}{learners}")
+            raise ValueError(
+                f"minibatch_size {cfg.minibatch_size} must be a multiple of sequence_length {self.length}{learners}"
+            )
         self.minibatch = self.share(cfg.minibatch_size)  # rows of a minibatch on this learner
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         if cfg.normalize_reward:
@@ -151,7 +155,9 @@ class PPO(Algorithm):
             shares.add(metrics)
             seen.add({"approx_kl": metrics["approx_kl"]})
             if self.cfg.lr_kl_target is not None:
-                self.optimizer.follow_kl(clock, float(self.total(metrics["approx_kl"])), self.cfg.lr_kl_target, self.cfg.lr_kl_bounds)
+                self.optimizer.follow_kl(
+                    clock, float(self.total(metrics["approx_kl"])), self.cfg.lr_kl_target, self.cfg.lr_kl_bounds
+                )
         return torch.as_tensor(seen.tensors()["approx_kl"])
 
     @recorded

@@ -102,7 +102,10 @@ class PQN(Algorithm):
         reward = clip_reward(batch.reward, self.cfg.reward_clip)
         # They equal max Q plus the sum of (discount lambda)^k times the temporal differences of max Q, which GAE's
         # recursion computes.
-        return gae(reward, batch.discount(self.cfg.discount), value[:-1], value[1:], batch.valid, self.cfg.lambda_) + value[:-1]
+        return (
+            gae(reward, batch.discount(self.cfg.discount), value[:-1], value[1:], batch.valid, self.cfg.lambda_)
+            + value[:-1]
+        )
 
     @recorded
     def learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:

@@ -52,7 +52,9 @@ class QRDQN(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("q_taken", "q_max") if cfg.input_priorities else ()
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay)
+        return Needs(
+            rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
@@ -89,7 +91,9 @@ class QRDQN(Algorithm):
 
         batch is [n, B] with obs [2, B]."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
-        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        reward, discount = fold_n_step(
+            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
+        )
         for one in (policy, self.target):
             draw_noise(one, self.ctx.rng)
         with torch.no_grad():
@@ -101,7 +105,9 @@ class QRDQN(Algorithm):
             best = policy.legal_q(chooser, ends["obs"][1]).argmax(-1)
             target = reward[:, None] + discount[:, None] * taken(following, best)  # [B, N]
         quantile = taken(policy.numbers(ends[:1])[0], batch.action[0])  # [B, N]
-        loss = self.mean(batch.weight * quantile_huber(quantile, self.fraction.expand_as(quantile), target, cfg.huber_delta))
+        loss = self.mean(
+            batch.weight * quantile_huber(quantile, self.fraction.expand_as(quantile), target, cfg.huber_delta)
+        )
         value = quantile.detach().mean(-1)
         priority = (target.mean(-1) - value).abs()
         return loss, priority, {"loss": loss, "td_error": self.mean(priority), "q": self.mean(value)}

@@ -130,7 +130,9 @@ class R2D2(Algorithm):
             best = (q[1:] if cfg.double else following).argmax(-1, keepdim=True)
             value = self.unscaled(cfg, following.gather(-1, best).squeeze(-1))
             reward = clip_reward(rows.reward, cfg.reward_clip)
-            target = self.scaled(cfg, n_step_return(reward, rows.terminated, valid, value, cfg.discount, cfg.n_steps[0]))
+            target = self.scaled(
+                cfg, n_step_return(reward, rows.terminated, valid, value, cfg.discount, cfg.n_steps[0])
+            )
         taken = q[:-1].gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)  # [T, B]
         td_error = (target - taken).masked_fill(~valid, 0.0)
         mean = self.mean_over(valid)

@@ -76,7 +76,9 @@ class Rainbow(Algorithm):
         batch is [n, B] with obs [2, B]."""
         cfg, ends, policy = self.cfg, batch.ends(), self.policy
         # multi-step returns
-        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        reward, discount = fold_n_step(
+            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
+        )
         with torch.no_grad():
             draw_noise(policy, self.ctx.rng)
             draw_noise(self.target, self.ctx.rng)

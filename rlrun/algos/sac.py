@@ -113,13 +113,19 @@ class SAC(Algorithm):
             lambda: self.learn_actor(now, alpha),
         )
         shares = critic_shares | actor_shares | self.learn_temperature(log_prob, obs)
-        steps = step_metrics(critic=self.critic_optimizer.apply(clock), actor=self.actor_optimizer.apply(clock), alpha=self.alpha_optimizer.apply(clock))
+        steps = step_metrics(
+            critic=self.critic_optimizer.apply(clock),
+            actor=self.actor_optimizer.apply(clock),
+            alpha=self.alpha_optimizer.apply(clock),
+        )
         return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": size})
 
     def learn_critics(self, batch: Batch, now: Seen, then: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Differentiates the critics' loss. Returns absolute TD errors [B] and shares of metrics."""
         cfg = self.cfg
-        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        reward, discount = fold_n_step(
+            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
+        )
         with torch.no_grad():
             following = self.soft(self.target_critic, self.target_critic.features(*then), *then, self.target_rng)
             target = reward + discount * (following.q - alpha * following.log_prob)  # [B], eq. 3 and 5

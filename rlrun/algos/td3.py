@@ -53,7 +53,9 @@ class TD3(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("q_taken", "q_max") if cfg.input_priorities else ()
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("box",), record=record, replay=cfg.from_replay)
+        return Needs(
+            rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("box",), record=record, replay=cfg.from_replay
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DeterministicPolicy:
@@ -94,7 +96,9 @@ class TD3(Algorithm):
         cfg, ends = self.cfg, batch.ends()
         obs, first = self.policy.seen(ends.obs), ends.is_first
         now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
-        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        reward, discount = fold_n_step(
+            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
+        )
         with torch.no_grad():
             next_action = self.target_actor(*then, Batch())[0][0]
             noise = self.ctx.randn(next_action.shape) * cfg.target_noise
@@ -107,12 +111,19 @@ class TD3(Algorithm):
         critic_loss = self.mean(batch.weight * huber(td_error, cfg.huber_delta).sum(0))
         critic_steps = self.critic_optimizer.step(critic_loss + weight_decay(self.critic, self.part(cfg.l2)), clock)
         size = td_error.detach().abs().mean(0)  # [B]
-        shares = {"critic_loss": critic_loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
+        shares = {
+            "critic_loss": critic_loss,
+            "td_error": self.mean(size),
+            "q": self.mean(q),
+            "target": self.mean(target),
+        }
 
         actor_steps: dict = {}
         if not delayed:
             actor_loss = self.actor_loss(*now)
-            actor_steps = self.actor_optimizer.step(actor_loss + weight_decay(self.policy.net, self.part(cfg.l2)), clock)
+            actor_steps = self.actor_optimizer.step(
+                actor_loss + weight_decay(self.policy.net, self.part(cfg.l2)), clock
+            )
             shares["actor_loss"] = actor_loss
         return Update(self.report(shares, step_metrics(critic=critic_steps, actor=actor_steps)), {"priority": size})
 

@@ -52,7 +52,9 @@ class Config(OffPolicyActorCriticConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.dropped_quantiles >= self.num_quantiles:
-            raise ValueError(f"dropped_quantiles {self.dropped_quantiles} must be below num_quantiles {self.num_quantiles}")
+            raise ValueError(
+                f"dropped_quantiles {self.dropped_quantiles} must be below num_quantiles {self.num_quantiles}"
+            )
         if self.huber_delta is None:
             raise ValueError("huber_delta must be a number: quantiles are learnt by a Huber loss (1 in the paper)")
         if self.input_priorities:
@@ -114,13 +116,19 @@ class TQC(Algorithm):
             lambda: self.learn_actor(now, alpha),
         )
         shares = critic_shares | actor_shares | self.learn_temperature(log_prob, obs)
-        steps = step_metrics(critic=self.critic_optimizer.apply(clock), actor=self.actor_optimizer.apply(clock), alpha=self.alpha_optimizer.apply(clock))
+        steps = step_metrics(
+            critic=self.critic_optimizer.apply(clock),
+            actor=self.actor_optimizer.apply(clock),
+            alpha=self.alpha_optimizer.apply(clock),
+        )
         return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": size})
 
     def learn_critics(self, batch: Batch, now: Seen, then: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Differentiates the critics' loss. Returns absolute TD errors [B] and shares of metrics."""
         cfg = self.cfg
-        reward, discount = fold_n_step(clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount)
+        reward, discount = fold_n_step(
+            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
+        )
         with torch.no_grad():
             next_action, next_log_prob = self.ctx.rsample(self.policy.output(*then)[0], self.target_rng)
             pooled = self.target_critic(*then, self.policy.flat(next_action)).transpose(0, 1).flatten(1)  # [B, E K]
@@ -131,7 +139,10 @@ class TQC(Algorithm):
         assert cfg.huber_delta is not None
         fraction = self.fraction.expand(quantile.shape[1:])
         # [E, B], eq. 11
-        losses = torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile]) / cfg.num_quantiles
+        losses = (
+            torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile])
+            / cfg.num_quantiles
+        )
         loss = self.mean(batch.weight * losses.sum(0))
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
         q = quantile.detach().mean((0, 2))  # [B]

@@ -40,7 +40,28 @@ def figure(width: float, height: float, **options: Any) -> Any:
     return plt.subplots(figsize=(width, height), **options)
 
 
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+)
 
 
 def t95(count: int) -> float:
@@ -57,7 +78,9 @@ def band(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, np.nda
     x = np.linspace(first, max(last, first), points)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
     mean = values.mean(axis=0)
-    error = t95(len(curves)) * values.std(axis=0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros_like(mean)
+    error = (
+        t95(len(curves)) * values.std(axis=0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros_like(mean)
+    )
     return x, mean, mean - error, mean + error
 
 
@@ -73,7 +96,15 @@ def draw(axis: Any, groups: Sequence[Group], label: str, scale: float = 1.0) -> 
         if len(curves) == 1 or apart:
             for number, curve in enumerate(curves):
                 point = "o" if len(curve.x) <= FEW else None
-                axis.plot(np.asarray(curve.x) / scale, curve.y, color=colour, linewidth=1.8, marker=point, markersize=4, label=None if number else group.label)
+                axis.plot(
+                    np.asarray(curve.x) / scale,
+                    curve.y,
+                    color=colour,
+                    linewidth=1.8,
+                    marker=point,
+                    markersize=4,
+                    label=None if number else group.label,
+                )
             continue
         for curve in curves:
             axis.plot(np.asarray(curve.x) / scale, curve.y, color=colour, linewidth=0.7, alpha=0.35)
@@ -97,7 +128,9 @@ def learning_curves(steps: Sequence[Group], times: Sequence[Group], metric: str,
     made, axes = figure(10.0, 3.6, ncols=2, sharey=True)
     scale, name = unit(max((curve.x[-1] for group in steps for curve in group.curves if len(curve.x)), default=1.0))
     draw(axes[0], steps, f"env steps, {name}".rstrip(", "), scale)
-    scale, name = time_unit(max((curve.x[-1] for group in times for curve in group.curves if len(curve.x)), default=1.0))
+    scale, name = time_unit(
+        max((curve.x[-1] for group in times for curve in group.curves if len(curve.x)), default=1.0)
+    )
     draw(axes[1], times, f"wall time, {name}", scale)
     axes[0].set_ylabel(metric)
     axes[0].legend(frameon=False, fontsize=8)
@@ -134,7 +167,9 @@ def growth(axes: Sequence[tuple[str, Sequence[tuple[str, float]]]], near: float)
         if rates:
             axis.axhline(near * max(rates), color=GREY, linewidth=0.8, linestyle="--")
             axis.set_ylim(0, 1.1 * max(rates))
-        axis.set_xticks(range(len(points)), [label.replace(" ", "\n").replace("=", "=\n") for label, _ in points], fontsize=7)
+        axis.set_xticks(
+            range(len(points)), [label.replace(" ", "\n").replace("=", "=\n") for label, _ in points], fontsize=7
+        )
         axis.set_xlabel(title)
     places.flat[0].set_ylabel("env steps/s")
     made.tight_layout()
@@ -169,9 +204,17 @@ def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
             mean = sum(bar.scores) / len(bar.scores)
             axis.bar(index + width, mean / base, width, color=COLOURS[0], alpha=0.45 if bar.partial else 1.0, hatch="//" if bar.partial else None,
                      edgecolor="white")  # fmt: skip
-            axis.plot([index + width] * len(bar.scores), [score / base for score in bar.scores], "o", color="#222222", markersize=3)
+            axis.plot(
+                [index + width] * len(bar.scores),
+                [score / base for score in bar.scores],
+                "o",
+                color="#222222",
+                markersize=3,
+            )
             if bar.partial:
-                axis.text(index + width, max(mean / base, 0), "partial", ha="center", va="bottom", fontsize=7, rotation=90)
+                axis.text(
+                    index + width, max(mean / base, 0), "partial", ha="center", va="bottom", fontsize=7, rotation=90
+                )
     axis.bar(0, 0, width, color=GREY, label="RLlib, published")
     axis.bar(0, 0, width, color=COLOURS[0], label="rlrun, measured (points: seeds)")
     axis.set_xticks(range(len(bars)), [bar.label for bar in bars], fontsize=8)

@@ -24,7 +24,10 @@ from rlrun.experiments.view import text_table
 FLAGS = {"--axes": str, "--seconds": float, "--json": str, "--plot": str}
 NEAR = 0.9  # from this share of the highest speed on, more is not worth having
 IDLE = 0.1  # if the learner waits for more than this share of its time, the samplers limit the speed
-MODELS = {True: (["env.size=42"], ["model=nature_cnn"], ["model=impala_resnet"]), False: tuple([f"model.hidden=[{n},{n}]"] for n in (32, 64, 256, 512, 1024))}
+MODELS = {
+    True: (["env.size=42"], ["model=nature_cnn"], ["model=impala_resnet"]),
+    False: tuple([f"model.hidden=[{n},{n}]"] for n in (32, 64, 256, 512, 1024)),
+}
 
 
 class Point(NamedTuple):
@@ -89,11 +92,22 @@ def axes(setting: Setting) -> dict[str, list[Point]]:
         by_samplers = []
         for n in sorted({*doubling(1, 2 * setting.cores), setting.cores}):
             learners = setting.learners if n % setting.learners == 0 else 1
-            words = [f"resources.inference={apart.inference}", f"resources.num_learners={learners}", f"resources.num_samplers={n}"]
-            by_samplers.append(Point(str(n), [*words, *fitting(setting.rows, setting.columns, n * max(1, setting.groups))]))
+            words = [
+                f"resources.inference={apart.inference}",
+                f"resources.num_learners={learners}",
+                f"resources.num_samplers={n}",
+            ]
+            by_samplers.append(
+                Point(str(n), [*words, *fitting(setting.rows, setting.columns, n * max(1, setting.groups))])
+            )
     by_envs = [
         Point(
-            str(n), [*as_it_is, f"resources.envs_per_sampler={n}", *fitting(setting.rows, n * producers if setting.replay else setting.columns, n * producers)]
+            str(n),
+            [
+                *as_it_is,
+                f"resources.envs_per_sampler={n}",
+                *fitting(setting.rows, n * producers if setting.replay else setting.columns, n * producers),
+            ],
         )
         for n in doubling(1, 256)
     ]
@@ -106,13 +120,22 @@ def axes(setting: Setting) -> dict[str, list[Point]]:
     return {"samplers": by_samplers, "envs": by_envs, "fragment": by_rows, "model": by_model}
 
 
-TITLES = {"samplers": "sampler processes", "envs": "environments per sampler", "fragment": "rows of a fragment", "model": "model"}
+TITLES = {
+    "samplers": "sampler processes",
+    "envs": "environments per sampler",
+    "fragment": "rows of a fragment",
+    "model": "model",
+}
 
 
 def knee(rates: Sequence[float | None]) -> int | None:
     """Index of the first rate that is at least NEAR times the highest; None where no rate was measured."""
     known = [rate for rate in rates if rate is not None]
-    return next((place for place, rate in enumerate(rates) if rate is not None and rate >= NEAR * max(known)), None) if known else None
+    return (
+        next((place for place, rate in enumerate(rates) if rate is not None and rate >= NEAR * max(known)), None)
+        if known
+        else None
+    )
 
 
 def explained(result: dict[str, Any]) -> str:
@@ -133,7 +156,17 @@ def measured(words: Sequence[str], seconds: float) -> dict[str, Any] | str:
     """The result of `benchmark throughput`, or the reason why there is none."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told.json"
-        command = [sys.executable, "-m", "rlrun", "benchmark", "throughput", *words, f"seconds={seconds:g}", "--json", str(told)]
+        command = [
+            sys.executable,
+            "-m",
+            "rlrun",
+            "benchmark",
+            "throughput",
+            *words,
+            f"seconds={seconds:g}",
+            "--json",
+            str(told),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
             return json.loads(told.read_text())
@@ -157,7 +190,9 @@ def setting_of(words: list[str]) -> Setting:
         machine = measured()
         planned = plan(type_config(values), machine)
         if planned.needs.population is not None:
-            raise UserError(f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes; see resources.num_samplers")
+            raise UserError(
+                f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes; see resources.num_samplers"
+            )
         replay = planned.needs.replay
         columns = planned.needs.columns if replay is None else replay.num_envs
         made, inner = planned.resources, "inner" in values["algo"]
@@ -195,7 +230,9 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
     chosen = (flags["--axes"] or ",".join(TITLES)).split(",")
     for name in chosen:
         if name not in TITLES:
-            raise UserError(f"--axes {name}: there is no such axis.{closest(name, TITLES)} There are {', '.join(TITLES)}.")
+            raise UserError(
+                f"--axes {name}: there is no such axis.{closest(name, TITLES)} There are {', '.join(TITLES)}."
+            )
     for name, default in (("algo", "impala"), ("env", "Pong")):
         if not any(word.startswith((f"{name}=", "tuned=")) for word in rest):
             rest.append(f"{name}={default}")
@@ -211,18 +248,25 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
         results[name] = []
         for point in found[name]:
             told = impossible([*rest, *point.words]) or measure([*rest, *point.words], seconds)
-            row = {"label": point.label, "words": point.words} | ({"failed": told} if isinstance(told, str) else {"result": told})
+            row = {"label": point.label, "words": point.words} | (
+                {"failed": told} if isinstance(told, str) else {"result": told}
+            )
             results[name].append(row)
             said = told if isinstance(told, str) else f"{told['reached']:,.0f} env steps/s"
             print(f"  {point.label}: {said}", flush=True)
     for name in chosen:
         print("\n" + table(TITLES[name], results[name]), flush=True)
     if flags["--json"]:
-        Path(flags["--json"]).write_text(json.dumps({"command": ["rlrun", "benchmark", "growth", *words], "axes": results}, indent=1) + "\n")
+        Path(flags["--json"]).write_text(
+            json.dumps({"command": ["rlrun", "benchmark", "growth", *words], "axes": results}, indent=1) + "\n"
+        )
     if flags["--plot"]:
         from rlrun.bench import charts
 
-        lines = [(TITLES[name], [(row["label"], row["result"]["reached"]) for row in results[name] if "result" in row]) for name in chosen]
+        lines = [
+            (TITLES[name], [(row["label"], row["result"]["reached"]) for row in results[name] if "result" in row])
+            for name in chosen
+        ]
         charts.save(charts.growth(lines, NEAR), flags["--plot"])
     return 0 if all(any("result" in row for row in rows) for rows in results.values()) else 1
 
@@ -238,6 +282,15 @@ def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
             continue
         result = row["result"]
         lag, mark = result["policy_lag"] or 0.0, "knee" if index == place else ""
-        lines.append([row["label"], f"{result['reached']:,.0f}", f"{result['bound']:,.0f}", f"{result['memory_pss_mb']:,.0f}", f"{lag:.1f}", mark])
+        lines.append(
+            [
+                row["label"],
+                f"{result['reached']:,.0f}",
+                f"{result['bound']:,.0f}",
+                f"{result['memory_pss_mb']:,.0f}",
+                f"{lag:.1f}",
+                mark,
+            ]
+        )
     shown = text_table(lines, (title, "env steps/s", "bound", "memory, MB", "lag, updates", ""))
     return shown if place is None else f"{shown}\nKnee at {rows[place]['label']}: {explained(rows[place]['result'])}."

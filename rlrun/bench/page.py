@@ -23,7 +23,12 @@ def page(title: str, lead: str, body: Sequence[str], foot: str) -> str:
     ])  # fmt: skip
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]], classes: Sequence[Sequence[str]] | None = None, left: Sequence[int] = ()) -> str:
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    classes: Sequence[Sequence[str]] | None = None,
+    left: Sequence[int] = (),
+) -> str:
     """An HTML table of escaped cells. `classes` has a CSS class for each cell; `left` lists left-aligned columns."""
     side = [' class="left"' if index in left else "" for index in range(len(headings))]
     head = "".join(f"<th{where}>{escape(name)}</th>" for name, where in zip(headings, side))
@@ -31,7 +36,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], classes: Se
     for number, row in enumerate(rows):
         cells = []
         for index, cell in enumerate(row):
-            names = " ".join(name for name in ("left" if index in left else "", classes[number][index] if classes else "") if name)
+            names = " ".join(
+                name for name in ("left" if index in left else "", classes[number][index] if classes else "") if name
+            )
             cells.append(f'<td class="{names}">{escape(cell)}</td>' if names else f"<td>{escape(cell)}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
@@ -39,7 +46,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], classes: Se
 
 def cards(facts: Sequence[tuple[str, object]]) -> str:
     """Cards for the few most important numbers, given as (label, value)."""
-    return '<div class="cards">' + "".join(f'<div class="card"><span>{escape(name)}</span><b>{escape(value)}</b></div>' for name, value in facts) + "</div>"
+    return (
+        '<div class="cards">'
+        + "".join(f'<div class="card"><span>{escape(name)}</span><b>{escape(value)}</b></div>' for name, value in facts)
+        + "</div>"
+    )
 
 
 def picture(svg: str) -> str:

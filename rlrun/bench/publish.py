@@ -17,8 +17,22 @@ from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.loggers.console import duration
 
-CLASSES = {"beaten": "beaten", "within spread": "within", "short": "short", "measured": "partial", "partial": "partial", "not run": "notrun"}
-MARKS = {"beaten": "beaten", "within spread": "within", "short": "short", "measured": "measured", "partial": "partial", "not run": "not run"}
+CLASSES = {
+    "beaten": "beaten",
+    "within spread": "within",
+    "short": "short",
+    "measured": "partial",
+    "partial": "partial",
+    "not run": "notrun",
+}
+MARKS = {
+    "beaten": "beaten",
+    "within spread": "within",
+    "short": "short",
+    "measured": "measured",
+    "partial": "partial",
+    "not run": "not run",
+}
 PROTOCOL_SHOWN = {"frame_skip": "frame skip", "sticky_actions": "sticky actions", "full_action_space": "all 18 actions", "noop_max": "no-ops up to",
                   "life_loss_terminal": "a lost life is terminal in learning", "reward_clip": "reward in learning", "size": "pixels"}  # fmt: skip
 
@@ -45,7 +59,11 @@ def spread(one: Measured) -> str:
     if not one.scores:
         return "" if not one.results else "never"
     mean = sum(one.scores) / len(one.scores)
-    return number(mean) if len(one.scores) == 1 else f"{number(mean)} ({number(min(one.scores))} to {number(max(one.scores))})"
+    return (
+        number(mean)
+        if len(one.scores) == 1
+        else f"{number(mean)} ({number(min(one.scores))} to {number(max(one.scores))})"
+    )
 
 
 def hardware(one: Measured) -> str:
@@ -65,7 +83,18 @@ def mark(one: Measured) -> str:
 
 def headings(table: Table) -> list[str]:
     paper = [table.paper] if table.paper else []
-    return ["game", "algorithm", "RLlib, published", *paper, "rlrun, measured", "", "seeds", "env steps", "wall time", "machine"]
+    return [
+        "game",
+        "algorithm",
+        "RLlib, published",
+        *paper,
+        "rlrun, measured",
+        "",
+        "seeds",
+        "env steps",
+        "wall time",
+        "machine",
+    ]
 
 
 def rows(table: Table, cells: Sequence[Measured]) -> list[list[str]]:
@@ -87,7 +116,11 @@ def protocol_line(cells: Sequence[Measured], table: Table) -> str:
     from rlrun.bench.results import expected_protocol
 
     said = expected_protocol(cells[0].wanted)
-    end = f"after {said['ends_env_steps']:,.0f} env steps (decisions)" if said["ends_env_steps"] else f"after {said['ends_wall_sec']:,.0f} s of wall time"
+    end = (
+        f"after {said['ends_env_steps']:,.0f} env steps (decisions)"
+        if said["ends_env_steps"]
+        else f"after {said['ends_wall_sec']:,.0f} s of wall time"
+    )
     words = {True: "yes", False: "no"}
     shown = (f"{text}: {words[said[name]] if isinstance(said[name], bool) else f'{said[name]:g}' if isinstance(said[name], float) else said[name]}"
              for name, text in PROTOCOL_SHOWN.items() if name in said)  # fmt: skip
@@ -125,7 +158,12 @@ def normalised(cells: Sequence[Measured]) -> str:
     for label in dict.fromkeys(one.cell.label for one in cells):
         own = [one for one in cells if one.cell.label == label]
         counts = {len(one.scores) for one in own}
-        complete = len(own) > 1 and counts != {0} and len(counts) == 1 and all(one.budget == 1 and one.cell.game in RANDOM_AND_HUMAN for one in own)
+        complete = (
+            len(own) > 1
+            and counts != {0}
+            and len(counts) == 1
+            and all(one.budget == 1 and one.cell.game in RANDOM_AND_HUMAN for one in own)
+        )
         if not complete or own[0].wanted.table.less_is_better or any(one.cell.published is None for one in own):
             continue
         scores = np.array([[human_normalised(one.cell.game, score) for score in one.scores] for one in own]).T
@@ -133,14 +171,22 @@ def normalised(cells: Sequence[Measured]) -> str:
         figures = [(one.cell.game, one.cell.published) for one in own if one.cell.published is not None]
         rllib = iqm(np.array([[human_normalised(game, figure) for game, figure in figures]]))
         between = f" (95%: {interval.low:.2f} to {interval.high:.2f})" if len(scores) > 1 else " (one seed)"
-        told.append(f"{label}: IQM of human-normalised scores {interval.value:.2f}{between}, RLlib's figures {rllib:.2f}")
+        told.append(
+            f"{label}: IQM of human-normalised scores {interval.value:.2f}{between}, RLlib's figures {rllib:.2f}"
+        )
     return "; ".join(told)
 
 
 def bars(table: Table, cells: Sequence[Measured]) -> list[charts.Bars]:
     several = len(table.labels) > 1
     return [
-        charts.Bars(f"{one.cell.game}\n{one.cell.label}" if several else one.cell.game, one.cell.published, one.cell.paper, one.scores, one.mark == "partial")
+        charts.Bars(
+            f"{one.cell.game}\n{one.cell.label}" if several else one.cell.game,
+            one.cell.published,
+            one.cell.paper,
+            one.scores,
+            one.mark == "partial",
+        )
         for one in cells
     ]
 
@@ -160,7 +206,11 @@ def curves(cells: Sequence[Measured], column: int) -> list[charts.Group]:
 def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
     every = [one for _, cells in tables for one in cells]
     count = {name: sum(one.mark == name for one in every) for name in MARKS}
-    body = [page.cards([("cells", len(every)), *((name, count[name]) for name in MARKS if count[name] or name != "measured")])]
+    body = [
+        page.cards(
+            [("cells", len(every)), *((name, count[name]) for name in MARKS if count[name] or name != "measured")]
+        )
+    ]
     for table, cells in tables:
         names, made = headings(table), rows(table, cells)
         at = names.index("rlrun, measured")
@@ -174,7 +224,9 @@ def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
             body.append(page.picture(charts.svg(charts.table_bars(table.title, bars(table, cells), table.paper))))
             steps = curves(cells, 0)
             if steps:
-                drawn = charts.learning_curves(steps, curves(cells, 1), "return, mean of last 100 games", "Learning curves")
+                drawn = charts.learning_curves(
+                    steps, curves(cells, 1), "return, mean of last 100 games", "Learning curves"
+                )
                 body.append(page.details("Learning curves", page.picture(charts.svg(drawn))))
             body.append(page.details("Commands that made these results", page.code("\n".join(commands(cells)))))
     lead = "RLlib's results, and what rlrun measured with a tuned file for each cell. Scores are unclipped returns of full games."
@@ -199,7 +251,9 @@ def publish(tables: Sequence[Table], folder: Path, runs: Path | None) -> list[Pa
                 made.append(folder / f"{table.name}.png")
                 charts.save(charts.table_bars(table.title, bars(table, cells), table.paper), made[-1])
     except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror} (--results DIR chooses another folder)") from None
+        raise UserError(
+            f"{folder} cannot be written: {error.strerror} (--results DIR chooses another folder)"
+        ) from None
     if runs is not None and runs.is_dir():
         log(known, text, made, runs)
     return made
@@ -207,7 +261,12 @@ def publish(tables: Sequence[Table], folder: Path, runs: Path | None) -> list[Pa
 
 def log(known: Sequence[tuple[Table, Sequence[Measured]]], text: str, made: Sequence[Path], runs: Path) -> None:
     """Writes the tables to TensorBoard and MLflow. A store that does not answer costs only a warning."""
-    scores = {f"{table.name}/{one.cell.label}/{one.cell.game}": sum(one.scores) / len(one.scores) for table, cells in known for one in cells if one.scores}
+    scores = {
+        f"{table.name}/{one.cell.label}/{one.cell.game}": sum(one.scores) / len(one.scores)
+        for table, cells in known
+        for one in cells
+        if one.scores
+    }
     try:
         to_tensorboard(scores, text, made, runs)
         to_mlflow(scores, made, runs)

@@ -72,7 +72,14 @@ def _cell(cfg: ReplayConfig) -> dict[str, Any]:
 
         draws[count] = _rate(draw)
     memory = psutil.Process(os.getpid()).memory_info().rss - before
-    return {"name": cfg.name, "capacity": cfg.capacity, "adds": adds, "draws": draws, "memory_gb": memory / 1e9, "planned_gb": layout.bytes / 1e9}
+    return {
+        "name": cfg.name,
+        "capacity": cfg.capacity,
+        "adds": adds,
+        "draws": draws,
+        "memory_gb": memory / 1e9,
+        "planned_gb": layout.bytes / 1e9,
+    }
 
 
 def _fragment(layout: Layout, rng: torch.Generator) -> Batch:
@@ -95,8 +102,14 @@ def _rate(call: Callable[[], int]) -> float:
 
 def table(result: dict[str, Any]) -> str:
     """The result as a text table."""
-    lines = [f"{'replay':<13}{'capacity':>10}{'rows stored/s':>15}" + "".join(f"{f'drawn/s, {count}':>15}" for count in BATCHES) + f"{'memory, GB':>12}"]
+    lines = [
+        f"{'replay':<13}{'capacity':>10}{'rows stored/s':>15}"
+        + "".join(f"{f'drawn/s, {count}':>15}" for count in BATCHES)
+        + f"{'memory, GB':>12}"
+    ]
     for cell in result["cells"]:
         drawn = "".join(f"{cell['draws'][count]:>15,.0f}" for count in BATCHES)
-        lines.append(f"{cell['name']:<13}{cell['capacity']:>10,}{cell['adds']:>15,.0f}{drawn}{cell['memory_gb']:>12.2f}")
+        lines.append(
+            f"{cell['name']:<13}{cell['capacity']:>10,}{cell['adds']:>15,.0f}{drawn}{cell['memory_gb']:>12.2f}"
+        )
     return "\n".join(lines)

@@ -49,7 +49,9 @@ def main(words: Sequence[str]) -> int:
     code = 0
     if not flags["--only-render"]:
         every = {key_of(one, seed, budget): one for seed in seeds for one in chosen}
-        todo = {key: one for key, one in every.items() if read(folder, key, one) is None and whole(folder, key, one) is None}
+        todo = {
+            key: one for key, one in every.items() if read(folder, key, one) is None and whole(folder, key, one) is None
+        }
         print(f"rlrun benchmark reproduce-tables: {len(todo)} of {len(chosen) * len(seeds)} runs to do", flush=True)
         if flags["--dry-run"]:
             for key, one in todo.items():
@@ -71,7 +73,9 @@ def lists(words: Sequence[str]) -> dict[str, list[str]]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in KEYS:
-            raise UserError(f"There is no option {key!r} here.{closest(key, KEYS)} There are {', '.join(f'{k}=' for k in KEYS)} and {', '.join(FLAGS)}.")
+            raise UserError(
+                f"There is no option {key!r} here.{closest(key, KEYS)} There are {', '.join(f'{k}=' for k in KEYS)} and {', '.join(FLAGS)}."
+            )
         found[key] = [part for part in value.split(",") if part]
         if not found[key]:
             raise UserError(f"{key}= needs a value")
@@ -96,7 +100,12 @@ def train_words(wanted: Wanted, key: Key) -> list[str]:
     steps = ENDLESS if table.env_steps is None else max(1, round(table.env_steps * key.budget))
     seconds = "null" if table.wall_sec is None else f"{table.wall_sec * key.budget:g}"
     target = "null" if table.target_return is None else f"{table.target_return:g}"
-    ends = [f"env_steps={steps}", f"stop.return_mean={target}", f"stop.wall_sec={seconds}", "stop.no_improvement_steps=null"]
+    ends = [
+        f"env_steps={steps}",
+        f"stop.return_mean={target}",
+        f"stop.wall_sec={seconds}",
+        "stop.no_improvement_steps=null",
+    ]
     return [f"tuned={wanted.cell.tuned}", *wanted.cell.words, f"seed={key.seed}", *ends]
 
 
@@ -122,7 +131,11 @@ class Cells:
             return
         key, wanted = self.jobs[outcome.job.name]
         try:
-            write(self.folder, key, from_run(key, wanted, outcome.job.run_dir) | {"command": f"rlrun train {' '.join(outcome.job.words)}"})
+            write(
+                self.folder,
+                key,
+                from_run(key, wanted, outcome.job.run_dir) | {"command": f"rlrun train {' '.join(outcome.job.words)}"},
+            )
         except UserError as error:
             self.problems.append(str(error))
 

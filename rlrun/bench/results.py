@@ -21,7 +21,9 @@ from rlrun.loggers.jsonl import read as read_rows
 FORMAT = 1
 CURVE_POINTS = 200
 SCORE = "last100: mean return of the last 100 training games, full games, unclipped"
-SECONDS = "seconds of wall time until the mean return of the last 100 training games reached {target:g}, start-up included"
+SECONDS = (
+    "seconds of wall time until the mean return of the last 100 training games reached {target:g}, start-up included"
+)
 
 
 def default_folder() -> Path:
@@ -53,7 +55,17 @@ def protocol(table: Table, config: Mapping[str, Any]) -> dict[str, Any]:
     score = SECONDS.format(target=table.target_return) if table.target_return is not None else SCORE
     said = {"score": score, "ends_env_steps": table.env_steps, "ends_wall_sec": table.wall_sec, "env": env["name"]}
     if env["family"] == "atari":
-        names = ("frame_skip", "sticky_actions", "full_action_space", "noop_max", "life_loss_terminal", "size", "stack", "max_frames", "reward_clip")
+        names = (
+            "frame_skip",
+            "sticky_actions",
+            "full_action_space",
+            "noop_max",
+            "life_loss_terminal",
+            "size",
+            "stack",
+            "max_frames",
+            "reward_clip",
+        )
         said |= {name: env[name] for name in names}
     return said
 
@@ -80,7 +92,11 @@ def thinned(rows: Sequence[Any], count: int = CURVE_POINTS) -> list[Any]:
 def curve_of(run_dir: Path) -> list[list[float]]:
     """[env steps, seconds, mean return of the last 100 games] for each row of progress.jsonl that has a return."""
     rows = read_rows(run_dir / "progress.jsonl")
-    return [[row["env_steps"], round(row["time_sec"], 1), round(row["sample/return_mean"], 3)] for row in rows if row.get("sample/return_mean") is not None]
+    return [
+        [row["env_steps"], round(row["time_sec"], 1), round(row["sample/return_mean"], 3)]
+        for row in rows
+        if row.get("sample/return_mean") is not None
+    ]
 
 
 def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
@@ -95,7 +111,9 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
     made, asked = protocol(wanted.table, config), expected_protocol(wanted)
     if made != asked:
         other = next(name for name in asked if made.get(name) != asked[name])
-        raise UserError(f"{run_dir} used another protocol than {wanted.table.name}: {other} is {made.get(other)!r}, not {asked[other]!r}")
+        raise UserError(
+            f"{run_dir} used another protocol than {wanted.table.name}: {other} is {made.get(other)!r}, not {asked[other]!r}"
+        )
     curve = curve_of(run_dir)
     score = summary["return_mean"]
     target = wanted.table.target_return
@@ -113,7 +131,9 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
 
 def digest(values: Mapping[str, Any]) -> str:
     """The sha256 of all values except "sha256" itself."""
-    text = json.dumps({name: value for name, value in values.items() if name != "sha256"}, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(
+        {name: value for name, value in values.items() if name != "sha256"}, sort_keys=True, separators=(",", ":")
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -138,9 +158,13 @@ def read(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a result: {type(error).__name__}: {error}") from None
     if stated != counted:
-        raise UserError(f"{path} was altered after it was written: its sha256 does not match its contents. Remove it, or restore the original")
+        raise UserError(
+            f"{path} was altered after it was written: its sha256 does not match its contents. Remove it, or restore the original"
+        )
     if values.get("format") != FORMAT or values["protocol"] != expected_protocol(wanted):
-        raise UserError(f"{path} has another protocol than {wanted.table.name} has today; remove it, or keep it elsewhere")
+        raise UserError(
+            f"{path} has another protocol than {wanted.table.name} has today; remove it, or keep it elsewhere"
+        )
     if tuple(values[name] for name in Key._fields) != tuple(key):
         raise UserError(f"{path} belongs to another cell than its name says")
     return values

@@ -46,12 +46,18 @@ def optimality_gap(scores: Scores, target: float = 1.0) -> float:
 
 
 def stratified_bootstrap(
-    scores: Scores, statistic: Callable[[Scores], float], rng: np.random.Generator, repetitions: int = 2000, confidence: float = 0.95
+    scores: Scores,
+    statistic: Callable[[Scores], float],
+    rng: np.random.Generator,
+    repetitions: int = 2000,
+    confidence: float = 0.95,
 ) -> ConfidenceInterval:
     """The statistic and its percentile interval. Runs are resampled with replacement within each game (section 4)."""
     scores = np.asarray(scores, dtype=float)
     runs, games = scores.shape
-    made = [statistic(np.take_along_axis(scores, rng.integers(0, runs, (runs, games)), axis=0)) for _ in range(repetitions)]
+    made = [
+        statistic(np.take_along_axis(scores, rng.integers(0, runs, (runs, games)), axis=0)) for _ in range(repetitions)
+    ]
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(made, [tail, 100 - tail])
     return ConfidenceInterval(statistic(scores), float(low), float(high))

@@ -80,8 +80,14 @@ def select(tables: Sequence[str], games: Sequence[str], algos: Sequence[str]) ->
     for kind, asked in (("game", games), ("algo", algos)):
         for name in asked:
             if name not in have[kind]:
-                raise UserError(f"No table here has {kind} {name!r}.{closest(name, have[kind])} There are: {', '.join(sorted(have[kind]))}")
-    chosen = [one for one in found if (not games or one.cell.game in games) and (not algos or one.cell.tuned.split("/")[0] in algos)]
+                raise UserError(
+                    f"No table here has {kind} {name!r}.{closest(name, have[kind])} There are: {', '.join(sorted(have[kind]))}"
+                )
+    chosen = [
+        one
+        for one in found
+        if (not games or one.cell.game in games) and (not algos or one.cell.tuned.split("/")[0] in algos)
+    ]
     if not chosen:
         raise UserError(f"these tables have no cell with both game={','.join(games)} and algo={','.join(algos)}")
     return chosen

@@ -77,7 +77,9 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     after = each.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
     made = parts.resources
-    alone = {name: rates.pop(name) for name in list(rates) if name.startswith("learning, ")} or {"learning": rates["learning"]}
+    alone = {name: rates.pop(name) for name in list(rates) if name.startswith("learning, ")} or {
+        "learning": rates["learning"]
+    }
     fastest = max([rates["learning"], *alone.values()])
     used = min(cores(), made.num_learners * max(made.learner_threads)) if made.inference == "serial" else cores()
     bound = bound_of(made, rates, used)
@@ -116,12 +118,18 @@ class _Parts:
         self.out = allocate(layout, pin=self.on_gpu)  # pinned, as a run's fragments are
         self.algorithm = parts.algorithm()
         self.products = parts.products
-        collector = Collector(self.env, parts.seeds.generator("policy", 0), parts.needs.record, parts.needs.core_every, 0, 0, 0)
+        collector = Collector(
+            self.env, parts.seeds.generator("policy", 0), parts.needs.record, parts.needs.core_every, 0, 0, 0
+        )
         acting = parts.policy_factory(acting=True)()
         fragments = []
         self.replay: Replay | None = None
         needed = parts.needs.columns // self.columns
-        for number in range(max(8, REPLAYED // (parts.plan.fragment_rows * self.columns)) if parts.needs.replay is not None else min(needed, DIFFERENT)):
+        for number in range(
+            max(8, REPLAYED // (parts.plan.fragment_rows * self.columns))
+            if parts.needs.replay is not None
+            else min(needed, DIFFERENT)
+        ):
             batch = allocate(layout, pin=self.on_gpu)
             header = collector.collect(batch, acting, 1, Clock())
             if parts.needs.replay is not None:
@@ -131,7 +139,9 @@ class _Parts:
             if number < 64:
                 fragments.append(batch)
         self.obs = collector.columns.obs
-        self.fragments = fragments if parts.needs.replay is not None else [fragments[i % len(fragments)] for i in range(needed)]
+        self.fragments = (
+            fragments if parts.needs.replay is not None else [fragments[i % len(fragments)] for i in range(needed)]
+        )
         self.batch: Batch | None = None
         self.out.copy_(fragments[0])
 
@@ -148,7 +158,9 @@ class _Parts:
         def env() -> int:
             nonlocal count
             count += 1
-            self.obs = self.env.step(random_actions(spec, self.obs, self.columns, rng) if masked else actions[count % 64]).obs
+            self.obs = self.env.step(
+                random_actions(spec, self.obs, self.columns, rng) if masked else actions[count % 64]
+            ).obs
             return self.columns
 
         inference = self._together(rows) if self.parts.resources.inference == "batched" else self._alone(rows)
@@ -208,7 +220,16 @@ class _Parts:
         def inference() -> int:
             with torch.inference_mode():
                 for t in range(rows):
-                    act_row(self.policy, self.out, t, state, self.parts.needs.core_every, LATE, self.rng, self.parts.needs.record)
+                    act_row(
+                        self.policy,
+                        self.out,
+                        t,
+                        state,
+                        self.parts.needs.core_every,
+                        LATE,
+                        self.rng,
+                        self.parts.needs.record,
+                    )
             return rows * self.columns
 
         return inference
@@ -216,7 +237,15 @@ class _Parts:
     def _together(self, rows: int) -> Callable[[], int]:
         """The call that acts as the inference thread does, on one of each sampler's two groups."""
         made, samplers = self.parts.resources, self.parts.resources.samplers_per_learner
-        copy = ActingCopy(self.policy, made.device, self.rng, self.parts.needs.record, self.columns, samplers, self.parts.make_recorder())
+        copy = ActingCopy(
+            self.policy,
+            made.device,
+            self.rng,
+            self.parts.needs.record,
+            self.columns,
+            samplers,
+            self.parts.make_recorder(),
+        )
         state = copy.policy.initial_state(self.columns)
         groups = [[Batch(obs=self.out.obs[t], is_first=self.out.is_first[t])] * samplers for t in range(rows)]
 
@@ -272,7 +301,11 @@ class _PartsOfEvolution:
         policy, rng, spec = self.player.policy, np.random.default_rng(0), self.parts.spec
         rows: Rows = map_rows(self.player.env.reset(0), np.array)
         actions = [random_actions(spec, rows, self.columns, rng) for _ in range(64)]
-        parameters, first, seen = policy.vector().detach().repeat(self.columns, 1), torch.zeros(self.columns, dtype=torch.bool), to_torch(rows)
+        parameters, first, seen = (
+            policy.vector().detach().repeat(self.columns, 1),
+            torch.zeros(self.columns, dtype=torch.bool),
+            to_torch(rows),
+        )
         count = 0
 
         def env() -> int:
@@ -290,7 +323,10 @@ class _PartsOfEvolution:
             self.algorithm.update(self.batch, LATE)
             return self.steps
 
-        return {name: [_rate(call) for _ in range(3)] for name, call in (("env", env), ("inference", inference), ("learning", learning))}
+        return {
+            name: [_rate(call) for _ in range(3)]
+            for name, call in (("env", env), ("inference", inference), ("learning", learning))
+        }
 
 
 def _rate(call: Callable[[], float]) -> float:
@@ -314,7 +350,9 @@ class _Rows:
             self.learns()
 
 
-def _train(parts: LearnerParts, seconds: float) -> tuple[float, float, float | None, dict[str, float], dict[str, float]]:
+def _train(
+    parts: LearnerParts, seconds: float
+) -> tuple[float, float, float | None, dict[str, float], dict[str, float]]:
     """Trains for so many seconds after learning began.
 
     Returns env steps/s after warming up, the peak memory of the process tree in MB, the policy lag in updates, the
@@ -357,16 +395,32 @@ def _train(parts: LearnerParts, seconds: float) -> tuple[float, float, float | N
     if len(learnt) < 3:
         waits = parts.needs.replay
         starts = f": it waits for algo.learning_starts={waits.learning_starts}" if waits is not None else ""
-        raise UserError(f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates in {job.wall_sec:.0f} s{starts}")
+        raise UserError(
+            f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates in {job.wall_sec:.0f} s{starts}"
+        )
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
     counted = [row for row in learnt if row["time_sec"] >= warm]
     first, last = (row["env_steps"] + row.get("sample/ahead", 0) for row in (counted[0], counted[-1]))
     reached = (last - first) / (counted[-1]["time_sec"] - counted[0]["time_sec"])
     lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
-    names = {name for row in counted for name in row if name.startswith("time/") and name.endswith("_share") and name != "time/sampler_env_share"}
+    names = {
+        name
+        for row in counted
+        for name in row
+        if name.startswith("time/") and name.endswith("_share") and name != "time/sampler_env_share"
+    }
     shares = {name[5:-6]: statistics.mean(row.get(name) or 0.0 for row in counted) for name in sorted(names)}
-    spent = {name: [row[f"time/{name}_us"] for row in counted if row.get(f"time/{name}_us") is not None] for name in ("env", "policy")}
-    return reached, peak[0], statistics.mean(lags) if lags else None, shares, {name: statistics.mean(us) for name, us in spent.items() if us}
+    spent = {
+        name: [row[f"time/{name}_us"] for row in counted if row.get(f"time/{name}_us") is not None]
+        for name in ("env", "policy")
+    }
+    return (
+        reached,
+        peak[0],
+        statistics.mean(lags) if lags else None,
+        shares,
+        {name: statistics.mean(us) for name, us in spent.items() if us},
+    )
 
 
 def _sampler_time(made: Resources, reached: float, spent: dict[str, float]) -> dict[str, float]:
@@ -377,7 +431,9 @@ def _sampler_time(made: Resources, reached: float, spent: dict[str, float]) -> d
     """
     processes = made.num_samplers
     env = reached * spent.get("env", 0.0) * 1e-6 / processes
-    policy = reached * spent.get("policy", 0.0) * 1e-6 / (made.num_learners if made.inference == "batched" else processes)
+    policy = (
+        reached * spent.get("policy", 0.0) * 1e-6 / (made.num_learners if made.inference == "batched" else processes)
+    )
     alone = {"env": env} | ({} if made.inference == "batched" else {"policy": policy})
     shares = {**alone, "rest": max(0.0, 1.0 - sum(alone.values()))}
     return (shares | {"inference thread": policy} if made.inference == "batched" else shares) if spent else {}
@@ -412,14 +468,22 @@ def table(result: dict[str, Any]) -> str:
     lines += [f"{'part alone, one thread':<30}{'steps/s':>10}{'us/step':>10}"]
     lines += [f"  {name:<28}{rate:>10,.0f}{1e6 / rate:>10,.0f}" for name, rate in result["parts"].items()]
     lines += [
-        *(f"  {name:<28}{rate:>10,.0f}{1e6 / rate:>10,.0f}" for name, rate in result["learning_alone"].items() if name not in result["parts"]),
+        *(
+            f"  {name:<28}{rate:>10,.0f}{1e6 / rate:>10,.0f}"
+            for name, rate in result["learning_alone"].items()
+            if name not in result["parts"]
+        ),
         f"{'bound of ' + str(result['cores']) + ' core' + ('s' if result['cores'] > 1 else ''):<30}{result['bound']:>10,.0f}",
         f"{'reached in training':<30}{result['reached']:>10,.0f}",
         f"{'ratio':<30}{result['ratio']:>10.2f}",
         f"{'ratio to learning alone':<30}{result['of_learning_alone']:>10.2f}",
         f"{'policy lag, updates':<30}{result['policy_lag'] or 0:>10.1f}",
         f"{'memory of the tree (PSS), MB':<30}{result['memory_pss_mb']:>10,.0f}",
-        *(["a sampler's time: " + ", ".join(f"{name} {share:.0%}" for name, share in result["sampler_time"].items())] if result["sampler_time"] else []),
+        *(
+            ["a sampler's time: " + ", ".join(f"{name} {share:.0%}" for name, share in result["sampler_time"].items())]
+            if result["sampler_time"]
+            else []
+        ),
         "learner's time: " + ", ".join(f"{name} {share:.0%}" for name, share in result["learner_time"].items()),
     ]
     return "\n".join(lines)

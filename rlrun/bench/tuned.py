@@ -50,7 +50,9 @@ def bar_of(tuned: str) -> Bar | None:
     seconds = known.get("wall_sec") if known else None
     several = seconds if isinstance(seconds, list) else [seconds]
     longest = max((float(value) for value in several if value is not None), default=None)
-    return Bar(tuned, float(expected["return"]), float(expected["env_steps"]), expected.get("metric") == "greedy", longest)
+    return Bar(
+        tuned, float(expected["return"]), float(expected["env_steps"]), expected.get("metric") == "greedy", longest
+    )
 
 
 def choose(names: Sequence[str], fast: bool, seeds: int) -> list[Bar]:
@@ -91,7 +93,9 @@ def main(words: Sequence[str]) -> int:
     for word in rest:
         key, equals, value = word.partition("=")
         if equals and key != "seeds":
-            raise UserError(f"There is no option {key!r} here.{closest(key, ('seeds',))} There are seeds= and {', '.join(FLAGS)}.")
+            raise UserError(
+                f"There is no option {key!r} here.{closest(key, ('seeds',))} There are seeds= and {', '.join(FLAGS)}."
+            )
         if equals:
             seeds = [number(part, int, "seeds") for part in value.split(",") if part] or seeds
     bars = choose(names, flags["--fast"], len(seeds))
@@ -102,7 +106,11 @@ def main(words: Sequence[str]) -> int:
             name = f"{bar.tuned.replace('/', '-')}-seed{seed}"
             words = [f"tuned={bar.tuned}", f"seed={seed}", f"env_steps={bar.env_steps:.0f}", "logger=[]"]
             words += [] if bar.greedy else [f"stop.return_mean={bar.aim:g}"]
-            jobs[name] = (bar, seed, TrainingJob(name=name, words=tuple(words), run_dir=folder / name, log=folder / "logs" / f"{name}.log"))
+            jobs[name] = (
+                bar,
+                seed,
+                TrainingJob(name=name, words=tuple(words), run_dir=folder / name, log=folder / "logs" / f"{name}.log"),
+            )
     if flags["--dry-run"]:
         for _, _, job in jobs.values():
             print(f"rlrun train {' '.join(job.words)}")
@@ -112,7 +120,11 @@ def main(words: Sequence[str]) -> int:
     outcomes = pool.run(Fixed([job for _, _, job in jobs.values()]))
     results = [judged(*jobs[outcome.job.name][:2], outcome) for outcome in outcomes]
     print()
-    print(text_table([cells(result) for result in results], ("tuned file", "seed", "bar", "reached", "at env steps", "time", "")))
+    print(
+        text_table(
+            [cells(result) for result in results], ("tuned file", "seed", "bar", "reached", "at env steps", "time", "")
+        )
+    )
     if flags["--json"]:
         Path(flags["--json"]).write_text(json.dumps(results, indent=1) + "\n")
     missed = sum(result["verdict"] != "pass" for result in results)
@@ -139,7 +151,11 @@ def judged(bar: Bar, seed: int, outcome: Outcome) -> dict[str, Any]:
         reached = greedy(outcome.job.run_dir)
     elif outcome.summary.get("status") != "STOPPED":  # it ended on its env steps, but may have met the bar on the way
         rows = read_rows(outcome.job.run_dir / "progress.jsonl")
-        means = [row["sample/return_mean"] for row in rows if row.get("sample/episodes", 0) >= 100 and row["env_steps"] <= bar.env_steps]
+        means = [
+            row["sample/return_mean"]
+            for row in rows
+            if row.get("sample/episodes", 0) >= 100 and row["env_steps"] <= bar.env_steps
+        ]
         reached = max([value for value in means if value is not None], default=None)
     # The last batch may have gone beyond the bar's env steps.
     late = outcome.summary.get("status") == "STOPPED" and outcome.env_steps > bar.env_steps

@@ -57,7 +57,10 @@ def main(words: list[str]) -> int:
 
         values = plain(cfg)
         check_tuned(choices, values)
-        print(f"rlrun benchmark throughput: {values['algo']['name']} on {values['env']['name']}, {seconds:.0f} s", flush=True)
+        print(
+            f"rlrun benchmark throughput: {values['algo']['name']} on {values['env']['name']}, {seconds:.0f} s",
+            flush=True,
+        )
         result = measure(type_config(values), seconds)
         print(table(result))
         write(result, json_file)
@@ -99,7 +102,9 @@ def replay(words: list[str], json_file: str | None) -> int:
         config = type_config(plain(cfg)).run.replay
         assert config is not None
         if config.directory is None and not config.compress and max(sizes) * 7400 > free_memory():
-            raise UserError(f"capacity={max(sizes)} takes {max(sizes) * 7400 / 1e9:.1f} GB, but only {free_memory() / 1e9:.1f} GB are free")
+            raise UserError(
+                f"capacity={max(sizes)} takes {max(sizes) * 7400 / 1e9:.1f} GB, but only {free_memory() / 1e9:.1f} GB are free"
+            )
         result = measure(config, sizes)
         print(table(result))
         write(result, json_file)

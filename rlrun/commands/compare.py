@@ -53,7 +53,11 @@ def facts(one, other) -> list[list[str]]:
     rows = []
     for group in ("versions", "hardware"):
         both = [run.summary.get(group) or {} for run in (one, other)]
-        rows += [[key, *(short(values.get(key)) for values in both)] for key in dict.fromkeys([*both[0], *both[1]]) if both[0].get(key) != both[1].get(key)]
+        rows += [
+            [key, *(short(values.get(key)) for values in both)]
+            for key in dict.fromkeys([*both[0], *both[1]])
+            if both[0].get(key) != both[1].get(key)
+        ]
     if one.summary.get("git_commit") != other.summary.get("git_commit"):
         rows.append(["git commit", *(commit(run.summary.get("git_commit")) for run in (one, other))])
     return rows
@@ -93,5 +97,10 @@ def outcomes(one, other) -> list[list[str]]:
     for name in metrics(both):
         values = [next((row[name] for row in reversed(run.rows) if row.get(name) is not None), None) for run in both]
         if any(value is not None for value in values) and name.split("/")[0] in ("sample", "learn", "eval"):
-            rows.append([f"last {name}", *(short(float(value)) if isinstance(value, int | float) else short(value) for value in values)])
+            rows.append(
+                [
+                    f"last {name}",
+                    *(short(float(value)) if isinstance(value, int | float) else short(value) for value in values),
+                ]
+            )
     return rows

@@ -34,7 +34,9 @@ def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
-    options = typed(DoctorOptions, {"runs_root": "runs"} | parse_assignments([word for word in words if word != "--fix"]))
+    options = typed(
+        DoctorOptions, {"runs_root": "runs"} | parse_assignments([word for word in words if word != "--fix"])
+    )
     runs_root = Path(options.runs_root)
     print("rlrun doctor", flush=True)
     import torch
@@ -48,15 +50,27 @@ def main(words: list[str]) -> int:
     print("versions    " + ", ".join(f"{name} {version}" for name, version in versions().items()))
     facts = hardware()
     fast = cpu_flags() & {"avx512_bf16", "amx_bf16", "avx512f", "avx2"}
-    print(f"cpu         {facts['cpu']}, {cores()} cores for this process ({os.cpu_count()} in the machine), {', '.join(sorted(fast)) or 'no AVX2'}")
-    print("bf16        " + ("fast on this CPU" if fast & {"avx512_bf16", "amx_bf16"} else "would be slow on this CPU: auto uses fp32"))
-    print("products    large float32 matrix products are computed by " + ("oneDNN, which uses this CPU's AVX-512" if pays() else "MKL"))
+    print(
+        f"cpu         {facts['cpu']}, {cores()} cores for this process ({os.cpu_count()} in the machine), {', '.join(sorted(fast)) or 'no AVX2'}"
+    )
+    print(
+        "bf16        "
+        + ("fast on this CPU" if fast & {"avx512_bf16", "amx_bf16"} else "would be slow on this CPU: auto uses fp32")
+    )
+    print(
+        "products    large float32 matrix products are computed by "
+        + ("oneDNN, which uses this CPU's AVX-512" if pays() else "MKL")
+    )
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)
-            print(f"gpu {index}       {torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+            print(
+                f"gpu {index}       {torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+            )
     else:
-        print(f"gpu         none visible (torch {torch.__version__}, built {'with CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'})")
+        print(
+            f"gpu         none visible (torch {torch.__version__}, built {'with CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'})"
+        )
     shm = Path("/dev/shm")
     if shm.is_dir():
         usage = shutil.disk_usage(shm)
@@ -65,7 +79,9 @@ def main(words: list[str]) -> int:
             problems.append("/dev/shm has less than 512 MiB: start the container with --shm-size=2g")
         left = [p.name for p in shm.iterdir() if p.name.startswith("torch_")]
         if left:
-            print(f"            torch has {len(left)} entries there, in use or left by killed programs: {' '.join(left[:3])}")
+            print(
+                f"            torch has {len(left)} entries there, in use or left by killed programs: {' '.join(left[:3])}"
+            )
     print("optional")
     for module, name, extra, what, licence in OPTIONAL:
         found = importlib.util.find_spec(module) is not None

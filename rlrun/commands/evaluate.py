@@ -51,7 +51,9 @@ def main(words: list[str]) -> int:
     factory = Factory(cfg=trained.config.env, spec=trained.spec, seeds=seeds, stream="evaluate", learning=False)
     evaluator = Evaluator(factory, min(options.episodes, 8), seeds)
     try:
-        games = evaluator.play(trained.policy, options.episodes, "greedy" if options.greedy else "explore", trained.clock)
+        games = evaluator.play(
+            trained.policy, options.episodes, "greedy" if options.greedy else "explore", trained.clock
+        )
     finally:
         evaluator.close()
     returns = [ret for ret, _ in games]

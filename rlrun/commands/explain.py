@@ -43,16 +43,22 @@ def main(words: list[str]) -> int:
     print("\nOptions, as in conf/algo: algo.<name>=<value>\n")
     print(without_defaults(texts.pop(f"algo/{name}")))
     for base, inherited in texts.items():
-        print(f"Options of {base.removeprefix('algo/')}, where they are not given above\n\n{without_defaults(inherited)}")
+        print(
+            f"Options of {base.removeprefix('algo/')}, where they are not given above\n\n{without_defaults(inherited)}"
+        )
     for group, file in included_groups(name).items():
         text = textwrap.indent((root() / "conf" / f"{file}.yaml").read_text(), "  ")
         print(f"Options of {file}, where they are not given above\n\n{group}:\n{text}")
     inner = inner_algorithm(name)
     if inner:
-        print(f"The algorithm inside is {inner}; algo@algo.inner=<name> chooses another. Its options are algo.inner.<name>=<value>: rlrun explain {inner}\n")
+        print(
+            f"The algorithm inside is {inner}; algo@algo.inner=<name> chooses another. Its options are algo.inner.<name>=<value>: rlrun explain {inner}\n"
+        )
     runner = compose_runner(name) or (compose_runner(inner) if inner else None)
     if runner:
-        print(f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}")
+        print(
+            f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}"
+        )
     print(EVERY_RUN)
     print("RLlib's names" + (f", with {inner} inside" if inner else "") + "\n")
     for row in option_map(name):

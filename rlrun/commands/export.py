@@ -41,7 +41,9 @@ def main(words: list[str]) -> int:
     from rlrun.runtime.trained import load
 
     torch.set_num_threads(1)
-    for file, checked in write(load(path, str(options.checkpoint)), Path(flags["--dir"]) if flags["--dir"] else path / "export", formats):
+    for file, checked in write(
+        load(path, str(options.checkpoint)), Path(flags["--dir"]) if flags["--dir"] else path / "export", formats
+    ):
         print(f"{file}{'  ' if checked else ''}{checked}")
     print("`use` in policy.json tells how a program plays with the policy")
     return 0

@@ -52,5 +52,7 @@ def tuned() -> None:
 def cell(label: str, values: dict | None) -> str:
     if not values or values.get("return") is None:
         return f"not {label}"
-    returns, steps = (values[key] if isinstance(values[key], list) else [values[key]] for key in ("return", "env_steps"))
+    returns, steps = (
+        values[key] if isinstance(values[key], list) else [values[key]] for key in ("return", "env_steps")
+    )
     return f"{label} {'/'.join(f'{float(r):g}' for r in returns)} at {'/'.join(f'{float(s):,.0f}' for s in steps)} env steps"

@@ -36,12 +36,18 @@ def main(words: list[str]) -> int:
     figures = [charts.learning_curves(*curves(runs, name), name, "") for name in names]
     try:
         if out.suffix == ".html":
-            body = [part for name, made in zip(names, figures) for part in (f"<h2>{page.escape(name)}</h2>", page.picture(charts.svg(made)))]
+            body = [
+                part
+                for name, made in zip(names, figures)
+                for part in (f"<h2>{page.escape(name)}</h2>", page.picture(charts.svg(made)))
+            ]
             lead = f"{len(runs)} run{'s' if len(runs) > 1 else ''}; where there are several seeds, curves show the mean and its 95% interval."
             out.write_text(page.page("Learning curves", lead, body, "Made by rlrun plot."))
             written = [out]
         else:
-            written = [out if len(figures) == 1 else out.with_stem(f"{out.stem}-{name.replace('/', '_')}") for name in names]
+            written = [
+                out if len(figures) == 1 else out.with_stem(f"{out.stem}-{name.replace('/', '_')}") for name in names
+            ]
             for path, made in zip(written, figures):
                 charts.save(made, path)
     except OSError as error:
@@ -66,7 +72,10 @@ def curves(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]
     from rlrun.experiments.runs import groups
 
     def against(x: str) -> list[Group]:
-        every = [Group(label + seeds(members), [Curve(*run.series(metric, x)) for run in members]) for label, members in groups(runs)]
+        every = [
+            Group(label + seeds(members), [Curve(*run.series(metric, x)) for run in members])
+            for label, members in groups(runs)
+        ]
         return [group for group in every if any(len(curve.x) for curve in group.curves)]
 
     steps, times = against("env_steps"), against("time_sec")

@@ -42,7 +42,15 @@ def main(words: list[str]) -> int:
 
 
 def shown(value: Any) -> str:
-    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return (
+        ""
+        if value is None
+        else f"{value:,.4g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )
 
 
 def returns(run) -> tuple[float | None, float | None]:
@@ -70,12 +78,23 @@ def of_run(run) -> str:
     if run.summary.get("reason"):
         body.append(f'<p class="soft">Ended: {page.escape(str(run.summary["reason"]).splitlines()[-1])}</p>')
     if run.series(RETURN)[0]:
-        body += ["<h2>Return</h2>", page.picture(charts.svg(charts.learning_curves(*curves([run], RETURN), "mean of last 100 games", "")))]
+        body += [
+            "<h2>Return</h2>",
+            page.picture(charts.svg(charts.learning_curves(*curves([run], RETURN), "mean of last 100 games", ""))),
+        ]
     if run.series("eval/return_mean")[0]:
-        body += ["<h2>Evaluation</h2>", page.picture(charts.svg(charts.learning_curves(*curves([run], "eval/return_mean"), "mean of evaluation games", "")))]
+        body += [
+            "<h2>Evaluation</h2>",
+            page.picture(
+                charts.svg(charts.learning_curves(*curves([run], "eval/return_mean"), "mean of evaluation games", ""))
+            ),
+        ]
     known = [name for name in FIRST if name in metrics([run]) and len(run.series(name)[0]) > 1][:DRAWN]
     if known:
-        body += ["<h2>Learning</h2>", page.picture(charts.svg(charts.small_multiples([(name, *run.series(name)) for name in known])))]
+        body += [
+            "<h2>Learning</h2>",
+            page.picture(charts.svg(charts.small_multiples([(name, *run.series(name)) for name in known]))),
+        ]
     body += facts([run])
     body += ["<h2>Options</h2>", page.details("All options of this run", page.table(("option", "value"), [(key, shown(value) if value is not None else "null")
              for key, value in run.options.items()], left=(0, 1)))]  # fmt: skip
@@ -97,14 +116,24 @@ def of_many(runs, places: list[Path]) -> str:
     best = max(together, key=standing)
     ends = [run.summary.get("status", "unknown") for run in runs]
     never = without_run(places, {run.path.name for run in runs})
-    cards: list[tuple[str, object]] = [("runs", len(runs)), ("settings", len(together)), ("failed", ends.count("FAILED") + len(never))]
+    cards: list[tuple[str, object]] = [
+        ("runs", len(runs)),
+        ("settings", len(together)),
+        ("failed", ends.count("FAILED") + len(never)),
+    ]
     if len({run.options["env.name"] for run in runs}) == 1:  # returns of different environments cannot be compared
-        cards[2:2] = [("best setting", best[0]), ("its mean return", shown(_mean([returns(run)[0] for run in best[1]])))]
+        cards[2:2] = [
+            ("best setting", best[0]),
+            ("its mean return", shown(_mean([returns(run)[0] for run in best[1]]))),
+        ]
     body = [page.cards(cards)]
     if never:
         body += ["<h2>Jobs that never became a run</h2>", page.table(("job", "status", "why"), never, left=(0, 1, 2))]
     if any(run.series(RETURN)[0] for run in runs):
-        body += ["<h2>Return</h2>", page.picture(charts.svg(charts.learning_curves(*curves(runs, RETURN), "mean of last 100 games", "")))]
+        body += [
+            "<h2>Return</h2>",
+            page.picture(charts.svg(charts.learning_curves(*curves(runs, RETURN), "mean of last 100 games", ""))),
+        ]
     rows = []
     for label, members in sorted(together, key=standing, reverse=True):
         scores = [float(score) for score in (returns(run)[0] for run in members) if score is not None]
@@ -112,17 +141,42 @@ def of_many(runs, places: list[Path]) -> str:
         seconds = [run.rows[-1]["time_sec"] for run in members if run.rows]
         rows.append([label, counted(members), number(_mean(scores)), number(iqm(np.array(scores))) if scores else "", number(min(scores, default=None)),
                      number(max(scores, default=None)), number(_mean(steps)), duration(_mean(seconds) or 0)])  # fmt: skip
-    body += ["<h2>Settings</h2>", page.table(("setting", "seeds", "mean return", "IQM", "lowest", "highest", "env steps", "wall time"), rows, left=(0,))]
+    body += [
+        "<h2>Settings</h2>",
+        page.table(
+            ("setting", "seeds", "mean return", "IQM", "lowest", "highest", "env steps", "wall time"), rows, left=(0,)
+        ),
+    ]
     keys = telling(runs)[:6]
     each = []
     for run in runs:
         status = run.summary.get("status", "unknown").lower()
         reason = str(run.summary.get("reason", "")).strip().splitlines()
         ended = reason[-1][:120] if reason else ""
-        each.append([run.path.name, *(shown(run.options.get(key)) for key in keys), run.seed, status, shown(returns(run)[0]), ended])
-    body += ["<h2>Runs</h2>", page.table(("run", *keys, "seed", "status", "return", "how it ended"), each, left=(0, *range(1, len(keys) + 1), len(keys) + 5))]
+        each.append(
+            [
+                run.path.name,
+                *(shown(run.options.get(key)) for key in keys),
+                run.seed,
+                status,
+                shown(returns(run)[0]),
+                ended,
+            ]
+        )
+    body += [
+        "<h2>Runs</h2>",
+        page.table(
+            ("run", *keys, "seed", "status", "return", "how it ended"),
+            each,
+            left=(0, *range(1, len(keys) + 1), len(keys) + 5),
+        ),
+    ]
     body += facts(runs)
-    sweeps = [json.loads((place / "sweep.json").read_text())["command"] for place in places if (place / "sweep.json").is_file()]
+    sweeps = [
+        json.loads((place / "sweep.json").read_text())["command"]
+        for place in places
+        if (place / "sweep.json").is_file()
+    ]
     lead = sweeps[0] if sweeps else f"{len(runs)} runs below {', '.join(map(str, places))}"
     return page.page("A sweep" if sweeps else "Several runs", lead, body, "Made by rlrun report.")
 
@@ -134,7 +188,9 @@ def without_run(places: list[Path], seen: set[str]) -> list[list[str]]:
         if (place / "outcomes.json").is_file():
             for one in json.loads((place / "outcomes.json").read_text()):
                 if one.get("status") == "FAILED" and one["name"] not in seen:
-                    found.append([one["name"], "failed", (str(one.get("reason", "")).strip().splitlines() or [""])[-1][:160]])
+                    found.append(
+                        [one["name"], "failed", (str(one.get("reason", "")).strip().splitlines() or [""])[-1][:160]]
+                    )
     return found
 
 

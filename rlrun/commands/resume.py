@@ -44,7 +44,9 @@ def main(words: list[str]) -> int:
         restored = checkpoints_of(path).load()
         steps = restored[1]["env_steps"]
         if steps >= config.run.env_steps:
-            raise UserError(f"{path} is already at {steps} env steps; to train on: rlrun resume {shlex.quote(str(path))} env_steps={2 * steps}")
+            raise UserError(
+                f"{path} is already at {steps} env steps; to train on: rlrun resume {shlex.quote(str(path))} env_steps={2 * steps}"
+            )
         check_saved(planned, path / "checkpoints" / f"{steps:012d}")
         print(f"  from the checkpoint at {steps:,} env steps", flush=True)
         save_yaml(values, path / "config.yaml")
@@ -62,7 +64,9 @@ def change(values: dict[str, Any], key: str, value: Any) -> None:
             raise UserError(f"There is no option {key}.{closest(key, known)}")
         if f"{key}." in CHANGEABLE:
             example = next(k for k in known if k.startswith(f"{key}."))
-            raise UserError(f"{key}= cannot be chosen anew on resume, but its options can change, such as {example}=...")
+            raise UserError(
+                f"{key}= cannot be chosen anew on resume, but its options can change, such as {example}=..."
+            )
         allowed = ", ".join(a + "*" if a.endswith(".") else a for a in CHANGEABLE)
         raise UserError(f"{key} cannot change on resume; these can: {allowed}")
     set_option(values, key, value)

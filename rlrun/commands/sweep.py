@@ -46,7 +46,10 @@ def main(words: list[str]) -> int:
     if flags["--queue"] and not flags["--cluster"]:
         raise UserError("--queue is for --cluster slurm")
     if flags["--resume"] is not None:
-        changed = [*words, *(flag for flag in ("--search", "--trials", "--every", "--prune", "--dir", "--config-dir") if flags[flag])]
+        changed = [
+            *words,
+            *(flag for flag in ("--search", "--trials", "--every", "--prune", "--dir", "--config-dir") if flags[flag]),
+        ]
         if changed:
             raise UserError(f"--resume goes on with the sweep as it was, and {changed[0]} would change it")
         return resume(Path(flags["--resume"]), flags)
@@ -57,21 +60,32 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
     from rlrun.experiments.grid import grid, job_name, parse
 
     if not words:
-        raise UserError("a sweep needs words that say what to run, such as rlrun sweep algo=ppo,impala env=CartPole-v1 seed=1,2")
+        raise UserError(
+            "a sweep needs words that say what to run, such as rlrun sweep algo=ppo,impala env=CartPole-v1 seed=1,2"
+        )
     space = parse(words)
     for reserved in ("run_dir", "runs_root"):
         if reserved in space.choices or (reserved == "run_dir" and any(word.startswith("run_dir=") for word in words)):
-            raise UserError(f"{reserved}= cannot vary: every job has a directory of its own in the sweep's directory (--dir)")
+            raise UserError(
+                f"{reserved}= cannot vary: every job has a directory of its own in the sweep's directory (--dir)"
+            )
     own = [f"--config-dir={Path(flags['--config-dir']).resolve()}"] if flags["--config-dir"] else []
     if flags["--search"] is not None:
         return search(words, space, own, flags)
     for flag in ("--trials", "--prune", "--every"):
         if flags[flag]:
-            raise UserError(f"{flag} is for --search {'pbt' if flag == '--every' else 'random|tpe|pbt' if flag == '--trials' else 'random|tpe'}")
+            raise UserError(
+                f"{flag} is for --search {'pbt' if flag == '--every' else 'random|tpe|pbt' if flag == '--trials' else 'random|tpe'}"
+            )
     if space.intervals:
         key = next(iter(space.intervals))
-        raise UserError(f"{key} is an interval, but a grid needs single values, such as {key}=1,2,3; --search draws from intervals")
-    jobs = [(job_name(number, varied), [*own, *space.fixed, *(v.word for v in varied)]) for number, varied in enumerate(grid(space.choices))]
+        raise UserError(
+            f"{key} is an interval, but a grid needs single values, such as {key}=1,2,3; --search draws from intervals"
+        )
+    jobs = [
+        (job_name(number, varied), [*own, *space.fixed, *(v.word for v in varied)])
+        for number, varied in enumerate(grid(space.choices))
+    ]
     configs = [checked(job, name) for name, job in jobs]  # all are checked now: the last may begin hours from now
     if flags["--dry-run"]:
         for name, job in jobs:
@@ -97,7 +111,11 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
     if flags["--every"] is not None and not flags["--every"] >= 1:
         raise UserError("--every must be at least 1")
     if (kind == "pbt") != (flags["--every"] is not None):
-        raise UserError("--search pbt needs --every N, the env steps between two takeovers" if kind == "pbt" else "--every is for --search pbt")
+        raise UserError(
+            "--search pbt needs --every N, the env steps between two takeovers"
+            if kind == "pbt"
+            else "--every is for --search pbt"
+        )
     if "seed" in space.choices:
         raise UserError("seed= varies, but a search takes one seed: it would otherwise find the luckiest")
     if not space.choices and not space.intervals:
@@ -107,7 +125,9 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
 
         optuna()
     first = [f"{key}={values[0]}" for key, values in space.choices.items()]
-    first += [f"{key}={int(interval.low) if interval.whole else interval.low:g}" for key, interval in space.intervals.items()]
+    first += [
+        f"{key}={int(interval.low) if interval.whole else interval.low:g}" for key, interval in space.intervals.items()
+    ]
     config = checked([*own, *space.fixed, *first], "at the lowest values")
     if kind == "pbt":
         from rlrun.experiments.population import fits
@@ -217,10 +237,29 @@ def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
     if said["kind"] == "pbt":
         from rlrun.experiments.population import PopulationTraining
 
-        return PopulationTraining(space, said["trials"], int(said["every"]), int(said["env_steps"]), said["seed"], folder, checked, said["own"])
+        return PopulationTraining(
+            space,
+            said["trials"],
+            int(said["every"]),
+            int(said["env_steps"]),
+            said["seed"],
+            folder,
+            checked,
+            said["own"],
+        )
     from rlrun.experiments.search import Trials
 
-    return Trials(space, said["kind"], said["trials"], said["prune"], said["env_steps"], said["seed"], folder, checked, said["own"])
+    return Trials(
+        space,
+        said["kind"],
+        said["trials"],
+        said["prune"],
+        said["env_steps"],
+        said["seed"],
+        folder,
+        checked,
+        said["own"],
+    )
 
 
 def work(folder: Path, flags: dict[str, Any]) -> int:

@@ -45,7 +45,9 @@ def again(words: list[str]) -> int:
         known = sorted(dotted(values))
         if isinstance(values.get(key), dict):
             example = next(k for k in known if k.startswith(f"{key}."))
-            raise UserError(f"{key}= cannot be chosen anew with {FROM_RUN}, but its options can change, such as {example}=...")
+            raise UserError(
+                f"{key}= cannot be chosen anew with {FROM_RUN}, but its options can change, such as {example}=..."
+            )
         set_option(values, key, value)
     return start(values)
 
@@ -86,7 +88,11 @@ def start(values: dict[str, Any]) -> int:
 
     print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
     config = type_config(values)
-    path = Path(config.run.run_dir) if config.run.run_dir else default_path(config.run.runs_root, config.algo.name, config.env.name, config.run.seed)
+    path = (
+        Path(config.run.run_dir)
+        if config.run.run_dir
+        else default_path(config.run.runs_root, config.algo.name, config.env.name, config.run.seed)
+    )
     values["run_dir"] = str(path)
     # The path is absolute, so that a run that is resumed from another directory finds its MLflow store.
     values["runs_root"] = str(Path(config.run.runs_root).resolve())
@@ -117,4 +123,7 @@ def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:
     # A tuned file that is not there is the user's own and comes from --config-dir.
     for line in yaml.safe_load(file.read_text())["defaults"] if file.is_file() else []:
         if isinstance(line, dict) and line.get("override /env", choices.get("env")) != choices.get("env"):
-            print(f"  note: tuned={tuned} was made for env={line['override /env']}, not env={choices.get('env')}", flush=True)
+            print(
+                f"  note: tuned={tuned} was made for env={line['override /env']}, not env={choices.get('env')}",
+                flush=True,
+            )

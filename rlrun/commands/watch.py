@@ -82,7 +82,18 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
         # ale-py's vector environment cannot render. A second one with the same seeds and actions plays the same game in
         # colour and full size.
         env: Any = AtariEnv(cfg, trained.spec, seeds, "watch", 0, 1, learning=False)
-        screen = AtariEnv(dataclasses.replace(cfg, stack=1), trained.spec, seeds, "watch", 0, 1, learning=False, height=210, width=160, grayscale=False)
+        screen = AtariEnv(
+            dataclasses.replace(cfg, stack=1),
+            trained.spec,
+            seeds,
+            "watch",
+            0,
+            1,
+            learning=False,
+            height=210,
+            width=160,
+            grayscale=False,
+        )
         rate = 60 / cfg.frame_skip
     else:
         if "rgb_array" not in gym.render_modes(cfg):
@@ -135,7 +146,9 @@ def write_mp4(path: Path, frames: list, rate: float) -> None:
         return np.ascontiguousarray(np.pad(frame.repeat(scale, 0).repeat(scale, 1), pad, mode="edge"))
 
     size = fit(frames[0]).shape[1::-1]
-    writer = imageio_ffmpeg.write_frames(str(path), size, fps=rate, codec="libx264", macro_block_size=2, output_params=["-crf", "23"])
+    writer = imageio_ffmpeg.write_frames(
+        str(path), size, fps=rate, codec="libx264", macro_block_size=2, output_params=["-crf", "23"]
+    )
     writer.send(None)
     for frame in frames:
         writer.send(fit(frame))
@@ -147,4 +160,6 @@ def write_gif(path: Path, frames: list, rate: float) -> None:
 
     every = max(1, round(rate / 15))
     images = [Image.fromarray(frame).quantize(64) for frame in frames[::every]]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=round(1000 * every / rate), loop=0, optimize=False)
+    images[0].save(
+        path, save_all=True, append_images=images[1:], duration=round(1000 * every / rate), loop=0, optimize=False
+    )

@@ -55,7 +55,9 @@ def suggestions(line: str) -> list[str]:
         return []
     group, equals, value = current.partition("=")
     if not equals:
-        keys = {key + "=" for key in known_keys() if key not in GROUPS and key != "env"} | {f"{g}=" for g in (*GROUPS, "env", "logger", "model/memory")}
+        keys = {key + "=" for key in known_keys() if key not in GROUPS and key != "env"} | {
+            f"{g}=" for g in (*GROUPS, "env", "logger", "model/memory")
+        }
         return sorted(key for key in keys if key.startswith(current) and not _is_group(key, keys))
     if group == "env":
         from rlrun.envs.names import names
@@ -68,4 +70,8 @@ def suggestions(line: str) -> list[str]:
 
 def _is_group(key: str, keys: set[str]) -> bool:
     """Whether the key is a group like `stop=`, whose options are `stop.wall_sec=` and so on."""
-    return any(other.startswith(key[:-1] + ".") for other in keys) and "." not in key and key[:-1] in ("stop", "eval", "checkpoint")
+    return (
+        any(other.startswith(key[:-1] + ".") for other in keys)
+        and "." not in key
+        and key[:-1] in ("stop", "eval", "checkpoint")
+    )

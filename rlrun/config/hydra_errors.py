@@ -42,7 +42,12 @@ def translate(error: Exception, words: list[str]) -> str:
         return f"{text.split(chr(39))[1]}: one value each; several values are for rlrun sweep, which runs every combination"
     if "Error parsing override" in text:
         return f"{text.split(chr(39))[1]!r} is not of the form key=value"
-    if "no viable alternative" in text or "mismatched input" in text or "extraneous input" in text or "token recognition" in text:
+    if (
+        "no viable alternative" in text
+        or "mismatched input" in text
+        or "extraneous input" in text
+        or "token recognition" in text
+    ):
         return f"a word cannot be read as key=value: {text.splitlines()[0]}. In lists and dictionaries write key: value, and quote other punctuation"
     unloadable = re.search(r"Could not load '(\w+)/([^']+)'", text)
     if unloadable:
@@ -61,7 +66,9 @@ def nearest(key: str, words: list[str]) -> str:
     algo = chosen(words)
     inner = chosen(words, "algo@algo.inner") or (inner_algorithm(algo) if algo else None)
     if key.startswith("algo.inner."):
-        return closest(key, [name.replace("algo.", "algo.inner.", 1) for name in known_keys(inner) if name.startswith("algo.")])
+        return closest(
+            key, [name.replace("algo.", "algo.inner.", 1) for name in known_keys(inner) if name.startswith("algo.")]
+        )
     return closest(key, [name for name in known_keys(algo) if name != key])
 
 
@@ -81,7 +88,11 @@ def counterpart(key: str, words: list[str]) -> str:
         return ""
     for row in option_map(algo):
         if row["rllib"] == name and row["rlrun"] != key:
-            return f" RLlib's {name} is {row['rlrun']} here." if row["rlrun"] else f" RLlib's {name} has no counterpart: {row['why']}."
+            return (
+                f" RLlib's {name} is {row['rlrun']} here."
+                if row["rlrun"]
+                else f" RLlib's {name} has no counterpart: {row['why']}."
+            )
     theirs = yaml.safe_load((package() / "data" / "stable_baselines3.yaml").read_text())
     known = known_keys((chosen(words, "algo@algo.inner") or inner_algorithm(algo)) if inside else algo)
     row = theirs.get(name, {"ours": []})
@@ -100,7 +111,14 @@ def chosen(words: list[str], group: str = "algo") -> str | None:
     algo = said.get(group)
     if algo is None and group == "algo" and said.get("tuned") in options("tuned"):
         tuned = yaml.safe_load((root() / "tuned" / f"{said['tuned']}.yaml").read_text())
-        algo = next((line["override /algo"] for line in tuned["defaults"] if isinstance(line, dict) and "override /algo" in line), None)
+        algo = next(
+            (
+                line["override /algo"]
+                for line in tuned["defaults"]
+                if isinstance(line, dict) and "override /algo" in line
+            ),
+            None,
+        )
     return algo if algo in options("algo") else None
 
 

@@ -37,7 +37,9 @@ class EnvSource(ConfigSource):
         family, canonical = family_of(name)
         values = yaml.safe_load((root() / "conf" / "env" / f"{family}.yaml").read_text())
         values["name"] = canonical
-        return ConfigResult(provider=self.provider, path=f"{SCHEME}://", config=OmegaConf.create(values), header={"package": None})
+        return ConfigResult(
+            provider=self.provider, path=f"{SCHEME}://", config=OmegaConf.create(values), header={"package": None}
+        )
 
     def _name(self, config_path: str) -> str | None:
         path = config_path.removesuffix(".yaml")

@@ -51,13 +51,18 @@ def _bases(group: str, name: str) -> list[str]:
         if isinstance(line, str) and line != "_self_":
             found.append((group, line))
         elif isinstance(line, dict):
-            found += [(key[1:].removesuffix("@_here_"), value) for key, value in line.items() if key.endswith("@_here_")]
+            found += [
+                (key[1:].removesuffix("@_here_"), value) for key, value in line.items() if key.endswith("@_here_")
+            ]
     return [path for base in found for path in ("/".join(base), *_bases(*base))]
 
 
 def inner_algorithm(algo: str) -> str | None:
     """Default inner algorithm of conf/algo/<algo>.yaml; None if it has none."""
-    return next((line["/algo@inner"] for line in _defaults(f"algo/{algo}") if isinstance(line, dict) and "/algo@inner" in line), None)
+    return next(
+        (line["/algo@inner"] for line in _defaults(f"algo/{algo}") if isinstance(line, dict) and "/algo@inner" in line),
+        None,
+    )
 
 
 def package() -> Path:

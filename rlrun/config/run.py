@@ -81,7 +81,11 @@ def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
     if name not in options("algo"):
         raise UserError(f"There is no algorithm {name!r}.{closest(str(name), options('algo'))}")
     module = importlib.import_module(f"rlrun.algos.{name}")
-    found = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Algorithm) and v.__module__ == module.__name__]
+    found = [
+        v
+        for v in vars(module).values()
+        if isinstance(v, type) and issubclass(v, Algorithm) and v.__module__ == module.__name__
+    ]
     assert len(found) == 1, f"{module.__name__} must define one Algorithm"
     return found[0]
 
@@ -95,7 +99,11 @@ def own_algorithm(module: str) -> type[Algorithm]:
         made = importlib.import_module(module)
     except ImportError as error:
         raise UserError(f"algo.module={module} cannot be imported: {error}") from None
-    found = [v for v in vars(made).values() if isinstance(v, type) and issubclass(v, Algorithm) and v.__module__ == made.__name__]
+    found = [
+        v
+        for v in vars(made).values()
+        if isinstance(v, type) and issubclass(v, Algorithm) and v.__module__ == made.__name__
+    ]
     if len(found) != 1 or not hasattr(made, "Config"):
         what = f"{len(found)} and {'a' if hasattr(made, 'Config') else 'no'} Config"
         raise UserError(f"algo.module={module} must define one Algorithm and its Config; it defines {what}")
@@ -110,7 +118,9 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
     algorithm = algorithm_class(values)
     if "inner" in values:
         if not isinstance(values["inner"], dict):
-            raise UserError(f"The algorithm inside is chosen with algo@{path}.inner={values['inner']}, not with {path}.inner=")
+            raise UserError(
+                f"The algorithm inside is chosen with algo@{path}.inner={values['inner']}, not with {path}.inner="
+            )
         refused = algorithm.can_hold(algorithm_class(values["inner"]))
         if refused is not None:
             raise UserError(f"{values['inner']['name']} cannot be inside {values['name']}: {refused}")

@@ -67,7 +67,9 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
             return value
         if value is None and "none" in args:  # YAML reads none as a word, null as nothing
             return "none"
-        raise ConfigError(f"{path} must be one of {', '.join(map(str, args))}, not {value!r}.{closest(str(value), [str(a) for a in args])}")
+        raise ConfigError(
+            f"{path} must be one of {', '.join(map(str, args))}, not {value!r}.{closest(str(value), [str(a) for a in args])}"
+        )
     if kind is Schedule:
         try:
             return Schedule.parse(value)
@@ -103,7 +105,9 @@ def _union(kinds: tuple, value: Any, path: str) -> Any:
         except ConfigError as error:
             errors.append(str(error))
     said = f"{path} must be "
-    inside = [error for error in errors if not error.startswith(said)]  # the value has the right form and something in it does not fit
+    inside = [
+        error for error in errors if not error.startswith(said)
+    ]  # the value has the right form and something in it does not fit
     if inside:
         raise ConfigError(inside[0])
     rest = {error.removeprefix(said).split(f", not {value!r}")[0].removeprefix("one of ") for error in errors}
@@ -120,7 +124,13 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
         if math.isnan(value):
             raise ConfigError(f"{path} must be a number, not NaN")
         return float(value)
-    if kind is int and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value == int(value):
+    if (
+        kind is int
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value == int(value)
+    ):
         return int(value)  # 1e6 is a whole number
     if kind is bool and isinstance(value, bool):
         return value

@@ -79,7 +79,9 @@ class Recorder(Protocol):
     """Records functions that launch the same kernels at every call, so that a GPU replays them in one launch
     (machine/graphs.py)."""
 
-    def recorded(self, function: Callable[[Batch, Clock], Any], rngs: Callable[[], Iterable[torch.Generator]]) -> Callable[[Batch, Clock], Any]:
+    def recorded(
+        self, function: Callable[[Batch, Clock], Any], rngs: Callable[[], Iterable[torch.Generator]]
+    ) -> Callable[[Batch, Clock], Any]:
         """rngs returns the generators that the function draws from; it is called when the function is recorded."""
         ...
 
@@ -139,9 +141,13 @@ class LearnerContext(NamedTuple):
         random numbers of all."""
         return dist.rsample(rng or self.rng, self.ranks.rank, self.ranks.world)
 
-    def optimizer(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float) -> Optimizer:
+    def optimizer(
+        self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float
+    ) -> Optimizer:
         """An optimiser that sums its gradients over all learners."""
-        return Optimizer(parameters, cfg, lr, max_grad_norm, self.ranks, deferred=True if self.recorder is not None else None)
+        return Optimizer(
+            parameters, cfg, lr, max_grad_norm, self.ranks, deferred=True if self.recorder is not None else None
+        )
 
 
 @dataclass(frozen=True)
@@ -230,7 +236,9 @@ class Algorithm(nn.Module):
     def absorb_returns(self, moments: Sequence[Moments | None]) -> None:
         """Merges the moments of new fragments' discounted returns, before the update that uses the fragments."""
         if self.reward_scale is not None:
-            self.reward_scale.merge(merged([m for m in moments if m is not None], self.reward_scale.mean.shape, self.ctx.ranks))
+            self.reward_scale.merge(
+                merged([m for m in moments if m is not None], self.reward_scale.mean.shape, self.ctx.ranks)
+            )
 
     def absorb_rows(self, moments: Sequence[Any]) -> None:
         """Updates the policy's filters with what Policy.moments() returned for new fragments, after the update that
@@ -293,7 +301,9 @@ class Algorithm(nn.Module):
     def report(self, shares: Mapping[str, Tensor | float], *same: Mapping[str, Any]) -> dict[str, Any]:
         """The metrics of an update. `shares` are this learner's shares, which are detached and summed over all learners
         in one exchange; `same` are metrics that are equal on every learner, such as an optimiser's."""
-        metrics = self.ctx.ranks.sum_each({name: value.detach() if isinstance(value, Tensor) else value for name, value in shares.items()})
+        metrics = self.ctx.ranks.sum_each(
+            {name: value.detach() if isinstance(value, Tensor) else value for name, value in shares.items()}
+        )
         for more in same:
             metrics |= more
         return metrics
@@ -343,7 +353,9 @@ class Algorithm(nn.Module):
                 rng.set_state(saved.cpu())
         else:
             warnings.warn(
-                "the checkpoint is from another kind of device: the learner's random stream begins anew", Notice, stacklevel=2
+                "the checkpoint is from another kind of device: the learner's random stream begins anew",
+                Notice,
+                stacklevel=2,
             )
 
 

@@ -61,7 +61,9 @@ class Batch(Mapping[str, "Tensor | Batch"]):
         return len(self._fields)
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{k}={v!r}" if isinstance(v, Batch) else f"{k}={v.dtype}{list(v.shape)}" for k, v in self._fields.items())
+        inside = ", ".join(
+            f"{k}={v!r}" if isinstance(v, Batch) else f"{k}={v.dtype}{list(v.shape)}" for k, v in self._fields.items()
+        )
         return f"Batch({inside})"
 
     def __reduce__(self):
@@ -69,7 +71,9 @@ class Batch(Mapping[str, "Tensor | Batch"]):
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """The same tree with `function` applied to every tensor."""
-        return Batch({name: v.map(function) if isinstance(v, Batch) else function(v) for name, v in self._fields.items()})
+        return Batch(
+            {name: v.map(function) if isinstance(v, Batch) else function(v) for name, v in self._fields.items()}
+        )
 
     def leaves(self) -> Iterator[Tensor]:
         """Yields every tensor, depth first, in the order in which the names were inserted."""
@@ -180,7 +184,14 @@ def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
         if len(batches) == 1:
             return batches[0]
         first = batches[0]
-        return Batch({k: stack_columns([b[k] for b in batches]) if isinstance(v, Batch) else torch.cat([b[k] for b in batches], 1) for k, v in first.items()})
+        return Batch(
+            {
+                k: stack_columns([b[k] for b in batches])
+                if isinstance(v, Batch)
+                else torch.cat([b[k] for b in batches], 1)
+                for k, v in first.items()
+            }
+        )
     start = 0
     for batch in batches:
         width = next(batch.leaves()).shape[1]
@@ -190,7 +201,14 @@ def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
 
 
 def fragment_layout(
-    obs: RowSpec, action: Field | RowSpec, record: RowSpec, core: RowSpec, rows: int, columns: int, core_every: int, reward: Field = SCALAR_REWARD
+    obs: RowSpec,
+    action: Field | RowSpec,
+    record: RowSpec,
+    core: RowSpec,
+    rows: int,
+    columns: int,
+    core_every: int,
+    reward: Field = SCALAR_REWARD,
 ) -> RowSpec:
     """Full shapes ([rows, columns, ...]) of a fragment's fields. `core` is empty for policies without memory."""
 

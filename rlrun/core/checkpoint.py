@@ -81,7 +81,14 @@ class Checkpoints:
         except FileNotFoundError:
             return None
 
-    def save(self, env_steps: int, tensors: dict[str, dict], run: dict, best: bool, rows: Callable[[Path], None] | None = None) -> Path | None:
+    def save(
+        self,
+        env_steps: int,
+        tensors: dict[str, dict],
+        run: dict,
+        best: bool,
+        rows: Callable[[Path], None] | None = None,
+    ) -> Path | None:
         """Writes <directory>/<env_steps>/. `rows` writes the ROWS files into it, which only the last checkpoint keeps.
         If the disk is full, it warns, keeps the previous checkpoints and returns None; it raises RunFailed after
         MAX_FAILURES failures in a row."""
@@ -110,7 +117,9 @@ class Checkpoints:
                 os.replace(temporary, final)
             _fsync(self.directory)
             if best:
-                write_atomically(self.directory / "best.json", json.dumps({"name": final.name, "metric": run.get("metric")}))
+                write_atomically(
+                    self.directory / "best.json", json.dumps({"name": final.name, "metric": run.get("metric")})
+                )
         except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
             shutil.rmtree(temporary, ignore_errors=True)
             self.failures += 1
@@ -120,7 +129,9 @@ class Checkpoints:
                     f"{MAX_FAILURES} checkpoints in a row could not be written to {self.directory}: {said}"
                 ) from error
             warnings.warn(
-                f"the checkpoint at {env_steps} env steps could not be written and is left out: {said}", Notice, stacklevel=2
+                f"the checkpoint at {env_steps} env steps could not be written and is left out: {said}",
+                Notice,
+                stacklevel=2,
             )
             return None
         self.failures = 0
@@ -142,7 +153,9 @@ class Checkpoints:
                 for file in files:
                     file.unlink()
 
-    def load(self, name: str | None = None, parts: tuple[str, ...] = ("policy", "algorithm", "sampler")) -> tuple[dict[str, dict], dict]:
+    def load(
+        self, name: str | None = None, parts: tuple[str, ...] = ("policy", "algorithm", "sampler")
+    ) -> tuple[dict[str, dict], dict]:
         """(tensors by part, run.json) of the named checkpoint, by default the last one. Raises UserError if there is
         none or if it is damaged."""
         names = self.names()

@@ -16,7 +16,9 @@ from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.timing import Every, Timers
 
-Play = Callable[[Algorithm, Clock, int, Callable[[], bool]], list[float]]  # algorithm, clock, round, whether to end early
+Play = Callable[
+    [Algorithm, Clock, int, Callable[[], bool]], list[float]
+]  # algorithm, clock, round, whether to end early
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,10 @@ class Stops:
         if self.signals.stop is not None:
             return "INTERRUPTED", f"{self.signals.stop.name} received"
         if cfg.return_mean is not None and episodes.full and mean is not None and mean >= cfg.return_mean:
-            return "STOPPED", f"mean return {mean:.2f} of the last {len(episodes.returns)} episodes >= {cfg.return_mean:g}"
+            return (
+                "STOPPED",
+                f"mean return {mean:.2f} of the last {len(episodes.returns)} episodes >= {cfg.return_mean:g}",
+            )
         if clock.env_steps >= self.total:
             return "COMPLETED", f"{clock.env_steps} env steps"
         if cfg.wall_sec is not None and progress.wall_sec >= cfg.wall_sec:
@@ -155,8 +160,16 @@ class Evaluations:
 class Saves:
     """Writes checkpoints: regularly, at a better best, when a signal asks for one, and at the end."""
 
-    def __init__(self, cfg: CheckpointConfig, signals: Signals, progress: Progress, evaluations: Evaluations, at_end: bool):
-        self.cfg, self.signals, self.progress, self.evaluations, self.at_end = cfg, signals, progress, evaluations, at_end
+    def __init__(
+        self, cfg: CheckpointConfig, signals: Signals, progress: Progress, evaluations: Evaluations, at_end: bool
+    ):
+        self.cfg, self.signals, self.progress, self.evaluations, self.at_end = (
+            cfg,
+            signals,
+            progress,
+            evaluations,
+            at_end,
+        )
         self.best: float | None = None  # the metric of the checkpoint that best.json names
         self.begin_clock()
 
@@ -251,4 +264,6 @@ class Logs:
 
     def write(self, row: dict[str, Any]) -> None:
         """Callbacks may have added numbers to the row."""
-        self.logger.log(finite({name: value.item() if isinstance(value, torch.Tensor) else value for name, value in row.items()}))
+        self.logger.log(
+            finite({name: value.item() if isinstance(value, torch.Tensor) else value for name, value in row.items()})
+        )

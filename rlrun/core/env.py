@@ -15,7 +15,9 @@ Rows = dict[str, Any]  # parts of observations by name: arrays [B, ...], or dict
 
 def map_rows(rows: Any, function: Callable[[Any], Any]) -> Any:
     """The same tree of dictionaries with `function` applied to every leaf."""
-    return {name: map_rows(value, function) for name, value in rows.items()} if isinstance(rows, dict) else function(rows)
+    return (
+        {name: map_rows(value, function) for name, value in rows.items()} if isinstance(rows, dict) else function(rows)
+    )
 
 
 def write_rows(view: dict, rows: Rows, t: int) -> None:

@@ -41,7 +41,15 @@ class _Report(NamedTuple):
 
 def exchange(headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks) -> list[_Report]:
     """Returns reports on the new fragments of all learners, in the order of ranks."""
-    mine = [_Report(clock.updates - h.updates, h.env_steps, h.seconds, [(e.column, e.ret, e.length, dict(e.info)) for e in h.episodes]) for h in headers]
+    mine = [
+        _Report(
+            clock.updates - h.updates,
+            h.env_steps,
+            h.seconds,
+            [(e.column, e.ret, e.length, dict(e.info)) for e in h.episodes],
+        )
+        for h in headers
+    ]
     if ranks.world == 1:
         return mine
     return [_Report(*report) for text in ranks.everyones(json.dumps(mine)) for report in json.loads(text)]
@@ -71,7 +79,9 @@ def save_rows(kept: Mapping[str, Any], ranks: Ranks, folder: Path | None) -> Non
         for thing in with_rows.values():
             thing.save_rows(folder)
         if ranks.rank > 0:
-            torch.save({name: thing.state() for name, thing in with_rows.items()}, folder / f"{replay_part(ranks.rank)}.pt")
+            torch.save(
+                {name: thing.state() for name, thing in with_rows.items()}, folder / f"{replay_part(ranks.rank)}.pt"
+            )
     except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
         problem = error
     written = ranks.all(problem is None)
@@ -100,7 +110,9 @@ def check_equal(algorithm: Algorithm, ranks: Ranks) -> None:
     if ranks.world == 1:
         return
     tensors = [t.detach().double().flatten().cpu() for t in (*algorithm.parameters(), *algorithm.buffers())]
-    sums = ranks.gather(torch.stack([sum((t * (i + 1)).sum() for i, t in enumerate(tensors)), sum(t.square().sum() for t in tensors)]))  # type: ignore[list-item]
+    weighted: Any = sum((t * (i + 1)).sum() for i, t in enumerate(tensors))
+    squares: Any = sum(t.square().sum() for t in tensors)
+    sums = ranks.gather(torch.stack([weighted, squares]))
     if any(not torch.equal(sums[0], other) for other in sums[1:]):
         raise RunFailed("the learners begin with different weights: does another run still write what init= names?")
 

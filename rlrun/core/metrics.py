@@ -71,7 +71,13 @@ class EpisodeStatistics:
 
     def metrics(self) -> dict[str, float | int | None]:
         if not self.returns:
-            return {"return_mean": None, "return_min": None, "return_max": None, "episode_length_mean": None, "episodes": self.count}
+            return {
+                "return_mean": None,
+                "return_min": None,
+                "return_max": None,
+                "episode_length_mean": None,
+                "episodes": self.count,
+            }
         return {
             "return_mean": self.mean,
             "return_min": min(self.returns),
@@ -90,7 +96,12 @@ class EpisodeStatistics:
         return {name: sum(values) / len(values) for name, values in sorted(found.items())}
 
     def state(self) -> dict:
-        return {"returns": list(self.returns), "lengths": list(self.lengths), "infos": [dict(info) for info in self.infos], "count": self.count}
+        return {
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "infos": [dict(info) for info in self.infos],
+            "count": self.count,
+        }
 
     def load(self, state: dict) -> None:
         self.returns.extend(state["returns"])

@@ -70,7 +70,9 @@ class RunningMoments(nn.Module):
             return
         total = self.count + other.samples
         shift = torch.as_tensor(other.mean, dtype=torch.float64, device=self.mean.device) - self.mean
-        self.m2 += torch.as_tensor(other.m2, dtype=torch.float64, device=self.mean.device) + shift.square() * (self.count * other.samples / total)
+        self.m2 += torch.as_tensor(other.m2, dtype=torch.float64, device=self.mean.device) + shift.square() * (
+            self.count * other.samples / total
+        )
         self.mean += shift * (other.samples / total)
         self.count.copy_(total)
 

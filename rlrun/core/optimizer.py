@@ -58,7 +58,9 @@ def gathered(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
     with torch.no_grad():
         for start, parameter in zip(ends, parameters, strict=False):
             place = whole.detach().as_strided(parameter.shape, parameter.stride(), start)  # keeps the memory format
-            assert torch.empty_like(parameter).stride() == parameter.stride(), "a view with gaps or overlaps cannot move"
+            assert torch.empty_like(parameter).stride() == parameter.stride(), (
+                "a view with gaps or overlaps cannot move"
+            )
             place.copy_(parameter)
             parameter.data, parameter.gathered = place, True  # type: ignore[attr-defined]
     return whole
@@ -93,7 +95,10 @@ class Optimizer:
 
     def _parts(self, whole: Tensor) -> list[Tensor]:
         """Views of each parameter's part of a vector [N] that is laid out like the parameters."""
-        return [whole.as_strided(parameter.shape, parameter.stride(), parameter.storage_offset()) for parameter in self.parameters]
+        return [
+            whole.as_strided(parameter.shape, parameter.stride(), parameter.storage_offset())
+            for parameter in self.parameters
+        ]
 
     def _inner(self, whole: nn.Parameter) -> torch.optim.Optimizer:
         cfg, start, parameters = self.cfg, self.lr.values[0], [whole]
@@ -101,10 +106,20 @@ class Optimizer:
         if cfg.kind == "adam":
             return torch.optim.Adam(parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
         if cfg.kind == "radam":  # Liu et al. 2020, arXiv:1908.03265
-            return torch.optim.RAdam(parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, foreach=True, capturable=on_gpu)
+            return torch.optim.RAdam(
+                parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, foreach=True, capturable=on_gpu
+            )
         if cfg.kind == "sgd":
             return torch.optim.SGD(parameters, lr=start, momentum=cfg.momentum, foreach=True)
-        return torch.optim.RMSprop(parameters, lr=start, alpha=cfg.decay, eps=cfg.epsilon, momentum=cfg.momentum, foreach=True, capturable=on_gpu)
+        return torch.optim.RMSprop(
+            parameters,
+            lr=start,
+            alpha=cfg.decay,
+            eps=cfg.epsilon,
+            momentum=cfg.momentum,
+            foreach=True,
+            capturable=on_gpu,
+        )
 
     def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
         """Takes one gradient step on a scalar loss, or on the sum of several losses, of which only one graph is in
@@ -202,7 +217,9 @@ class Optimizer:
         self._adam(gradient, state, self.inner.param_groups[0]["lr"])
 
     @torch.no_grad()
-    def _adam(self, gradient: Tensor, state: dict[str, Tensor], lr: Tensor | float, failed: Tensor | None = None) -> None:
+    def _adam(
+        self, gradient: Tensor, state: dict[str, Tensor], lr: Tensor | float, failed: Tensor | None = None
+    ) -> None:
         """Calls PyTorch's Adam kernel directly, since inner.step() spends as long again on hooks, records and lists. A
         `failed` [] of 1 makes it change nothing."""
         adam([self.stepped], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True, amsgrad=False, found_inf=failed,
@@ -237,10 +254,18 @@ class Optimizer:
     def state_dict(self) -> dict:
         """The state, with statistics for each parameter in the form in which PyTorch's own optimisers write them."""
         state, places = self.inner.state_dict(), range(len(self.parameters))
-        known = {name: self._parts(value) if value.shape == self.whole.shape else [value] * len(places) for name, value in state["state"].get(0, {}).items()}
+        known = {
+            name: self._parts(value) if value.shape == self.whole.shape else [value] * len(places)
+            for name, value in state["state"].get(0, {}).items()
+        }
         each = {place: {name: values[place] for name, values in known.items()} for place in places} if known else {}
         groups = [{**group, "params": list(places)} for group in state["param_groups"]]
-        return {"inner": {"state": each, "param_groups": groups}, "skipped": self.skipped, "lr_scale": self.lr_scale, "kind": self.cfg.kind}
+        return {
+            "inner": {"state": each, "param_groups": groups},
+            "skipped": self.skipped,
+            "lr_scale": self.lr_scale,
+            "kind": self.cfg.kind,
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:

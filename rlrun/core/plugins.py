@@ -28,5 +28,7 @@ def load_object(name: str, option: str) -> Any:
         for part in attribute.split("."):
             made = getattr(made, part)
     except AttributeError:
-        raise UserError(f"{option}={name}: {module} has no {attribute}.{closest(attribute, vars(importlib.import_module(module)))}") from None
+        raise UserError(
+            f"{option}={name}: {module} has no {attribute}.{closest(attribute, vars(importlib.import_module(module)))}"
+        ) from None
     return made

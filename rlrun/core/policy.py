@@ -40,7 +40,16 @@ class Policy(nn.Module):
         column's place among all columns of the run, from 0 to 1; it is None in evaluations."""
         raise NotImplementedError
 
-    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
+    def act(
+        self,
+        obs: Batch,
+        is_first: Tensor,
+        state: Batch,
+        clock: Clock,
+        mode: Mode,
+        rng: torch.Generator,
+        record: tuple[str, ...] = (),
+    ) -> Act:
         """obs leaves [B, ...], is_first [B] -> Act with the outputs named in `record`. The state is reset where
         is_first."""
         raise NotImplementedError

@@ -41,7 +41,9 @@ class Ranks:
 
     def largest(self, x: float) -> float:
         """The largest of all learners' x."""
-        return x if self.world == 1 else max(float(part) for part in self.gather(torch.tensor([x], dtype=torch.float64)))
+        return (
+            x if self.world == 1 else max(float(part) for part in self.gather(torch.tensor([x], dtype=torch.float64)))
+        )
 
     def all(self, x: bool) -> bool:
         """Whether x is true for every learner."""

@@ -10,7 +10,18 @@ from typing import Any, Protocol
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints
-from rlrun.core.duties import CheckpointConfig, EvalConfig, Evaluations, Logger, Logs, Play, Progress, Saves, StopConfig, Stops
+from rlrun.core.duties import (
+    CheckpointConfig,
+    EvalConfig,
+    Evaluations,
+    Logger,
+    Logs,
+    Play,
+    Progress,
+    Saves,
+    StopConfig,
+    Stops,
+)
 from rlrun.core.errors import RunFailed
 from rlrun.core.learners import ON, OVER, SAVE, FragmentHeader, Kept, check_equal, exchange, load_kept, save_rows
 from rlrun.core.metrics import EpisodeStatistics
@@ -27,7 +38,9 @@ class Job(Protocol):
     breaks: list[Callable[[int], None]]  # what else forgets its rows when an exact run breaks its columns
     generation: int  # of env seeds: how often this run has been started, or (exact) checkpointed
     ahead: int  # env steps taken for an update that is not made yet, which count with it: set by runners whose updates take whole episodes
-    hold_learners: Callable[[], Clock] | None  # set by runners whose learners do not wait: holds them, and returns the clock of all that they have done
+    hold_learners: (
+        Callable[[], Clock] | None
+    )  # set by runners whose learners do not wait: holds them, and returns the clock of all that they have done
 
     def begin(self, algorithm: Algorithm) -> Clock: ...
 
@@ -150,7 +163,9 @@ class Run:
         if self.restored is not None and self.exact:  # else columns begin anew, with seeds of this generation
             sampler.load(self.restored[0]["sampler"])
             sampler.restart(self.generation)
-        self.restored_rows = None if self.restored is None else self.checkpoints.directory / f"{self.restored[1]['env_steps']:012d}"
+        self.restored_rows = (
+            None if self.restored is None else self.checkpoints.directory / f"{self.restored[1]['env_steps']:012d}"
+        )
         self.restored = None
         self._tell("on_start", self)
         self.saves.begin_clock()
@@ -217,7 +232,9 @@ class Run:
                 getattr(callback, event)(*facts)
             except Exception as error:  # a callback is the user's code
                 kind = type(callback)
-                raise RunFailed(f"callbacks={kind.__module__}:{kind.__qualname__} failed in {event}: {type(error).__name__}: {error}") from error
+                raise RunFailed(
+                    f"callbacks={kind.__module__}:{kind.__qualname__} failed in {event}: {type(error).__name__}: {error}"
+                ) from error
 
     # -- the duties ----------------------------------------------------------------------------------------------------
 
@@ -241,7 +258,9 @@ class Run:
             if saved is None and self.status != "RUNNING":
                 names = self.checkpoints.names()
                 newest = f"the newest one is from {int(names[-1])}" if names else "there is none"
-                raise RunFailed(f"the run ended ({self.reason}), but its last checkpoint could not be written: {newest}; free some space and resume")
+                raise RunFailed(
+                    f"the run ended ({self.reason}), but its last checkpoint could not be written: {newest}; free some space and resume"
+                )
             if self.exact:
                 self.sampler.restart(self.generation)
                 for forget in self.breaks:

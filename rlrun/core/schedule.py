@@ -57,13 +57,17 @@ class Schedule:
         """Parses a number, "A to B over N", {start, end, steps}, or [[env_steps, value], ...] with rising env_steps.
         Raises ValueError for anything else."""
         if isinstance(value, bool) or value is None:
-            raise ValueError('a schedule is a number, "A to B over N" (env steps), {start, end, steps} or [[env_steps, value], ...]')
+            raise ValueError(
+                'a schedule is a number, "A to B over N" (env steps), {start, end, steps} or [[env_steps, value], ...]'
+            )
         if isinstance(value, int | float):
             return Schedule(((0.0, float(value)),))
         if isinstance(value, str):
             words = re.fullmatch(r"\s*(\S+) to (\S+) over (\S+)\s*", value)
             try:
-                value = dict(zip(("start", "end", "steps"), map(float, words.groups()), strict=True)) if words else value
+                value = (
+                    dict(zip(("start", "end", "steps"), map(float, words.groups()), strict=True)) if words else value
+                )
             except ValueError:
                 pass  # the error is raised below
         if isinstance(value, dict):
@@ -72,12 +76,18 @@ class Schedule:
             if value["steps"] <= 0:
                 raise ValueError("a linear schedule's steps must be positive")
             return Schedule(((0.0, float(value["start"])), (float(value["steps"]), float(value["end"]))))
-        if isinstance(value, list | tuple) and value and all(isinstance(p, list | tuple) and len(p) == 2 for p in value):
+        if (
+            isinstance(value, list | tuple)
+            and value
+            and all(isinstance(p, list | tuple) and len(p) == 2 for p in value)
+        ):
             points = tuple((float(x), float(y)) for x, y in value)
             if any(a[0] >= b[0] for a, b in itertools.pairwise(points)):
                 raise ValueError("a schedule's points need rising env_steps")
             return Schedule(points)
-        raise ValueError('a schedule is a number, "A to B over N" (env steps), {start, end, steps} or [[env_steps, value], ...]')
+        raise ValueError(
+            'a schedule is a number, "A to B over N" (env steps), {start, end, steps} or [[env_steps, value], ...]'
+        )
 
 
 class GraphClock:

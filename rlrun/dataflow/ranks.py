@@ -54,7 +54,9 @@ class ProcessRanks(Ranks):
         super().__init__(rank, world)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         patience = timedelta(seconds=timeout_sec) if rank == 0 else FOREVER
-        dist.init_process_group(backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience)
+        dist.init_process_group(
+            backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience
+        )
         self.store = store
         # Memory that all learners share, one tensor for each size and dtype of large tensors.
         self.memory: dict[tuple[int, torch.dtype], Tensor] = {}
@@ -88,7 +90,9 @@ class ProcessRanks(Ranks):
         key = (n, dtype)
         if key not in self.memory:
             path = Path(f"{self.store}-{n}-{str(dtype).rpartition('.')[2]}")
-            self.memory[key] = torch.from_file(str(path), shared=True, size=(self.world + 1) * n, dtype=dtype).view(self.world + 1, n)
+            self.memory[key] = torch.from_file(str(path), shared=True, size=(self.world + 1) * n, dtype=dtype).view(
+                self.world + 1, n
+            )
             _together(dist.barrier)
             if self.rank == 0:
                 path.unlink()  # all learners have mapped it by now; without the file a killed run leaves nothing behind
@@ -114,7 +118,9 @@ class ProcessRanks(Ranks):
             dist.destroy_process_group()
 
 
-def learner_process(pipe: Any, learn: Callable[[Ranks], None], rank: int, world: int, store: str, timeout_sec: float, threads: int) -> None:
+def learner_process(
+    pipe: Any, learn: Callable[[Ranks], None], rank: int, world: int, store: str, timeout_sec: float, threads: int
+) -> None:
     """The process of a learner other than the first. It calls learn(ranks), which returns when the run is over."""
     torch.set_num_threads(threads)
     pipe.send(READY)
@@ -138,7 +144,9 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
         yield Ranks()
         return
     workers, ranks = Workers(), None
-    with tempfile.TemporaryDirectory(prefix=f"rlrun-ranks-{os.getpid()}-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=f"rlrun-ranks-{os.getpid()}-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+    ) as folder:
         store = str(Path(folder) / "store")
         try:
             jobs = {f"learner-{rank}": (learn, rank, world, store, timeout_sec, threads) for rank in range(1, world)}

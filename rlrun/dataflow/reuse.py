@@ -81,7 +81,11 @@ def gather(batches: list[Batch], out: Batch | None, device: torch.device) -> Bat
     if out is not None and len(batches) == 1:  # a single batch may have leaves without columns
         out.copy_(batches[0])
         return out
-    if out is not None and out.reward.device == device and out.reward.shape[1] == sum(b.reward.shape[1] for b in batches):
+    if (
+        out is not None
+        and out.reward.device == device
+        and out.reward.shape[1] == sum(b.reward.shape[1] for b in batches)
+    ):
         return stack_columns(batches, out)
     stacked = stack_columns(batches)
     if device.type == "cpu":

@@ -67,7 +67,9 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
 @contextmanager
 def _child_environment(gpu: bool):
     """Sets the child's environment, before it imports anything: one thread, and no GPU unless it learns."""
-    change = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
+    change = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") | (
+        {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    )
     before = {name: os.environ.get(name) for name in change}
     os.environ.update(change)
     try:
@@ -86,7 +88,9 @@ class Worker:
     def __init__(self, name: str, target: Callable, args: tuple, learner: bool = False):
         self.name = name
         self.pipe, child = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_bootstrap, args=(target, child, name, args), name=name, daemon=not learner)
+        self.process = CONTEXT.Process(
+            target=_bootstrap, args=(target, child, name, args), name=name, daemon=not learner
+        )
         with _child_environment(gpu=learner):
             resource_tracker.ensure_running()  # starting it would unblock SIGINT again
             # The child inherits this mask, because a signal must not kill it while it is still importing.
@@ -136,7 +140,9 @@ class Workers:
         """
         messages = self.receive_or_nothing(timeout)
         if not messages and timeout > 0:
-            raise RunFailed(f"no word from {', '.join(w.name for w in self.members)} for {timeout:.0f} s: an environment may hang")
+            raise RunFailed(
+                f"no word from {', '.join(w.name for w in self.members)} for {timeout:.0f} s: an environment may hang"
+            )
         return messages
 
     def receive_or_nothing(self, timeout: float) -> list[tuple[Worker, Any]]:

@@ -57,7 +57,18 @@ def import_ale():
 class AtariEnv:
     """`count` games in one C++ vector environment, stepped by 1 to `count` threads, which do not change the games."""
 
-    def __init__(self, cfg: AtariConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, learning: bool, threads: int = 1, **screen: Any):
+    def __init__(
+        self,
+        cfg: AtariConfig,
+        spec: EnvSpec,
+        seeds: Seeds,
+        stream: str,
+        worker: int,
+        count: int,
+        learning: bool,
+        threads: int = 1,
+        **screen: Any,
+    ):
         import_ale()
         assert isinstance(spec.action, Discrete)
         self.actions = spec.action
@@ -104,7 +115,9 @@ class AtariEnv:
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:  # ale-py steps all games at once and does not say which one failed
-            raise EnvError(f"{self.cfg.name} failed on action {action.tolist()} (seeds {[self.seed_of(i) for i in range(self.count)]}): {error}") from error
+            raise EnvError(
+                f"{self.cfg.name} failed on action {action.tolist()} (seeds {[self.seed_of(i) for i in range(self.count)]}): {error}"
+            ) from error
         frame, lives = info["episode_frame_number"], info["lives"]
         began = frame < self.frame  # this row only reset the game; lives do not show it: some games end with lives left
         if self.fire_action is not None:

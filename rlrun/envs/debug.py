@@ -105,10 +105,15 @@ class EverySpace(gymnasium.Env):
     def __init__(self, length: int = 20, image: bool = False):
         spaces = gymnasium.spaces
         self.length, self.image = length, image
-        inner: dict[str, gymnasium.Space] = {"number": spaces.Box(-1.0, 1.0, (1,), np.float64), "flags": spaces.MultiBinary(2)}
+        inner: dict[str, gymnasium.Space] = {
+            "number": spaces.Box(-1.0, 1.0, (1,), np.float64),
+            "flags": spaces.MultiBinary(2),
+        }
         if image:
             inner["picture"] = spaces.Box(0, 255, (36, 36, 3), np.uint8)
-        self.observation_space = spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3]), spaces.Dict(inner)))
+        self.observation_space = spaces.Tuple(
+            (spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3]), spaces.Dict(inner))
+        )
         pair = spaces.Dict({"pair": spaces.MultiDiscrete([2, 3], start=[0, 5]), "flags": spaces.MultiBinary(2)})
         self.action_space = spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(0.0, 4.0, (1,), np.float32), pair))
 
@@ -128,7 +133,11 @@ class EverySpace(gymnasium.Env):
             raise ValueError(f"{action} is not in {self.action_space}")
         choice, number, inner = action
         seen_choice, seen_pair, seen = self.seen
-        right = [choice == seen_choice, (inner["flags"] == seen["flags"]).all(), (inner["pair"] - np.array([0, 5]) == seen_pair).all()]
+        right = [
+            choice == seen_choice,
+            (inner["flags"] == seen["flags"]).all(),
+            (inner["pair"] - np.array([0, 5]) == seen_pair).all(),
+        ]
         distance = float(number[0] / 2.0 - 1.0 - seen["number"][0])
         self.step_number += 1
         return self._obs(), float(sum(right)) - distance**2, False, self.step_number >= self.length, {}
@@ -142,7 +151,9 @@ class Masked(gymnasium.Env):
 
     def __init__(self, length: int = 10, stuck: str = "never"):
         spaces = gymnasium.spaces
-        self.observation_space = spaces.Dict({"action_mask": spaces.Box(0, 1, (5,), np.int8), "step": spaces.Box(0.0, 1.0, (1,), np.float32)})
+        self.observation_space = spaces.Dict(
+            {"action_mask": spaces.Box(0, 1, (5,), np.int8), "step": spaces.Box(0.0, 1.0, (1,), np.float32)}
+        )
         self.action_space = spaces.Discrete(5)
         self.length, self.stuck = length, stuck
 
@@ -276,7 +287,9 @@ class StatelessCartPoleVector(CartPoleVectorEnv):
         super().__init__(num_envs=num_envs, **kwargs)
         full = self.single_observation_space
         assert isinstance(full, gymnasium.spaces.Box)
-        self.single_observation_space = gymnasium.spaces.Box(full.low[_POSITIONS], full.high[_POSITIONS], (2,), np.float32)
+        self.single_observation_space = gymnasium.spaces.Box(
+            full.low[_POSITIONS], full.high[_POSITIONS], (2,), np.float32
+        )
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
 
     def reset(self, *, seed=None, options=None):
@@ -296,7 +309,12 @@ def register() -> None:
     if "ParametricActionsCartPole-v0" not in gymnasium.registry:
         gymnasium.register("ParametricActionsCartPole-v0", entry_point=ParametricActionsCartPole, max_episode_steps=500)
     if "StatelessCartPole-v0" not in gymnasium.registry:
-        gymnasium.register("StatelessCartPole-v0", entry_point=StatelessCartPole, vector_entry_point=StatelessCartPoleVector, max_episode_steps=500)
+        gymnasium.register(
+            "StatelessCartPole-v0",
+            entry_point=StatelessCartPole,
+            vector_entry_point=StatelessCartPoleVector,
+            max_episode_steps=500,
+        )
 
 
 register()

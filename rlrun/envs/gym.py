@@ -32,7 +32,9 @@ class GymConfig:
     def __post_init__(self):
         for entry in self.wrappers:
             if not isinstance(entry, str) and not (isinstance(entry, Mapping) and isinstance(entry.get("name"), str)):
-                raise ValueError(f"wrappers are package.module:Name, or {{name: package.module:Name, option: value}}; not {entry!r}")
+                raise ValueError(
+                    f"wrappers are package.module:Name, or {{name: package.module:Name, option: value}}; not {entry!r}"
+                )
 
 
 def find(name: str) -> gymnasium.envs.registration.EnvSpec:
@@ -47,11 +49,15 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise UserError(f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on PYTHONPATH)") from None
+            raise UserError(
+                f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on PYTHONPATH)"
+            ) from None
     try:
         return gymnasium.spec(name_only)
     except gymnasium.error.Error:
-        raise UserError(f"env={name} is neither a registered Gymnasium id nor an Atari game.{closest(name_only, gymnasium.registry)}") from None
+        raise UserError(
+            f"env={name} is neither a registered Gymnasium id nor an Atari game.{closest(name_only, gymnasium.registry)}"
+        ) from None
 
 
 def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
@@ -76,10 +82,16 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
         return Box(shape=tuple(space.shape), dtype=dtype, low=low, high=high)
     if isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces):
         parts: dict[str, gymnasium.Space]
-        parts = {str(i): part for i, part in enumerate(space.spaces)} if isinstance(space, spaces.Tuple) else dict(space.spaces)
+        parts = (
+            {str(i): part for i, part in enumerate(space.spaces)}
+            if isinstance(space, spaces.Tuple)
+            else dict(space.spaces)
+        )
         inside = tuple((key, to_space(part, what, name)) for key, part in parts.items())
         return Nested(spaces=inside, ordered=isinstance(space, spaces.Tuple))
-    raise UserError(f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these")
+    raise UserError(
+        f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
+    )
 
 
 MASK = "action_mask"
@@ -133,7 +145,11 @@ def make_spec(cfg: GymConfig) -> EnvSpec:
     finally:
         env.close()
     for _, part in leaves(action):
-        if isinstance(part, Box) and part.bounded and any(low >= high for low, high in zip(part.low, part.high, strict=True)):
+        if (
+            isinstance(part, Box)
+            and part.bounded
+            and any(low >= high for low, high in zip(part.low, part.high, strict=True))
+        ):
             raise UserError(f"{cfg.name} has an action whose lowest value is its highest: {env.action_space}")
     limit = cfg.max_episode_steps or find(cfg.name).max_episode_steps
     return EnvSpec(name=cfg.name, obs=obs, action=action, max_episode_steps=limit)
@@ -201,7 +217,9 @@ class _Named(gymnasium.Wrapper):
             raise self._failed(f"step {self.steps} on action {action}", error) from error
 
     def _failed(self, doing: str, error: Exception) -> EnvError:
-        return EnvError(f"{self.name}, env {self.index} (seed {self.seed}) failed in {doing}: {type(error).__name__}: {error}")
+        return EnvError(
+            f"{self.name}, env {self.index} (seed {self.seed}) failed in {doing}: {type(error).__name__}: {error}"
+        )
 
 
 def numbers(info: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -217,7 +235,9 @@ def numbers(info: dict[str, Any]) -> dict[str, np.ndarray]:
 class GymEnv:
     """`count` environments with Gymnasium's NEXT_STEP autoreset: the row after an end is dead and only resets."""
 
-    def __init__(self, cfg: GymConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, render: bool = False):
+    def __init__(
+        self, cfg: GymConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, render: bool = False
+    ):
         self.cfg, self.spec, self.count = cfg, spec, count
         self.seeds, self.stream, self.worker = seeds, stream, worker
         registered = find(cfg.name)
@@ -233,7 +253,9 @@ class GymEnv:
             def one(index: int):
                 return lambda: _Named(make_one(cfg, **more), cfg.name, index)
 
-            self.env = SyncVectorEnv([one(index) for index in range(count)], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+            self.env = SyncVectorEnv(
+                [one(index) for index in range(count)], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP
+            )
         mode = self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(f"{cfg.name}'s vectorised implementation resets by {mode}; rlrun needs NEXT_STEP")
@@ -251,9 +273,19 @@ class GymEnv:
         began = self.ended
         reward = np.asarray(reward, dtype=np.float32)
         if not np.isfinite(reward).all():
-            raise self._bad(int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action)
+            raise self._bad(
+                int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action
+            )
         self.ended = terminated | truncated
-        return Step(self._checked(to_rows(self.spec, obs), self.ended, action), reward, terminated.copy(), truncated.copy(), ~began, began, numbers(info))
+        return Step(
+            self._checked(to_rows(self.spec, obs), self.ended, action),
+            reward,
+            terminated.copy(),
+            truncated.copy(),
+            ~began,
+            began,
+            numbers(info),
+        )
 
     def _call(self, doing: str, call: Callable[[], Any]) -> Any:
         try:
@@ -262,12 +294,18 @@ class GymEnv:
             raise
         except Exception as error:  # for example, observations outside their space cannot be stacked
             said = f"{type(error).__name__}: {error}"
-            raise EnvError(f"{self.cfg.name} failed in {doing} (does what it returns fit {self.spec.observation}?): {said}") from error
+            raise EnvError(
+                f"{self.cfg.name} failed in {doing} (does what it returns fit {self.spec.observation}?): {said}"
+            ) from error
 
     def _checked(self, rows: Rows, ended: np.ndarray, action: Any = None) -> Rows:
         def check(part: np.ndarray) -> None:
             if part.dtype.kind == "f" and not np.isfinite(part).all():
-                raise self._bad(int(np.argmin(np.isfinite(part.reshape(self.count, -1)).all(1))), "an observation that is not finite", action)
+                raise self._bad(
+                    int(np.argmin(np.isfinite(part.reshape(self.count, -1)).all(1))),
+                    "an observation that is not finite",
+                    action,
+                )
 
         map_rows(rows["observation"], check)
         if MASK in rows:

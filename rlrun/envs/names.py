@@ -37,7 +37,8 @@ def names() -> list[str]:
     registered = [
         name
         for name, spec in gymnasium.registry.items()
-        if not any(part in str(spec.entry_point) for part in ("ale_py", "_raise_")) and not name.startswith(("GymV", "phys2d/", "tabular/"))
+        if not any(part in str(spec.entry_point) for part in ("ale_py", "_raise_"))
+        and not name.startswith(("GymV", "phys2d/", "tabular/"))
     ]
     return [*sorted(games()), *sorted(registered)]
 
@@ -52,4 +53,6 @@ def family_of(name: str) -> tuple[str, str]:
         return "gym", name
     if not games() and "-" not in name:
         raise UserError(f"env={name} is not a Gymnasium id; if it is an Atari game: pip install 'rlrun[atari]'")
-    raise UserError(f"There is no env {name!r}.{closest(name, known)} (rlrun list envs shows all; your own: env=my_package:MyEnv-v0)")
+    raise UserError(
+        f"There is no env {name!r}.{closest(name, known)} (rlrun list envs shows all; your own: env=my_package:MyEnv-v0)"
+    )

@@ -18,7 +18,10 @@ REWARD = Box(shape=(1,), dtype="float32", low=(-np.inf,), high=(np.inf,))
 
 def with_previous(spec: EnvSpec, action: bool, reward: bool) -> EnvSpec:
     """Returns the spec with prev_action and prev_reward added to its rows, as asked for."""
-    more: dict[str, Any] = {**({"prev_action": spec.action} if action else {}), **({"prev_reward": REWARD} if reward else {})}
+    more: dict[str, Any] = {
+        **({"prev_action": spec.action} if action else {}),
+        **({"prev_reward": REWARD} if reward else {}),
+    }
     return replace(spec, obs={**spec.obs, **more})
 
 

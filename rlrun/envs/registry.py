@@ -30,7 +30,9 @@ class Factory:
     def __call__(self, worker: int, count: int) -> VectorEnv:
         env: VectorEnv
         if isinstance(self.cfg, AtariConfig):
-            env = atari.AtariEnv(self.cfg, self.spec, self.seeds, self.stream, worker, count, self.learning, self.threads)
+            env = atari.AtariEnv(
+                self.cfg, self.spec, self.seeds, self.stream, worker, count, self.learning, self.threads
+            )
         else:
             env = gym.GymEnv(self.cfg, self.spec, self.seeds, self.stream, worker, count)
         return Previous(env, self.spec) if {"prev_action", "prev_reward"} & self.spec.obs.keys() else env

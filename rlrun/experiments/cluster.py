@@ -24,7 +24,9 @@ def parse(text: str) -> dict[str, Any]:
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or not key or not value:
-            raise UserError(f"--queue {part!r}: say key=value,... such as partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600")
+            raise UserError(
+                f"--queue {part!r}: say key=value,... such as partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600"
+            )
         made[key if key in PLAIN else f"slurm_{key.removeprefix('slurm_')}"] = int(value) if value.isdigit() else value
     return made
 
@@ -63,7 +65,9 @@ class Queue:
 
     def __init__(self, cluster: str, options: dict[str, Any], folder: Path):
         if cluster not in CLUSTERS:
-            raise UserError(f"There is no --cluster {cluster}.{closest(cluster, CLUSTERS)} There are {' and '.join(CLUSTERS)}.")
+            raise UserError(
+                f"There is no --cluster {cluster}.{closest(cluster, CLUSTERS)} There are {' and '.join(CLUSTERS)}."
+            )
         try:
             import submitit
         except ImportError:

@@ -71,10 +71,18 @@ def parse(words: Sequence[str]) -> Space:
             assert isinstance(sweep, IntervalSweep)
             assert sweep.start is not None and sweep.end is not None
             if sweep.tags - {"log"}:
-                raise UserError(f"{word}: there is no tag {', '.join(sorted(sweep.tags - {'log'}))}; the only one is log, as in tag(log, interval(...))")
-            low, high, whole = float(sweep.start), float(sweep.end), isinstance(sweep.start, int) and isinstance(sweep.end, int)
+                raise UserError(
+                    f"{word}: there is no tag {', '.join(sorted(sweep.tags - {'log'}))}; the only one is log, as in tag(log, interval(...))"
+                )
+            low, high, whole = (
+                float(sweep.start),
+                float(sweep.end),
+                isinstance(sweep.start, int) and isinstance(sweep.end, int),
+            )
             if not low < high or ("log" in sweep.tags and low <= 0):
-                raise UserError(f"{word}: an interval's first number must be below its last{', and above 0 with log' if 'log' in sweep.tags else ''}")
+                raise UserError(
+                    f"{word}: an interval's first number must be below its last{', and above 0 with log' if 'log' in sweep.tags else ''}"
+                )
             intervals[key] = Interval(low, high, "log" in sweep.tags, whole)
         else:
             glob = override.value()
@@ -94,7 +102,9 @@ def matches(key: str, glob: Any) -> list[str]:
     elif key in NAMED:
         known = options(key)
     else:
-        raise UserError(f"{key}=glob(...) needs a list of names to choose from, and {key} has none.{closest(key, NAMED)}")
+        raise UserError(
+            f"{key}=glob(...) needs a list of names to choose from, and {key} has none.{closest(key, NAMED)}"
+        )
     return [name for name in known if _fits(name, glob.include) and not _fits(name, glob.exclude)]
 
 

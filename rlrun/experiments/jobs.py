@@ -267,7 +267,11 @@ class Pool:
 
 def command_of(job: TrainingJob) -> list[str]:
     """The command that runs a job: rlrun train, or rlrun resume where the run has a checkpoint."""
-    words = ["resume", str(job.run_dir), *job.resume] if checkpoints(job.run_dir) else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
+    words = (
+        ["resume", str(job.run_dir), *job.resume]
+        if checkpoints(job.run_dir)
+        else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
+    )
     return [sys.executable, "-m", "rlrun.experiments.job", *words]
 
 
@@ -346,7 +350,10 @@ def settle(outcome: Outcome, code: int | None, before: tuple[int, int] | None = 
     summary of that version says nothing about this session and is ignored.
     """
     found = summary_of(outcome.job.run_dir) if before is None or version(outcome.job.run_dir) != before else {}
-    outcome.status, outcome.reason = found.get("status", "FAILED"), str(found.get("reason") or "").strip().split("\n")[-1]
+    outcome.status, outcome.reason = (
+        found.get("status", "FAILED"),
+        str(found.get("reason") or "").strip().split("\n")[-1],
+    )
     if outcome.status == "RUNNING":  # the process died before it could write how it ended
         outcome.status = "FAILED"
     elif found:

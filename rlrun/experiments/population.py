@@ -53,7 +53,15 @@ class PopulationTraining:
     def __init__(self, space: Space, count: int, every: int, env_steps: int, seed: int, folder: Path, check: Callable[[Sequence[str], str], Any],
                  own: Sequence[str] = ()):  # fmt: skip
         """every: env steps in a generation. own and check are as in search.Trials."""
-        self.space, self.every, self.env_steps, self.folder, self.own, self.seed, self.check = space, every, env_steps, folder, list(own), seed, check
+        self.space, self.every, self.env_steps, self.folder, self.own, self.seed, self.check = (
+            space,
+            every,
+            env_steps,
+            folder,
+            list(own),
+            seed,
+            check,
+        )
         self.pending: list[list[Any]] = []  # takeovers that are decided but not done: loser, winner, values
         self.state = folder / "population.json"
         self.generations = math.ceil(env_steps / every)
@@ -108,7 +116,13 @@ class PopulationTraining:
         # Each member has a seed of its own, as the paper's workers are independent. Where a word is given twice, as a
         # user's seed is, the last one counts.
         seed = self.seed + int(member.name.rsplit("-", 1)[1])
-        return [*self.own, *fixed, *(f"{key}={value}" for key, value in member.values.items()), f"seed={seed}", f"env_steps={self._target(member)}"]
+        return [
+            *self.own,
+            *fixed,
+            *(f"{key}={value}" for key, value in member.values.items()),
+            f"seed={seed}",
+            f"env_steps={self._target(member)}",
+        ]
 
     def _target(self, member: Member) -> int:
         return min((member.generation + 1) * self.every, self.env_steps)
@@ -146,7 +160,11 @@ class PopulationTraining:
 
         The decisions are saved before they are carried out, so that a sweep that is killed meanwhile repeats them.
         """
-        alive = sorted((one for one in self.members if not one.dead), key=lambda one: -math.inf if one.score is None else one.score, reverse=True)
+        alive = sorted(
+            (one for one in self.members if not one.dead),
+            key=lambda one: -math.inf if one.score is None else one.score,
+            reverse=True,
+        )
         count = max(1, int(TRUNCATED * len(alive))) if len(alive) > 1 else 0
         for loser in alive[len(alive) - count :]:
             winner = alive[int(self.rng.integers(0, count))]
@@ -158,7 +176,10 @@ class PopulationTraining:
             except UserError as error:
                 print(f"  {loser.name} keeps its values: {error}", flush=True)
                 continue
-            print(f"  {loser.name} (return {shown(loser.score)}) takes over from {winner.name} ({shown(winner.score)})", flush=True)
+            print(
+                f"  {loser.name} (return {shown(loser.score)}) takes over from {winner.name} ({shown(winner.score)})",
+                flush=True,
+            )
             self.pending.append([loser.name, winner.name, values])
         self._save()
         self._take_over()
@@ -194,7 +215,11 @@ class PopulationTraining:
     def _save(self) -> None:
         members = [{"name": one.name, "values": one.values, "generation": one.generation, "score": one.score, "dead": one.dead, "history": one.history}
                    for one in self.members]  # fmt: skip
-        write_atomically(self.state, json.dumps({"members": members, "pending": self.pending, "rng": self.rng.bit_generator.state}, indent=1) + "\n")
+        write_atomically(
+            self.state,
+            json.dumps({"members": members, "pending": self.pending, "rng": self.rng.bit_generator.state}, indent=1)
+            + "\n",
+        )
 
     def _load(self) -> None:
         try:
@@ -217,7 +242,9 @@ def fits(space: Space, config: dict[str, Any], count: int, every: float) -> None
     if count < 2:
         raise UserError("--search pbt needs --trials of 2 or more, the size of its population")
     if every > config["env_steps"]:
-        raise UserError(f"--every {every:g} is more than env_steps {config['env_steps']:g}: members would never take over")
+        raise UserError(
+            f"--every {every:g} is more than env_steps {config['env_steps']:g}: members would never take over"
+        )
     for key in (*space.choices, *space.intervals):
         node: Any = config
         for part in key.split("."):

@@ -33,7 +33,11 @@ def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence
     from rlrun.runtime.rundir import command_line, git_commit, hardware, started_at, versions
 
     mlflow = (config.get("logger") or {}).get("mlflow") or {"enabled": False}
-    store = {"uri": mlflow["uri"], "experiment": mlflow["experiment"], "root": str(Path(config["runs_root"]).resolve())} if mlflow["enabled"] else None
+    store = (
+        {"uri": mlflow["uri"], "experiment": mlflow["experiment"], "root": str(Path(config["runs_root"]).resolve())}
+        if mlflow["enabled"]
+        else None
+    )
     said = {
         "format": FORMAT, "command": command_line(), "words": list(words), "jobs": [{"name": name, "words": list(job)} for name, job in jobs],
         "search": search, "cwd": os.getcwd(), "mlflow": store, "started": started_at(), "versions": versions(), "git_commit": git_commit(),
@@ -96,7 +100,9 @@ class Parent:
 
         memory = folder / "mlflow.json"
         try:
-            self.client, experiment = open_experiment(record.mlflow["uri"], Path(record.mlflow["root"]), record.mlflow["experiment"])
+            self.client, experiment = open_experiment(
+                record.mlflow["uri"], Path(record.mlflow["root"]), record.mlflow["experiment"]
+            )
             known = json.loads(memory.read_text()) if memory.exists() else {}
             if "run_id" in known:
                 self.run_id = str(known["run_id"])
@@ -123,8 +129,14 @@ class Parent:
         failed = any(outcome.status == "FAILED" for outcome in outcomes)
         try:
             for status in {outcome.status for outcome in outcomes}:
-                self.client.log_metric(self.run_id, f"jobs/{status.lower()}", sum(outcome.status == status for outcome in outcomes))
-            best = [outcome.return_mean for outcome in outcomes if outcome.status in DONE and outcome.return_mean is not None]
+                self.client.log_metric(
+                    self.run_id, f"jobs/{status.lower()}", sum(outcome.status == status for outcome in outcomes)
+                )
+            best = [
+                outcome.return_mean
+                for outcome in outcomes
+                if outcome.status in DONE and outcome.return_mean is not None
+            ]
             if best:
                 self.client.log_metric(self.run_id, "jobs/best_return_mean", max(best))
             self.client.set_terminated(self.run_id, "KILLED" if interrupted else "FAILED" if failed else "FINISHED")

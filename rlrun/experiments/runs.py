@@ -15,7 +15,20 @@ from rlrun.loggers.jsonl import read as read_rows
 from rlrun.loggers.mlflow import flatten
 
 # Options with these prefixes do not change what a run learns, apart from its seed and its end.
-SAME = ("seed", "run_dir", "runs_root", "logger.", "expected", "measured", "checkpoint.", "log_every_sec", "callbacks", "init", "stop.", "resources.")
+SAME = (
+    "seed",
+    "run_dir",
+    "runs_root",
+    "logger.",
+    "expected",
+    "measured",
+    "checkpoint.",
+    "log_every_sec",
+    "callbacks",
+    "init",
+    "stop.",
+    "resources.",
+)
 RETURN = "sample/return_mean"
 
 
@@ -49,7 +62,11 @@ class SavedRun:
 
     def series(self, metric: str, against: str = "env_steps") -> tuple[list[float], list[float]]:
         """x and y of all rows that have the metric."""
-        points = [(row[against], row[metric]) for row in self.rows if row.get(metric) is not None and row.get(against) is not None]
+        points = [
+            (row[against], row[metric])
+            for row in self.rows
+            if row.get(metric) is not None and row.get(against) is not None
+        ]
         return [x for x, _ in points], [y for _, y in points]
 
 
@@ -118,20 +135,34 @@ def _labels(runs: Sequence[SavedRun]) -> list[str]:
         return [runs[0].title]
     heads = []
     for run in runs:
-        parts = [run.config[group]["name"] for group in ("algo", "env") if len({one.config[group]["name"] for one in runs}) > 1]
+        parts = [
+            run.config[group]["name"]
+            for group in ("algo", "env")
+            if len({one.config[group]["name"] for one in runs}) > 1
+        ]
         heads.append(" ".join(parts))
     made = []
     for run, head in zip(runs, heads, strict=True):
         same = [one for one, other in zip(runs, heads, strict=True) if other == head]
         keys = differing(same) if len(same) > 1 else []
-        parts = [f"{key.split('.', 1)[-1] if key.startswith('algo.') else key}={run.options.get(key)}" for key in keys[:4]]
+        parts = [
+            f"{key.split('.', 1)[-1] if key.startswith('algo.') else key}={run.options.get(key)}" for key in keys[:4]
+        ]
         made.append(" ".join([*([head] if head else []), *parts]) or run.title)
     return made
 
 
 def metrics(runs: Sequence[SavedRun]) -> list[str]:
     """The names of metrics that any of the runs logged in its last 50 rows."""
-    return list(dict.fromkeys(name for run in runs for row in run.rows[-50:] for name in row if name not in ("env_steps", "time_sec", "updates")))
+    return list(
+        dict.fromkeys(
+            name
+            for run in runs
+            for row in run.rows[-50:]
+            for name in row
+            if name not in ("env_steps", "time_sec", "updates")
+        )
+    )
 
 
 def check_metric(name: str, runs: Sequence[SavedRun]) -> str:
@@ -139,5 +170,7 @@ def check_metric(name: str, runs: Sequence[SavedRun]) -> str:
     known = metrics(runs)
     fitting = [one for one in known if one == name or one.split("/", 1)[-1] == name]
     if not fitting:
-        raise UserError(f"There is no metric {name!r} in these runs.{closest(name, known)} There are: {', '.join(sorted(known))}")
+        raise UserError(
+            f"There is no metric {name!r} in these runs.{closest(name, known)} There are: {', '.join(sorted(known))}"
+        )
     return fitting[0]

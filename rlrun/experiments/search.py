@@ -41,13 +41,24 @@ class Trials:
         check(words, name) raises UserError where a job with these words would not start.
         """
         found = optuna()
-        self.space, self.count, self.prune, self.folder, self.own, self.check = space, count, prune, folder, list(own), check
+        self.space, self.count, self.prune, self.folder, self.own, self.check = (
+            space,
+            count,
+            prune,
+            folder,
+            list(own),
+            check,
+        )
         self.rung = max(1.0, env_steps / RUNGS)
         self.reported: dict[int, int] = {}  # trial number -> the last rung that was reported to the study
         storage = found.storages.JournalStorage(found.storages.journal.JournalFileBackend(str(folder / "study.jsonl")))
         samplers = {"random": found.samplers.RandomSampler, "tpe": found.samplers.TPESampler}
         options = {"n_startup_trials": STARTUP_TRIALS, "constant_liar": True} if method == "tpe" else {}
-        pruner = found.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=2) if prune else found.pruners.NopPruner()
+        pruner = (
+            found.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=2)
+            if prune
+            else found.pruners.NopPruner()
+        )
         # The seed depends on the number of trials, because a resumed search must not draw the same values again.
         begun = len(storage.get_all_trials(0)) if storage.get_all_studies() else 0
         self.study = found.create_study(study_name="sweep", storage=storage, sampler=samplers[method](seed=seed + begun, **options), pruner=pruner,
@@ -57,13 +68,23 @@ class Trials:
         for frozen in self.study.trials:
             if frozen.state == found.trial.TrialState.RUNNING:
                 trial = found.trial.Trial(self.study, frozen._trial_id)
-                self.again.append((trial, self._job(frozen.number, [Variation(key, self._text(key, value)) for key, value in frozen.params.items()])))
+                self.again.append(
+                    (
+                        trial,
+                        self._job(
+                            frozen.number,
+                            [Variation(key, self._text(key, value)) for key, value in frozen.params.items()],
+                        ),
+                    )
+                )
 
     def _text(self, key: str, value: Any) -> str:
         return str(value) if key in self.space.choices else f"{value:.6g}" if isinstance(value, float) else str(value)
 
     def _job(self, number: int, varied: Sequence[Variation]) -> TrainingJob:
-        return job_in(self.folder, job_name(number, varied), [*self.own, *self.space.fixed, *(one.word for one in varied)])
+        return job_in(
+            self.folder, job_name(number, varied), [*self.own, *self.space.fixed, *(one.word for one in varied)]
+        )
 
     def _draw(self, trial: Any) -> list[Variation]:
         varied = []

@@ -9,7 +9,15 @@ from typing import Any
 from rlrun.experiments.jobs import Outcome, View
 from rlrun.loggers.console import duration
 
-COLOURS = {"RUNNING": "cyan", "COMPLETED": "green", "STOPPED": "green", "PRUNED": "yellow", "INTERRUPTED": "yellow", "FAILED": "red", "WAITING": "dim"}
+COLOURS = {
+    "RUNNING": "cyan",
+    "COMPLETED": "green",
+    "STOPPED": "green",
+    "PRUNED": "yellow",
+    "INTERRUPTED": "yellow",
+    "FAILED": "red",
+    "WAITING": "dim",
+}
 SHOWN_AT_ONCE = 30  # rows in the live table, so that it fits on a terminal
 
 
@@ -28,8 +36,14 @@ def text_table(rows: Sequence[Sequence[str]], headings: Sequence[str] = HEADINGS
     """A table with columns as wide as their contents. Columns of numbers are right-aligned, except the first column."""
     table = [list(headings), *(list(row) for row in rows)]
     widths = [max(len(row[index]) for row in table) for index in range(len(headings))]
-    right = [all(not row[index] or row[index][0] in "-0123456789" for row in table[1:]) and index > 0 for index in range(len(headings))]
-    aligned = ([cell.rjust(width) if far else cell.ljust(width) for cell, width, far in zip(row, widths, right)] for row in table)
+    right = [
+        all(not row[index] or row[index][0] in "-0123456789" for row in table[1:]) and index > 0
+        for index in range(len(headings))
+    ]
+    aligned = (
+        [cell.rjust(width) if far else cell.ljust(width) for cell, width, far in zip(row, widths, right)]
+        for row in table
+    )
     return "\n".join("  ".join(row).rstrip() for row in aligned)
 
 
@@ -60,7 +74,10 @@ class JobLines:
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
         self.show(outcomes)
-        print(f"\n{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}", flush=True)
+        print(
+            f"\n{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}",
+            flush=True,
+        )
 
 
 class JobTable:
@@ -93,7 +110,10 @@ class JobTable:
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
         self.live.stop()
-        print(f"{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}", flush=True)
+        print(
+            f"{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}",
+            flush=True,
+        )
 
 
 def view(total: int) -> View:

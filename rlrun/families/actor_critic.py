@@ -32,4 +32,6 @@ class ActorCriticConfig:
 
     def __post_init__(self):
         if self.batch_size % self.fragment_length:
-            raise ValueError(f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}")
+            raise ValueError(
+                f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}"
+            )

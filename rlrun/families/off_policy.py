@@ -94,7 +94,12 @@ def weight_decay(net: nn.Module, l2: float) -> Tensor | float:
 
 def step_metrics(**steps: dict[str, Tensor | float]) -> dict[str, Any]:
     """Returns the optimiser metrics of each network as <net>_<metric>, and whether any step was skipped."""
-    told = {f"{net}_{name}": value for net, step in steps.items() for name, value in step.items() if name != "skipped_updates"}
+    told = {
+        f"{net}_{name}": value
+        for net, step in steps.items()
+        for name, value in step.items()
+        if name != "skipped_updates"
+    }
     skipped = [step["skipped_updates"] for step in steps.values() if "skipped_updates" in step] or [0.0]
     told["skipped_updates"] = torch.stack(skipped).max() if isinstance(skipped[0], Tensor) else max(skipped)  # type: ignore[arg-type, type-var]
     return told
@@ -106,7 +111,9 @@ class Temperature:
     Source: Haarnoja et al. 2018, arXiv:1812.05905, section 5. The algorithm that uses it registers log_alpha, so that
     checkpoints contain it."""
 
-    def __init__(self, space: Space, initial_alpha: float, target_entropy: Literal["auto"] | float, device: torch.device):
+    def __init__(
+        self, space: Space, initial_alpha: float, target_entropy: Literal["auto"] | float, device: torch.device
+    ):
         """target_entropy auto stands for -D or 0.98 log A.
 
         -D is for D continuous actions (Haarnoja et al. 2018, table 1), 0.98 log A for A discrete actions (Christodoulou

@@ -43,7 +43,10 @@ class Lines:
 
     def log(self, row: dict[str, Any]) -> None:
         ahead = f" (+{row['sample/ahead']:,.0f})" if row.get("sample/ahead") else ""
-        parts = [f"{row['env_steps']:>11,}{ahead}/{self.total:,} steps", f"{row['sample/env_steps_per_sec'] or 0:>7,.0f}/s"]
+        parts = [
+            f"{row['env_steps']:>11,}{ahead}/{self.total:,} steps",
+            f"{row['sample/env_steps_per_sec'] or 0:>7,.0f}/s",
+        ]
         if row["sample/return_mean"] is None:
             parts.append("no finished episode yet")
         else:
@@ -99,7 +102,9 @@ class Live:
         for index in range(half):
             pair = [*cells[index], *(cells[half + index] if half + index < len(cells) else ("", ""))]
             grid.add_row(*pair)
-        return Group(Text(head, style="bold"), ProgressBar(total=self.total, completed=min(row["env_steps"], self.total)), grid)
+        return Group(
+            Text(head, style="bold"), ProgressBar(total=self.total, completed=min(row["env_steps"], self.total)), grid
+        )
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
         self.live.stop()

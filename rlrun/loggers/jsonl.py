@@ -11,8 +11,8 @@ class Jsonl:
     def __init__(self, path: Path, resume_at: int | None):
         """resume_at: env steps of the restored checkpoint. Later rows are dropped: the run repeats those steps."""
         if resume_at is not None and path.exists():
-            kept = [line for line in path.read_text().splitlines() if _steps(line) is not None and _steps(line) <= resume_at]  # type: ignore[operator]
-            path.write_text("".join(line + "\n" for line in kept))
+            rows = [(_steps(line), line) for line in path.read_text().splitlines()]
+            path.write_text("".join(line + "\n" for steps, line in rows if steps is not None and steps <= resume_at))
         self.file = path.open("a", buffering=1)
 
     def log(self, row: dict[str, Any]) -> None:

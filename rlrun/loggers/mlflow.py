@@ -61,7 +61,9 @@ def open_experiment(uri: str | None, root: Path, experiment: str) -> tuple[Any, 
         client = _client(uri or store_uri(root))
         found = client.get_experiment_by_name(experiment)
         artifacts = None if uri else (root / "mlartifacts").resolve().as_uri()
-        return client, found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
+        return client, found.experiment_id if found else client.create_experiment(
+            experiment, artifact_location=artifacts
+        )
 
 
 class Mlflow:
@@ -70,7 +72,16 @@ class Mlflow:
     mlflow.json remembers its id, so that a resumed run continues it. parent: the id of the parent MLflow run.
     """
 
-    def __init__(self, uri: str | None, root: Path, experiment: str, run_dir: Path, values: dict[str, Any], facts: dict[str, Any], parent: str | None = None):
+    def __init__(
+        self,
+        uri: str | None,
+        root: Path,
+        experiment: str,
+        run_dir: Path,
+        values: dict[str, Any],
+        facts: dict[str, Any],
+        parent: str | None = None,
+    ):
         if not available():
             raise UserError("mlflow is not installed (pip install mlflow)")
         self.run_dir = run_dir
@@ -88,7 +99,11 @@ class Mlflow:
             memory.write_text(json.dumps({"uri": self.uri, "run_id": self.run_id}))
             self._parameters(values)
         owner = {"pid": os.getpid(), "host": platform.node(), "run_dir": str(run_dir.resolve())}
-        tags = {**{f"rlrun.{k}": str(v) for k, v in owner.items()}, "rlrun.command": facts["command"], "rlrun.git_commit": str(facts["git_commit"])}
+        tags = {
+            **{f"rlrun.{k}": str(v) for k, v in owner.items()},
+            "rlrun.command": facts["command"],
+            "rlrun.git_commit": str(facts["git_commit"]),
+        }
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
         for name, value in tags.items():
@@ -130,7 +145,9 @@ class Mlflow:
             name = checkpoints.best() or next(iter(reversed(checkpoints.names())), None)
             if name:
                 for file in ("policy.pt", "run.json", "manifest.json"):
-                    self.client.log_artifact(self.run_id, str(self.run_dir / "checkpoints" / name / file), f"checkpoint/{name}")
+                    self.client.log_artifact(
+                        self.run_id, str(self.run_dir / "checkpoints" / name / file), f"checkpoint/{name}"
+                    )
         finally:
             self.client.set_terminated(self.run_id, STATUS[status])
 
@@ -166,7 +183,9 @@ def stale_runs(root: Path, fix: bool = False) -> list[str]:
     for experiment in client.search_experiments():
         for run in client.search_runs([experiment.experiment_id], "attributes.status = 'RUNNING'"):
             tags = run.data.tags
-            if tags.get("rlrun.host") == platform.node() and not _runs(psutil, int(tags.get("rlrun.pid", 0)), run.info.start_time / 1000):
+            if tags.get("rlrun.host") == platform.node() and not _runs(
+                psutil, int(tags.get("rlrun.pid", 0)), run.info.start_time / 1000
+            ):
                 stale.append(run.info.run_name or run.info.run_id)
                 if fix:
                     client.set_terminated(run.info.run_id, "KILLED")

@@ -50,7 +50,9 @@ class Sinks:
         except queue.Full:
             pass
         if self.thread.is_alive():
-            self._warn("slow loggers", f"still busy after {CLOSE_SEC:.0f} s; the rest of their rows is only in progress.jsonl")
+            self._warn(
+                "slow loggers", f"still busy after {CLOSE_SEC:.0f} s; the rest of their rows is only in progress.jsonl"
+            )
         if self.dropped:
             self._warn("dropped", f"{self.dropped} rows were dropped by slow sinks; progress.jsonl has them")
 

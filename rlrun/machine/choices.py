@@ -68,7 +68,9 @@ def check_own_samplers(asked: Asked, every_process_learns: bool) -> None:
     """UserError where samplers are counted although every process samples and learns."""
     cfg = asked.cfg
     if every_process_learns and cfg.inference in ("auto", "serial") and cfg.num_samplers not in ("auto", 1):
-        raise UserError(f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with resources.num_learners")
+        raise UserError(
+            f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with resources.num_learners"
+        )
 
 
 def learners_in_lockstep(asked: Asked, machine: Machine) -> Choice:
@@ -84,11 +86,20 @@ def learners_in_lockstep(asked: Asked, machine: Machine) -> Choice:
         if not needs.every_process_learns or needs.replay is not None or cfg.exact:
             return Choice(1)  # with a replay too: two learners of 16 rows each were slower than one with 32
         best = max(n for n in fitting if all(count % n == 0 for count in needs.shared))
-        return Choice(best, f"num_learners={best}: every process samples and learns; {there}, {needs.columns} columns of a train batch")
+        return Choice(
+            best,
+            f"num_learners={best}: every process samples and learns; {there}, {needs.columns} columns of a train batch",
+        )
     _check_enough(cfg.num_learners, devices, there, fitting)
     if cfg.num_learners not in fitting:
-        of = "columns of a train batch (algo.batch_size / algo.fragment_length)" if needs.replay is None else "fragments of a train batch (algo.batch_size)"
-        raise UserError(f"resources.num_learners={cfg.num_learners} must divide the {needs.columns} {of}; {_either(fitting)} would fit")
+        of = (
+            "columns of a train batch (algo.batch_size / algo.fragment_length)"
+            if needs.replay is None
+            else "fragments of a train batch (algo.batch_size)"
+        )
+        raise UserError(
+            f"resources.num_learners={cfg.num_learners} must divide the {needs.columns} {of}; {_either(fitting)} would fit"
+        )
     return Choice(cfg.num_learners)
 
 
@@ -96,14 +107,20 @@ def learners_on_their_own(asked: Asked, machine: Machine) -> Choice:
     """Learners that each have a train batch of their own and share the CPU's memory. UserError where there are more than cores."""
     cfg, there = asked.cfg, _counted(machine.cores, "core")
     if cfg.num_learners == "auto":
-        return Choice(1) if cfg.exact else Choice(machine.cores, f"num_learners={machine.cores}: every process samples and learns; {there}")
+        return (
+            Choice(1)
+            if cfg.exact
+            else Choice(machine.cores, f"num_learners={machine.cores}: every process samples and learns; {there}")
+        )
     _check_enough(cfg.num_learners, machine.cores, there, list(range(1, machine.cores + 1)))
     return Choice(cfg.num_learners)
 
 
 def _check_enough(wanted: int, devices: int, there: str, fitting: list[int]) -> None:
     if wanted > devices:
-        raise UserError(f"resources.num_learners={wanted}: there {'is' if devices == 1 else 'are'} {there}; {_either(fitting)} would fit")
+        raise UserError(
+            f"resources.num_learners={wanted}: there {'is' if devices == 1 else 'are'} {there}; {_either(fitting)} would fit"
+        )
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
@@ -113,7 +130,12 @@ def batch_columns(asked: Asked, learners: int, shared: bool) -> Spread:
     """The columns of a train batch, each learner's part."""
     total = asked.needs.columns
     over = f" over {learners} learners" if learners > 1 else ""
-    return Spread(total, total // learners, shared, f"{total} columns of a train batch (algo.batch_size / algo.fragment_length){over}")
+    return Spread(
+        total,
+        total // learners,
+        shared,
+        f"{total} columns of a train batch (algo.batch_size / algo.fragment_length){over}",
+    )
 
 
 def replay_columns(asked: Asked, learners: int) -> Choice:
@@ -137,7 +159,10 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
         return Choice("serial", "inference=serial: every process samples and learns")
     if asked.image and cfg.device != "cpu" and machine.gpus:
         if needs.replay is not None and columns % BATCHED_GROUPS:
-            return Choice("local", f"inference=local: {_counted(columns, 'environment')} cannot take turns on the GPU (algo.num_envs)")
+            return Choice(
+                "local",
+                f"inference=local: {_counted(columns, 'environment')} cannot take turns on the GPU (algo.num_envs)",
+            )
         return Choice("batched", "inference=batched: one thread acts for all samplers on the GPU")
     if cfg.num_samplers != "auto" and cfg.num_samplers > 1:
         return Choice("local", "inference=local: several samplers were asked for")
@@ -147,7 +172,12 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
         return Choice("local", f"inference=local: device={cfg.device} is for learning")
     if machine.cores == 1:
         return Choice("serial", "inference=serial: there is one core")
-    if asked.image and needs.replay is not None and machine.cores == 2 and cfg.learner_threads == cfg.num_samplers == "auto":
+    if (
+        asked.image
+        and needs.replay is not None
+        and machine.cores == 2
+        and cfg.learner_threads == cfg.num_samplers == "auto"
+    ):
         return Choice("serial", "inference=serial: learning is most of the work, and gets both cores")
     return _inference_by_pace(asked, machine, learners, columns)
 
@@ -159,14 +189,23 @@ def _inference_by_pace(asked: Asked, machine: Machine, learners: int, columns: i
         seconds = machine.env_step_sec(asked.make_env, min(columns, 16))
     except EnvError as error:
         raise UserError(f"the environment fails when it is tried: {error}") from None
-    learning = UPDATE_SEC * needs.replay.ratio / asked.update_rows if needs.replay is not None else 0.0  # for one env step
+    learning = (
+        UPDATE_SEC * needs.replay.ratio / asked.update_rows if needs.replay is not None else 0.0
+    )  # for one env step
     on_cpu = cfg.device == "cpu" or not machine.gpus
     chosen: Literal["serial", "local"] = "local"
     reason = "worth more than one process"
     if seconds < CHEAP_STEP_SEC:
         reason, chosen = "too little to pay for handing rows between processes", "serial"
-    elif on_cpu and seconds < MINOR_SHARE * learning and len(replay_threads(asked, machine, "serial", torch.device("cpu"), learners).value) > 1:
-        reason, chosen = f"little beside the {learning * 1e3:.1g} ms and more of learning, which gets all cores", "serial"
+    elif (
+        on_cpu
+        and seconds < MINOR_SHARE * learning
+        and len(replay_threads(asked, machine, "serial", torch.device("cpu"), learners).value) > 1
+    ):
+        reason, chosen = (
+            f"little beside the {learning * 1e3:.1g} ms and more of learning, which gets all cores",
+            "serial",
+        )
     repeat = f"; measured, so a busier machine may decide otherwise: resources.inference={chosen} repeats this run's random streams"
     return Choice(chosen, f"inference={chosen}: an env step takes {seconds * 1e6:.0f} us, {reason}{repeat}")
 
@@ -175,7 +214,9 @@ def inference_of_separate_samplers(asked: Asked, machine: Machine, learners: int
     """As inference(), for a runner whose samplers are processes of their own."""
     cfg = asked.cfg
     if cfg.inference == "serial" or cfg.exact:
-        raise UserError("resources.inference=serial: this runner has samplers in processes of their own (local or batched); runner=replay has one process")
+        raise UserError(
+            "resources.inference=serial: this runner has samplers in processes of their own (local or batched); runner=replay has one process"
+        )
     if cfg.inference == "auto" and not (asked.image and cfg.device != "cpu" and machine.gpus):
         return Choice("local", "inference=local: samplers are processes of their own")
     return inference(asked, machine, learners, spread)
@@ -205,7 +246,9 @@ def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choi
     """A torch.device. With serial inference the learner's policy acts on the CPU, unless every process learns."""
     cfg, on_cpu = asked.cfg, inference == "serial" and not asked.needs.every_process_learns
     if on_cpu and cfg.device not in ("auto", "cpu"):
-        raise UserError(f"resources.device={cfg.device}: serial inference acts with the learner's policy on the CPU; use inference=local or batched")
+        raise UserError(
+            f"resources.device={cfg.device}: serial inference acts with the learner's policy on the CPU; use inference=local or batched"
+        )
     return device("cpu" if on_cpu else cfg.device, machine)
 
 
@@ -217,19 +260,27 @@ def precision(wanted: str, where: torch.device, image: bool, machine: Machine) -
         return Choice("bf16", "precision=bf16: convolutions on a GPU")
     fast = machine.fast_bf16
     chosen = "bf16" if fast else "fp32"
-    return Choice(chosen, f"precision={chosen}: the CPU has {'/'.join(sorted(fast)) if fast else 'neither AVX512-BF16 nor AMX'}")
+    return Choice(
+        chosen, f"precision={chosen}: the CPU has {'/'.join(sorted(fast)) if fast else 'neither AVX512-BF16 nor AMX'}"
+    )
 
 
-def acting_precision(asked: Asked, machine: Machine, inference: Inference, where: torch.device, learning: Precision) -> Precision:
+def acting_precision(
+    asked: Asked, machine: Machine, inference: Inference, where: torch.device, learning: Precision
+) -> Precision:
     """fp32 where samplers act on a CPU without bf16 for a learner on a GPU, else the learner's."""
-    on_slow_cpu = inference == "local" and where.type != "cpu" and asked.cfg.precision == "auto" and not machine.fast_bf16
+    on_slow_cpu = (
+        inference == "local" and where.type != "cpu" and asked.cfg.precision == "auto" and not machine.fast_bf16
+    )
     return "fp32" if on_slow_cpu else learning
 
 
 # -- samplers ----------------------------------------------------------------------------------------------------------
 
 
-def samplers_per_learner(asked: Asked, machine: Machine, learners: int, inference: Inference, where: torch.device, spread: Spread) -> Choice:
+def samplers_per_learner(
+    asked: Asked, machine: Machine, learners: int, inference: Inference, where: torch.device, spread: Spread
+) -> Choice:
     """Processes that step environments for one learner. On few cores samplers and learner take turns by back-pressure; on many
     the learner gets a core of its own. Samplers that share columns, because they wait for the learner or feed one replay, take
     all cores, as far as the columns can be shared out evenly."""
@@ -247,10 +298,16 @@ def samplers_per_learner(asked: Asked, machine: Machine, learners: int, inferenc
             least = GPU_COLUMNS if on_gpu and asked.needs.replay is not None else 1
             most = max(1, available - on_gpu)  # the thread that acts has a core
             fitting = [n for n in range(1, most + 1) if spread.per_learner % (n * groups) == 0]
-            count = max((n for n in fitting if spread.per_learner // (n * groups) >= least), default=min(fitting, default=1))
+            count = max(
+                (n for n in fitting if spread.per_learner // (n * groups) >= least), default=min(fitting, default=1)
+            )
         else:
             count = available if available <= 2 else available - 1
-        what = f", {spread.per_learner} columns of its batch" if asked.needs.replay is None else f", algo.num_envs={spread.total}"
+        what = (
+            f", {spread.per_learner} columns of its batch"
+            if asked.needs.replay is None
+            else f", algo.num_envs={spread.total}"
+        )
         each = " for each learner" if learners > 1 else ""
         why = f"num_samplers={count * learners}: {_counted(available, 'core')}{each}{what if spread.shared else ''}"
         chosen = Choice(count, why)
@@ -260,7 +317,9 @@ def samplers_per_learner(asked: Asked, machine: Machine, learners: int, inferenc
     return chosen
 
 
-def envs_per_group(asked: Asked, learners: int, samplers: int, inference: Inference, most: int, spread: Spread) -> Choice:
+def envs_per_group(
+    asked: Asked, learners: int, samplers: int, inference: Inference, most: int, spread: Spread
+) -> Choice:
     """Columns of one fragment, at most `most` where `auto` decides; they divide what each group of a sampler fills."""
     groups, wanted = _groups(inference), asked.cfg.envs_per_sampler
     share = spread.per_learner // (samplers * groups) if spread.shared else spread.per_learner
@@ -291,7 +350,9 @@ def replay_threads(asked: Asked, machine: Machine, inference: Inference, where: 
 
 def waited_for_threads(asked: Asked, machine: Machine, where: torch.device, learners: int) -> Choice:
     """Numbers of threads to try for a learner that samplers wait for: all cores are idle while it learns images."""
-    return _threads(asked, where, learners, machine.cores if asked.image and not asked.needs.every_process_learns else 1)
+    return _threads(
+        asked, where, learners, machine.cores if asked.image and not asked.needs.every_process_learns else 1
+    )
 
 
 def one_thread(asked: Asked) -> Choice:
@@ -313,7 +374,10 @@ def cuda_graphs(asked: Asked, where: torch.device, learners: int) -> Choice:
     """Whether what a GPU does is recorded (machine/graphs.py)."""
     if where.type != "cuda" or not asked.cfg.cuda_graphs:
         return Choice(False)
-    return Choice(True, "cuda_graphs=true: " + ("acting; " if learners > 1 else "updates and acting; ") + "each is launched as one")
+    return Choice(
+        True,
+        "cuda_graphs=true: " + ("acting; " if learners > 1 else "updates and acting; ") + "each is launched as one",
+    )
 
 
 # -- all together ------------------------------------------------------------------------------------------------------

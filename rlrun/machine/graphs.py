@@ -47,7 +47,9 @@ class GraphRecorder:
         """
         raise NotImplementedError
 
-    def recorded(self, function: Callable[[Batch, Any], Any], rngs: Callable[[], Iterable[torch.Generator]]) -> Recorded:
+    def recorded(
+        self, function: Callable[[Batch, Any], Any], rngs: Callable[[], Iterable[torch.Generator]]
+    ) -> Recorded:
         return Recorded(function, self, rngs)
 
 
@@ -94,7 +96,12 @@ class Recorded:
     It returns tensors in tuples, dictionaries and Batches. Results are copies.
     """
 
-    def __init__(self, function: Callable[[Batch, Any], Any], recorder: GraphRecorder, rngs: Callable[[], Iterable[torch.Generator]]):
+    def __init__(
+        self,
+        function: Callable[[Batch, Any], Any],
+        recorder: GraphRecorder,
+        rngs: Callable[[], Iterable[torch.Generator]],
+    ):
         """rngs: returns the generators that the function draws from; it is called when the function is recorded."""
         self.function, self.recorder, self.rngs = function, recorder, rngs
         self.ways: dict[tuple, _Way] = {}

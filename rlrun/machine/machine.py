@@ -31,7 +31,9 @@ def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> f
 
         step()
         best, begun = float("inf"), time.perf_counter()
-        while time.perf_counter() - begun < budget_sec:  # the best of several stretches counts: a busy machine must not decide
+        while (
+            time.perf_counter() - begun < budget_sec
+        ):  # the best of several stretches counts: a busy machine must not decide
             started = time.perf_counter()
             steps = 0
             while steps < 20 and time.perf_counter() - begun < budget_sec:
@@ -53,7 +55,9 @@ class Machine:
     gpu_memory: tuple[int, ...] = ()  # free bytes of each
     free_memory: int = 2**62  # bytes
     free_shared: int = 2**62  # bytes of shared memory
-    env_step_sec: Callable[[EnvFactory, int], float] = env_step_sec  # takes a moment, so it is measured when a layout asks for it
+    env_step_sec: Callable[[EnvFactory, int], float] = (
+        env_step_sec  # takes a moment, so it is measured when a layout asks for it
+    )
 
     @property
     def fast_bf16(self) -> frozenset[str]:

@@ -22,7 +22,12 @@ COST_US = 15.0  # microseconds that oneDNN adds to every product
 # default.
 ROUTE, PLAIN = "bf16", "none"
 # position of the first factor among the arguments
-PRODUCTS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1, torch.ops.aten.bmm.default: 0, torch.ops.aten.baddbmm.default: 1}
+PRODUCTS = {
+    torch.ops.aten.mm.default: 0,
+    torch.ops.aten.addmm.default: 1,
+    torch.ops.aten.bmm.default: 0,
+    torch.ops.aten.baddbmm.default: 1,
+}
 
 
 def library() -> Any:
@@ -51,7 +56,9 @@ class _Through:
         self.before = self.place.fp32_precision
         self.place.fp32_precision = ROUTE
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.place.fp32_precision = self.before
 
 
@@ -87,7 +94,9 @@ class Products:
             self.inside = _Gain() if self.through is None else _Through()
             self.inside.__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         inside, self.inside = self.inside, None
         if inside is not None:
             inside.__exit__(kind, error, trace)

@@ -120,7 +120,9 @@ class TunedThreads:
         if self.products is not None:
             self.products.__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.products is not None:
             self.products.__exit__(kind, error, trace)
         if len(self.choices) > 1:

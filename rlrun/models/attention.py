@@ -74,7 +74,10 @@ class GTrXL(nn.Module):
         self.layers = nn.ModuleList(Layer(size, heads, length) for _ in range(layers))
 
     def spec(self) -> RowSpec:
-        return {"memory": Field((len(self.layers), self.length, self.size), torch.float32), "age": Field((), torch.float32)}
+        return {
+            "memory": Field((len(self.layers), self.length, self.size), torch.float32),
+            "age": Field((), torch.float32),
+        }
 
     def forward(self, x: Tensor, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
         """x [T, B, F], is_first [T, B], state before row 0 (memory [B, layers, M, H], age [B]) -> features [T, B, H]

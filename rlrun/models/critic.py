@@ -60,7 +60,10 @@ class Critics(nn.Module):
         gain = math.sqrt(2.0) if model.cfg.init == "orthogonal" else None
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise((self.trunk.features + self.told, *cfg.hidden)):
-            layers += [EnsembleLinear(count, before, after, gain), *([EnsembleLayerNorm(count, after)] if cfg.layer_norm else [])]
+            layers += [
+                EnsembleLinear(count, before, after, gain),
+                *([EnsembleLayerNorm(count, after)] if cfg.layer_norm else []),
+            ]
             layers += [ACTIVATIONS[cfg.activation]()]
         last = cfg.hidden[-1] if cfg.hidden else self.trunk.features + self.told
         layers += [EnsembleLinear(count, last, self.actions * outputs, None if gain is None else 1.0)]

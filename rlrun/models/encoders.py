@@ -17,7 +17,12 @@ from rlrun.core.ranges import Count
 from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, Space, leaves
 
 # relu overwrites the output of the layer before it, which no gradient needs.
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": lambda: nn.ReLU(inplace=True), "elu": nn.ELU, "silu": nn.SiLU}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": lambda: nn.ReLU(inplace=True),
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+}
 # Rows of images that go through the convolutions together on a CPU. 64 rows of float 84x84x4 and their activations stay
 # in a last-level cache; 336 rows at once cost 1.3x as much per row on a 2.4 GHz Zen 3 core. A GPU takes all at once.
 CHUNK_ROWS = 64
@@ -45,7 +50,9 @@ def flat_size(space: Space) -> int:
     """The number of numbers D that flatten() returns for one value of this space."""
     if isinstance(space, Nested):
         return sum(flat_size(part) for _, part in space.spaces)
-    return space.n if isinstance(space, Discrete) else sum(space.sizes) if isinstance(space, MultiDiscrete) else space.size
+    return (
+        space.n if isinstance(space, Discrete) else sum(space.sizes) if isinstance(space, MultiDiscrete) else space.size
+    )
 
 
 def flatten(space: Space, x: Tensor | Batch) -> Tensor:
@@ -81,7 +88,14 @@ class Parts(nn.Module):
     """An encoder of nested observations. Images go through convolutions and everything else is flattened; hidden layers
     read the concatenation."""
 
-    def __init__(self, space: Space, images: list[tuple[tuple[str, ...], ImageEncoder]], hidden: tuple[int, ...], activation: str, layer_norm: bool = False):
+    def __init__(
+        self,
+        space: Space,
+        images: list[tuple[tuple[str, ...], ImageEncoder]],
+        hidden: tuple[int, ...],
+        activation: str,
+        layer_norm: bool = False,
+    ):
         super().__init__()
         self.paths = [path for path, _ in images]
         self.images = nn.ModuleList(encoder for _, encoder in images)
@@ -174,12 +188,16 @@ class NatureCNN(ImageEncoder):
             )
         if min(height, width) < 64:
             self.first = nn.Conv2d(channels, 16, 4, 2, padding=1)
-            self.convolutions = nn.Sequential(*self.then_relu(16), nn.Conv2d(16, 32, 4, 2, padding=1), *self.then_relu(32))
+            self.convolutions = nn.Sequential(
+                *self.then_relu(16), nn.Conv2d(16, 32, 4, 2, padding=1), *self.then_relu(32)
+            )
             self.finish(256)
         else:
             self.first = nn.Conv2d(channels, 32, 8, 4)
             relu = self.then_relu
-            self.convolutions = nn.Sequential(*relu(32), nn.Conv2d(32, 64, 4, 2), *relu(64), nn.Conv2d(64, 64, 3, 1), *relu(64))
+            self.convolutions = nn.Sequential(
+                *relu(32), nn.Conv2d(32, 64, 4, 2), *relu(64), nn.Conv2d(64, 64, 3, 1), *relu(64)
+            )
             self.finish(512)
 
 
@@ -197,7 +215,9 @@ class ImpalaResNet(ImageEncoder):
     """IMPALA's deep network (Espeholt et al. 2018, figure 3 right). It has three sections with 16, 32 and 32 channels,
     each of a 3x3 convolution, 3x3/2 max-pooling and two residual blocks, and then a layer of 256."""
 
-    def __init__(self, space: Box, precision: str, flat: bool = False, channels: tuple[int, ...] = (16, 32, 32), size: int = 256):
+    def __init__(
+        self, space: Box, precision: str, flat: bool = False, channels: tuple[int, ...] = (16, 32, 32), size: int = 256
+    ):
         super().__init__(space, precision, flat)
         inputs = self.image[0]
         self.first = nn.Conv2d(inputs, channels[0], 3, padding=1)

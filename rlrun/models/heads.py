@@ -17,7 +17,16 @@ from rlrun.core.ranges import Count, NotNegative, PositiveShare
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
 from rlrun.models.encoders import ACTIVATIONS, flat_size, flatten
 from rlrun.models.noisy import FEW_ROWS, NoisyLinear
-from rlrun.ops.distributions import Bernoulli, Beta, Categorical, Distribution, Gaussian, Joint, MultiCategorical, SquashedGaussian
+from rlrun.ops.distributions import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Distribution,
+    Gaussian,
+    Joint,
+    MultiCategorical,
+    SquashedGaussian,
+)
 
 BoxDistribution = Literal["gaussian", "squashed_gaussian", "beta"]
 Linear = Callable[[int, int, float], nn.Linear]  # inputs, outputs, gain
@@ -93,7 +102,11 @@ class BoxHead(ActionHead):
         self.linear = linear(inputs, space.size if kind == "gaussian" else 2 * space.size, SMALL_GAIN)
         if kind == "gaussian":
             self.log_std = nn.Parameter(torch.full((space.size,), log_std))
-        self.dist_spec = _numbers("alpha", "beta", width=space.size) if kind == "beta" else _numbers("mean", "log_std", width=space.size)
+        self.dist_spec = (
+            _numbers("alpha", "beta", width=space.size)
+            if kind == "beta"
+            else _numbers("mean", "log_std", width=space.size)
+        )
         self.first_log_std = log_std
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Distribution:
@@ -129,7 +142,9 @@ class AutoregressiveHead(ActionHead):
         # For each part, how many numbers the parts before it have.
         known = list(itertools.accumulate((flat_size(part) for part in self.spaces[:-1]), initial=0))
         self.heads = nn.ModuleList(action_head(part, inputs, linear, kind, log_std) for part in self.spaces)
-        self.mixers = nn.ModuleList(nn.Sequential(nn.Linear(inputs + size, inputs), nn.Tanh()) if size else nn.Identity() for size in known)
+        self.mixers = nn.ModuleList(
+            nn.Sequential(nn.Linear(inputs + size, inputs), nn.Tanh()) if size else nn.Identity() for size in known
+        )
         self.dist_spec = {name: head.dist_spec for name, head in zip(self.names, self.heads, strict=True)}  # type: ignore[misc]
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Autoregressive:  # type: ignore[override]
@@ -190,7 +205,9 @@ class Autoregressive:
         return self.given(action).log_prob(action)
 
 
-def action_head(space: Space, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float, autoregressive: bool = False) -> ActionHead:
+def action_head(
+    space: Space, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float, autoregressive: bool = False
+) -> ActionHead:
     """The action head for a space. Raises UserError if the requested distribution does not fit the space."""
     if autoregressive:
         if not isinstance(space, Nested) or len(space.spaces) < 2:
@@ -244,7 +261,9 @@ class QHead(nn.Module):
                 layers += [NoisyLinear(before, after, cfg.sigma0) if cfg.noisy else linear(before, after, HIDDEN_GAIN)]
                 layers += [*([nn.LayerNorm(after)] if layer_norm else []), ACTIVATIONS[activation]()]
             last = hidden[-1] if hidden else inputs
-            return nn.Sequential(*layers, NoisyLinear(last, outputs, cfg.sigma0) if cfg.noisy else linear(last, outputs, 1.0))
+            return nn.Sequential(
+                *layers, NoisyLinear(last, outputs, cfg.sigma0) if cfg.noisy else linear(last, outputs, 1.0)
+            )
 
         self.advantage = stream(actions * atoms)
         self.value = stream(atoms) if cfg.dueling else None
@@ -270,6 +289,8 @@ class QHead(nn.Module):
             features = features.to(stored)
         # For so few rows, making bfloat16 weights would cost more than it gains.
         few = features.device.type == "cpu" and features.numel() <= FEW_ROWS * features.shape[-1]
-        with torch.autocast(features.device.type, torch.bfloat16, enabled=stored != torch.bfloat16 and not few, cache_enabled=False):
+        with torch.autocast(
+            features.device.type, torch.bfloat16, enabled=stored != torch.bfloat16 and not few, cache_enabled=False
+        ):
             features = stream[:-1](features)
         return stream[-1](features.float())

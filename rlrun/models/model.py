@@ -73,7 +73,9 @@ class Trunk(nn.Module):
     """An encoder followed by a memory, if there is one: obs [T, B, ...] -> features [T, B, F] and the state after the
     last row."""
 
-    def __init__(self, encoder: nn.Module, memory: Memory | GTrXL | None, previous: Mapping[str, Space] = MappingProxyType({})):
+    def __init__(
+        self, encoder: nn.Module, memory: Memory | GTrXL | None, previous: Mapping[str, Space] = MappingProxyType({})
+    ):
         """`previous` holds the spaces of the other parts of obs that are inputs of the memory, by name."""
         super().__init__()
         self.encoder, self.memory, self.previous = encoder, memory, dict(previous)
@@ -97,7 +99,13 @@ def _map(x: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Tensor | Ba
 
 
 def encoder(
-    spec: EnvSpec, kind: str, hidden: tuple[int, ...], activation: str, precision: str = "fp32", flat: bool = False, layer_norm: bool = False
+    spec: EnvSpec,
+    kind: str,
+    hidden: tuple[int, ...],
+    activation: str,
+    precision: str = "fp32",
+    flat: bool = False,
+    layer_norm: bool = False,
 ) -> nn.Module:
     """An encoder from observations [N, ...] to features [N, F], with F in its attribute `features`. If flat, an image
     goes through convolutions only. Raises UserError if the kind does not fit the observations."""
@@ -112,7 +120,9 @@ def encoder(
     space = spec.observation
     if isinstance(space, Box) and space.image and kind != "mlp":
         return of_image(space)
-    images = [] if kind == "mlp" else [(path, part) for path, part in leaves(space) if isinstance(part, Box) and part.image]
+    images = (
+        [] if kind == "mlp" else [(path, part) for path, part in leaves(space) if isinstance(part, Box) and part.image]
+    )
     if kind in ("nature_cnn", "impala_resnet") and not images:
         raise UserError(f"model={kind} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
     if not images:
@@ -183,7 +193,9 @@ class Model:
     def encoder(self, spec: EnvSpec, flat: bool = False) -> nn.Module:
         if is_path(self.cfg.encoder):
             return own_encoder(spec, self.cfg.encoder, self.cfg.encoder_kwargs)
-        return encoder(spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision, flat, self.cfg.layer_norm)
+        return encoder(
+            spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision, flat, self.cfg.layer_norm
+        )
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
         """The filters of the observation's Box parts, or None. Raises UserError if there are no such parts, since
@@ -202,7 +214,9 @@ class Model:
         if self.cfg.action_embedding is not None:
             assert isinstance(spec.action, Discrete)
             return EmbeddedHead(spec.action.n, inputs, embedding_of(spec, self.cfg.action_embedding)[1], self.linear)
-        return action_head(spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std, self.cfg.autoregressive)
+        return action_head(
+            spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std, self.cfg.autoregressive
+        )
 
     def trunk(self, spec: EnvSpec, flat: bool = False) -> Trunk:
         """An encoder and the memory. If flat, the observation is a single image and there is no memory, the encoder has
@@ -227,7 +241,11 @@ class Model:
         assert isinstance(spec.action, Discrete)
         image = isinstance(trunk.encoder, ImageEncoder)
         hidden: tuple[int, ...] = () if cfg.hidden == "auto" else cfg.hidden
-        if cfg.hidden == "auto" and isinstance(trunk.encoder, ImageEncoder) and (trunk.encoder.ends_flat or (cfg.encoder_layer and trunk.memory is None)):
+        if (
+            cfg.hidden == "auto"
+            and isinstance(trunk.encoder, ImageEncoder)
+            and (trunk.encoder.ends_flat or (cfg.encoder_layer and trunk.memory is None))
+        ):
             hidden = (trunk.encoder.size,)
         actions = spec.action.n
         if self.cfg.action_embedding is not None:
@@ -238,13 +256,27 @@ class Model:
             # The head then makes E numbers, whose inner product with an action's embedding is that action's value.
             actions = embedding_of(spec, self.cfg.action_embedding)[1]
         precision = self.precision if image else "fp32"  # layers behind convolutions are as wide as those make them
-        return QHead(trunk.features, actions, atoms, hidden, "relu" if image else self.cfg.activation, cfg, self.linear, self.cfg.layer_norm, precision)
+        return QHead(
+            trunk.features,
+            actions,
+            atoms,
+            hidden,
+            "relu" if image else self.cfg.activation,
+            cfg,
+            self.linear,
+            self.cfg.layer_norm,
+            precision,
+        )
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:
         cfg = self.cfg.memory
         if cfg.kind == "none":
             return None
-        return GTrXL(inputs, cfg.size, cfg.layers, cfg.heads, cfg.length) if cfg.kind == "gtrxl" else Memory(cfg.kind, inputs, cfg.size)
+        return (
+            GTrXL(inputs, cfg.size, cfg.layers, cfg.heads, cfg.length)
+            if cfg.kind == "gtrxl"
+            else Memory(cfg.kind, inputs, cfg.size)
+        )
 
     def linear(self, inputs: int, outputs: int, gain: float) -> nn.Linear:
         """A linear layer of a head. The gain sets how large its first outputs are if init is orthogonal."""

@@ -46,7 +46,9 @@ class NoisyLinear(nn.Module):
         # For so few rows, making the weights would cost more than using them.
         if not torch.compiler.is_exporting() and x.numel() <= FEW_ROWS * x.shape[-1]:
             return F.linear(x, self.weight, bias) + F.linear(x * self.noise_in, self.weight_sigma) * self.noise_out
-        return F.linear(x, torch.addcmul(self.weight, self.weight_sigma, torch.outer(self.noise_out, self.noise_in)), bias)
+        return F.linear(
+            x, torch.addcmul(self.weight, self.weight_sigma, torch.outer(self.noise_out, self.noise_in)), bias
+        )
 
 
 def draw_noise(module: nn.Module, rng: torch.Generator | None) -> None:

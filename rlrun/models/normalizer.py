@@ -45,7 +45,10 @@ class ObservationFilters(nn.Module):
     def __init__(self, parts: list[tuple[tuple[str, ...], Box]], clip: float):
         super().__init__()
         self.paths = [path for path, _ in parts]
-        self.filters = nn.ModuleList(ObservationFilter(box.shape, clip, 1 / 255 if box.image and box.dtype == "uint8" else 1.0) for _, box in parts)
+        self.filters = nn.ModuleList(
+            ObservationFilter(box.shape, clip, 1 / 255 if box.image and box.dtype == "uint8" else 1.0)
+            for _, box in parts
+        )
 
     def forward(self, obs: Tensor | Batch) -> Tensor | Batch:
         for path, one in zip(self.paths, self.filters, strict=True):

@@ -42,7 +42,9 @@ class PerColumn:
     def outputs(self, parameters: Tensor, obs: Batch, is_first: Tensor) -> Tensor:
         """parameters [B, P], obs [B, ...], is_first [B] -> the output of every column's net [B, ...]."""
         if not self.at_once:
-            return torch.stack([self._one(self._named(own), _plain(obs[b]), is_first[b]) for b, own in enumerate(parameters)])
+            return torch.stack(
+                [self._one(self._named(own), _plain(obs[b]), is_first[b]) for b, own in enumerate(parameters)]
+            )
         if self.last is None or self.last[0] is not parameters:
             self.last = parameters, self._named(parameters)
         return vmap(self._one)(self.last[1], _plain(obs), is_first)
@@ -77,4 +79,6 @@ def _plain(rows: Batch) -> dict[str, Any]:
 
 def _batch(rows: Mapping[str, Any]) -> Batch:
     """One column's row as a Batch: leaves [...] -> [1, 1, ...]."""
-    return Batch({name: _batch(value) if isinstance(value, Mapping) else value[None, None] for name, value in rows.items()})
+    return Batch(
+        {name: _batch(value) if isinstance(value, Mapping) else value[None, None] for name, value in rows.items()}
+    )

@@ -58,7 +58,9 @@ class Memory(nn.Module):
         for begin, end in itertools.pairwise(starts):
             hidden = {name: value * keep[begin] for name, value in hidden.items()}
             if self.kind == "lstm":
-                out, (h, c) = self.net(x[begin:end], (hidden["hidden"].unsqueeze(0).contiguous(), hidden["cell"].unsqueeze(0).contiguous()))
+                out, (h, c) = self.net(
+                    x[begin:end], (hidden["hidden"].unsqueeze(0).contiguous(), hidden["cell"].unsqueeze(0).contiguous())
+                )
                 hidden = {"hidden": h[0], "cell": c[0]}
             else:
                 out, h = self.net(x[begin:end], hidden["hidden"].unsqueeze(0).contiguous())

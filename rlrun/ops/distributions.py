@@ -246,7 +246,9 @@ class SquashedGaussian(Gaussian):
 
         With `world` learners each draws the noise of all of them and keeps the part of its rank.
         """
-        noise = torch.randn(world, *self.mean.shape, generator=rng, device=self.mean.device, dtype=self.mean.dtype)[rank]
+        noise = torch.randn(world, *self.mean.shape, generator=rng, device=self.mean.device, dtype=self.mean.dtype)[
+            rank
+        ]
         x = torch.addcmul(self.mean, self.log_std.exp(), noise)
         density = -0.5 * noise.square() - 0.5 * math.log(2 * math.pi) - self.log_std  # (x - mean) / std is the noise
         return self._shaped(torch.tanh(x)), (density - squash_log_slope(x)).sum(-1)
@@ -317,11 +319,18 @@ class Beta(Whole):
         return self._log_density(((_flat(action, self.shape) + 1.0) * 0.5).clamp(EDGE, 1 - EDGE))
 
     def _log_density(self, x: Tensor) -> Tensor:
-        return ((self.alpha - 1) * x.log() + (self.beta - 1) * torch.log1p(-x) - self._log_norm() - math.log(2.0)).sum(-1)
+        return ((self.alpha - 1) * x.log() + (self.beta - 1) * torch.log1p(-x) - self._log_norm() - math.log(2.0)).sum(
+            -1
+        )
 
     def entropy(self) -> Tensor:
         a, b = self.alpha, self.beta
-        inner = self._log_norm() - (a - 1) * torch.digamma(a) - (b - 1) * torch.digamma(b) + (a + b - 2) * torch.digamma(a + b)
+        inner = (
+            self._log_norm()
+            - (a - 1) * torch.digamma(a)
+            - (b - 1) * torch.digamma(b)
+            + (a + b - 2) * torch.digamma(a + b)
+        )
         return (inner + math.log(2.0)).sum(-1)
 
     def kl(self, other: Beta) -> Tensor:

@@ -45,7 +45,11 @@ def fold_n_step(reward: Tensor, terminated: Tensor, valid: Tensor, discount: flo
 
     Args: reward [n, B]; terminated, valid [n, B] bool. Dead rows are not read.
     """
-    assert reward.ndim == 2 and reward.shape == terminated.shape == valid.shape, (reward.shape, terminated.shape, valid.shape)
+    assert reward.ndim == 2 and reward.shape == terminated.shape == valid.shape, (
+        reward.shape,
+        terminated.shape,
+        valid.shape,
+    )
     if len(reward) == 1:
         return reward[0], discount * (~terminated[0]).to(reward)
     total = torch.zeros_like(reward[0])
@@ -61,7 +65,9 @@ def fold_n_step(reward: Tensor, terminated: Tensor, valid: Tensor, discount: flo
 
 
 @torch.no_grad()
-def n_step_return(reward: Tensor, terminated: Tensor, valid: Tensor, next_value: Tensor, discount: float, n: int) -> Tensor:
+def n_step_return(
+    reward: Tensor, terminated: Tensor, valid: Tensor, next_value: Tensor, discount: float, n: int
+) -> Tensor:
     """Returns the n-step return [T, B] of every row of a sequence; 0 on dead rows.
 
     A return ends where fold_n_step's does, and at the end of the sequence at the latest.
@@ -85,7 +91,9 @@ def n_step_return(reward: Tensor, terminated: Tensor, valid: Tensor, next_value:
 
 
 @torch.no_grad()
-def recorded_td_error(reward: Tensor, terminated: Tensor, valid: Tensor, q_taken: Tensor, q_max: Tensor, discount: float) -> Tensor:
+def recorded_td_error(
+    reward: Tensor, terminated: Tensor, valid: Tensor, q_taken: Tensor, q_max: Tensor, discount: float
+) -> Tensor:
     """Returns the TD errors [B] of single transitions from action values that were recorded while acting.
 
     They are first priorities (Horgan et al. 2018, arXiv:1803.00933, section 4).

@@ -54,7 +54,9 @@ class Actor(FiltersObservations, Policy):
 
     It may carry critics, so that samplers can record values for first priorities."""
 
-    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, head: Callable[[int], nn.Module]):
+    def __init__(
+        self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, head: Callable[[int], nn.Module]
+    ):
         super().__init__()
         space = spec.action
         if model.cfg.memory.kind != "none":
@@ -85,7 +87,9 @@ class Actor(FiltersObservations, Policy):
 
     def shaped(self, action: Tensor) -> Tensor:
         """Reshapes actions from [..., D] to [..., *shape], the form that rows have."""
-        return action.reshape(*action.shape[:-1], *self.spec.action.shape) if isinstance(self.spec.action, Box) else action
+        return (
+            action.reshape(*action.shape[:-1], *self.spec.action.shape) if isinstance(self.spec.action, Box) else action
+        )
 
     def flat(self, action: Tensor) -> Tensor | None:
         """Reshapes a row's actions from [B, *shape] to [B, D]. Returns None if actions are discrete."""
@@ -97,11 +101,23 @@ class DeterministicPolicy(Actor):
 
     Sources: Silver et al. 2014; Lillicrap et al. 2016, arXiv:1509.02971."""
 
-    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, explore: ActionNoiseConfig, critic: Critics | None):
+    def __init__(
+        self,
+        spec: EnvSpec,
+        model: Model,
+        cfg: NetConfig,
+        random_steps: int,
+        explore: ActionNoiseConfig,
+        critic: Critics | None,
+    ):
         if model.cfg.action_distribution == "beta":
-            raise UserError("model.action_distribution=beta: this algorithm's actor says actions, not distributions; use sac or tqc")
+            raise UserError(
+                "model.action_distribution=beta: this algorithm's actor says actions, not distributions; use sac or tqc"
+            )
         size = spec.action.size  # type: ignore[union-attr]
-        super().__init__(spec, model, cfg, random_steps, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN)))
+        super().__init__(
+            spec, model, cfg, random_steps, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN))
+        )
         self.explore, self.size, self.critic = explore, size, critic
         self.episodes = NoisyEpisodes(self.net, explore.std) if explore.kind == "parameter_noise" else None
 
@@ -133,7 +149,16 @@ class DeterministicPolicy(Actor):
         """Returns the schedule's noise scale as a metric."""
         return {"noise_scale": self.explore.scale(clock)}
 
-    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
+    def act(
+        self,
+        obs: Batch,
+        is_first: Tensor,
+        state: Batch,
+        clock: Clock,
+        mode: Mode,
+        rng: torch.Generator,
+        record: tuple[str, ...] = (),
+    ) -> Act:
         rows, first = self.seen(obs).map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0)
         best = self.output(rows, first)[0]
         action, carried = best, dict(state.items())
@@ -148,7 +173,9 @@ class DeterministicPolicy(Actor):
             recorded = {name: self.critic.of(features, known[name])[:, :, 0].min(0).values for name in record}
         return Act(self.shaped(action), Batch(carried), Batch(recorded))
 
-    def _explored(self, obs: Batch, is_first: Tensor, state: Batch, best: Tensor, clock: Clock, rng: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def _explored(
+        self, obs: Batch, is_first: Tensor, state: Batch, best: Tensor, clock: Clock, rng: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns exploring actions [B, D] for filtered observations [B, ...], and what changes in the state."""
         explore, changed, action = self.explore, {}, best
         if self.episodes is not None:
@@ -196,7 +223,16 @@ class StochasticActor(Actor):
             raise KeyError(names[0])
         return {}
 
-    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
+    def act(
+        self,
+        obs: Batch,
+        is_first: Tensor,
+        state: Batch,
+        clock: Clock,
+        mode: Mode,
+        rng: torch.Generator,
+        record: tuple[str, ...] = (),
+    ) -> Act:
         if mode == "greedy":
             return Act(*self.greedy(obs, is_first, state), Batch())  # type: ignore[arg-type]
         if clock.env_steps < self.random_steps and "action_mask" not in obs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -64,11 +64,16 @@ class DistributionPolicy(FiltersObservations, Policy):
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         device = self.value_head.weight.device
-        return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in self.core_spec().items()})  # type: ignore[union-attr]
+        core: dict[str, Any] = self.core_spec()
+        return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in core.items()})
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
         """Knows log_prob and value [B], and dist, all parameters of one row's distribution."""
-        known: RowSpec = {"log_prob": Field((), torch.float32), "value": Field((), torch.float32), "dist": self.action_head.dist_spec}
+        known: RowSpec = {
+            "log_prob": Field((), torch.float32),
+            "value": Field((), torch.float32),
+            "dist": self.action_head.dist_spec,
+        }
         return {name: known[name] for name in names}
 
     def _split(self, state: Batch) -> tuple[Batch, Batch]:
@@ -88,7 +93,16 @@ class DistributionPolicy(FiltersObservations, Policy):
         dist = self.action_head(features, mask) if meaning is None else self.action_head(features, mask, meaning)
         return Outputs(dist, value), after
 
-    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
+    def act(
+        self,
+        obs: Batch,
+        is_first: Tensor,
+        state: Batch,
+        clock: Clock,
+        mode: Mode,
+        rng: torch.Generator,
+        record: tuple[str, ...] = (),
+    ) -> Act:
         outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         dist = outputs.dist[0]
         action = dist.mode() if mode == "greedy" else dist.sample(rng)

@@ -43,7 +43,9 @@ class NoisyEpisodes:
         return {"noise": torch.zeros(columns, self.per_column.size, device=device), "deviation": torch.full((columns,), self.std, device=device),
                 "moved": torch.zeros(columns, device=device), "rows": torch.zeros(columns, device=device)}  # fmt: skip
 
-    def begin(self, state: Batch, is_first: Tensor, near: float, distance: Callable[[Tensor], Tensor], rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def begin(
+        self, state: Batch, is_first: Tensor, near: float, distance: Callable[[Tensor], Tensor], rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Returns the noise [B, P] and its deviation [B] for this row.
 
         distance computes an episode's distance [B] from the mean over its rows of the `moved` that note() received."""
@@ -56,10 +58,17 @@ class NoisyEpisodes:
             noise = noise.index_copy(0, begins, fresh)
         return noise, deviation
 
-    def note(self, state: Batch, is_first: Tensor, noise: Tensor, deviation: Tensor, moved: Tensor) -> dict[str, Tensor]:
+    def note(
+        self, state: Batch, is_first: Tensor, noise: Tensor, deviation: Tensor, moved: Tensor
+    ) -> dict[str, Tensor]:
         """Returns the columns' new state. moved [B]: how far the row's outputs are from the unperturbed policy's."""
         kept = ~is_first
-        return {"noise": noise, "deviation": deviation, "moved": state["moved"] * kept + moved, "rows": state["rows"] * kept + 1}
+        return {
+            "noise": noise,
+            "deviation": deviation,
+            "moved": state["moved"] * kept + moved,
+            "rows": state["rows"] * kept + 1,
+        }
 
     def outputs(self, obs: Batch, is_first: Tensor, noise: Tensor) -> Tensor:
         """Returns the outputs for obs [B, ...] with each column's own noise [B, P] added to the parameters."""

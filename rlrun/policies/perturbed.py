@@ -86,7 +86,16 @@ class PerturbedPolicy(FiltersObservations, Policy):
         rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
         return self.chosen(self.net(rows, is_first.unsqueeze(0), state)[0][0]), state
 
-    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
+    def act(
+        self,
+        obs: Batch,
+        is_first: Tensor,
+        state: Batch,
+        clock: Clock,
+        mode: Mode,
+        rng: torch.Generator,
+        record: tuple[str, ...] = (),
+    ) -> Act:
         return Act(*self.greedy(obs, is_first, state), Batch())  # type: ignore[arg-type]
 
     def act_with(self, parameters: Tensor, obs: Batch, is_first: Tensor) -> Tensor:

@@ -33,7 +33,9 @@ class QPolicy(FiltersObservations, Policy):
     def __init__(self, spec: EnvSpec, model: Model, head: QHeadConfig, explore: ExplorationConfig, atoms: int = 1):
         super().__init__()
         if model.cfg.memory.kind != "none" and not self.remembers:
-            raise UserError("this algorithm learns from single rows; for a model with memory (lstm, gru, gtrxl) use algo=r2d2")
+            raise UserError(
+                "this algorithm learns from single rows; for a model with memory (lstm, gru, gtrxl) use algo=r2d2"
+            )
         self.spec, self.explore, self.noisy = spec, explore, head.noisy
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec, flat=not head.encoder_layer)
@@ -98,7 +100,16 @@ class QPolicy(FiltersObservations, Policy):
         """Returns the schedule's epsilon as a metric."""
         return {"epsilon": self.explore.epsilon(clock)}
 
-    def act(self, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, mode: Mode, rng: torch.Generator, record: tuple[str, ...] = ()) -> Act:
+    def act(
+        self,
+        obs: Batch,
+        is_first: Tensor,
+        state: Batch,
+        clock: Clock,
+        mode: Mode,
+        rng: torch.Generator,
+        record: tuple[str, ...] = (),
+    ) -> Act:
         draw_noise(self, rng if mode == "explore" else None)
         rows = obs.map(lambda x: x.unsqueeze(0))
         core = Batch({name: state[name] for name in self.core_spec()})
@@ -109,7 +120,11 @@ class QPolicy(FiltersObservations, Policy):
             chosen, changed = self._disturbed(obs, is_first, state, q, rng)
             carried |= changed
         soft = mode == "explore" and self.explore.kind == "soft_q"
-        best = (chosen / self.explore.temperature).softmax(-1).multinomial(1, generator=rng).squeeze(-1) if soft else chosen.argmax(-1)
+        best = (
+            (chosen / self.explore.temperature).softmax(-1).multinomial(1, generator=rng).squeeze(-1)
+            if soft
+            else chosen.argmax(-1)
+        )
         epsilon = self.epsilon(state, clock) if mode == "explore" else self.explore.eval_epsilon
         draws = torch.rand(q.shape, generator=rng, device=q.device)
         if "action_mask" in obs:
@@ -133,9 +148,13 @@ class QPolicy(FiltersObservations, Policy):
 
     def epsilon(self, state: Batch, clock: Clock) -> float | Tensor:
         """Returns every column's epsilon [B], or one epsilon for all."""
-        return ladder(self.explore.epsilon(clock), self.explore.epsilon_min, state["place"] if "place" in state else None)
+        return ladder(
+            self.explore.epsilon(clock), self.explore.epsilon_min, state["place"] if "place" in state else None
+        )
 
-    def _disturbed(self, obs: Batch, is_first: Tensor, state: Batch, q: Tensor, rng: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def _disturbed(
+        self, obs: Batch, is_first: Tensor, state: Batch, q: Tensor, rng: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the values [B, A] of perturbed networks, and the changed part of the columns' state.
 
         The noise is adapted so that a perturbed policy is as far from the greedy one as an epsilon-greedy policy is
@@ -154,7 +173,16 @@ class CategoricalPolicy(QPolicy):
 
     The head's outputs are logits; an action's value is its distribution's mean."""
 
-    def __init__(self, spec: EnvSpec, model: Model, head: QHeadConfig, explore: ExplorationConfig, num_atoms: int, v_min: float, v_max: float):
+    def __init__(
+        self,
+        spec: EnvSpec,
+        model: Model,
+        head: QHeadConfig,
+        explore: ExplorationConfig,
+        num_atoms: int,
+        v_min: float,
+        v_max: float,
+    ):
         super().__init__(spec, model, head, explore, num_atoms)
         self.register_buffer("atoms", torch.linspace(v_min, v_max, num_atoms))
         self.atoms: Tensor

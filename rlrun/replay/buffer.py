@@ -62,18 +62,33 @@ class Replay:
                 firsts.append(Plain(columns, self.length, field, allocate))
                 return firsts[0]
             if path[0] == "obs" and cfg.compress:
-                single = Field(field.shape[1:], field.dtype) if path == ("obs", "observation") and layout.stack > 1 else field
+                single = (
+                    Field(field.shape[1:], field.dtype)
+                    if path == ("obs", "observation") and layout.stack > 1
+                    else field
+                )
                 store: Packed | Plain = Packed(columns, self.length, single)
             else:
-                single = Field(field.shape[1:], field.dtype) if path == ("obs", "observation") and layout.stack > 1 else field
+                single = (
+                    Field(field.shape[1:], field.dtype)
+                    if path == ("obs", "observation") and layout.stack > 1
+                    else field
+                )
                 store = Plain(columns, self.length, single, allocate)
             if path == ("obs", "observation") and layout.stack > 1:
                 return Frames(store, layout.stack, firsts[0].flat, self.length)
             return store
 
-        ordered = {"is_first": layout.stored["is_first"], **{name: part for name, part in layout.stored.items() if name != "is_first"}}
+        ordered = {
+            "is_first": layout.stored["is_first"],
+            **{name: part for name, part in layout.stored.items() if name != "is_first"},
+        }
         self.tree: Tree = build(ordered, make)
-        self.core: Tree = build(layout.core, lambda _, field: Plain(columns, self.length // layout.core_every, field, allocate)) if layout.core else {}
+        self.core: Tree = (
+            build(layout.core, lambda _, field: Plain(columns, self.length // layout.core_every, field, allocate))
+            if layout.core
+            else {}
+        )
         self.head = np.zeros(layout.blocks, dtype=np.int64)  # for each block, the absolute number of the next row
         self.next_row: list[int | None] = [None] * layout.blocks  # the sampler's number of that row
         self.spots = self.length // layout.starts_every  # number of possible starts in a column
@@ -170,7 +185,10 @@ class Replay:
         """Reads fragments [T + 1, N] without observations. In the last row only what the policy recorded belongs to a
         fragment; the reward does not."""
         index = column * self.length + (row + np.arange(self.layout.rows + 1)[:, None]) % self.length
-        return read({name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, torch.from_numpy(index))
+        return read(
+            {name: store for name, store in self.tree.items() if name not in ("obs", "is_first")},
+            torch.from_numpy(index),
+        )
 
     def _scaled(self, priority: Tensor) -> np.ndarray:
         """Returns (priority + priority_epsilon) ** alpha, as the tree holds it.
@@ -222,7 +240,9 @@ class Replay:
         column, row, weight = self._draw(count, clock)
         layout, offsets = self.layout, np.arange(self.layout.rows)[:, None]
         index = torch.from_numpy(column * self.length + (row + offsets) % self.length)  # [T, B]
-        fields = read({name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, self._sent(index))
+        fields = read(
+            {name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, self._sent(index)
+        )
         valid = self.valid[index]  # read from the copy on the CPU, so that a GPU need not be waited for
         if layout.rows_from < layout.rows:  # rows beyond the drawn length are made dead
             lengths = torch.randint(layout.rows_from, layout.rows + 1, (count,), generator=self.rng)
@@ -240,7 +260,9 @@ class Replay:
         seen = read({name: self.tree[name] for name in ("obs", "is_first")}, self._sent(torch.from_numpy(at)))
         batch = Batch(**{**fields, **seen})
         if self.core:
-            spot = torch.from_numpy(column * (self.length // layout.core_every) + row % self.length // layout.core_every)
+            spot = torch.from_numpy(
+                column * (self.length // layout.core_every) + row % self.length // layout.core_every
+            )
             batch = batch.replace(core=read(self.core, self._sent(spot[None])))  # [1, B]
         return batch.replace(weight=torch.from_numpy(weight), key=torch.from_numpy(row * layout.columns + column))
 
@@ -276,7 +298,9 @@ class Replay:
         if self.starts == 0 or total <= 0:
             raise RunFailed("replay was asked for rows before it had any")
         # Makes one draw from each of `count` equal stretches (appendix B.2.1).
-        target = (np.arange(count) + torch.rand(count, generator=self.rng, dtype=torch.float64).numpy()) * (total / count)
+        target = (np.arange(count) + torch.rand(count, generator=self.rng, dtype=torch.float64).numpy()) * (
+            total / count
+        )
         leaf = tree.find(target)
         column, spot = leaf // self.spots, leaf % self.spots
         slot = spot * self.layout.starts_every
@@ -309,7 +333,11 @@ class Replay:
                 self.largest = max(self.largest, float(value[there].max()))
                 tree.set(self._leaf(column[there], row[there]), value[there])
         if fields and there.any():
-            self._write_fields(column[there], row[there], Batch(fields).map(lambda x: x.detach()[:, torch.from_numpy(there).to(x.device)]))
+            self._write_fields(
+                column[there],
+                row[there],
+                Batch(fields).map(lambda x: x.detach()[:, torch.from_numpy(there).to(x.device)]),
+            )
 
     def _write_fields(self, column: np.ndarray, row: np.ndarray, fields: Batch) -> None:
         """Writes leaves [R, N, ...] into fragments that begin at column [N], row [N]."""
@@ -318,7 +346,11 @@ class Replay:
             count = len(values if isinstance(values, Tensor) else next(values.leaves()))
             assert 0 < count <= -(-self.layout.rows // every), f"{name} has more rows than a fragment"
             spot = (row + every * np.arange(count)[:, None]) % self.length // every  # [R, N]
-            put(self.core if name == "core" else self.tree[name], torch.from_numpy(column * (self.length // every) + spot), values)
+            put(
+                self.core if name == "core" else self.tree[name],
+                torch.from_numpy(column * (self.length // every) + spot),
+                values,
+            )
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
@@ -341,7 +373,11 @@ class Replay:
         filled = int(min(self.head.max(initial=0) + 1, self.length))
         every = self.layout.core_every or 1
         with open(folder / rows_file(self.number), "wb", buffering=1 << 20) as file:
-            what = {"columns": self.layout.columns, "rows": filled, "fields": [name for name, _ in [*stores(self.tree), *stores(self.core)]]}
+            what = {
+                "columns": self.layout.columns,
+                "rows": filled,
+                "fields": [name for name, _ in [*stores(self.tree), *stores(self.core)]],
+            }
             file.write(json.dumps(what).encode() + b"\n")
             for _, store in stores(self.tree):
                 store.save(file, self.layout.columns, filled)
@@ -358,13 +394,17 @@ class Replay:
         """
         if folder is None:
             return
-        assert state["length"] == self.length and len(state["head"]) == self.layout.blocks, "ReplayPlan.check_saved() comes first"
+        assert state["length"] == self.length and len(state["head"]) == self.layout.blocks, (
+            "ReplayPlan.check_saved() comes first"
+        )
         every, columns = self.layout.core_every or 1, self.layout.columns
         with open(folder / rows_file(self.number), "rb", buffering=1 << 20) as file:
             what = json.loads(file.readline())
             fields = [name for name, _ in [*stores(self.tree), *stores(self.core)]]
             if what["columns"] != columns or what["fields"] != fields:
-                raise UserError("the checkpoint's replay holds other fields than this run's: env, model or algorithm differ")
+                raise UserError(
+                    "the checkpoint's replay holds other fields than this run's: env, model or algorithm differ"
+                )
             try:
                 for _, store in stores(self.tree):
                     store.load(file, columns, what["rows"])
@@ -375,7 +415,11 @@ class Replay:
                     self.tree_of_priorities.set(np.arange(columns * self.spots), leaves)
             except ValueError:
                 raise UserError(f"the replay in {folder} is damaged: its rows end too early") from None
-        self.head, self.next_row, self.largest = np.array(state["head"], dtype=np.int64), list(state["next_row"]), state["largest"]
+        self.head, self.next_row, self.largest = (
+            np.array(state["head"], dtype=np.int64),
+            list(state["next_row"]),
+            state["largest"],
+        )
         self.rng.set_state(state["rng"])
         valid = self.tree["valid"]
         assert isinstance(valid, Plain)
@@ -400,7 +444,9 @@ class Replay:
         tree = self.tree_of_priorities
         may = np.zeros((self.layout.columns, self.spots), dtype=bool)
         for column, rows in self._windows():
-            may[column, rows % self.length // self.layout.starts_every] = self._startable(np.full(rows.shape, column), rows)
+            may[column, rows % self.length // self.layout.starts_every] = self._startable(
+                np.full(rows.shape, column), rows
+            )
         assert (self.may_start.reshape(may.shape) == may).all() and self.starts == may.sum()
         assert torch.equal(self.tree["valid"].flat.cpu(), self.valid)  # type: ignore[union-attr]
         if tree is not None:

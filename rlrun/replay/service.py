@@ -104,11 +104,18 @@ class ShardedReplay:
         self.cfg, self.layout, self.shards, self.timeout_sec = cfg, layout, shards, timeout_sec
         self.workers = Workers()
         blocks = [len(range(i, layout.blocks, shards)) for i in range(shards)]
-        layouts = [replace(layout, blocks=own, capacity=max(1, layout.capacity * own // layout.blocks)) for own in blocks]
+        layouts = [
+            replace(layout, blocks=own, capacity=max(1, layout.capacity * own // layout.blocks)) for own in blocks
+        ]
         self.drawn = [Slots(drawn_layout(layout, count), PREFETCHED) for _ in range(shards)]
         self.views = [[slots.view(slot) for slot in range(PREFETCHED)] for slots in self.drawn]
-        jobs = [ShardJob(i, cfg, layouts[i], fragments, self.drawn[i], count, seeds, generation, first_priority, shards) for i in range(shards)]
-        self.members: list[Worker] = self.workers.start_all(shard_process, {f"replay-{i}": (job,) for i, job in enumerate(jobs)})
+        jobs = [
+            ShardJob(i, cfg, layouts[i], fragments, self.drawn[i], count, seeds, generation, first_priority, shards)
+            for i in range(shards)
+        ]
+        self.members: list[Worker] = self.workers.start_all(
+            shard_process, {f"replay-{i}": (job,) for i, job in enumerate(jobs)}
+        )
         self.number = {worker.name: i for i, worker in enumerate(self.members)}
         self.idle = [deque(range(PREFETCHED)) for _ in range(shards)]  # free batch slots of each shard
         self.ready: list[Drawn] = []
@@ -198,7 +205,11 @@ class ShardedReplay:
 
     @property
     def saved(self) -> bool:
-        return self.layout.bytes <= self.cfg.checkpoint_max_gb * 1e9 if self.cfg.checkpoint == "auto" else bool(self.cfg.checkpoint)
+        return (
+            self.layout.bytes <= self.cfg.checkpoint_max_gb * 1e9
+            if self.cfg.checkpoint == "auto"
+            else bool(self.cfg.checkpoint)
+        )
 
     def save_rows(self, folder: Path) -> None:
         self.finish_writes()
@@ -212,7 +223,9 @@ class ShardedReplay:
 
     def load(self, state: dict, folder: Path | None) -> None:
         if len(state["shards"]) != self.shards:
-            raise RunFailed("the checkpoint's replay has another number of shards: resume with the same runner.num_shards")
+            raise RunFailed(
+                "the checkpoint's replay has another number of shards: resume with the same runner.num_shards"
+            )
         self.starts_of = self._ask(lambda shard: ("load", state["shards"][shard], folder))
 
     def close(self) -> None:
@@ -225,10 +238,16 @@ def drawn_layout(layout: Layout, count: int) -> RowSpec:
     """Returns the full shapes of a batch that Replay.sample() makes."""
 
     def widen(spec: Field | RowSpec, rows: int) -> Field | RowSpec:
-        return Field((rows, count, *spec.shape), spec.dtype) if isinstance(spec, Field) else {name: widen(part, rows) for name, part in spec.items()}
+        return (
+            Field((rows, count, *spec.shape), spec.dtype)
+            if isinstance(spec, Field)
+            else {name: widen(part, rows) for name, part in spec.items()}
+        )
 
     seen = 2 if layout.ends else layout.rows + 1
-    made: RowSpec = {name: widen(spec, seen if name in ("obs", "is_first") else layout.rows) for name, spec in layout.stored.items()}
+    made: RowSpec = {
+        name: widen(spec, seen if name in ("obs", "is_first") else layout.rows) for name, spec in layout.stored.items()
+    }
     if layout.core:
         made["core"] = widen(layout.core, 1)
     return {**made, "weight": Field((count,), torch.float32), "key": Field((count,), torch.int64)}

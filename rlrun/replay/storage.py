@@ -57,7 +57,9 @@ def in_files(folder: Path) -> Allocate:
                 os.posix_fallocate(file.fileno(), 0, max(size, 1))
             return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
         except OSError as error:
-            raise UserError(f"replay.directory={folder}: no room for {size / 1e9:.2f} GB of replay: {error.strerror}") from None
+            raise UserError(
+                f"replay.directory={folder}: no room for {size / 1e9:.2f} GB of replay: {error.strerror}"
+            ) from None
         finally:
             if path.exists():
                 path.unlink()  # the contents exist as long as they are mapped
@@ -82,7 +84,9 @@ class Plain:
     def put(self, index: Tensor, values: Tensor) -> None:
         """Writes values [..., *shape] into single rows at index [...]."""
         there = self.flat.device
-        self.flat.index_copy_(0, index.reshape(-1).to(there), values.reshape(-1, *self.flat.shape[1:]).to(there, self.flat.dtype))
+        self.flat.index_copy_(
+            0, index.reshape(-1).to(there), values.reshape(-1, *self.flat.shape[1:]).to(there, self.flat.dtype)
+        )
 
     def save(self, file: BinaryIO, columns: int, rows: int) -> None:
         for part in _parts(self.values, columns, rows):
@@ -171,7 +175,9 @@ class Frames:
         frames = self.one.read(where)  # [..., S, *frame]
         if frames.device.type == "cuda":  # a mask avoids nonzero(), for which the CPU would have to wait
             return frames.masked_fill_((later > 0).view(*later.shape, *[1] * (frames.ndim - later.ndim)), 0)
-        frames.view(-1, *frames.shape[index.ndim + 1 :]).index_fill_(0, (later > 0).view(-1).nonzero().squeeze(1).to(frames.device), 0)
+        frames.view(-1, *frames.shape[index.ndim + 1 :]).index_fill_(
+            0, (later > 0).view(-1).nonzero().squeeze(1).to(frames.device), 0
+        )
         return frames
 
     def save(self, file: BinaryIO, columns: int, rows: int) -> None:
@@ -186,7 +192,10 @@ Tree = dict[str, "Store | Tree"]
 
 def build(spec: RowSpec, make: Callable[[tuple[str, ...], Field], Store], path: tuple[str, ...] = ()) -> Tree:
     """Makes a store for every field of a row, by make(path, field)."""
-    return {name: make((*path, name), part) if isinstance(part, Field) else build(part, make, (*path, name)) for name, part in spec.items()}
+    return {
+        name: make((*path, name), part) if isinstance(part, Field) else build(part, make, (*path, name))
+        for name, part in spec.items()
+    }
 
 
 def write(tree: Tree, columns: slice, row: int, values: Batch) -> None:
@@ -200,7 +209,9 @@ def write(tree: Tree, columns: slice, row: int, values: Batch) -> None:
 
 def read(tree: Tree, index: Tensor) -> Batch:
     """Reads leaves [..., *shape] at index [...]."""
-    return Batch({name: read(store, index) if isinstance(store, dict) else store.read(index) for name, store in tree.items()})
+    return Batch(
+        {name: read(store, index) if isinstance(store, dict) else store.read(index) for name, store in tree.items()}
+    )
 
 
 def put(store: Store | Tree, index: Tensor, values: Tensor | Batch) -> None:

@@ -29,7 +29,12 @@ def continuous(one: Translation) -> None:
         _deterministic(one)
         one.set(f"{at}.actor_lr", float(one.get("actor_lr", "lr")), "actor_lr", "lr")
         one.set(f"{at}.critic_lr", float(one.get("critic_lr", "lr")), "critic_lr")
-        one.set(f"{at}.huber_delta", float(one.get("huber_threshold")) if one.get("use_huber") else None, "use_huber", "huber_threshold")
+        one.set(
+            f"{at}.huber_delta",
+            float(one.get("huber_threshold")) if one.get("use_huber") else None,
+            "use_huber",
+            "huber_threshold",
+        )
     bound = one.get("grad_clip", "grad_norm_clipping")
     one.set(f"{at}.max_grad_norm", float(bound or 0.0), "grad_clip", "grad_norm_clipping")
     if "Async" not in str(one.given.get("optimizer_class", "")):
@@ -58,7 +63,13 @@ def _soft(one: Translation) -> None:
     rates = one.get("optimization", "optimization_config") or {}
     for ours, theirs in (("actor_lr", "actor"), ("critic_lr", "critic"), ("alpha_lr", "entropy")):
         newer = one.get({"actor_lr": "actor_lr", "critic_lr": "critic_lr", "alpha_lr": "alpha_lr"}[ours])
-        one.set(f"algo.{ours}", float(newer if newer is not None else rates.get(f"{theirs}_learning_rate", 3e-4)), "optimization", "optimization_config", ours)
+        one.set(
+            f"algo.{ours}",
+            float(newer if newer is not None else rates.get(f"{theirs}_learning_rate", 3e-4)),
+            "optimization",
+            "optimization_config",
+            ours,
+        )
     one.set("algo.twin_q", bool(one.get("twin_q", default=True)), "twin_q")
     target = one.get("target_entropy", default="auto")
     one.set("algo.target_entropy", "auto" if target in ("auto", None) else float(target), "target_entropy")
@@ -74,19 +85,44 @@ def _deterministic(one: Translation) -> None:
     at, group = one.inner, "exploration_config"
     for net in ("actor", "critic"):
         one.set(f"{at}.{net}.hidden", [int(width) for width in one.get(f"{net}_hiddens")], f"{net}_hiddens")
-        one.set(f"{at}.{net}.activation", str(one.get(f"{net}_hidden_activation", default="relu")), f"{net}_hidden_activation")
+        one.set(
+            f"{at}.{net}.activation",
+            str(one.get(f"{net}_hidden_activation", default="relu")),
+            f"{net}_hidden_activation",
+        )
     one.set(f"{at}.l2", float(one.get("l2_reg", default=0.0)), "l2_reg")
     td3 = one.algo == "td3"
     if td3:
         one.set("algo.twin_q", bool(one.get("twin_q")), "twin_q")
         one.set("algo.policy_delay", int(one.get("policy_delay")), "policy_delay")
         smooth = bool(one.get("smooth_target_policy"))
-        one.set("algo.target_noise", float(one.get("target_noise")) if smooth else 0.0, "smooth_target_policy", "target_noise")
-        one.set("algo.target_noise_clip", float(one.get("target_noise_clip", "noise_clip", default=0.5)), "target_noise_clip", "noise_clip")
+        one.set(
+            "algo.target_noise",
+            float(one.get("target_noise")) if smooth else 0.0,
+            "smooth_target_policy",
+            "target_noise",
+        )
+        one.set(
+            "algo.target_noise_clip",
+            float(one.get("target_noise_clip", "noise_clip", default=0.5)),
+            "target_noise_clip",
+            "noise_clip",
+        )
     else:
-        for key in ("twin_q", "policy_delay", "smooth_target_policy", "target_noise", "target_noise_clip", "noise_clip"):
+        for key in (
+            "twin_q",
+            "policy_delay",
+            "smooth_target_policy",
+            "target_noise",
+            "target_noise_clip",
+            "noise_clip",
+        ):
             wanted = one.given.get(key)
-            how = "dropped" if wanted in (None, False, 1) or not one.given.get("smooth_target_policy", True) else "not mapped"
+            how = (
+                "dropped"
+                if wanted in (None, False, 1) or not one.given.get("smooth_target_policy", True)
+                else "not mapped"
+            )
             one.say(key, how, why="algo=td3 has it")  # type: ignore[arg-type]
     kind = str(one.get(f"{group}.type"))
     if one.given.get("parameter_noise"):
@@ -110,10 +146,24 @@ def _deterministic(one: Translation) -> None:
         )
         one.set(f"{at}.exploration.theta", float(one.get(*theta_keys, default=0.15)), *theta_keys)
     elif ours == "gaussian":
-        one.set(f"{at}.exploration.std", float(one.get(f"{group}.stddev", "act_noise", default=0.1)), f"{group}.stddev", "act_noise")
+        one.set(
+            f"{at}.exploration.std",
+            float(one.get(f"{group}.stddev", "act_noise", default=0.1)),
+            f"{group}.stddev",
+            "act_noise",
+        )
     else:
-        one.set(f"{at}.exploration.std", float(one.get(*sigma_keys, default=0.2)), *sigma_keys, why="the distance to which weight noise adapts")
-        one.say(f"{group}.initial_stddev", "not mapped", why="the noise in weights starts from exploration.std and adapts to it")
+        one.set(
+            f"{at}.exploration.std",
+            float(one.get(*sigma_keys, default=0.2)),
+            *sigma_keys,
+            why="the distance to which weight noise adapts",
+        )
+        one.say(
+            f"{group}.initial_stddev",
+            "not mapped",
+            why="the noise in weights starts from exploration.std and adapts to it",
+        )
     for key in (*base_keys, *sigma_keys, *theta_keys, "act_noise", f"{group}.stddev"):
         one.say(key, "dropped", why=f"exploration.kind={ours} does not have it")
     _scale(one, at, group)
@@ -124,16 +174,28 @@ def _scale(one: Translation, at: str, group: str) -> None:
     keys = (f"{group}.initial_scale", f"{group}.final_scale", f"{group}.scale_timesteps", "schedule_max_timesteps", "exploration_fraction",
             "exploration_final_scale", "exploration_final_eps", "exploration_should_anneal")  # fmt: skip
     if one.algo == "apex_ddpg":
-        one.set(f"{at}.exploration.scale", 0.4, *keys, "per_worker_exploration", why="each environment has a constant scale, spaced as in Ape-X")
+        one.set(
+            f"{at}.exploration.scale",
+            0.4,
+            *keys,
+            "per_worker_exploration",
+            why="each environment has a constant scale, spaced as in Ape-X",
+        )
         one.set(f"{at}.exploration.scale_min", 0.4**8)
         return
     first = float(one.get(f"{group}.initial_scale", default=1.0))
     last = float(one.get("exploration_final_scale", "exploration_final_eps", f"{group}.final_scale", default=0.02))
     steps = float(one.get(f"{group}.scale_timesteps", default=10000))
     if "schedule_max_timesteps" in one.given or "exploration_fraction" in one.given:
-        steps = float(one.get("schedule_max_timesteps", default=100000)) * float(one.get("exploration_fraction", default=0.1))
+        steps = float(one.get("schedule_max_timesteps", default=100000)) * float(
+            one.get("exploration_fraction", default=0.1)
+        )
     anneals = first != last and one.get("exploration_should_anneal", default=True)
-    one.set(f"{at}.exploration.scale", {"start": first, "end": last, "steps": rounded(max(steps, 1.0))} if anneals else first, *keys)
+    one.set(
+        f"{at}.exploration.scale",
+        {"start": first, "end": last, "steps": rounded(max(steps, 1.0))} if anneals else first,
+        *keys,
+    )
     if not one.given.get("per_worker_exploration"):
         one.say("per_worker_exploration", "dropped", why="all environments explore alike")
 
@@ -146,7 +208,12 @@ def _evolution(one: Translation) -> None:
     one.set("algo.noise_size", int(one.get("noise_size")), "noise_size")
     chance = float(one.get("eval_prob"))
     share = min(1.0, chance / (1 - chance)) if chance < 1 else 1.0
-    one.set("algo.eval_share", float(f"{share:.4g}"), "eval_prob", why="episodes per pair of perturbations; RLlib's is a probability")
+    one.set(
+        "algo.eval_share",
+        float(f"{share:.4g}"),
+        "eval_prob",
+        why="episodes per pair of perturbations; RLlib's is a probability",
+    )
     filtered = one.get("observation_filter") in ("MeanStdFilter", "ConcurrentMeanStdFilter")
     one.set("model.observation_filter", "mean_std" if filtered else "none", "observation_filter")
     if one.run == "ES":
@@ -155,6 +222,11 @@ def _evolution(one: Translation) -> None:
         one.set("algo.episodes_per_batch", episodes + episodes % 2, "episodes_per_batch")
     else:
         one.say("train_batch_size", "dropped", why="an update has num_rollouts perturbations")
-        one.set("algo.reward_offset", abs(float(one.get("offset", default=0.0))), "offset", why="RLlib subtracts its absolute value")
+        one.set(
+            "algo.reward_offset",
+            abs(float(one.get("offset", default=0.0))),
+            "offset",
+            why="RLlib subtracts its absolute value",
+        )
     for key in ("batch_mode", "rollout_fragment_length", "sample_batch_size", "num_envs_per_worker"):
         one.say(key, "dropped", why="whole episodes are played")

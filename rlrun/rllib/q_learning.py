@@ -11,7 +11,9 @@ from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import flow, rounded
 
 
-def replayed(one: Translation, length: int, batch: int, envs: int, lengths: tuple[str, ...], batches: tuple[str, ...]) -> None:
+def replayed(
+    one: Translation, length: int, batch: int, envs: int, lengths: tuple[str, ...], batches: tuple[str, ...]
+) -> None:
     at, sequence = one.inner, 1
     if one.algo == "r2d2":
         sequence = int(one.get("model.max_seq_len", default=20))
@@ -38,8 +40,16 @@ def replayed(one: Translation, length: int, batch: int, envs: int, lengths: tupl
     else:
         updates, why = every * float(ratio) / batch, f"{every:g} env steps"
     one.set(f"{at}.target_update_interval", max(1, round(updates)), "target_network_update_freq", why=why)
-    starts = one.get("num_steps_sampled_before_learning_starts", "replay_buffer_config.learning_starts", "learning_starts")
-    one.set(f"{at}.learning_starts", int(starts), "num_steps_sampled_before_learning_starts", "replay_buffer_config.learning_starts", "learning_starts")
+    starts = one.get(
+        "num_steps_sampled_before_learning_starts", "replay_buffer_config.learning_starts", "learning_starts"
+    )
+    one.set(
+        f"{at}.learning_starts",
+        int(starts),
+        "num_steps_sampled_before_learning_starts",
+        "replay_buffer_config.learning_starts",
+        "learning_starts",
+    )
 
 
 def q_learning(one: Translation) -> None:
@@ -67,17 +77,29 @@ def from_replay(one: Translation, always: bool) -> None:
     """Sets the kind and size of the replay. always: it is prioritized even if the file does not say so."""
     at, buffer = one.inner, "replay_buffer_config"
     kind = str(one.get(f"{buffer}.type", default=""))
-    prioritized = bool(one.given["prioritized_replay"]) if "prioritized_replay" in one.given else "Prioritized" in kind or always
+    prioritized = (
+        bool(one.given["prioritized_replay"]) if "prioritized_replay" in one.given else "Prioritized" in kind or always
+    )
     one.made.values["replay._choice"] = "prioritized" if prioritized else "uniform"
     for key in ("prioritized_replay", f"{buffer}.type"):
         one.say(key, "mapped", f"replay={'prioritized' if prioritized else 'uniform'}")
     capacity = int(one.get("buffer_size", f"{buffer}.capacity"))
     if one.algo == "r2d2":
         capacity *= one.made.values["algo.sequence_length"]
-    one.set("replay.capacity", capacity, f"{buffer}.capacity", "buffer_size", why="rows, where RLlib counts sequences" if one.algo == "r2d2" else "")
+    one.set(
+        "replay.capacity",
+        capacity,
+        f"{buffer}.capacity",
+        "buffer_size",
+        why="rows, where RLlib counts sequences" if one.algo == "r2d2" else "",
+    )
     one.say(f"{buffer}.storage_unit", "dropped", why="r2d2 draws sequences, the other algorithms draw transitions")
     one.say(f"{buffer}.replay_batch_size", "dropped", why="the size of a batch is algo.batch_size")
-    one.say(f"{buffer}.worker_side_prioritization", "mapped", f"{at}.input_priorities={flow(bool(one.get(f'{buffer}.worker_side_prioritization')))}")
+    one.say(
+        f"{buffer}.worker_side_prioritization",
+        "mapped",
+        f"{at}.input_priorities={flow(bool(one.get(f'{buffer}.worker_side_prioritization')))}",
+    )
     if prioritized:
         _priorities(one)
     else:
@@ -95,7 +117,9 @@ def _priorities(one: Translation) -> None:
              "prioritized_replay_eps", f"{buffer}.prioritized_replay_eps")  # fmt: skip
     beta = float(one.get("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", default=0.4))
     final = float(one.get("final_prioritized_replay_beta", default=beta))
-    steps = float(one.get("beta_annealing_fraction", default=0.2)) * float(one.get("schedule_max_timesteps", default=100000))
+    steps = float(one.get("beta_annealing_fraction", default=0.2)) * float(
+        one.get("schedule_max_timesteps", default=100000)
+    )
     steps = float(one.get("prioritized_replay_beta_annealing_timesteps", default=steps))
     value = beta if final == beta else {"start": beta, "end": final, "steps": steps}
     keys = ("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", "final_prioritized_replay_beta", "beta_annealing_fraction",
@@ -106,7 +130,12 @@ def _priorities(one: Translation) -> None:
 def _exploration(one: Translation) -> None:
     at, group = one.inner, "exploration_config"
     kind = str(one.get(f"{group}.type", default="EpsilonGreedy"))
-    kinds = {"EpsilonGreedy": "epsilon_greedy", "PerWorkerEpsilonGreedy": "epsilon_greedy", "SoftQ": "soft_q", "ParameterNoise": "parameter_noise"}
+    kinds = {
+        "EpsilonGreedy": "epsilon_greedy",
+        "PerWorkerEpsilonGreedy": "epsilon_greedy",
+        "SoftQ": "soft_q",
+        "ParameterNoise": "parameter_noise",
+    }
     old = {"soft_q": "SoftQ", "parameter_noise": "ParameterNoise"}
     for key, name in old.items():
         if one.given.get(key):
@@ -116,17 +145,31 @@ def _exploration(one: Translation) -> None:
         one.say(f"{group}.type", "not mapped", why=f"rlrun explores by {', '.join(sorted(set(kinds.values())))}")
         kind = "EpsilonGreedy"
     if one.algo == "apex" and kind == "PerWorkerEpsilonGreedy":
-        one.say(f"{group}.type", "mapped", f"{at}.exploration.epsilon_min", "Ape-X's epsilons from 0.4 to 0.4^8, constant in time")
+        one.say(
+            f"{group}.type",
+            "mapped",
+            f"{at}.exploration.epsilon_min",
+            "Ape-X's epsilons from 0.4 to 0.4^8, constant in time",
+        )
         for key in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps"):
             one.say(f"{group}.{key}", "dropped", why="each environment has a constant epsilon, spaced as in Ape-X")
-        for key in ("schedule_max_timesteps", "exploration_fraction", "exploration_final_eps", "per_worker_exploration"):
+        for key in (
+            "schedule_max_timesteps",
+            "exploration_fraction",
+            "exploration_final_eps",
+            "per_worker_exploration",
+        ):
             one.say(key, "dropped", why="each environment has a constant epsilon, spaced as in Ape-X")
         return
     one.set(f"{at}.exploration.kind", kinds[kind], f"{group}.type")
     horizon = float(one.get("schedule_max_timesteps", default=100000))
     # 0.1 is the default of the RLlib releases that had schedule_max_timesteps
     fraction = one.get("exploration_fraction", default=0.1 if "schedule_max_timesteps" in one.given else None)
-    steps = horizon * float(fraction) if fraction is not None else float(one.get(f"{group}.epsilon_timesteps", default=10000))
+    steps = (
+        horizon * float(fraction)
+        if fraction is not None
+        else float(one.get(f"{group}.epsilon_timesteps", default=10000))
+    )
     first = float(one.get(f"{group}.initial_epsilon", default=1.0))
     last = float(one.get("exploration_final_eps", f"{group}.final_epsilon", default=0.02))
     warm = float(one.get(f"{group}.warmup_timesteps", default=0.0))
@@ -138,8 +181,21 @@ def _exploration(one: Translation) -> None:
         temperature = float(one.get(f"{group}.temperature", "softmax_temp", default=1.0))
         one.set(f"{at}.exploration.temperature", temperature, f"{group}.temperature", "softmax_temp")
     elif kind == "ParameterNoise":
-        one.set(f"{at}.exploration.epsilon", [[0, 1.0], [random, 1.0], [random + 1, 0.0]] if random else 0.0, f"{group}.random_timesteps", *keys)
-        one.set(f"{at}.exploration.noise_std", float(one.get(f"{group}.initial_stddev", default=1.0)), f"{group}.initial_stddev")
+        one.set(
+            f"{at}.exploration.epsilon",
+            [[0, 1.0], [random, 1.0], [random + 1, 0.0]] if random else 0.0,
+            f"{group}.random_timesteps",
+            *keys,
+        )
+        one.set(
+            f"{at}.exploration.noise_std",
+            float(one.get(f"{group}.initial_stddev", default=1.0)),
+            f"{group}.initial_stddev",
+        )
     else:
-        points = [[0, first], [warm, first], [warm + steps, last]] if warm else {"start": first, "end": last, "steps": max(steps, 1.0)}
+        points = (
+            [[0, first], [warm, first], [warm + steps, last]]
+            if warm
+            else {"start": first, "end": last, "steps": max(steps, 1.0)}
+        )
         one.set(f"{at}.exploration.epsilon", points, *keys)

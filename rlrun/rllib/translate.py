@@ -33,7 +33,11 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
     """
     run = str(experiment["run"])
     if run not in RUNS:
-        later = f"rlrun is to have {run} in a later release" if run.upper() in LATER else f"rlrun has no {run}.{closest(run, RUNS)}"
+        later = (
+            f"rlrun is to have {run} in a later release"
+            if run.upper() in LATER
+            else f"rlrun has no {run}.{closest(run, RUNS)}"
+        )
         raise UserError(f"{source}, {name}: {later}")
     config = numbers(experiment.get("config") or {})
     stop = numbers(experiment.get("stop") or {})
@@ -42,7 +46,10 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
     if env is None:
         raise UserError(f"{source}, {name}: it names no environment")
     envs = options_of(env) or [env]
-    return [Experiment(name if len(envs) == 1 else f"{name}-{slug(one)}", run, str(one), config, stop, passes, source).made for one in envs]
+    return [
+        Experiment(name if len(envs) == 1 else f"{name}-{slug(one)}", run, str(one), config, stop, passes, source).made
+        for one in envs
+    ]
 
 
 class Experiment(Translation):
@@ -70,23 +77,38 @@ class Experiment(Translation):
             self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", ""))
             if name.startswith("ALE/") and name.endswith("-v5") and "repeat_action_probability" not in kwargs:
                 self.made.values["env.sticky_actions"] = 0.25
-                self.made.lines.append(Line("env", env, "default", "env.sticky_actions=0.25", "as the Gymnasium id means"))
+                self.made.lines.append(
+                    Line("env", env, "default", "env.sticky_actions=0.25", "as the Gymnasium id means")
+                )
             for key, value in kwargs.items():
-                known = {"frameskip": "frame skipping is rlrun's own: env.frame_skip=4", "full_action_space": "", "repeat_action_probability": ""}
+                known = {
+                    "frameskip": "frame skipping is rlrun's own: env.frame_skip=4",
+                    "full_action_space": "",
+                    "repeat_action_probability": "",
+                }
                 if key == "full_action_space":
                     self.set("env.full_action_space", bool(value))
                 elif key == "repeat_action_probability":
                     self.set("env.sticky_actions", float(value))
-                became = {"full_action_space": "env.full_action_space", "repeat_action_probability": "env.sticky_actions"}.get(key, "")
+                became = {
+                    "full_action_space": "env.full_action_space",
+                    "repeat_action_probability": "env.sticky_actions",
+                }.get(key, "")
                 how: How = "mapped" if became else "dropped" if key in known else "not mapped"
-                self.made.lines.append(Line(f"env_config.{key}", value, how, f"{became}={flow(value)}" if became else "", known.get(key, "")))
+                self.made.lines.append(
+                    Line(
+                        f"env_config.{key}", value, how, f"{became}={flow(value)}" if became else "", known.get(key, "")
+                    )
+                )
             self.taken |= {f"env_config.{key}" for key in kwargs}
             return
         short = name.rsplit(".", 1)[-1]
         if short in EXAMPLES:
             self.made.env = EXAMPLES[short]
         elif "." in name and "-v" not in name:
-            theirs = f"{env} is an environment of RLlib's own examples, which rlrun does not have (--env names another one)"
+            theirs = (
+                f"{env} is an environment of RLlib's own examples, which rlrun does not have (--env names another one)"
+            )
             raise UserError(f"{self.source}, {self.made.name}: {theirs}")
         else:
             self.made.env = NEWER.get(name, name)
@@ -95,9 +117,15 @@ class Experiment(Translation):
             except UserError:
                 theirs = f"Gymnasium has no {env} here (--env names another one, or my_package:{env})"
                 raise UserError(f"{self.source}, {self.made.name}: {theirs}") from None
-        why = "a newer version, whose returns differ a little from the old one's" if self.made.env != name and short not in EXAMPLES else ""
+        why = (
+            "a newer version, whose returns differ a little from the old one's"
+            if self.made.env != name and short not in EXAMPLES
+            else ""
+        )
         self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", why))
-        inside = kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
+        inside = (
+            kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
+        )
         if inside:
             self.made.values["env.kwargs"] = inside
             self.made.lines.append(Line("env_config", kwargs, "mapped", f"env.kwargs={flow(inside)}", ""))
@@ -119,14 +147,23 @@ class Experiment(Translation):
         lengths = ("rollout_fragment_length", "sample_batch_size")
         length, batch = self.get(*lengths), self.get("train_batch_size", "train_batch_size_per_learner")
         batches = ("train_batch_size", "train_batch_size_per_learner")
-        if self.run == "PPO" and not any(key in self.given for key in lengths) and {"num_env_runners", "train_batch_size_per_learner"} & self.given.keys():
+        if (
+            self.run == "PPO"
+            and not any(key in self.given for key in lengths)
+            and {"num_env_runners", "train_batch_size_per_learner"} & self.given.keys()
+        ):
             length = "auto"  # RLlib's default since 2.0
         if self.algo in ("pg", "a2c", "ppo"):
             rows, columns = self._whole(length, float(batch), envs)
             total = rows * columns
             why = f"of {columns} environments" + (f", where RLlib's {envs} take turns" if columns > envs else "")
             self.set("algo.fragment_length", rows, *lengths, why=why)
-            self.set("algo.batch_size", total, *batches, why="" if total == batch else f"RLlib rounds {batch} up to whole fragments of all {envs} environments")
+            self.set(
+                "algo.batch_size",
+                total,
+                *batches,
+                why="" if total == batch else f"RLlib rounds {batch} up to whole fragments of all {envs} environments",
+            )
             if self.algo == "ppo":
                 self._minibatch(total, 1)
             self._microbatch(rows, total)
@@ -141,12 +178,20 @@ class Experiment(Translation):
         elif self.algo == "a3c":
             self.set("algo.fragment_length", int(length), *lengths)
             self.set("algo.batch_size", int(length) * per_worker, *batches, why="of one gradient")
-            self.set("resources.num_learners", max(workers, 1), "num_workers", "num_env_runners", why="processes that apply gradients")
+            self.set(
+                "resources.num_learners",
+                max(workers, 1),
+                "num_workers",
+                "num_env_runners",
+                why="processes that apply gradients",
+            )
         elif self.algo in ("impala", "appo"):
             rows = 50 if length == "auto" else int(length)
             total = max(rows, round(float(batch) / rows) * rows)
             self.set("algo.fragment_length", rows, *lengths)
-            self.set("algo.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows")
+            self.set(
+                "algo.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows"
+            )
         elif self.algo not in ("es", "ars"):
             replayed(self, int(4 if length == "auto" else length), int(batch), envs, lengths, batches)
         mode = self.get("batch_mode")
@@ -155,7 +200,11 @@ class Experiment(Translation):
         elif self.algo in ("pg", "a2c", "ppo", "ddppo"):
             self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
         elif mode == "complete_episodes" and self.algo in ("impala", "appo"):
-            self.say("batch_mode", "not mapped", why="fragments that cut an episode bootstrap from the value; only on-policy runners play whole episodes")
+            self.say(
+                "batch_mode",
+                "not mapped",
+                why="fragments that cut an episode bootstrap from the value; only on-policy runners play whole episodes",
+            )
         else:
             self.say("batch_mode", "dropped", why="fragments are cut where they are full, or folded by a replay")
 
@@ -180,18 +229,32 @@ class Experiment(Translation):
             """Returns the largest size up to `rows` that divides the batch and that the workers share evenly."""
             return next(size for size in range(min(rows, total), 0, -1) if total % size == 0 and size % workers == 0)
 
-        several = next((options_of(self.given[key]) for key in keys if options_of(self.given.get(key)) is not None), None)
+        several = next(
+            (options_of(self.given[key]) for key in keys if options_of(self.given.get(key)) is not None), None
+        )
         if several is not None:
             self.made.grid["algo.minibatch_size"] = [fitting(int(one) * workers) for one in several]
         asked = int(self.get(*reversed(keys))) * workers
         why = "" if fitting(asked) == asked else f"{asked} does not divide the batch of {total}"
-        self.set("algo.minibatch_size", fitting(asked), *keys, why="of all workers together" if workers > 1 and not why else why)
+        self.set(
+            "algo.minibatch_size",
+            fitting(asked),
+            *keys,
+            why="of all workers together" if workers > 1 and not why else why,
+        )
 
     def _microbatch(self, rows: int, total: int) -> None:
         asked = self.get("microbatch_size")
         if asked:
-            size = next(size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0)
-            self.set("algo.microbatch_size", size, "microbatch_size", why="" if size == asked else "whole fragments that divide the batch")
+            size = next(
+                size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0
+            )
+            self.set(
+                "algo.microbatch_size",
+                size,
+                "microbatch_size",
+                why="" if size == asked else "whole fragments that divide the batch",
+            )
 
     # Networks and the other options
 
@@ -234,8 +297,17 @@ class Experiment(Translation):
             for key in ("use_lstm", "lstm_cell_size", "max_seq_len"):
                 self.say(f"model.{key}", "dropped", why="no memory is asked for")
         for key in ("conv_filters", "conv_activation"):
-            self.say(f"model.{key}", "not mapped", why="the encoder is the Nature CNN, or one of your own: model.encoder=my_package.module:MyEncoder")
-        self.say("model.free_log_std", "mapped", "model.action_distribution=gaussian", "its deviation is always free of the observation")
+            self.say(
+                f"model.{key}",
+                "not mapped",
+                why="the encoder is the Nature CNN, or one of your own: model.encoder=my_package.module:MyEncoder",
+            )
+        self.say(
+            "model.free_log_std",
+            "mapped",
+            "model.action_distribution=gaussian",
+            "its deviation is always free of the observation",
+        )
         if self.run == "PPO" or self.run == "DDPPO":
             self.set("algo.normalize_advantage", "batch")
         if self.run in ("PPO", "DDPPO", "A2C", "A3C", "PG"):
@@ -248,8 +320,14 @@ class Experiment(Translation):
 
     def _the_rest(self) -> None:
         special: dict[str, Callable[[Any], Any]] = {
-            "observation_filter": lambda value: {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}[value],
-            "clip_rewards": lambda value: "sign" if value is True else "none" if value in (False, None) else float(value),
+            "observation_filter": lambda value: {
+                "MeanStdFilter": "mean_std",
+                "ConcurrentMeanStdFilter": "mean_std",
+                "NoFilter": "none",
+            }[value],
+            "clip_rewards": lambda value: (
+                "sign" if value is True else "none" if value in (False, None) else float(value)
+            ),
             "opt_type": str,
             "framestack": lambda value: 4 if value else 1,
         }
@@ -266,7 +344,12 @@ class Experiment(Translation):
         # RLlib sums the loss over the rows of a batch and rlrun takes the mean, which matters for the bound on the norm
         if self.algo in ("a2c", "a3c"):
             bound = float(self.get("grad_clip") or 0.0) / self.made.values["algo.batch_size"]
-            self.set("algo.max_grad_norm", float(f"{bound:.4g}"), "grad_clip", why="divided by the batch, because RLlib's loss is a sum and rlrun's a mean")
+            self.set(
+                "algo.max_grad_norm",
+                float(f"{bound:.4g}"),
+                "grad_clip",
+                why="divided by the batch, because RLlib's loss is a sum and rlrun's a mean",
+            )
         if self.algo in ("impala", "appo"):
             rmsprop = self.get("opt_type", default="adam") == "rmsprop"
             for key, default in (("epsilon", 0.1), ("decay", 0.99), ("momentum", 0.0)):
@@ -291,7 +374,11 @@ class Experiment(Translation):
             plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
             row = self.table.get(plain)
             if plain in ("evaluation_interval", "checkpoint_freq"):
-                self.say(key, "dropped", why="counted in iterations of RLlib's loop; eval.every= and checkpoint.every= count env steps")
+                self.say(
+                    key,
+                    "dropped",
+                    why="counted in iterations of RLlib's loop; eval.every= and checkpoint.every= count env steps",
+                )
             elif row is not None and row["rlrun"] in set_by_file and key not in self.given:
                 self.taken.add(key)  # a default of RLlib's for an option that the file has under another name
             elif row is None:
@@ -325,21 +412,56 @@ class Experiment(Translation):
                     reached = float(value)
                     self.made.values["stop.return_mean"] = reached
                     self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"stop.return_mean={reached:g}", ""))
-                elif last in ("timesteps_total", "agent_timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime"):
+                elif last in (
+                    "timesteps_total",
+                    "agent_timesteps_total",
+                    "num_env_steps_sampled",
+                    "num_env_steps_sampled_lifetime",
+                ):
                     steps = float(value)
                     self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"env_steps={rounded(steps)}", ""))
                 elif last == "time_total_s":
                     self.made.values["stop.wall_sec"] = float(value)
                     self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"stop.wall_sec={value:g}", ""))
                 elif last == "training_iteration":
-                    self.made.lines.append(Line(f"{where}.{key}", value, "dropped", "", "iterations of RLlib's loop have no fixed number of env steps"))
+                    self.made.lines.append(
+                        Line(
+                            f"{where}.{key}",
+                            value,
+                            "dropped",
+                            "",
+                            "iterations of RLlib's loop have no fixed number of env steps",
+                        )
+                    )
                 else:
-                    self.made.lines.append(Line(f"{where}.{key}", value, "not mapped", "", "rlrun ends at a return, a number of env steps or a time"))
+                    self.made.lines.append(
+                        Line(
+                            f"{where}.{key}",
+                            value,
+                            "not mapped",
+                            "",
+                            "rlrun ends at a return, a number of env steps or a time",
+                        )
+                    )
         if steps is None:
-            self.made.lines.append(Line("stop", self.stop, "default", f"env_steps={rounded(FILES_END)}", "the file names no number of env steps"))
+            self.made.lines.append(
+                Line(
+                    "stop",
+                    self.stop,
+                    "default",
+                    f"env_steps={rounded(FILES_END)}",
+                    "the file names no number of env steps",
+                )
+            )
         self.made.values["env_steps"] = rounded(steps if steps is not None else FILES_END)
         if reached is not None and steps is not None:
-            self.made.values["expected"] = {"return": reached, "env_steps": rounded(steps), "metric": "last100", "seeds": 1, "source": f"RLlib {self.source}"}
+            self.made.values["expected"] = {
+                "return": reached,
+                "env_steps": rounded(steps),
+                "metric": "last100",
+                "seeds": 1,
+                "source": f"RLlib {self.source}",
+            }
 
 
 def _plain(value: Any) -> Any:

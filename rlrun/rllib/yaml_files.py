@@ -57,14 +57,22 @@ class Imported:
                 del nested[group]
         said = [f"# Imported from RLlib's {source} ({self.name})."]
         if self.grid:
-            said.append("# Its grid: rlrun sweep tuned=... " + " ".join(f"{key}={','.join(map(flow, values))}" for key, values in self.grid.items()))
+            said.append(
+                "# Its grid: rlrun sweep tuned=... "
+                + " ".join(f"{key}={','.join(map(flow, values))}" for key, values in self.grid.items())
+            )
         body = yaml.safe_dump(nested, sort_keys=False, default_flow_style=None, width=140)
         return "\n".join(["# @package _global_", *said, "defaults:", *defaults, "", body])
 
 
 def flow(value: Any) -> str:
     """Formats a value for a command line."""
-    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...").replace(": ", ":")
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=10**6)
+        .removesuffix("\n")
+        .removesuffix("\n...")
+        .replace(": ", ":")
+    )
 
 
 def read(text: str, source: str) -> dict[str, dict[str, Any]]:
@@ -73,8 +81,14 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"{source} is not YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(found, dict) or not found or not all(isinstance(one, dict) and "run" in one for one in found.values()):
-        raise UserError(f"{source} is not one of RLlib's tuned files: they hold experiments, each with `run: <algorithm>`, `env:` and `config:`")
+    if (
+        not isinstance(found, dict)
+        or not found
+        or not all(isinstance(one, dict) and "run" in one for one in found.values())
+    ):
+        raise UserError(
+            f"{source} is not one of RLlib's tuned files: they hold experiments, each with `run: <algorithm>`, `env:` and `config:`"
+        )
     return found
 
 

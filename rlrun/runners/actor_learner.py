@@ -59,7 +59,16 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         most = spread.per_learner
     envs = choices.envs_per_group(asked, learners.value, samplers.value, inference.value, most, spread)
     threads = choices.one_thread(asked)
-    return choices.resources(asked, machine, learners=learners, inference=inference, where=where, samplers=samplers, envs=envs, threads=threads)
+    return choices.resources(
+        asked,
+        machine,
+        learners=learners,
+        inference=inference,
+        where=where,
+        samplers=samplers,
+        envs=envs,
+        threads=threads,
+    )
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
@@ -76,7 +85,15 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             seen.append(algorithm.policy.moments(fragment.batch))
 
         replay = FragmentReplay(cfg.replay_proportion, cfg.replay_slots, make.rng(job.generation))
-        stream = _Stream(sampler, replay, make.columns, cfg.fake_sampler, job.timers, note, Gatherer(algorithm.ctx.device, job.timers))
+        stream = _Stream(
+            sampler,
+            replay,
+            make.columns,
+            cfg.fake_sampler,
+            job.timers,
+            note,
+            Gatherer(algorithm.ctx.device, job.timers),
+        )
         ring = PassRing(cfg.minibatch_buffer_size, cfg.num_sgd_iter, stream.train_batch)
         job.breaks += [lambda generation: stream.clear(make.rng(generation)), lambda generation: ring.clear()]
         update: Update | None = None
@@ -99,7 +116,16 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
 class _Stream:
     """Combines new and replayed fragments into train batches, in order of arrival."""
 
-    def __init__(self, sampler: Sampler, replay: FragmentReplay, columns: int, fake: bool, timers: Timers, note: Callable[[Fragment], None], gather: Gatherer):
+    def __init__(
+        self,
+        sampler: Sampler,
+        replay: FragmentReplay,
+        columns: int,
+        fake: bool,
+        timers: Timers,
+        note: Callable[[Fragment], None],
+        gather: Gatherer,
+    ):
         self.sampler, self.replay, self.fake, self.timers, self.gather = sampler, replay, fake, timers, gather
         self.note = note  # called with every new fragment
         self.count = columns // sampler.columns  # number of fragments in one train batch

@@ -41,14 +41,18 @@ class Config(RunnerConfig):
 def layout(asked: Asked, machine: Machine) -> Resources:
     """Every process samples and learns on the CPU, with its own whole train batches."""
     if asked.cfg.device not in ("auto", "cpu"):
-        raise UserError(f"resources.device={asked.cfg.device}: workers that share weights without waiting learn on the CPU")
+        raise UserError(
+            f"resources.device={asked.cfg.device}: workers that share weights without waiting learn on the CPU"
+        )
     choices.check_device(asked, machine)
     choices.check_own_samplers(asked, every_process_learns=True)
     asked = choices.every_process_learns(asked)
     learners = choices.learners_on_their_own(asked, machine)
     columns = asked.needs.columns
     over = f" over {learners.value} learners" if learners.value > 1 else ""
-    spread = choices.Spread(columns, columns, True, f"{columns} columns of a train batch (algo.batch_size / algo.fragment_length){over}")
+    spread = choices.Spread(
+        columns, columns, True, f"{columns} columns of a train batch (algo.batch_size / algo.fragment_length){over}"
+    )
     inference = choices.inference(asked, machine, learners.value, spread)
     if inference.value != "serial":
         raise UserError(
@@ -58,13 +62,26 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     samplers = choices.samplers_per_learner(asked, machine, learners.value, "serial", where.value, spread)
     envs = choices.envs_per_group(asked, learners.value, samplers.value, "serial", columns, spread)
     threads = choices.waited_for_threads(asked, machine, where.value, learners.value)
-    return choices.resources(asked, machine, learners=learners, inference=inference, where=where, samplers=samplers, envs=envs, threads=threads)
+    return choices.resources(
+        asked,
+        machine,
+        learners=learners,
+        inference=inference,
+        where=where,
+        samplers=samplers,
+        envs=envs,
+        threads=threads,
+    )
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
     """Runs until job.tick() ends it. Raises RunFailed when a process died or all were silent for queue_timeout_sec."""
     if make.learners == 1:  # a single process shares nothing, so the synchronous runner does the same
-        on_policy.run(make, on_policy.Config(name="on_policy", queue_timeout_sec=cfg.queue_timeout_sec, complete_episodes=False), job)
+        on_policy.run(
+            make,
+            on_policy.Config(name="on_policy", queue_timeout_sec=cfg.queue_timeout_sec, complete_episodes=False),
+            job,
+        )
         return
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
@@ -108,11 +125,15 @@ GradientReport = tuple[list[Header], dict[str, float], list[Moments] | None]
 class _Crew(Unsaved):
     """The processes. To a Job they look like a sampler without state."""
 
-    def __init__(self, make: Callable[[int], Factories], count: int, shared: SharedLearner, generation: int, timeout_sec: float):
+    def __init__(
+        self, make: Callable[[int], Factories], count: int, shared: SharedLearner, generation: int, timeout_sec: float
+    ):
         self.timeout_sec, self.shared, self.holding = timeout_sec, shared, False
         self.waiting: list[GradientReport] = []
         self.workers = Workers()
-        for worker in self.workers.start_all(worker_process, {f"worker-{i}": (make, i, shared, generation) for i in range(count)}):
+        for worker in self.workers.start_all(
+            worker_process, {f"worker-{i}": (make, i, shared, generation) for i in range(count)}
+        ):
             self.workers.send(worker, READY)  # all begin at the same time
 
     def receive(self) -> list[GradientReport]:
@@ -149,7 +170,9 @@ class _Crew(Unsaved):
         self.waiting += [message for _, message in self.workers.receive(0.0)]
 
 
-def worker_process(pipe: Connection, make: Callable[[int], Factories], number: int, shared: SharedLearner, generation: int) -> None:
+def worker_process(
+    pipe: Connection, make: Callable[[int], Factories], number: int, shared: SharedLearner, generation: int
+) -> None:
     """Computes and applies gradients, and sends a GradientReport after each, until the pipe closes."""
     factories = make(number)
     algorithm, sampler = factories.algorithm(), factories.sampler(generation)

@@ -46,7 +46,9 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     choices.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     if asked.cfg.num_learners not in ("auto", 1):
-        raise UserError(f"resources.num_learners={asked.cfg.num_learners}: runner=distributed_replay has one learner; runner=replay can have several")
+        raise UserError(
+            f"resources.num_learners={asked.cfg.num_learners}: runner=distributed_replay has one learner; runner=replay can have several"
+        )
     learners = choices.Choice(1)
     columns = choices.replay_columns(asked, 1)
     spread = columns.value
@@ -55,7 +57,16 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     samplers = choices.samplers_per_learner(asked, machine, 1, inference.value, where.value, spread)
     envs = choices.envs_per_group(asked, 1, samplers.value, inference.value, spread.per_learner, spread)
     threads = choices.replay_threads(asked, machine, inference.value, where.value, 1)
-    return choices.resources(asked, machine, learners=learners, inference=inference, where=where, samplers=samplers, envs=envs, threads=threads)
+    return choices.resources(
+        asked,
+        machine,
+        learners=learners,
+        inference=inference,
+        where=where,
+        samplers=samplers,
+        envs=envs,
+        threads=threads,
+    )
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

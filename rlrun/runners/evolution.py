@@ -42,11 +42,17 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     choices.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     if cfg.num_learners not in ("auto", 1):
-        raise UserError(f"resources.num_learners={cfg.num_learners}: evolution has one learner, whose work is small; its samplers take the cores")
+        raise UserError(
+            f"resources.num_learners={cfg.num_learners}: evolution has one learner, whose work is small; its samplers take the cores"
+        )
     if cfg.inference == "batched":
-        raise UserError("resources.inference=batched: every episode of evolution has weights of its own, which samplers act with themselves (local or serial)")
+        raise UserError(
+            "resources.inference=batched: every episode of evolution has weights of its own, which samplers act with themselves (local or serial)"
+        )
     if cfg.device not in ("auto", "cpu"):
-        raise UserError(f"resources.device={cfg.device}: evolution learns on the CPU; an update is one weighted sum of noise")
+        raise UserError(
+            f"resources.device={cfg.device}: evolution learns on the CPU; an update is one weighted sum of noise"
+        )
     cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
     serial = cfg.exact or cfg.inference == "serial" or (cfg.inference == "auto" and machine.cores == 1)
     kind: Inference = "serial" if serial else "local"
@@ -114,11 +120,16 @@ def header(report: Report, clock: Clock) -> Header:
 def gathered(reports: list[Report]) -> Batch:
     """Collects offset [N] int64, fitness and ret [N, 2] (for both signs), and evaluation [M]."""
     # The sort makes the result independent of which sampler was faster.
-    rollouts = sorted((rollout for report in reports for rollout in report.rollouts), key=lambda rollout: rollout.offset)
+    rollouts = sorted(
+        (rollout for report in reports for rollout in report.rollouts), key=lambda rollout: rollout.offset
+    )
     pairs = [(rollout.plus, rollout.minus) for rollout in rollouts]
     return Batch(
         offset=torch.tensor([rollout.offset for rollout in rollouts], dtype=torch.int64),
         fitness=torch.tensor([[one.fitness for one in pair] for pair in pairs], dtype=torch.float32).view(-1, 2),
         ret=torch.tensor([[one.ret for one in pair] for pair in pairs], dtype=torch.float32).view(-1, 2),
-        evaluation=torch.tensor([one.ret for report in sorted(reports, key=lambda r: r.order) for one in report.evaluations], dtype=torch.float32),
+        evaluation=torch.tensor(
+            [one.ret for report in sorted(reports, key=lambda r: r.order) for one in report.evaluations],
+            dtype=torch.float32,
+        ),
     )

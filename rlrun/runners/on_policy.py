@@ -41,7 +41,16 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         most = spread.per_learner
     envs = choices.envs_per_group(asked, learners.value, samplers.value, inference.value, most, spread)
     threads = choices.waited_for_threads(asked, machine, where.value, learners.value)
-    return choices.resources(asked, machine, learners=learners, inference=inference, where=where, samplers=samplers, envs=envs, threads=threads)
+    return choices.resources(
+        asked,
+        machine,
+        learners=learners,
+        inference=inference,
+        where=where,
+        samplers=samplers,
+        envs=envs,
+        threads=threads,
+    )
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
@@ -59,7 +68,9 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             with job.timers("wait"):
                 # Sorting by worker instead of by arrival makes batches repeatable with local inference: the same seed
                 # gives the same batch, whichever worker was faster.
-                fragments = sorted(sampler.take(count), key=lambda fragment: (fragment.header.worker, fragment.header.first_row))
+                fragments = sorted(
+                    sampler.take(count), key=lambda fragment: (fragment.header.worker, fragment.header.first_row)
+                )
             algorithm.absorb_returns([fragment.header.returns for fragment in fragments])
             batch = gather([fragment.batch for fragment in fragments], batch)
             clock = clock.after(env_steps=job.collected([fragment.header for fragment in fragments]))

@@ -45,7 +45,15 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     envs = choices.envs_per_group(asked, learners.value, samplers.value, inference.value, spread.per_learner, spread)
     threads = choices.replay_threads(asked, machine, inference.value, where.value, learners.value)
     return choices.resources(
-        asked, machine, learners=learners, inference=inference, where=where, samplers=samplers, envs=envs, threads=threads, before=(columns,)
+        asked,
+        machine,
+        learners=learners,
+        inference=inference,
+        where=where,
+        samplers=samplers,
+        envs=envs,
+        threads=threads,
+        before=(columns,),
     )
 
 

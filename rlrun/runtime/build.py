@@ -107,7 +107,9 @@ class LearnerParts:
 
     def algorithm(self) -> Algorithm:
         policy = self.policy_factory(acting=False)().to(self.device)
-        rng = self.seeds.generator("learner", device=str(self.device))  # the same for every learner: their states never differ
+        rng = self.seeds.generator(
+            "learner", device=str(self.device)
+        )  # the same for every learner: their states never differ
         # Shapes are the same for a whole run, so cuDNN might search for the fastest algorithms. But a search ends what another
         # thread records (machine/graphs.py).
         torch.backends.cudnn.benchmark = not self.records
@@ -115,7 +117,15 @@ class LearnerParts:
             with torch.random.fork_rng(devices=[]):  # for critics and other nets that never travel
                 torch.manual_seed(self.seeds.integer("init-learner"))
                 model = Model(self.config.run.model, self.resources.precision)
-                ctx = LearnerContext(self.device, rng, self.beside, self.make_recorder(), self.ranks, model, sparse=self.plan.whole_after is not None)
+                ctx = LearnerContext(
+                    self.device,
+                    rng,
+                    self.beside,
+                    self.make_recorder(),
+                    self.ranks,
+                    model,
+                    sparse=self.plan.whole_after is not None,
+                )
                 made = self.config.algorithm(policy, self.spec, self.config.algo, ctx)
         except ValueError as error:
             raise UserError(f"algo={self.config.algo.name}: {error}") from None
@@ -163,7 +173,9 @@ class LearnerParts:
         if self.resources.inference == "local":
             sampler = LocalSampler(plan)
         else:
-            sampler = BatchedSampler(plan, self.device, self.make_recorder(first=True), newest_only=self.config.runner.synchronous)
+            sampler = BatchedSampler(
+                plan, self.device, self.make_recorder(first=True), newest_only=self.config.runner.synchronous
+            )
         if self.device.type == "cuda":
             sampler.pin()
         return sampler
@@ -233,7 +245,9 @@ class LearnerParts:
         module.run(make, self.config.runner, job)
 
 
-def build(plan: Plan, ranks: Ranks = ALONE, cut: Cut | None = None, recorder: GraphRecorder | None = None) -> LearnerParts:
+def build(
+    plan: Plan, ranks: Ranks = ALONE, cut: Cut | None = None, recorder: GraphRecorder | None = None
+) -> LearnerParts:
     """ranks: the place of this learner among those of the run. recorder: in place of the GPU's own."""
     return LearnerParts(plan, ranks, cut, recorder)
 
@@ -243,7 +257,9 @@ def factories_elsewhere(plan: Plan, number: int) -> Factories:
     return build(plan, Ranks(rank=number)).factories()
 
 
-def train(plan: Plan, job: Run, saved: Path | None = None, build: Callable[[Plan, Ranks, Cut | None], LearnerParts] = build) -> None:
+def train(
+    plan: Plan, job: Run, saved: Path | None = None, build: Callable[[Plan, Ranks, Cut | None], LearnerParts] = build
+) -> None:
     """Runs all learners of a plan. `saved`: the checkpoint that a resumed job begins with. `build` makes the parts of the first."""
     learners = plan.learners_in_lockstep
     cut = Cut(learners, plan.needs.cut_share) if plan.needs.cut_share < 1 and learners > 1 else None
@@ -283,15 +299,22 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
             saved, anew = tensors["algorithm"]["module"], algorithm.state_dict()
             own = {f"{prefix}.{key}".lstrip(".") for prefix, module in algorithm.named_modules() if isinstance(module, Algorithm)
                    for key, _ in module.named_buffers(recurse=False)}  # fmt: skip
-            own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}  # one run scales rewards, the other does not
-            algorithm.load_state_dict({key: value for key, value in saved.items() if key not in own} | {key: anew[key] for key in own & anew.keys()})
+            own |= {
+                key for key in anew.keys() ^ saved.keys() if "reward_scale." in key
+            }  # one run scales rewards, the other does not
+            algorithm.load_state_dict(
+                {key: value for key, value in saved.items() if key not in own}
+                | {key: anew[key] for key in own & anew.keys()}
+            )
         else:
             algorithm.policy.load_state_dict(tensors["policy"])
             for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:
                 part.renew_targets()
     except RuntimeError as error:
         said = str(error).splitlines()
-        raise UserError(f"init={path}: its weights do not fit this run's env and model: {said[1].strip() if len(said) > 1 else said[0]}") from None
+        raise UserError(
+            f"init={path}: its weights do not fit this run's env and model: {said[1].strip() if len(said) > 1 else said[0]}"
+        ) from None
 
 
 def callbacks_of(names: tuple[str, ...]) -> list[Callback]:

@@ -103,7 +103,11 @@ def example(trained: Trained, rows: int = EXAMPLES) -> tuple[Tensors, Tensor, Te
     if "action_mask" in obs:
         obs["action_mask"] = torch.ones_like(obs["action_mask"])
     state = trained.policy.initial_state(rows)
-    return obs, torch.ones(rows, dtype=torch.bool), {name: value for name, value in flat(state).items() if name in core_names(trained)}
+    return (
+        obs,
+        torch.ones(rows, dtype=torch.bool),
+        {name: value for name, value in flat(state).items() if name in core_names(trained)},
+    )
 
 
 def core_names(trained: Trained) -> set[str]:
@@ -125,7 +129,9 @@ def program(trained: Trained) -> torch.export.ExportedProgram:
         try:
             return torch.export.export(Exported(trained).eval(), inputs, dynamic_shapes=dynamic)
         except Exception as error:  # PyTorch raises many kinds of exceptions here
-            raise RunFailed(f"torch.export cannot trace this policy: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+            raise RunFailed(
+                f"torch.export cannot trace this policy: {(str(error).splitlines() or [type(error).__name__])[0]}"
+            ) from None
 
 
 def describe(trained: Trained) -> dict[str, Any]:
@@ -133,7 +139,10 @@ def describe(trained: Trained) -> dict[str, Any]:
     obs, _, state = example(trained)
 
     def of(values: Tensors) -> dict[str, Any]:
-        return {name: {"shape": ["batch", *value.shape[1:]], "dtype": str(value.dtype).removeprefix("torch.")} for name, value in values.items()}
+        return {
+            name: {"shape": ["batch", *value.shape[1:]], "dtype": str(value.dtype).removeprefix("torch.")}
+            for name, value in values.items()
+        }
 
     action, _ = Exported(trained)(obs, torch.ones(EXAMPLES, dtype=torch.bool), state)
     return {
@@ -146,7 +155,9 @@ def describe(trained: Trained) -> dict[str, Any]:
 def use(obs: Tensors, state: Tensors) -> list[str]:
     """Returns lines of Python that show how to act with policy.pt2."""
     rows = ", ".join(f'"{name}": {name.replace(".", "_")}' for name in obs)
-    first = ", ".join(f'"{name}": torch.zeros(1, {", ".join(map(str, value.shape[1:]))})' for name, value in state.items())
+    first = ", ".join(
+        f'"{name}": torch.zeros(1, {", ".join(map(str, value.shape[1:]))})' for name, value in state.items()
+    )
     return [
         "policy = torch.export.load('policy.pt2').module()", f"state = {{{first}}}  # what the last call gave, later on",
         f"action, state = policy({{{rows}}}, torch.tensor([True]), state)  # tensors of [1, ...]; True where an episode begins",
@@ -168,7 +179,9 @@ def observed(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
     def watched(rows: Any, *args: Any, **options: Any) -> Any:
         from rlrun.samplers.evaluator import to_torch
 
-        kept.append(flat(trained._told(to_torch(rows).clone(), 1, options.get("reward", args[1] if len(args) > 1 else None))))
+        kept.append(
+            flat(trained._told(to_torch(rows).clone(), 1, options.get("reward", args[1] if len(args) > 1 else None)))
+        )
         return own(rows, *args, **options)
 
     try:
@@ -223,14 +236,19 @@ def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tupl
     for name in formats:
         require(name)
     if type(trained.policy).greedy is Policy.greedy:
-        raise UserError(f"{type(trained.policy).__name__} has no greedy(obs, is_first, state), which is what is exported (see rlrun.core.policy.Policy)")
+        raise UserError(
+            f"{type(trained.policy).__name__} has no greedy(obs, is_first, state), which is what is exported (see rlrun.core.policy.Policy)"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "policy.json").write_text(json.dumps(describe(trained), indent=1) + "\n")
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
     writers = {"pt2": write_pt2, "safetensors": write_safetensors, "onnx": write_onnx}
-    return [*((folder / f"policy.{name}", writers[name](trained, folder / f"policy.{name}")) for name in formats), (folder / "policy.json", "")]
+    return [
+        *((folder / f"policy.{name}", writers[name](trained, folder / f"policy.{name}")) for name in formats),
+        (folder / "policy.json", ""),
+    ]
 
 
 def require(name: str) -> None:
@@ -253,7 +271,9 @@ def write_safetensors(trained: Trained, path: Path) -> str:
     from safetensors.torch import load_file, save_file
 
     weights = {name: value.contiguous().clone() for name, value in trained.policy.state_dict().items()}
-    save_file(weights, path, metadata={"rlrun": json.dumps({"algo": trained.config.algo.name, "env": trained.spec.name})})
+    save_file(
+        weights, path, metadata={"rlrun": json.dumps({"algo": trained.config.algo.name, "env": trained.spec.name})}
+    )
     back = load_file(path)
     if set(back) != set(weights) or any(not torch.equal(back[name], value) for name, value in weights.items()):
         raise RunFailed(f"{path} does not hold what was written to it")
@@ -284,4 +304,8 @@ def write_onnx(trained: Trained, path: Path) -> str:
 
 def ordered_inputs(obs: Tensors, state: Tensors) -> list[str]:
     """Returns the names that torch.onnx gives to the inputs, in their order."""
-    return [*(f"obs_{name}".replace(".", "_") for name in obs), "is_first", *(f"state_{name}".replace(".", "_") for name in state)]
+    return [
+        *(f"obs_{name}".replace(".", "_") for name in obs),
+        "is_first",
+        *(f"state_{name}".replace(".", "_") for name in state),
+    ]

@@ -62,7 +62,9 @@ class Plan:
     fragment: RowSpec  # full shapes [rows (+ 1), columns, ...] of what a producer hands over at once
     fragment_rows: int
     fragments_per_producer: int  # that may be under way or waiting
-    whole_after: int | None  # rows after which a column's last episode ends its fragment; None: episodes go on in the next one
+    whole_after: (
+        int | None
+    )  # rows after which a column's last episode ends its fragment; None: episodes go on in the next one
     columns_per_learner: int  # of a train batch
     first_counted: int  # the column from which on episodes count in statistics
     parameters: int  # numbers in the policy
@@ -134,9 +136,13 @@ def plan(config: Typed, machine: Machine) -> Plan:
     seeds = Seeds(config.run.seed)
     make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True)
     runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
-    resources: Resources = runner.layout(Asked(cfg=config.run.resources, needs=needs, image=spec.image, make_env=make_env), machine)
+    resources: Resources = runner.layout(
+        Asked(cfg=config.run.resources, needs=needs, image=spec.image, make_env=make_env), machine
+    )
     if needs.cut_share < 1 and resources.inference != "serial":
-        raise UserError(f"a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with {resources.inference}")
+        raise UserError(
+            f"a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with {resources.inference}"
+        )
     rows = needs.rows if needs.replay is None else needs.replay.fragment_length
     if whole:
         rows += room_for_episodes(spec, needs, resources)
@@ -173,9 +179,13 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
     if spec.action.kind not in needs.actions:
         raise UserError(f"{name} needs {' or '.join(needs.actions)} actions; {spec.name} has {spec.action}")
     if needs.on_policy and not runner.synchronous:
-        raise UserError(f"{name} learns from the newest policy's rows alone; runner={runner.name} would hand it older ones")
+        raise UserError(
+            f"{name} learns from the newest policy's rows alone; runner={runner.name} would hand it older ones"
+        )
     if not runner.lockstep and not needs.only_weights:
-        raise UserError(f"runner={runner.name} shares weights alone, and an update of {name} changes more; it is for a3c, a2c and pg")
+        raise UserError(
+            f"runner={runner.name} shares weights alone, and an update of {name} changes more; it is for a3c, a2c and pg"
+        )
     if (needs.population is not None) != (runner.name == "evolution"):
         fitting = "runner=evolution" if needs.population is not None else "another runner than evolution"
         raise UserError(f"{name} runs with {fitting}, not with runner={runner.name}")
@@ -206,7 +216,9 @@ def fragments_per_producer(runner: Any, needs: Needs, resources: Resources, colu
     return max(runner.requests_in_flight, -(-(held + 1) // resources.producers_per_learner))
 
 
-def plan_replay(config: Typed, spec: EnvSpec, needs: Needs, resources: Resources, policy: Policy, machine: Machine) -> ReplayPlan | None:
+def plan_replay(
+    config: Typed, spec: EnvSpec, needs: Needs, resources: Resources, policy: Policy, machine: Machine
+) -> ReplayPlan | None:
     """None for an algorithm without one."""
     cfg = config.run.replay
     if needs.replay is None or cfg is None:
@@ -256,7 +268,11 @@ def _batch(plan: Plan) -> str:
     needs = plan.needs
     if needs.population is not None:
         return f"an update learns from the returns of at least {needs.population.pairs} pairs of perturbations"
-    each = f", {plan.columns_per_learner} columns for each of {plan.learners_in_lockstep} learners" if plan.learners_in_lockstep > 1 else ""
+    each = (
+        f", {plan.columns_per_learner} columns for each of {plan.learners_in_lockstep} learners"
+        if plan.learners_in_lockstep > 1
+        else ""
+    )
     return f"an update learns from {needs.columns} columns x {needs.rows} rows{each}"
 
 
@@ -267,10 +283,18 @@ def _spaces(spec: EnvSpec) -> str:
 def _learners(plan: Plan) -> str:
     made = plan.resources
     where = made.device.type if made.num_learners > 1 else str(made.device)
-    together = "" if made.num_learners == 1 else ", which make every update together" if plan.lockstep else ", which share weights without waiting"
+    together = (
+        ""
+        if made.num_learners == 1
+        else ", which make every update together"
+        if plan.lockstep
+        else ", which share weights without waiting"
+    )
     numbers = " or ".join(map(str, made.learner_threads))
     threads = f"{numbers} thread{'s' * (made.learner_threads != (1,))}"
-    return f"{made.num_learners} learner{'s' * (made.num_learners > 1)} on {where}{together}; {made.precision}, {threads}"
+    return (
+        f"{made.num_learners} learner{'s' * (made.num_learners > 1)} on {where}{together}; {made.precision}, {threads}"
+    )
 
 
 def _samplers(plan: Plan) -> str:
@@ -293,4 +317,8 @@ def _weights(plan: Plan) -> str:
         return f"published after every {interval}; samplers do not wait for them"
     if runner.name == "distributed_replay":
         return f"published every {runner.max_weight_sync_delay} env steps; samplers do not wait for them"
-    return "published after every update; samplers wait for them" if runner.synchronous else "published when they have changed"
+    return (
+        "published after every update; samplers wait for them"
+        if runner.synchronous
+        else "published when they have changed"
+    )

@@ -33,10 +33,14 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
     """
     if asked is None:
         if runner in RUNNERS:
-            raise UserError(f"runner={runner} is for algorithms that learn from a replay; {name} learns from rows as they come")
+            raise UserError(
+                f"runner={runner} is for algorithms that learn from a replay; {name} learns from rows as they come"
+            )
         return
     if runner not in RUNNERS:
-        raise UserError(f"{name} learns from a replay, which runner={runner} has not; it runs with {' or '.join(RUNNERS)}")
+        raise UserError(
+            f"{name} learns from a replay, which runner={runner} has not; it runs with {' or '.join(RUNNERS)}"
+        )
     if cfg is None:
         raise UserError(f"{name} learns from a replay: choose replay=uniform or replay=prioritized")
     if asked.first_priority and cfg.name == "uniform":
@@ -44,7 +48,9 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
     if columns > cfg.capacity:
         raise UserError(f"algo.batch_size={columns} is more than the {cfg.capacity} rows of replay.capacity")
     if asked.learning_starts > cfg.capacity:
-        raise UserError(f"algo.learning_starts={asked.learning_starts} is more than the {cfg.capacity} rows of replay.capacity: learning would never start")
+        raise UserError(
+            f"algo.learning_starts={asked.learning_starts} is more than the {cfg.capacity} rows of replay.capacity: learning would never start"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +67,13 @@ class ReplayPlan:
     first_priority: tuple[type[Algorithm], Any] | None  # the algorithm that computes first priorities, and its config
 
     def __str__(self) -> str:
-        where = f"{self.shards} shard{'s' * (self.shards != 1)}" if self.shards is not None else "the GPU" if self.cfg.device == "learner" else "main memory"
+        where = (
+            f"{self.shards} shard{'s' * (self.shards != 1)}"
+            if self.shards is not None
+            else "the GPU"
+            if self.cfg.device == "learner"
+            else "main memory"
+        )
         each = " for each learner" if self.learners > 1 else ""
         size = f"{self.layout.capacity:,} rows ({self.layout.bytes / 1e6:,.1f} MB){each}"
         return f"{self.cfg.name}, {size} in {where}"
@@ -80,9 +92,13 @@ class ReplayPlan:
         device: that of the learner."""
         if self.shards is not None:
             if self.shards > self.layout.blocks:
-                raise UserError(f"runner.num_shards={self.shards} is more than the {self.layout.blocks} producers of fragments (resources.num_samplers)")
+                raise UserError(
+                    f"runner.num_shards={self.shards} is more than the {self.layout.blocks} producers of fragments (resources.num_samplers)"
+                )
             if self.cfg.device == "learner":
-                raise UserError("replay.device=learner is for runner=replay: shards are processes of their own, in main memory")
+                raise UserError(
+                    "replay.device=learner is for runner=replay: shards are processes of their own, in main memory"
+                )
         refuse_too_large(self.layout, self.cfg, available, device, self.learners)
 
     def check_saved(self, folder: Path) -> None:
@@ -93,7 +109,11 @@ class ReplayPlan:
         saved = load_part(folder, "replay")["replay"]
         states = saved.get("shards", [saved])
         blocks = sum(len(state["head"]) for state in states)
-        same = files == (self.shards or self.learners) and (self.shards is None) == ("shards" not in saved) and blocks == self.layout.blocks
+        same = (
+            files == (self.shards or self.learners)
+            and (self.shards is None) == ("shards" not in saved)
+            and blocks == self.layout.blocks
+        )
         if self.shards is None:
             columns = saved.get("columns", self.layout.columns)  # missing in old checkpoints
             same = same and saved["length"] == self.layout.rows_per_column and columns == self.layout.columns
@@ -115,10 +135,22 @@ class ReplayPlan:
         if self.learners > 1:
             directory = None if cfg.directory is None else str(Path(cfg.directory) / f"learner-{ranks.rank}")
             cfg = replace(cfg, directory=directory, checkpoint_max_gb=cfg.checkpoint_max_gb / self.learners)
-        return Replay(cfg, self.layout, seeds.generator("replay", generation, *others), device, self.priority_of, ranks.rank)
+        return Replay(
+            cfg, self.layout, seeds.generator("replay", generation, *others), device, self.priority_of, ranks.rank
+        )
 
     def sharded(self, seeds: Seeds, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
-        return ShardedReplay(self.cfg, self.layout, shards, sampler.slots, self.columns, seeds, generation, self.queue_timeout_sec, self.priority_of)
+        return ShardedReplay(
+            self.cfg,
+            self.layout,
+            shards,
+            sampler.slots,
+            self.columns,
+            seeds,
+            generation,
+            self.queue_timeout_sec,
+            self.priority_of,
+        )
 
 
 def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, made: Resources) -> Layout:

@@ -44,7 +44,11 @@ class RunDir:
         if (path / "config.yaml").exists() or (path / "progress.jsonl").exists():
             made.release()
             saved = any((path / "checkpoints").glob("[0-9]*"))
-            way = f"rlrun resume {shlex.quote(str(path))}" if saved else "it ended before its first checkpoint, so remove it"
+            way = (
+                f"rlrun resume {shlex.quote(str(path))}"
+                if saved
+                else "it ended before its first checkpoint, so remove it"
+            )
             raise UserError(f"{path} already holds a run: {way}, or choose another run_dir")
         return made
 
@@ -107,7 +111,9 @@ def hardware() -> dict[str, Any]:
     from rlrun.machine.machine import cores
 
     cpu = processor().get("model name") or platform.processor() or platform.machine()
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
     return {"cpu": cpu, "cores": cores(), "gpus": gpus}
 
 
@@ -115,8 +121,12 @@ def git_commit() -> str | None:
     """Returns the commit of the checkout that rlrun runs from, with `+` if it has changes; None without a checkout."""
     here = Path(__file__).resolve().parents[2]
     try:
-        commit = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-        dirty = subprocess.run(["git", "-C", str(here), "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True).stdout
+        commit = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "-C", str(here), "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
         return commit + ("+" if dirty.strip() else "")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -27,7 +27,13 @@ from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
 
 
-def run(plan: Plan, values: dict[str, Any], directory: RunDir, restored: tuple[dict, dict] | None, command: str | None = None) -> int:
+def run(
+    plan: Plan,
+    values: dict[str, Any],
+    directory: RunDir,
+    restored: tuple[dict, dict] | None,
+    command: str | None = None,
+) -> int:
     """Trains and returns the exit code. values: the plain config that was saved."""
     keep_freed()
     torch.set_num_threads(1)  # until the learner sets its own number
@@ -40,7 +46,9 @@ def run(plan: Plan, values: dict[str, Any], directory: RunDir, restored: tuple[d
         directory.release()
 
 
-def _run(plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals) -> int:
+def _run(
+    plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals
+) -> int:
     config = plan.config
     for reason in plan.resources.why:
         print(f"  {reason}", flush=True)
@@ -76,7 +84,9 @@ def _run(plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict
         train(plan, job, None if resume_at is None else checkpoints_of(directory.path).directory / f"{resume_at:012d}")
     except BaseException as caught:
         error = caught
-        status, reason = ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
+        status, reason = (
+            ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
+        )
         if not isinstance(caught, RunFailed | KeyboardInterrupt):
             reason = "".join(traceback.format_exception(caught)).rstrip()
         job.failed(status, reason)
@@ -104,7 +114,9 @@ def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, fac
         slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
     if "mlflow" in chosen:
         mlflow = chosen["mlflow"]
-        slow["mlflow"] = lambda: Mlflow(mlflow["uri"], Path(config.run.runs_root), mlflow["experiment"], path, values, facts, mlflow["parent"])
+        slow["mlflow"] = lambda: Mlflow(
+            mlflow["uri"], Path(config.run.runs_root), mlflow["experiment"], path, values, facts, mlflow["parent"]
+        )
     return Sinks(direct, slow)
 
 
@@ -117,7 +129,9 @@ def _evaluation(plan: Plan):
         cfg = plan.config.run.eval
         if not evaluator:
             evaluator.append(Evaluator(plan.eval_env(), min(cfg.episodes, 8), plan.seeds))
-        games = evaluator[0].play(algorithm.policy, cfg.episodes, "greedy" if cfg.greedy else "explore", clock, round_, stop)
+        games = evaluator[0].play(
+            algorithm.policy, cfg.episodes, "greedy" if cfg.greedy else "explore", clock, round_, stop
+        )
         return [ret for ret, _ in games]
 
     return evaluate

@@ -47,7 +47,9 @@ class Trained:
         reset() and step(action) are those of Gymnasium, with the observations and actions of act(). Its seeds are never
         those of training.
         """
-        return make_single(registry.Factory(cfg=self.config.env, spec=self.spec, seeds=Seeds(seed), stream="user", learning=False))
+        return make_single(
+            registry.Factory(cfg=self.config.env, spec=self.spec, seeds=Seeds(seed), stream="user", learning=False)
+        )
 
     def reset(self, is_first: np.ndarray | None = None) -> None:
         """Begins new episodes in the whole batch, or where is_first [B] is true."""
@@ -118,14 +120,20 @@ class Trained:
         fresh = torch.zeros(count, dtype=torch.bool) if self._state is not None else torch.ones(count, dtype=torch.bool)
         fresh = fresh if self._first is None else self._first
         if "prev_action" in self.spec.obs and "prev_action" not in obs:
-            nothing = to_torch({"action": map_rows(self.spec.action.sample(np.random.default_rng(0), count), np.zeros_like)})
+            nothing = to_torch(
+                {"action": map_rows(self.spec.action.sample(np.random.default_rng(0), count), np.zeros_like)}
+            )
             action: Any = nothing if self._state is None else Batch(action=self._action)
             action = action.map(lambda x: x.masked_fill(fresh.view(-1, *[1] * (x.ndim - 1)), 0))
             obs = obs.replace(prev_action=action["action"])
         if "prev_reward" in self.spec.obs and "prev_reward" not in obs:
             if reward is None and not fresh.all():
                 raise ValueError("this policy is told the last reward: act(obs, reward=...)")
-            last = torch.zeros(count) if reward is None else torch.as_tensor(np.asarray(reward, dtype=np.float32)).reshape(count)
+            last = (
+                torch.zeros(count)
+                if reward is None
+                else torch.as_tensor(np.asarray(reward, dtype=np.float32)).reshape(count)
+            )
             obs = obs.replace(prev_reward=last.masked_fill(fresh, 0.0).unsqueeze(1))
         return obs
 

@@ -28,14 +28,23 @@ class ActingCopy:
                  recorder: GraphRecorder | None, newest_only: bool = False):  # fmt: skip
         """columns: the columns of one group. groups: the largest number of groups in one call of act().
         newest_only: rows must be acted on with the weights that were published last, so acting waits for them."""
-        self.policy, self.device, self.rng, self.record, self.columns, self.groups = policy.to(device), device, rng, record, columns, groups
+        self.policy, self.device, self.rng, self.record, self.columns, self.groups = (
+            policy.to(device),
+            device,
+            rng,
+            record,
+            columns,
+            groups,
+        )
         self.version, self.clock = 0, Clock()  # those of the weights that act now
         self.recorder = recorder if policy.recordable("acting") else None
         self._call = self._act if self.recorder is None else Recorded(self._act, self.recorder, lambda: [self.rng])
         self.on_gpu, self.newest_only = device.type == "cuda", newest_only
         self.lock = threading.Lock()  # guards the letter box; on a CPU also the weights
         self.published, self.newest = 0, Clock()
-        self.letter = [tensor.clone() for tensor in self._weights(self.policy)] if self.on_gpu else self._weights(self.policy)
+        self.letter = (
+            [tensor.clone() for tensor in self._weights(self.policy)] if self.on_gpu else self._weights(self.policy)
+        )
         self.written: torch.cuda.Event | None = None
         self.taken: torch.cuda.Event | None = None
         self.seats: Batch | None = None  # the rows of all groups on the device
@@ -104,7 +113,9 @@ class ActingCopy:
         if self.seats is None:
             total = self.groups * self.columns
             self.seats = rows[0].map(lambda x: torch.zeros(total, *x.shape[1:], dtype=x.dtype, device=self.device))
-            self.seat = [list(self.seats[first : first + self.columns].leaves()) for first in range(0, total, self.columns)]
+            self.seat = [
+                list(self.seats[first : first + self.columns].leaves()) for first in range(0, total, self.columns)
+            ]
         for seat, row in zip(self.seat, rows, strict=False):
             for mine, theirs in zip(seat, row.leaves(), strict=True):
                 mine.copy_(theirs, non_blocking=True)
@@ -114,4 +125,9 @@ class ActingCopy:
 def _join(batches: Sequence[Batch]) -> Batch:
     """Concatenates batches with leaves [B, ...] along the first dimension."""
     first = batches[0]
-    return Batch({k: _join([b[k] for b in batches]) if isinstance(v, Batch) else torch.cat([b[k] for b in batches]) for k, v in first.items()})  # type: ignore[misc, arg-type]
+    return Batch(
+        {
+            k: _join([b[k] for b in batches]) if isinstance(v, Batch) else torch.cat([b[k] for b in batches])
+            for k, v in first.items()
+        }
+    )  # type: ignore[misc, arg-type]

@@ -57,7 +57,13 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
     """
     plan, first = job.plan, job.number * GROUPS
     groups = [
-        Columns(plan.make_env(first + g, plan.columns), (first + g) * plan.columns, plan.generation, plan.return_discount, plan.whole_after)
+        Columns(
+            plan.make_env(first + g, plan.columns),
+            (first + g) * plan.columns,
+            plan.generation,
+            plan.return_discount,
+            plan.whole_after,
+        )
         for g in range(GROUPS)
     ]
     views: dict[Key, dict] = {}
@@ -73,7 +79,16 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
             columns.begin(views[slot])
         else:
             columns.step(views[slot], t)
-        pipe.send((group, columns.live, tuple(columns.episodes), columns.row, time.perf_counter() - started, columns.return_moments() if t == last else None))
+        pipe.send(
+            (
+                group,
+                columns.live,
+                tuple(columns.episodes),
+                columns.row,
+                time.perf_counter() - started,
+                columns.return_moments() if t == last else None,
+            )
+        )
 
 
 class _Row(NamedTuple):
@@ -111,11 +126,15 @@ class BatchedSampler(ProcessSampler):
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
         rng = plan.seeds.generator("policy", plan.first, plan.generation, device=str(device))
         self.rows_of: dict[Key, list[_Row]] = {key: [] for key in self.views}  # by slot; filled when first used
-        self.copy = ActingCopy(plan.make_policy(), device, rng, plan.record, plan.columns, plan.workers * GROUPS, recorder, newest_only)
+        self.copy = ActingCopy(
+            plan.make_policy(), device, rng, plan.record, plan.columns, plan.workers * GROUPS, recorder, newest_only
+        )
         self.change = threading.Condition()  # guards filled, spare, error and closing
         self.filled: deque[Header] = deque()
         # For each group, its free slots.
-        self.spare = [deque(key for key, group in self.producer.items() if group == g) for g in range(plan.workers * GROUPS)]
+        self.spare = [
+            deque(key for key, group in self.producer.items() if group == g) for g in range(plan.workers * GROUPS)
+        ]
         self.error: BaseException | None = None
         self.closing = False
         self.thread: threading.Thread | None = None
@@ -149,7 +168,9 @@ class BatchedSampler(ProcessSampler):
                 if not self.change.wait(self.plan.timeout_sec):  # notified by every new and every freed fragment
                     raise RunFailed(f"no fragment for {self.plan.timeout_sec:.0f} s: an environment may hang")
             self.check()
-            return [Fragment(header, self.views[header.slot]) for header in (self.filled.popleft() for _ in range(count))]
+            return [
+                Fragment(header, self.views[header.slot]) for header in (self.filled.popleft() for _ in range(count))
+            ]
 
     def free(self, fragments: Sequence[Fragment]) -> None:
         with self.change:
@@ -238,7 +259,10 @@ class BatchedSampler(ProcessSampler):
             store_core(self.views[group.slot], group.t, group.state, self.plan.core_every)
         rows = [self._row(group) for group in groups]
         action, record, state = self.copy.act([row.seen for row in rows], [group.state for group in groups])
-        made = {name: [leaf.split(self.columns) for leaf in tensors(value)] for name, value in (("action", action), *record.items())}
+        made = {
+            name: [leaf.split(self.columns) for leaf in tensors(value)]
+            for name, value in (("action", action), *record.items())
+        }
         stateless = next(state.leaves(), None) is None
         for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
             for name, leaves in made.items():
@@ -255,11 +279,27 @@ class BatchedSampler(ProcessSampler):
         rows, batch = self.rows_of[group.slot], self.views[group.slot]
         if not rows:
             names = ("action", *self.plan.record)
-            rows += [_Row(Batch(obs=batch.obs[t], is_first=batch.is_first[t]), {name: tensors(batch[name][t]) for name in names}) for t in range(self.rows)]
+            rows += [
+                _Row(
+                    Batch(obs=batch.obs[t], is_first=batch.is_first[t]),
+                    {name: tensors(batch[name][t]) for name in names},
+                )
+                for t in range(self.rows)
+            ]
         return rows[group.t]
 
     def _finish(self, group: _Group, live: int, episodes: tuple, returns: Moments | None) -> None:
-        header = Header(group.index, group.slot, group.first_row, group.version, group.updates, live, episodes, (group.env_sec, group.policy_sec), returns)
+        header = Header(
+            group.index,
+            group.slot,
+            group.first_row,
+            group.version,
+            group.updates,
+            live,
+            episodes,
+            (group.env_sec, group.policy_sec),
+            returns,
+        )
         with self.change:
             self.filled.append(header)
             self.change.notify_all()

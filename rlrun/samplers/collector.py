@@ -24,7 +24,9 @@ class Collector:
         self.rng, self.record, self.core_every, self.worker, self.place = rng, record, core_every, worker, place
         self.state: Batch | None = None  # the policy's state, created at the first row
 
-    def collect(self, out: Batch, policy: Policy, version: int, clock: Clock, slot: int = 0, cut: LearnersCut | None = None) -> Header:
+    def collect(
+        self, out: Batch, policy: Policy, version: int, clock: Clock, slot: int = 0, cut: LearnersCut | None = None
+    ) -> Header:
         """Steps every column through the T rows of a fragment, or until the cut is due.
 
         Rows after the cut are dead, and the episodes continue in the next fragment.
@@ -56,7 +58,15 @@ class Collector:
                 env_sec += time.perf_counter() - acted
             store_core(out, rows, self.state, self.core_every)
         return Header(
-            self.worker, slot, first_row, version, clock.updates, columns.live, tuple(columns.episodes), (env_sec, policy_sec), columns.return_moments()
+            self.worker,
+            slot,
+            first_row,
+            version,
+            clock.updates,
+            columns.live,
+            tuple(columns.episodes),
+            (env_sec, policy_sec),
+            columns.return_moments(),
         )
 
     def save(self) -> dict:

@@ -23,7 +23,14 @@ def own(rows: Rows) -> Rows:
 class Columns:
     """Steps a VectorEnv through the rows of fragments and keeps statistics of its episodes."""
 
-    def __init__(self, env: VectorEnv, first_column: int, generation: int, return_discount: float | None = None, whole_after: int | None = None):
+    def __init__(
+        self,
+        env: VectorEnv,
+        first_column: int,
+        generation: int,
+        return_discount: float | None = None,
+        whole_after: int | None = None,
+    ):
         """first_column: the global number of the first column. whole_after: if given, every fragment begins with new
         episodes, and a column is over when an episode ends after at least this many rows."""
         self.whole_after, self.generation, self.fragments = whole_after, generation, 0
@@ -83,8 +90,16 @@ class Columns:
             self._note(step)
         if step.is_first.any():
             for column in np.flatnonzero(step.is_first):
-                info = {name: float(total[column] / count[column]) for name, (total, count) in self.info.items() if count[column]}
-                self.episodes.append(Episode(self.first_column + int(column), float(self.returns[column]), int(self.lengths[column]), info))
+                info = {
+                    name: float(total[column] / count[column])
+                    for name, (total, count) in self.info.items()
+                    if count[column]
+                }
+                self.episodes.append(
+                    Episode(
+                        self.first_column + int(column), float(self.returns[column]), int(self.lengths[column]), info
+                    )
+                )
             for kept in self.info.values():
                 kept[:, step.is_first] = 0.0
             self.returns[step.is_first], self.lengths[step.is_first] = 0.0, 0
@@ -154,7 +169,11 @@ class Columns:
         if self.return_discount is None:
             return None
         values = np.concatenate(self.seen) if self.seen else np.zeros(0)
-        return Moments(float(values.size), float(values.mean()), float(np.square(values - values.mean()).sum())) if values.size else Moments(0.0, 0.0, 0.0)
+        return (
+            Moments(float(values.size), float(values.mean()), float(np.square(values - values.mean()).sum()))
+            if values.size
+            else Moments(0.0, 0.0, 0.0)
+        )
 
     def save(self) -> dict:
         """Returns what another Columns needs to continue bit for bit, if restart() is called on both sides."""

@@ -15,7 +15,12 @@ from rlrun.core.seeding import Seeds
 
 
 def to_torch(rows: Rows) -> Batch:
-    return Batch({name: to_torch(value) if isinstance(value, dict) else torch.from_numpy(np.ascontiguousarray(value)) for name, value in rows.items()})
+    return Batch(
+        {
+            name: to_torch(value) if isinstance(value, dict) else torch.from_numpy(np.ascontiguousarray(value))
+            for name, value in rows.items()
+        }
+    )
 
 
 class Evaluator:
@@ -27,7 +32,13 @@ class Evaluator:
         self.env = make_env(0, columns)
 
     def play(
-        self, policy: Policy, episodes: int, mode: Mode, clock: Clock, round_: int = 0, stop: Callable[[], bool] = lambda: False
+        self,
+        policy: Policy,
+        episodes: int,
+        mode: Mode,
+        clock: Clock,
+        round_: int = 0,
+        stop: Callable[[], bool] = lambda: False,
     ) -> list[tuple[float, int]]:
         """Returns (unclipped return, length) of `episodes` full games.
 
@@ -46,7 +57,9 @@ class Evaluator:
         done: list[list[tuple[float, int]]] = [[] for _ in range(columns)]
         with torch.inference_mode():
             while not stop() and any(len(d) < q for d, q in zip(done, quota, strict=True)):
-                act = policy.act(to_torch(obs).to(device), torch.from_numpy(is_first).to(device), state, clock, mode, rng)
+                act = policy.act(
+                    to_torch(obs).to(device), torch.from_numpy(is_first).to(device), state, clock, mode, rng
+                )
                 state = act.state
                 step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first

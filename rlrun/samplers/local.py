@@ -57,7 +57,10 @@ class LocalSampler(ProcessSampler):
     """Every process is one producer of fragments."""
 
     def __init__(
-        self, plan: SamplerPlan, make_store: Callable[[RowSpec, int], FragmentStore] = Slots, make_weights: Callable[[Policy], WeightStore] = WeightBus
+        self,
+        plan: SamplerPlan,
+        make_store: Callable[[RowSpec, int], FragmentStore] = Slots,
+        make_weights: Callable[[Policy], WeightStore] = WeightBus,
     ):
         super().__init__(plan, plan.workers, make_store)
         self.bus = make_weights(plan.make_policy())

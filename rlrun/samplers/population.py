@@ -88,7 +88,9 @@ class Player:
         def begin(column: int) -> None:
             task = doing[column] = tasks.popleft() if tasks else None
             if task is not None and task.sign:
-                parameters[column] = center + task.sign * crew.asked.noise_std * crew.noise.piece(offsets[task.pair], size)
+                parameters[column] = center + task.sign * crew.asked.noise_std * crew.noise.piece(
+                    offsets[task.pair], size
+                )
             else:
                 parameters[column] = center
 
@@ -107,7 +109,9 @@ class Player:
                 seen = to_torch(obs)
                 action = self.policy.act_with(parameters, seen, torch.from_numpy(is_first))
                 if self.box and crew.asked.action_noise > 0:
-                    moved = torch.tensor([float(task is not None and task.sign != 0) for task in doing]).view(-1, *[1] * (action.ndim - 1))
+                    moved = torch.tensor([float(task is not None and task.sign != 0) for task in doing]).view(
+                        -1, *[1] * (action.ndim - 1)
+                    )
                     action = action + moved * crew.asked.action_noise * torch.randn(action.shape, generator=rng)
                 acted = time.perf_counter()
                 step = self.env.step(action.numpy())
@@ -124,7 +128,11 @@ class Player:
                     task = doing[column]
                     if task is not None:
                         length = int(lengths[column])
-                        fitness = signs[column] if crew.asked.reward_signs else returns[column] - crew.asked.reward_offset * length
+                        fitness = (
+                            signs[column]
+                            if crew.asked.reward_signs
+                            else returns[column] - crew.asked.reward_offset * length
+                        )
                         one = Played(float(returns[column]), length, float(fitness))
                         if task.sign:
                             played[task] = one
@@ -138,7 +146,9 @@ class Player:
                     last = time.monotonic()
                     alive()
         rollouts = tuple(Rollout(offsets[i], played[Task(i, 1)], played[Task(i, -1)]) for i in range(count))
-        return Report(self.number, order.number, rollouts, tuple(evaluations), steps, (env_sec, policy_sec), moments.result())
+        return Report(
+            self.number, order.number, rollouts, tuple(evaluations), steps, (env_sec, policy_sec), moments.result()
+        )
 
     def close(self) -> None:
         self.env.close()
@@ -214,7 +224,9 @@ class Population:
         self.left_out: list[str] = []
         if crew.players:
             self.bus = WeightBus(crew.make_policy())
-            started = self.workers.start_all(player_process, {f"sampler-{i}": (i, crew, self.bus) for i in range(crew.players)})
+            started = self.workers.start_all(
+                player_process, {f"sampler-{i}": (i, crew, self.bus) for i in range(crew.players)}
+            )
             self.numbers = {worker: i for i, worker in enumerate(started)}
 
     def begin(self, policy: Policy, clock: Clock) -> None:
@@ -275,8 +287,13 @@ class Population:
                 self.steps += message.env_steps
                 reports.append(message)
         gone = {worker for worker, _ in lost}
-        silent = [worker for worker in self.playing if worker not in gone and now - self.heard[worker] > self.crew.timeout_sec]
-        lost += [(worker, f"{worker.name} was silent for {self.crew.timeout_sec:.0f} s: its environment may hang") for worker in silent]
+        silent = [
+            worker for worker in self.playing if worker not in gone and now - self.heard[worker] > self.crew.timeout_sec
+        ]
+        lost += [
+            (worker, f"{worker.name} was silent for {self.crew.timeout_sec:.0f} s: its environment may hang")
+            for worker in silent
+        ]
         for worker, reason in lost:
             self._leave_out(worker, reason)
         for worker in list(self.workers.members):

@@ -82,4 +82,6 @@ class ProcessSampler(Unsaved):
 
     def start(self, target: Callable, job: Callable[[int], tuple]) -> list[Worker]:
         """Starts target(pipe, job(i)) for every worker i and waits until all have sent READY."""
-        return self.workers.start_all(target, {f"sampler-{self.plan.first + i}": (job(i),) for i in range(self.plan.workers)})
+        return self.workers.start_all(
+            target, {f"sampler-{self.plan.first + i}": (job(i),) for i in range(self.plan.workers)}
+        )

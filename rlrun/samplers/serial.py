@@ -78,11 +78,17 @@ class SerialSampler:
             collector.columns.restart(generation)
 
     def save(self) -> dict:
-        return {"collectors": [collector.save() for collector in self.collectors], "next": self.next, "clock": list(self.clock)}
+        return {
+            "collectors": [collector.save() for collector in self.collectors],
+            "next": self.next,
+            "clock": list(self.clock),
+        }
 
     def load(self, saved: dict) -> None:
         if [len(one["columns"]["is_first"]) for one in saved.get("collectors", [])] != [self.columns] * self.groups:
-            raise RunFailed("exact resume needs the inference, num_samplers and envs_per_sampler that the checkpoint was made with")
+            raise RunFailed(
+                "exact resume needs the inference, num_samplers and envs_per_sampler that the checkpoint was made with"
+            )
         for collector, state in zip(self.collectors, saved["collectors"], strict=True):
             collector.load(state)
         self.next, self.clock = saved["next"], Clock(*saved["clock"])

@@ -23,7 +23,12 @@ def test_loss_by_hand(typed):
     logits = torch.tensor([[[math.log(p), math.log(1 - p)]] for p in (0.8, 0.4, 0.5, 0.5)])
     made.policy.unroll = lambda batch: Outputs(Categorical(logits), torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
     column = lambda *x: torch.tensor(x)[:, None]  # noqa: E731
-    rows = Batch(action=column(0, 1, 0), valid=column(True, True, False), advantage=column(1.0, -2.0, 9.0), target=column(3.0, 2.5, 9.0))
+    rows = Batch(
+        action=column(0, 1, 0),
+        valid=column(True, True, False),
+        advantage=column(1.0, -2.0, 9.0),
+        target=column(3.0, 2.5, 9.0),
+    )
     loss = made.loss(rows, 0.1, torch.tensor(2), Sums())
     policy = -(math.log(0.8) * 1.0 + math.log(0.6) * -2.0) / 2
     value = 0.5 * (4.0 + 0.25) / 2

@@ -125,7 +125,15 @@ def test_ddpg_by_hand(typed, monkeypatch, n):
 
 @pytest.mark.parametrize("twin", [False, True])
 def test_td3_by_hand(typed, monkeypatch, twin):
-    made = algorithm(typed, "td3", f"algo.twin_q={twin}", "algo.target_noise=3.0", "algo.target_noise_clip=0.2", "algo.policy_delay=2", "algo.huber_delta=0.1")
+    made = algorithm(
+        typed,
+        "td3",
+        f"algo.twin_q={twin}",
+        "algo.target_noise=3.0",
+        "algo.target_noise_clip=0.2",
+        "algo.policy_delay=2",
+        "algo.huber_delta=0.1",
+    )
     batch, losses = transitions(), Losses(monkeypatch)
     count = 2 if twin else 1
     now, then = batch.obs.observation[0], batch.obs.observation[1]
@@ -136,9 +144,13 @@ def test_td3_by_hand(typed, monkeypatch, twin):
     with torch.no_grad():
         net = made.target_actor
         action = (torch.tanh(net.head.linear(net.hidden(then))) + noise).clamp(-1, 1)
-        values = torch.stack([manual_critic(made.target_critic, torch.cat([then, action], -1), e)[:, 0] for e in range(count)])
+        values = torch.stack(
+            [manual_critic(made.target_critic, torch.cat([then, action], -1), e)[:, 0] for e in range(count)]
+        )
         target = folded(values.min(0).values, 1)
-        q = torch.stack([manual_critic(made.critic, torch.cat([now, batch.action[0]], -1), e)[:, 0] for e in range(count)])
+        q = torch.stack(
+            [manual_critic(made.critic, torch.cat([now, batch.action[0]], -1), e)[:, 0] for e in range(count)]
+        )
     size = (target - q).abs()
     loss = torch.where(size < 0.1, 0.5 * size**2, 0.1 * (size - 0.05)).sum(0)
     torch.testing.assert_close(losses.seen[0][1], (batch.weight * loss).mean())
@@ -169,13 +181,21 @@ def test_sac_by_hand(typed, monkeypatch, n):
     update = made.update(batch, Clock())
     with torch.no_grad():
         action, log_prob = drawn(target_rng, made.policy.output(*rows(batch, 1))[0])
-        values = torch.stack([manual_critic(made.target_critic, torch.cat([then, action], -1), e)[:, 0] for e in range(2)])
+        values = torch.stack(
+            [manual_critic(made.target_critic, torch.cat([then, action], -1), e)[:, 0] for e in range(2)]
+        )
         target = folded(values.min(0).values - 0.3 * log_prob, n)
         q = torch.stack([manual_critic(made.critic, torch.cat([now, batch.action[0]], -1), e)[:, 0] for e in range(2)])
         own, own_log_prob = drawn(rng, made.policy.output(*rows(batch, 0))[0])
-        own_q = torch.stack([manual_critic(made.critic, torch.cat([now, own], -1), e)[:, 0] for e in range(2)]).min(0).values
+        own_q = (
+            torch.stack([manual_critic(made.critic, torch.cat([now, own], -1), e)[:, 0] for e in range(2)])
+            .min(0)
+            .values
+        )
     critic_loss, actor_loss, alpha_loss = (loss for _, loss in losses.seen)
-    torch.testing.assert_close(critic_loss, (batch.weight * (0.5 * (target - q) ** 2).sum(0)).mean(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        critic_loss, (batch.weight * (0.5 * (target - q) ** 2).sum(0)).mean(), rtol=1e-4, atol=1e-5
+    )
     torch.testing.assert_close(actor_loss, (0.3 * own_log_prob - own_q).mean(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(alpha_loss, -(math.log(0.3) * (own_log_prob - 0.7)).mean(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(update.metrics["entropy"], -own_log_prob.mean(), rtol=1e-4, atol=1e-5)
@@ -197,11 +217,19 @@ def test_sac_of_choices_by_hand(typed, monkeypatch):
     critic_loss, actor_loss, alpha_loss = (loss for _, loss in losses.seen)
     torch.testing.assert_close(critic_loss, (batch.weight * (0.5 * (target - q) ** 2).sum(0)).mean())
     torch.testing.assert_close(actor_loss, (p * (0.3 * p.log() - own)).sum(-1).mean())
-    torch.testing.assert_close(alpha_loss, -(math.log(0.3) * ((p * p.log()).sum(-1) + made.temperature.target_entropy)).mean())
+    torch.testing.assert_close(
+        alpha_loss, -(math.log(0.3) * ((p * p.log()).sum(-1) + made.temperature.target_entropy)).mean()
+    )
 
 
 def test_tqc_by_hand(typed, monkeypatch):
-    words = ["algo.num_critics=3", "algo.num_quantiles=4", "algo.dropped_quantiles=1", "algo.initial_alpha=0.3", "algo.target_entropy=-0.7"]
+    words = [
+        "algo.num_critics=3",
+        "algo.num_quantiles=4",
+        "algo.dropped_quantiles=1",
+        "algo.initial_alpha=0.3",
+        "algo.target_entropy=-0.7",
+    ]
     made = algorithm(typed, "tqc", *words)
     batch, losses = transitions(), Losses(monkeypatch)
     now, then = batch.obs.observation[0], batch.obs.observation[1]
@@ -295,7 +323,9 @@ def test_every_loss_moves_its_own_net_alone(typed, algo):
         patch.setattr(Optimizer, "apply", watched)
         patch.setattr(Optimizer, "differentiate", changes_nothing)
         made.update(transitions(), Clock())
-    assert changed[:2] == [{"critic"}, {"policy"}] and changed[2:] == ([{"log_alpha"}] if algo in ("sac", "tqc") else [])
+    assert changed[:2] == [{"critic"}, {"policy"}] and changed[2:] == (
+        [{"log_alpha"}] if algo in ("sac", "tqc") else []
+    )
     assert all(p.grad is None for p in made.target_critic.parameters())
 
 
@@ -318,7 +348,9 @@ def test_the_targets_stream_is_saved_and_older_checkpoints_without_it_load(typed
     made.update(transitions(), Clock())
     state = made.state()
     other.load_state(state)
-    assert torch.equal(other.target_rng.get_state(), made.target_rng.get_state()) and torch.equal(other.ctx.rng.get_state(), made.ctx.rng.get_state())
+    assert torch.equal(other.target_rng.get_state(), made.target_rng.get_state()) and torch.equal(
+        other.ctx.rng.get_state(), made.ctx.rng.get_state()
+    )
     assert made.update(transitions(), Clock(0, 1)).metrics == other.update(transitions(), Clock(0, 1)).metrics
     own = other.target_rng.get_state()
     other.load_state({name: value for name, value in state.items() if name != "rngs"})
@@ -328,10 +360,16 @@ def test_the_targets_stream_is_saved_and_older_checkpoints_without_it_load(typed
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc"])
 def test_targets_follow_as_they_are_told(typed, algo):
     made = algorithm(typed, algo, "algo.target_update_interval=2", "algo.target_tau=0.25")
-    pairs = [(made.target_critic, made.critic)] + ([(made.target_actor, made.policy.net)] if algo in ("ddpg", "td3") else [])
+    pairs = [(made.target_critic, made.critic)] + (
+        [(made.target_actor, made.policy.net)] if algo in ("ddpg", "td3") else []
+    )
     before = [[p.clone() for p in target.parameters()] for target, _ in pairs]
     made.update(transitions(), Clock(0, 0))
-    assert all(torch.equal(a, b) for old, (target, _) in zip(before, pairs, strict=True) for a, b in zip(old, target.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for old, (target, _) in zip(before, pairs, strict=True)
+        for a, b in zip(old, target.parameters(), strict=True)
+    )
     made.update(transitions(), Clock(0, 1))
     for old, (target, net) in zip(before, pairs, strict=True):
         for a, b, c in zip(old, target.parameters(), net.parameters(), strict=True):
@@ -349,7 +387,9 @@ def test_what_stands_in_dead_rows_changes_nothing_and_the_end_counts(typed, algo
     for changed in (batch, batch.replace(**dirty), batch.replace(obs=Batch(observation=seen))):
         sizes.append(algorithm(typed, algo, "algo.n_step=3").update(changed, Clock()).writes["priority"])
     assert torch.equal(*sizes[:2])
-    assert (sizes[0] != sizes[2])[[0, 2]].all() and sizes[0][1] == sizes[2][1], "only a terminated one does not bootstrap"
+    assert (sizes[0] != sizes[2])[[0, 2]].all() and sizes[0][1] == sizes[2][1], (
+        "only a terminated one does not bootstrap"
+    )
 
 
 def test_l2_is_of_weights_alone(typed, monkeypatch):
@@ -373,7 +413,9 @@ def act(policy, clock=None, seed=0, columns=4, state=None, first=False, mode="ex
 
 
 def test_ornstein_uhlenbeck_noise(typed):
-    policy = algorithm(typed, "ddpg", "algo.exploration.std=0.2", "algo.exploration.theta=0.15", "algo.exploration.scale=0.5").policy
+    policy = algorithm(
+        typed, "ddpg", "algo.exploration.std=0.2", "algo.exploration.theta=0.15", "algo.exploration.scale=0.5"
+    ).policy
     best = act(policy, mode="greedy").action
     first = act(policy, first=True)
     drawn = 0.2 * torch.randn(4, 1, generator=torch.Generator().manual_seed(0))
@@ -394,9 +436,15 @@ def test_random_steps_scale_and_its_ladder(typed):
         "algo.exploration.scale_min=0.01",
     ]
     policy = algorithm(typed, "ddpg", *words).policy
-    early, late = (torch.stack([act(policy, Clock(steps), seed=seed).action for seed in range(200)]) for steps in (99, 100))
-    assert early.min() < -0.95 and early.max() > 0.95 and abs(early.mean()) < 0.1 and abs(early.var() - 1 / 3) < 0.05, "uniform over the whole range"
-    torch.testing.assert_close(late.std(0)[:, 0], torch.tensor([0.1, 0.1 * 0.01 ** (1 / 3), 0.1 * 0.01 ** (2 / 3), 0.001]), rtol=0.2, atol=0)
+    early, late = (
+        torch.stack([act(policy, Clock(steps), seed=seed).action for seed in range(200)]) for steps in (99, 100)
+    )
+    assert early.min() < -0.95 and early.max() > 0.95 and abs(early.mean()) < 0.1 and abs(early.var() - 1 / 3) < 0.05, (
+        "uniform over the whole range"
+    )
+    torch.testing.assert_close(
+        late.std(0)[:, 0], torch.tensor([0.1, 0.1 * 0.01 ** (1 / 3), 0.1 * 0.01 ** (2 / 3), 0.001]), rtol=0.2, atol=0
+    )
     assert torch.equal(ladder(0.0, 0.01, torch.ones(2)), torch.zeros(2)) and ladder(0.5, None, torch.ones(2)) == 0.5
 
 
@@ -417,8 +465,17 @@ def test_parameter_noise_lasts_an_episode_and_is_kept_at_its_distance(typed):
 @pytest.mark.parametrize("algo", ["ddpg", "td3"])
 def test_priorities_of_new_rows_are_their_td_errors(typed, algo):
     """Samplers and learner agree if targets are copies, nothing is smoothed and every action is the policy's own."""
-    words = ["algo.n_step=2", "algo.input_priorities=true", "replay=prioritized", "replay.alpha=1", "replay.priority_epsilon=0", "algo.exploration.scale=0"]
-    wiring, made, sampler = start(typed, algo, "env=Pendulum-v1", *words, *(["algo.target_noise=0"] if algo == "td3" else []))
+    words = [
+        "algo.n_step=2",
+        "algo.input_priorities=true",
+        "replay=prioritized",
+        "replay.alpha=1",
+        "replay.priority_epsilon=0",
+        "algo.exploration.scale=0",
+    ]
+    wiring, made, sampler = start(
+        typed, algo, "env=Pendulum-v1", *words, *(["algo.target_noise=0"] if algo == "td3" else [])
+    )
     replay = wiring.replay(0)
     for _ in range(20):
         fragments = sampler.take(1)
@@ -456,13 +513,20 @@ def test_reparametrised_gradients_are_those_of_the_mean(kind):
 
     def mean(x, rng):
         rows = x.expand(20000, 1)
-        dist = SquashedGaussian(rows, torch.full_like(rows, -0.5)) if kind == "squashed" else Beta(1.5 + rows, torch.full_like(rows, 2.0), (1,))
+        dist = (
+            SquashedGaussian(rows, torch.full_like(rows, -0.5))
+            if kind == "squashed"
+            else Beta(1.5 + rows, torch.full_like(rows, 2.0), (1,))
+        )
         return dist.rsample(rng)[0].mean()
 
     mean(first, torch.Generator().manual_seed(1)).backward()
     with torch.no_grad():
         if kind == "squashed":
-            numeric = (mean(first + 1e-2, torch.Generator().manual_seed(1)) - mean(first - 1e-2, torch.Generator().manual_seed(1))) / 2e-2
+            numeric = (
+                mean(first + 1e-2, torch.Generator().manual_seed(1))
+                - mean(first - 1e-2, torch.Generator().manual_seed(1))
+            ) / 2e-2
         else:
             a = 1.5 + 0.4
             numeric = torch.tensor(2 * 2.0 / (a + 2.0) ** 2)  # derivative of 2 a / (a + b) - 1
@@ -484,10 +548,19 @@ def test_critics_are_separate_nets_over_one_encoder(typed):
 
 
 def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
-    words = [*SMALL, "model.hidden=[]", "algo.learning_starts=30", "replay.capacity=300", "algo.random_steps=0", "env.size=42"]
+    words = [
+        *SMALL,
+        "model.hidden=[]",
+        "algo.learning_starts=30",
+        "replay.capacity=300",
+        "algo.random_steps=0",
+        "env.size=42",
+    ]
     made = Wired(typed("algo=sac", "env=Pong", *words)).algorithm()
     assert isinstance(made, SAC)
-    observation = torch.randint(0, 255, (2, 3, 4, 42, 42), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    observation = torch.randint(
+        0, 255, (2, 3, 4, 42, 42), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     batch = transitions(discrete=True).replace(obs=Batch(observation=observation))
     before = copy.deepcopy(made.state_dict())
     made.update(batch, Clock())
@@ -502,16 +575,28 @@ def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
         (["algo=td3", "env=Pong"], "td3 needs box actions"),
         (["algo=ddpg", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=inf"], "has unbounded actions"),
         (["algo=sac", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=inf"], "has unbounded actions"),
-        (["algo=td3", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=-1.0"], "an action whose lowest value is its highest"),
+        (
+            ["algo=td3", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=-1.0"],
+            "an action whose lowest value is its highest",
+        ),
         (["algo=ddpg", "env=Pendulum-v1", "model=lstm"], "without memory"),
-        (["algo=sac", "env=Pendulum-v1", "model.action_distribution=gaussian"], r"needs squashed_gaussian \(the default of model=plain\) or beta"),
+        (
+            ["algo=sac", "env=Pendulum-v1", "model.action_distribution=gaussian"],
+            r"needs squashed_gaussian \(the default of model=plain\) or beta",
+        ),
         (["algo=sac", "env=Pendulum-v1", "model=lstm"], "without memory"),
         (["algo=td3", "env=Pendulum-v1", "model.action_distribution=beta"], "says actions, not distributions"),
         (["algo=ddpg", "env=tests/Half-v0"], "has unbounded actions"),
-        (["algo=sac", "env=Pendulum-v1", "algo.input_priorities=true", "replay=prioritized"], "only those of ddpg and td3"),
+        (
+            ["algo=sac", "env=Pendulum-v1", "algo.input_priorities=true", "replay=prioritized"],
+            "only those of ddpg and td3",
+        ),
         (["algo=sac", "env=Pendulum-v1", "algo.initial_alpha=0"], "initial_alpha must be positive"),
         (["algo=td3", "env=Pendulum-v1", "algo.policy_delay=0"], "policy_delay must be at least 1"),
-        (["algo=tqc", "env=Pendulum-v1", "algo.dropped_quantiles=25"], "dropped_quantiles 25 must be below num_quantiles 25"),
+        (
+            ["algo=tqc", "env=Pendulum-v1", "algo.dropped_quantiles=25"],
+            "dropped_quantiles 25 must be below num_quantiles 25",
+        ),
         (["algo=ddpg", "env=Pendulum-v1", "algo.exploration.std=0"], "std must be positive"),
         (["algo=ddpg", "env=Pendulum-v1", "algo.exploration.theta=2.5"], "theta must be at least 0 and below 2"),
         (["algo=apex_ddpg", "algo@algo.inner=dqn", "env=CartPole-v1"], "Ape-X DDPG needs ddpg or td3"),

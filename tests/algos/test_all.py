@@ -24,7 +24,12 @@ CASES = {
     "box": ["env=Pendulum-v1"],
     "lstm": ["env=CartPole-v1", "model=lstm", "model.memory.size=4"],
     "every space": ["env=rlrun/EverySpace-v0", "model.observation_filter=mean_std"],
-    "every space with an image": ["env=rlrun/EverySpace-v0", "++env.kwargs.image=true", "model=lstm", "model.memory.size=4"],
+    "every space with an image": [
+        "env=rlrun/EverySpace-v0",
+        "++env.kwargs.image=true",
+        "model=lstm",
+        "model.memory.size=4",
+    ],
     "masked": ["env=rlrun/Masked-v0"],
     "beta": ["env=Pendulum-v1", "model.action_distribution=beta"],
     "squashed": ["env=Pendulum-v1", "model.action_distribution=squashed_gaussian"],
@@ -103,7 +108,9 @@ def test_the_same_seed_gives_the_same_weights_and_a_restored_one_the_next_update
     assert same(first, third)
 
 
-@pytest.mark.parametrize("algo, case", [(algo, case) for algo in FRESH for case in ("discrete", "box") if fits(algo, case)])
+@pytest.mark.parametrize(
+    "algo, case", [(algo, case) for algo in FRESH for case in ("discrete", "box") if fits(algo, case)]
+)
 def test_what_stands_in_dead_rows_changes_nothing(typed, algo, case):
     wiring, _, sampler = start(typed, algo, *CASES[case])
     batch = batches(wiring, sampler, 1)[0]
@@ -113,7 +120,9 @@ def test_what_stands_in_dead_rows_changes_nothing(typed, algo, case):
     dirty = {
         "reward": torch.where(valid, batch.reward, 1e6),
         **{name: torch.where(valid, batch[name], torch.nan) for name in ("log_prob",) if name in batch},
-        "action": torch.where(valid if batch.action.ndim == 2 else valid[..., None], batch.action, torch.ones_like(batch.action)),
+        "action": torch.where(
+            valid if batch.action.ndim == 2 else valid[..., None], batch.action, torch.ones_like(batch.action)
+        ),
         "terminated": torch.where(valid, batch.terminated, True),
     }
     results = []
@@ -135,7 +144,14 @@ def test_what_stands_in_dead_rows_changes_nothing(typed, algo, case):
                                             *((algo, "rlrun/IdentityBox-v0", -3.0) for algo in BOX)])  # fmt: skip
 def test_naming_what_is_seen_is_learnt(typed, tmp_path, algo, env, bar):
     """The best return is 20. A random policy gets 5, or about -17 with continuous actions."""
-    words = ["resources=debug", "logger=[]", f"env={env}", "env_steps=150000", f"stop.return_mean={bar}", "log_every_sec=0.01"]
+    words = [
+        "resources=debug",
+        "logger=[]",
+        f"env={env}",
+        "env_steps=150000",
+        f"stop.return_mean={bar}",
+        "log_every_sec=0.01",
+    ]
     _, job, rows = run_wired(Wired(typed(*small(algo, "quick"), *words)), tmp_path)
     assert next(row["sample/return_mean"] for row in rows if row["sample/return_mean"] is not None) < bar
     assert job.status == "STOPPED" and job.episodes.mean >= bar
@@ -146,7 +162,12 @@ def unsaved(x, saved: set[int], path: str = "", seen: set[int] | None = None) ->
 
     saved holds the ids of parameters and buffers."""
     seen = set() if seen is None else seen
-    if id(x) in saved or id(x) in seen or isinstance(x, Optimizer | torch.Generator | type) or (callable(x) and not isinstance(x, torch.nn.Module)):
+    if (
+        id(x) in saved
+        or id(x) in seen
+        or isinstance(x, Optimizer | torch.Generator | type)
+        or (callable(x) and not isinstance(x, torch.nn.Module))
+    ):
         return {}
     if x is None or isinstance(x, bool | int | float | str | bytes):
         return {path: x}
@@ -160,7 +181,11 @@ def unsaved(x, saved: set[int], path: str = "", seen: set[int] | None = None) ->
     elif isinstance(x, set | frozenset):
         return {path: repr(sorted(map(repr, x)))}
     else:
-        parts = [(name, value) for name, value in vars(x).items() if not name.endswith("_hooks")] if hasattr(x, "__dict__") else []
+        parts = (
+            [(name, value) for name, value in vars(x).items() if not name.endswith("_hooks")]
+            if hasattr(x, "__dict__")
+            else []
+        )
     return {k: v for name, value in parts for k, v in unsaved(value, saved, f"{path}.{name}", seen).items()}
 
 
@@ -175,7 +200,9 @@ def changed_by_an_update(made, batch) -> list[str]:
 @pytest.mark.parametrize("algo", ROWS)
 def test_everything_that_changes_is_saved(typed, algo):
     """Only parameters, buffers, Optimizers and Generators may change: a checkpoint would lose anything else."""
-    wiring, made, sampler = start(typed, algo, f"env={simple(algo)}", *(["model=lstm", "model.memory.size=4"] if algo in MEMORY else []))
+    wiring, made, sampler = start(
+        typed, algo, f"env={simple(algo)}", *(["model=lstm", "model.memory.size=4"] if algo in MEMORY else [])
+    )
     batch = batches(wiring, sampler, 1)[0]
     made.update(batch, Clock())  # What the first update creates is allowed.
     assert changed_by_an_update(made, batch) == []
@@ -188,11 +215,16 @@ def test_everything_that_changes_is_saved(typed, algo):
         return update(batch, clock)
 
     made.policy.history, made.update = {"seen": deque()}, forgetful
-    assert sorted(changed_by_an_update(made, batch)) == [f"._modules.policy._modules.{name}.count", "._modules.policy.history.seen.0"]
+    assert sorted(changed_by_an_update(made, batch)) == [
+        f"._modules.policy._modules.{name}.count",
+        "._modules.policy.history.seen.0",
+    ]
 
 
 @pytest.mark.parametrize("algo", ANY_ACTION)
-@pytest.mark.parametrize("memory", [["model=lstm", "model.memory.size=4"], GTRXL, [*GTRXL, "model.memory.layers=2", "model.memory.length=9"]])
+@pytest.mark.parametrize(
+    "memory", [["model=lstm", "model.memory.size=4"], GTRXL, [*GTRXL, "model.memory.layers=2", "model.memory.length=9"]]
+)
 def test_recurrent_state_is_what_unrolling_reproduces(typed, algo, memory):
     """Acting row by row, with state carried over fragments, sees the same past as learning from whole fragments."""
     wiring, made, sampler = start(typed, algo, "env=CartPole-v1", *memory, also=("log_prob",))
@@ -200,4 +232,6 @@ def test_recurrent_state_is_what_unrolling_reproduces(typed, algo, memory):
         torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
     for batch in batches(wiring, sampler, 12):
         dist, _ = made.policy.unroll(batch)[:2]
-        torch.testing.assert_close(dist[:-1].log_prob(batch.action)[batch.valid], batch.log_prob[batch.valid], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            dist[:-1].log_prob(batch.action)[batch.valid], batch.log_prob[batch.valid], atol=1e-5, rtol=1e-5
+        )

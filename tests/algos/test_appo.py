@@ -25,7 +25,9 @@ def outputs(probabilities, values):
 
 @pytest.mark.parametrize("traced", [True, False])
 def test_loss_by_hand(typed, traced):
-    made = wiring(typed, "algo.discount=0.5", "algo.value_coef=0.25", f"algo.vtrace={str(traced).lower()}", "algo.is_clip=1.5").algorithm()
+    made = wiring(
+        typed, "algo.discount=0.5", "algo.value_coef=0.25", f"algo.vtrace={str(traced).lower()}", "algo.is_clip=1.5"
+    ).algorithm()
     # probabilities of action 0, which is always taken
     worker, target, now = [0.5, 0.9, 0.5], [0.6, 0.3, 0.5, 0.5], [0.75, 0.4, 0.5, 0.5]
     old_value, value = [1.0, 2.0, 3.0, 4.0], [1.5, 2.5, 3.5, 4.5]
@@ -40,7 +42,11 @@ def test_loss_by_hand(typed, traced):
     rho = [min(1.0, t / w) if traced else 1.0 for t, w in zip(target, worker, strict=False)]
     goal = [0.0, 0.0, 0.0, 4.0]
     for t in (2, 1, 0):
-        goal[t] = old_value[t] + rho[t] * ([1, 2, 3][t] + 0.5 * old_value[t + 1] - old_value[t]) + 0.5 * rho[t] * (goal[t + 1] - old_value[t + 1])
+        goal[t] = (
+            old_value[t]
+            + rho[t] * ([1, 2, 3][t] + 0.5 * old_value[t + 1] - old_value[t])
+            + 0.5 * rho[t] * (goal[t + 1] - old_value[t + 1])
+        )
     advantage = [rho[t] * ([1, 2, 3][t] + 0.5 * goal[t + 1] - old_value[t]) for t in range(3)]
     ratio = [min(w / t, 1.5) * n / w for w, t, n in zip(worker, target, now, strict=False)]
     assert ratio[1] == pytest.approx(1.5 * 0.4 / 0.9)  # the row whose worker-to-target ratio is clipped
@@ -53,7 +59,10 @@ def test_loss_by_hand(typed, traced):
 
 
 def test_the_target_follows_at_its_interval(typed):
-    for words, moved in ((["algo.target_update_interval=3"], [False, False, True, False]), (["algo.target_update_interval=1"], [True] * 4)):
+    for words, moved in (
+        (["algo.target_update_interval=3"], [False, False, True, False]),
+        (["algo.target_update_interval=1"], [True] * 4),
+    ):
         whole = wiring(typed, *words)
         made, sampler = whole.algorithm(), whole.sampler(0)
         sampler.publish(made.policy, Clock())
@@ -63,7 +72,9 @@ def test_the_target_follows_at_its_interval(typed):
             before = [p.clone() for p in made.target.parameters()]
             made.update(batch, Clock(updates=updates))
             seen.append(any(not torch.equal(a, b) for a, b in zip(before, made.target.parameters(), strict=True)))
-            same = all(torch.equal(a, b) for a, b in zip(made.policy.parameters(), made.target.parameters(), strict=True))
+            same = all(
+                torch.equal(a, b) for a, b in zip(made.policy.parameters(), made.target.parameters(), strict=True)
+            )
             assert same == seen[-1]
         assert seen == moved
 
@@ -80,7 +91,9 @@ def test_a_target_moves_its_parameters_and_copies_buffers():
 @pytest.mark.parametrize("interval, changes", [(1, 4), (2, 2)])
 def test_the_penalty_is_adapted_once_per_target(typed, interval, changes):
     """Any movement exceeds this target, so the weight grows. With the KL from before the step it would shrink."""
-    whole = wiring(typed, f"algo.target_update_interval={interval}", "algo.kl_coef=0.2", "algo.kl_target=1e-12", "algo.lr=0.05")
+    whole = wiring(
+        typed, f"algo.target_update_interval={interval}", "algo.kl_coef=0.2", "algo.kl_target=1e-12", "algo.lr=0.05"
+    )
     made, sampler = whole.algorithm(), whole.sampler(0)
     sampler.publish(made.policy, Clock())
     batch = sampler.take(1)[0].batch

@@ -44,7 +44,9 @@ def transitions(n=1) -> Batch:
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 def test_targets_by_hand(typed, double, n):
-    made = algorithm(typed, "dqn", f"algo.double={double}", "algo.discount=0.5", f"algo.n_step={n}", "algo.huber_delta=null")
+    made = algorithm(
+        typed, "dqn", f"algo.double={double}", "algo.discount=0.5", f"algo.n_step={n}", "algo.huber_delta=null"
+    )
     with torch.no_grad():
         for parameter in made.target.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
@@ -63,11 +65,15 @@ def test_targets_by_hand(typed, double, n):
     torch.testing.assert_close(td_error, (expected - taken).abs())
     torch.testing.assert_close(loss.detach(), (batch.weight * 0.5 * (expected - taken) ** 2).mean())
     loss.backward()
-    assert all(p.grad is None for p in made.target.parameters()) and any(p.grad.abs().sum() > 0 for p in made.policy.parameters())
+    assert all(p.grad is None for p in made.target.parameters()) and any(
+        p.grad.abs().sum() > 0 for p in made.policy.parameters()
+    )
 
 
 def test_huber_bounds_the_gradient_and_reward_clip_the_reward(typed):
-    small, large = (algorithm(typed, "dqn", "algo.huber_delta=1.0", f"algo.reward_clip={clip}") for clip in ("sign", "none"))
+    small, large = (
+        algorithm(typed, "dqn", "algo.huber_delta=1.0", f"algo.reward_clip={clip}") for clip in ("sign", "none")
+    )
     _, clipped, _ = small.loss(transitions())
     _, raw, _ = large.loss(transitions())
     torch.testing.assert_close(raw - clipped, torch.tensor([0.0, 1.0, 2.0]))
@@ -106,7 +112,14 @@ def test_the_target_follows_as_it_is_told(typed, algo):
 
 def test_priorities_of_new_rows_are_their_td_errors(typed):
     """Samplers and learner agree if target and online network are equal and every action is the best one."""
-    words = ["algo.n_step=2", "algo.input_priorities=true", "replay=prioritized", "replay.alpha=1", "replay.priority_epsilon=0", "algo.double=false"]
+    words = [
+        "algo.n_step=2",
+        "algo.input_priorities=true",
+        "replay=prioritized",
+        "replay.alpha=1",
+        "replay.priority_epsilon=0",
+        "algo.double=false",
+    ]
     wiring, made, sampler = start(typed, "dqn", "env=CartPole-v1", *words)
     replay = wiring.replay(0)
     for _ in range(20):
@@ -117,7 +130,9 @@ def test_priorities_of_new_rows_are_their_td_errors(typed):
     keys = batch.key.numpy()
     leaf = replay._leaf(keys % replay.layout.columns, keys // replay.layout.columns)
     error = made.loss(batch)[1].abs()
-    torch.testing.assert_close(torch.from_numpy(replay.tree_of_priorities.leaves[leaf]).float(), error, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.from_numpy(replay.tree_of_priorities.leaves[leaf]).float(), error, atol=1e-5, rtol=1e-4
+    )
     replay.write(batch.key, error)
 
 
@@ -136,7 +151,13 @@ def another_target(made):
 
 @pytest.mark.parametrize("algo, double", [("c51", False), ("c51", True), ("rainbow", True)])
 def test_categorical_targets_by_hand(typed, algo, double):
-    words = ["algo.double=true"] if double and algo == "c51" else ["algo.head.noisy=false", "algo.n_step=1"] if algo == "rainbow" else []
+    words = (
+        ["algo.double=true"]
+        if double and algo == "c51"
+        else ["algo.head.noisy=false", "algo.n_step=1"]
+        if algo == "rainbow"
+        else []
+    )
     made = algorithm(typed, algo, "algo.discount=0.5", "algo.num_atoms=5", "algo.v_min=-4", "algo.v_max=4", *words)
     another_target(made)
     batch = transitions()
@@ -167,7 +188,9 @@ def test_double_chooses_by_the_online_net(typed, algo):
         with torch.no_grad():
             assert (made.policy.values(batch)[1].argmax(-1) != made.target.values(batch)[1].argmax(-1)).any()
         errors.append(made.loss(batch)[1])
-    assert (errors[0] >= errors[1] - 0.3).all() and (errors[0] > errors[1] + 0.01).any(), "the target's own best is worth most to it"
+    assert (errors[0] >= errors[1] - 0.3).all() and (errors[0] > errors[1] + 0.01).any(), (
+        "the target's own best is worth most to it"
+    )
 
 
 def linear(inputs: int, outputs: int, gain: float) -> torch.nn.Linear:
@@ -176,7 +199,10 @@ def linear(inputs: int, outputs: int, gain: float) -> torch.nn.Linear:
 
 def test_a_dueling_head_is_the_value_and_centred_advantages():
     cfg = QHeadConfig(hidden="auto", encoder_layer=False, dueling=True, gradient_scale=0.5, noisy=False, sigma0=0.5)
-    head, plain = QHead(4, 3, 2, (), "relu", cfg, linear), QHead(4, 3, 2, (), "relu", dataclasses.replace(cfg, gradient_scale=1.0), linear)
+    head, plain = (
+        QHead(4, 3, 2, (), "relu", cfg, linear),
+        QHead(4, 3, 2, (), "relu", dataclasses.replace(cfg, gradient_scale=1.0), linear),
+    )
     plain.load_state_dict(head.state_dict())
     x = torch.randn(5, 4, requires_grad=True)
     value, advantage = head.value(x), head.advantage(x).view(5, 3, 2)
@@ -196,18 +222,27 @@ def test_noise_has_the_papers_size(rows):
     torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
     layer.draw(torch.Generator().manual_seed(0))
     noise = layer.noise_out[:, None] * layer.noise_in[None]
-    torch.testing.assert_close(layer(x), x @ (layer.weight + layer.weight_sigma * noise).T + layer.bias + layer.bias_sigma * layer.noise_out)
+    torch.testing.assert_close(
+        layer(x), x @ (layer.weight + layer.weight_sigma * noise).T + layer.bias + layer.bias_sigma * layer.noise_out
+    )
 
 
 @pytest.mark.parametrize("runner", ["replay", "distributed_replay"])
 def test_priorities_go_back_to_the_replay(typed, tmp_path, runner, monkeypatch):
     """The replay contains the priorities that updates write."""
-    monkeypatch.setattr(DQN, "update", lambda self, batch, clock: Update({}, {"priority": torch.full(batch.key.shape, 77.0)}))
+    monkeypatch.setattr(
+        DQN, "update", lambda self, batch, clock: Update({}, {"priority": torch.full(batch.key.shape, 77.0)})
+    )
     apart = runner == "distributed_replay"
     words = ["algo=apex" if apart else "algo=dqn", "env=CartPole-v1", "logger=[]", "replay=prioritized", "env_steps=400", "replay.alpha=1",
              "replay.priority_epsilon=0", "resources.device=cpu"]  # fmt: skip
     inner = "algo.inner" if apart else "algo"
-    words += [f"{inner}.learning_starts=50", f"{inner}.fragment_length=10", f"{inner}.batch_size=16", f"{inner}.num_envs=2"]
+    words += [
+        f"{inner}.learning_starts=50",
+        f"{inner}.fragment_length=10",
+        f"{inner}.batch_size=16",
+        f"{inner}.num_envs=2",
+    ]
     words += ["resources.inference=local", "resources.num_samplers=2"] if apart else ["resources.inference=serial"]
     run_wired(Wired(typed(*words)), tmp_path)
     last = sorted((tmp_path / "checkpoints").glob("0*"))[-1]
@@ -217,7 +252,13 @@ def test_priorities_go_back_to_the_replay(typed, tmp_path, runner, monkeypatch):
 
 
 def test_rainbow_is_double_c51_where_there_is_no_noise(typed):
-    words = ["algo.head.noisy=false", "algo.head.dueling=true", "algo.n_step=2", "algo.head.gradient_scale=1", "replay=uniform"]
+    words = [
+        "algo.head.noisy=false",
+        "algo.head.dueling=true",
+        "algo.n_step=2",
+        "algo.head.gradient_scale=1",
+        "replay=uniform",
+    ]
     rainbow = algorithm(typed, "rainbow", *words)
     c51 = algorithm(typed, "c51", *words, "algo.double=true")
     c51.load_state_dict(rainbow.state_dict())
@@ -234,7 +275,9 @@ def test_quantiles_of_a_certain_return_come_together(typed):
             made.update(batch, Clock(0, number))
         with torch.no_grad():
             quantile = made.policy.numbers(batch)[0][torch.arange(3), batch.action[0]]
-        torch.testing.assert_close(quantile, torch.tensor([1.0, 2.0, 3.0])[:, None].expand_as(quantile), atol=0.15, rtol=0)
+        torch.testing.assert_close(
+            quantile, torch.tensor([1.0, 2.0, 3.0])[:, None].expand_as(quantile), atol=0.15, rtol=0
+        )
 
 
 # -- acting ----------------------------------------------------------------------------------------------------
@@ -249,7 +292,9 @@ def acting(typed, *words, columns=2000, place=None, observation=None):
 
     def act(mode="explore", clock=None, first=True, state=state):
         with torch.no_grad():
-            return made.act(obs, torch.full((columns,), first), state, clock or Clock(), mode, rng, ("q_taken", "q_max"))
+            return made.act(
+                obs, torch.full((columns,), first), state, clock or Clock(), mode, rng, ("q_taken", "q_max")
+            )
 
     return made, obs, act
 
@@ -257,7 +302,9 @@ def acting(typed, *words, columns=2000, place=None, observation=None):
 def test_epsilon_is_the_share_of_random_actions(typed):
     made, obs, act = acting(typed, "algo.exploration.epsilon={start: 1.0, end: 0.2, steps: 1000}")
     with torch.no_grad():
-        best = made.values(Batch(obs=obs, is_first=torch.ones(2000, dtype=torch.bool)).map(lambda x: x[None]))[0].argmax(-1)
+        best = made.values(Batch(obs=obs, is_first=torch.ones(2000, dtype=torch.bool)).map(lambda x: x[None]))[
+            0
+        ].argmax(-1)
     for steps, epsilon in ((0, 1.0), (500, 0.6), (2000, 0.2)):
         share = (act(clock=Clock(steps)).action != best).float().mean().item()
         assert share == pytest.approx(epsilon / 2, abs=0.04)
@@ -294,11 +341,15 @@ def test_soft_q_draws_by_softmax(typed):
 
 def test_parameter_noise_lasts_an_episode_and_adapts(typed):
     words = ["algo.exploration.kind=parameter_noise", "algo.exploration.noise_std=0.5"]
-    made, obs, act = acting(typed, *words, columns=3, observation=torch.randn(3, 4, generator=torch.Generator().manual_seed(1)))
+    made, obs, act = acting(
+        typed, *words, columns=3, observation=torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    )
     plain = [p.clone() for p in made.parameters()]
     first = act().state
     again = act(first=False, state=first).state
-    assert torch.equal(first["noise"], again["noise"]) and not torch.equal(first["noise"][0], first["noise"][1]), "one for every column"
+    assert torch.equal(first["noise"], again["noise"]) and not torch.equal(first["noise"][0], first["noise"][1]), (
+        "one for every column"
+    )
     assert (again["rows"] == 2).all() and (again["moved"] >= first["moved"]).all() and (again["moved"] > 0).all()
     near = -math.log(1 - 0.1 + 0.1 / 2)
     later = act(first=True, state=again).state
@@ -308,7 +359,9 @@ def test_parameter_noise_lasts_an_episode_and_adapts(typed):
     assert all(torch.equal(a, b) for a, b in zip(plain, made.parameters(), strict=True))
     # The perturbed network is the network with noise added.
     copied = copy.deepcopy(made)
-    torch.nn.utils.vector_to_parameters(torch.nn.utils.parameters_to_vector(copied.parameters()) + first["noise"][1] * 0.5, copied.parameters())
+    torch.nn.utils.vector_to_parameters(
+        torch.nn.utils.parameters_to_vector(copied.parameters()) + first["noise"][1] * 0.5, copied.parameters()
+    )
     with torch.no_grad():
         q = copied.values(Batch(obs=obs, is_first=torch.ones(3, dtype=torch.bool)).map(lambda x: x[None]))[0, 1]
         disturbed = made.episodes.outputs(obs[1:2], torch.ones(1, dtype=torch.bool), first["noise"][1:2] * 0.5)[0]
@@ -321,7 +374,9 @@ def test_noise_explores_and_is_off_when_greedy(typed):
 
     def values(mode, seed):
         with torch.no_grad():
-            return made.act(obs, first, Batch(), Clock(), mode, torch.Generator().manual_seed(seed), ("q_max",)).record.q_max.item()
+            return made.act(
+                obs, first, Batch(), Clock(), mode, torch.Generator().manual_seed(seed), ("q_max",)
+            ).record.q_max.item()
 
     assert values("explore", 0) == values("explore", 0) != values("explore", 1)
     assert values("greedy", 0) == values("greedy", 1)
@@ -329,7 +384,19 @@ def test_noise_explores_and_is_off_when_greedy(typed):
 
 @pytest.mark.parametrize("kind", ["epsilon_greedy", "soft_q", "parameter_noise"])
 def test_illegal_actions_are_never_chosen(typed, kind):
-    made = Wired(typed("algo=dqn", "env=rlrun/Masked-v0", *SMALL, f"algo.exploration.kind={kind}", "algo.exploration.epsilon=0.5")).algorithm().policy
+    made = (
+        Wired(
+            typed(
+                "algo=dqn",
+                "env=rlrun/Masked-v0",
+                *SMALL,
+                f"algo.exploration.kind={kind}",
+                "algo.exploration.epsilon=0.5",
+            )
+        )
+        .algorithm()
+        .policy
+    )
     rows = 500
     mask = torch.rand(rows, made.spec.action.n, generator=torch.Generator().manual_seed(0)) < 0.4
     mask[:, 1] |= ~mask.any(1)
@@ -337,7 +404,9 @@ def test_illegal_actions_are_never_chosen(typed, kind):
     with torch.no_grad():
         for mode in ("explore", "greedy"):
             state = made.initial_state(rows, torch.zeros(rows))
-            action = made.act(obs, torch.ones(rows, dtype=torch.bool), state, Clock(), mode, torch.Generator().manual_seed(1)).action
+            action = made.act(
+                obs, torch.ones(rows, dtype=torch.bool), state, Clock(), mode, torch.Generator().manual_seed(1)
+            ).action
             assert mask[torch.arange(rows), action].all()
 
 
@@ -378,7 +447,16 @@ def test_what_cannot_work_gets_a_sentence(typed, words, said):
 ])  # fmt: skip
 def test_the_head_stands_on_what_its_options_say(typed, words, widths):
     pytest.importorskip("ale_py")
-    made = Wired(typed(*([] if "algo=r2d2" in words else ["algo=dqn"]), "env=Pong", "env.size=42", "logger=[]", "resources.device=cpu", *words))
+    made = Wired(
+        typed(
+            *([] if "algo=r2d2" in words else ["algo=dqn"]),
+            "env=Pong",
+            "env.size=42",
+            "logger=[]",
+            "resources.device=cpu",
+            *words,
+        )
+    )
     policy = made.policy_factory(acting=False)()
     layers = [layer for layer in policy.head.advantage if isinstance(layer, torch.nn.Linear)]
     assert [layers[0].in_features, *(layer.out_features for layer in layers)] == widths

@@ -16,7 +16,12 @@ from rlrun.envs import registry
 from rlrun.families import evolution
 from rlrun.samplers.evaluator import to_torch
 
-WORDS = [*[word for word in SMALL if not word.startswith("algo.")], "model.hidden=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]"]
+WORDS = [
+    *[word for word in SMALL if not word.startswith("algo.")],
+    "model.hidden=[]",
+    "algo.noise_size=5000",
+    "algo.actor.hidden=[4]",
+]
 
 
 def algorithm(typed, algo, *words, env="CartPole-v1"):
@@ -37,10 +42,15 @@ def test_centered_ranks():
     torch.testing.assert_close(centered_ranks(torch.tensor([[4.0, 4.0]])), torch.zeros(1, 2))
 
 
-@pytest.mark.parametrize("mode, weight", [("centered_rank", [-0.8, 0.4, -0.2]), ("sign", [-39.0, 20.0, -10.0]), ("centered_sign_rank", [-0.8, 0.4, -0.2])])
+@pytest.mark.parametrize(
+    "mode, weight",
+    [("centered_rank", [-0.8, 0.4, -0.2]), ("sign", [-39.0, 20.0, -10.0]), ("centered_sign_rank", [-0.8, 0.4, -0.2])],
+)
 def test_es_by_hand(typed, mode, weight):
     """Plain gradient steps (SGD) make the gradient visible in the parameters."""
-    made = algorithm(typed, "es", f"algo.return_processing={mode}", "algo.l2=0.1", "algo.lr=0.5", "algo.optimizer.kind=sgd")
+    made = algorithm(
+        typed, "es", f"algo.return_processing={mode}", "algo.l2=0.1", "algo.lr=0.5", "algo.optimizer.kind=sgd"
+    )
     assert made.needs(made.cfg).population.reward_signs == (mode != "centered_rank")
     fitness = [[1.0, 40.0], [50.0, 30.0], [10.0, 20.0]]  # ranks 0 4 5 3 1 2 of 5
     weight = torch.tensor(weight)
@@ -58,7 +68,9 @@ def test_ars_by_hand(typed, used):
     fitness = np.array([[1.0, 40.0], [50.0, 30.0], [10.0, 20.0]])
     before, size = made.policy.vector().detach(), made.policy.size
     chosen = [1, 0, 2][:used]  # ordered by the better return of each pair
-    step = sum((fitness[i, 0] - fitness[i, 1]) * made.noise.numbers[[7, 0, 300][i] :][:size] for i in chosen) / (used * fitness[chosen].std())
+    step = sum((fitness[i, 0] - fitness[i, 1]) * made.noise.numbers[[7, 0, 300][i] :][:size] for i in chosen) / (
+        used * fitness[chosen].std()
+    )
     made.update(results(fitness.tolist(), [7, 0, 300]), Clock())
     torch.testing.assert_close(made.policy.vector().detach(), before + 0.5 * step.float(), rtol=1e-4, atol=1e-5)
 
@@ -92,7 +104,13 @@ def test_the_reported_return_is_of_the_last_unperturbed_episodes_and_saved(typed
 
 
 @pytest.mark.parametrize(
-    "env, words", [("CartPole-v1", []), ("Pendulum-v1", []), ("rlrun/Masked-v0", ["model=plain"]), ("Pong", ["env.size=42", "model=plain"])]
+    "env, words",
+    [
+        ("CartPole-v1", []),
+        ("Pendulum-v1", []),
+        ("rlrun/Masked-v0", ["model=plain"]),
+        ("Pong", ["env.size=42", "model=plain"]),
+    ],
 )
 def test_every_column_acts_with_its_own_parameters(typed, env, words):
     made = algorithm(typed, "es", *words, env=env)

@@ -71,10 +71,14 @@ def test_each_loss_reaches_its_parameters(typed):
         made.loss(batch)[0].backward()
         still = {name for name, p in made.named_parameters() if p.grad is None or not p.grad.any()}
         assert all(name.startswith(("policy.", "inner.", f"model.{untouched}")) for name in still)
-        assert any(name.startswith(f"model.{untouched}") for name in still) and not any("features" in name for name in still)
+        assert any(name.startswith(f"model.{untouched}") for name in still) and not any(
+            "features" in name for name in still
+        )
     frozen = [p.clone() for p in made.model.parameters()]
     made.inner.update(batch, Clock())
-    assert all(torch.equal(a, b) for a, b in zip(frozen, made.model.parameters(), strict=True)), "the policy's loss does not reach the nets"
+    assert all(torch.equal(a, b) for a, b in zip(frozen, made.model.parameters(), strict=True)), (
+        "the policy's loss does not reach the nets"
+    )
 
 
 def test_minibatches_share_the_columns(typed):

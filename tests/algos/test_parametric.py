@@ -16,7 +16,10 @@ WHICH = {"dqn": ["algo.head.dueling=false", "algo.learning_starts=30"], "c51": [
 
 def observed(columns: int, generator: torch.Generator) -> Batch:
     return Batch(
-        observation=Batch(avail_actions=torch.randn(columns, 10, 2, generator=generator), cart=torch.randn(columns, 4, generator=generator)),
+        observation=Batch(
+            avail_actions=torch.randn(columns, 10, 2, generator=generator),
+            cart=torch.randn(columns, 4, generator=generator),
+        ),
         action_mask=torch.ones(columns, 10, dtype=torch.int8),
     )
 
@@ -31,7 +34,10 @@ def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo):
     moved = obs.replace(observation=obs.observation.replace(avail_actions=obs.observation.avail_actions[:, order]))
     first = torch.ones(50, dtype=torch.bool)
     with torch.no_grad():
-        before, after = (made.act(x, first, made.initial_state(50), Clock(), "greedy", torch.Generator()).action for x in (obs, moved))
+        before, after = (
+            made.act(x, first, made.initial_state(50), Clock(), "greedy", torch.Generator()).action
+            for x in (obs, moved)
+        )
     assert torch.equal(order[after], before) and len(before.unique()) > 2
 
 

@@ -15,12 +15,19 @@ from rlrun.policies import Outputs
 
 @pytest.mark.parametrize("terminated", [True, False])
 def test_loss_by_hand(typed, terminated):
-    made = Wired(typed("algo=pg", "env=CartPole-v1", *SMALL, "algo.normalize_advantage=false", "algo.discount=0.5")).algorithm()
+    made = Wired(
+        typed("algo=pg", "env=CartPole-v1", *SMALL, "algo.normalize_advantage=false", "algo.discount=0.5")
+    ).algorithm()
     logits = torch.tensor([[[math.log(p), math.log(1 - p)]] for p in (0.8, 0.4, 0.5, 0.5)], requires_grad=True)
     made.policy.unroll = lambda batch: Outputs(Categorical(logits), torch.zeros(4, 1))
     made.optimizer.step = lambda loss, clock: {"loss": loss}
     column = lambda *x: torch.tensor(x)[:, None]  # noqa: E731
-    batch = Batch(action=column(0, 1, 0), reward=column(1.0, 2.0, 3.0), terminated=column(False, terminated, False), valid=column(True, True, True))
+    batch = Batch(
+        action=column(0, 1, 0),
+        reward=column(1.0, 2.0, 3.0),
+        terminated=column(False, terminated, False),
+        valid=column(True, True, True),
+    )
     to_go = [1 + 0.5 * 2, 2.0, 3.0] if terminated else [1 + 0.5 * (2 + 0.5 * 3), 2 + 0.5 * 3, 3.0]
     metrics = made.update(batch, Clock()).metrics
     expected = -sum(math.log(p) * g for p, g in zip((0.8, 0.6, 0.5), to_go, strict=True)) / 3

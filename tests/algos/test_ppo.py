@@ -58,7 +58,9 @@ def test_value_clips_by_hand(typed):
     made = algorithm(typed, "algo.normalize_advantage=none", "algo.value_clip=0.1")
     with_outputs(made, [0.5] * 3, [1.5, 2.05, 1.0])
     # clipped values 1.1, 2.05, 2.9; the larger error of clipped and unclipped counts
-    assert made.loss(rows(), 0.2, 0.0)[1]["value_loss"].item() == pytest.approx(0.5 * (0.9**2 + 0.05**2 + 2.9**2) / 3, rel=1e-5)
+    assert made.loss(rows(), 0.2, 0.0)[1]["value_loss"].item() == pytest.approx(
+        0.5 * (0.9**2 + 0.05**2 + 2.9**2) / 3, rel=1e-5
+    )
     made = algorithm(typed, "algo.normalize_advantage=none", "algo.value_loss_clip=0.2")
     with_outputs(made, [0.5] * 3, [1.5, 2.3, 1.0])
     assert made.loss(rows(), 0.2, 0.0)[1]["value_loss"].item() == pytest.approx(0.5 * (0.2 + 0.09 + 0.2) / 3, rel=1e-5)
@@ -83,7 +85,9 @@ def test_advantages_are_normalised_over_live_rows(typed):
 
 
 def test_the_kl_penalty_is_the_exact_kl_and_adapts(typed):
-    made = algorithm(typed, "algo.normalize_advantage=none", "algo.value_coef=0", "algo.kl_coef=0.4", "algo.kl_target=0.05")
+    made = algorithm(
+        typed, "algo.normalize_advantage=none", "algo.value_coef=0", "algo.kl_coef=0.4", "algo.kl_target=0.05"
+    )
     with_outputs(made, [0.8, 0.2, 0.5], [0.0] * 3)
     loss, metrics = made.loss(rows(), 0.2, 0.0)
     kl = (2 * (0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2)) + 0.0) / 3
@@ -152,9 +156,18 @@ def test_sequences_cut_columns_and_keep_their_state():
     rows, columns = 6, 2
     number = torch.arange(rows * columns).view(rows, columns)
     more = torch.arange((rows + 1) * columns).view(rows + 1, columns)
-    batch = Batch(reward=number, is_first=more, obs=Batch(observation=more), core=Batch(hidden=torch.arange(3 * columns).view(3, columns, 1)))
+    batch = Batch(
+        reward=number,
+        is_first=more,
+        obs=Batch(observation=more),
+        core=Batch(hidden=torch.arange(3 * columns).view(3, columns, 1)),
+    )
     cut = batch.sequences(3)
-    assert cut.reward.shape == (3, 4) and cut.reward[:, 0].tolist() == [0, 2, 4] and cut.reward[:, 2].tolist() == [6, 8, 10]
+    assert (
+        cut.reward.shape == (3, 4)
+        and cut.reward[:, 0].tolist() == [0, 2, 4]
+        and cut.reward[:, 2].tolist() == [6, 8, 10]
+    )
     assert torch.equal(cut.reward, cut.obs.observation) and cut.core.hidden.flatten().tolist() == [0, 1, 2, 3]
     flat = Batch({name: batch[name] for name in batch if name != "core"}).sequences(1)
     assert flat.reward.flatten().tolist() == list(range(12))
@@ -173,9 +186,13 @@ def test_normalized_values_are_trained_in_their_own_units_and_read_in_those_of_r
     assert scale.deviation > 1.0
     for name in ("policy_loss", "explained_variance"):
         torch.testing.assert_close(of_scaled[name], of_plain[name])
-    torch.testing.assert_close(of_scaled["value_loss"].double(), of_plain["value_loss"] / scale.deviation**2, rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        of_scaled["value_loss"].double(), of_plain["value_loss"] / scale.deviation**2, rtol=1e-3, atol=0
+    )
     with torch.no_grad():
-        torch.testing.assert_close(scale.denormalize(scaled.policy.unroll(same).value), plain.policy.unroll(batch).value, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            scale.denormalize(scaled.policy.unroll(same).value), plain.policy.unroll(batch).value, rtol=1e-3, atol=1e-3
+        )
     fresh = algorithm(typed, "algo.normalize_value=true")
     fresh.load_state(scaled.state())
     assert fresh.value_scale.count == batch.valid.sum()
@@ -183,7 +200,9 @@ def test_normalized_values_are_trained_in_their_own_units_and_read_in_those_of_r
 
 def test_lr_follows_the_kl_within_its_bounds(typed):
     # The KL is always far below this target.
-    made, batch = collected(typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3", "algo.num_epochs=1", "algo.lr_kl_bounds=[1e-6, 2e-5]")
+    made, batch = collected(
+        typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3", "algo.num_epochs=1", "algo.lr_kl_bounds=[1e-6, 2e-5]"
+    )
     assert float(made.update(batch, Clock()).metrics["lr"]) == pytest.approx((1e-5 + 1.5e-5) / 2)
     assert float(made.update(batch, Clock()).metrics["lr"]) == pytest.approx(2e-5)
     fresh = algorithm(typed, "algo.lr=1e-5", "algo.lr_kl_target=1e3")

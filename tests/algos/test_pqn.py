@@ -10,7 +10,16 @@ from rlrun.core.batch import Batch
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.65, 1.0])
 def test_targets_are_mixtures_of_what_follows(typed, lambda_):
-    made = Wired(typed("algo=pqn", "env=CartPole-v1", *SMALL, "algo.minibatch_size=10", f"algo.lambda_={lambda_}", "algo.discount=0.9")).algorithm()
+    made = Wired(
+        typed(
+            "algo=pqn",
+            "env=CartPole-v1",
+            *SMALL,
+            "algo.minibatch_size=10",
+            f"algo.lambda_={lambda_}",
+            "algo.discount=0.9",
+        )
+    ).algorithm()
     g = torch.Generator().manual_seed(0)
     reward, q_max = torch.rand(6, 4, generator=g) - 0.5, torch.randn(6, 4, generator=g)
     terminated, valid = torch.rand(6, 4, generator=g) < 0.2, torch.rand(6, 4, generator=g) < 0.8

@@ -10,13 +10,26 @@ from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.ops.td import signed_hyperbolic, signed_parabolic
 
-WORDS = ["algo.num_envs=2", "algo.learning_starts=40", "replay.capacity=600", "algo.sequence_stride=5", "algo.fragment_length=10", "model.memory.size=4"]
+WORDS = [
+    "algo.num_envs=2",
+    "algo.learning_starts=40",
+    "replay.capacity=600",
+    "algo.sequence_stride=5",
+    "algo.fragment_length=10",
+    "model.memory.size=4",
+]
 
 
 def test_sequences_from_stored_state_reproduce_what_acted(typed):
     """This holds for any burn-in and across ends of episodes, with a network whose past matters."""
     for burn_in in (0, 7):
-        words = [*WORDS, f"algo.burn_in={burn_in}", "algo.sequence_length=8", "algo.input_priorities=true", "algo.exploration.epsilon=0.5"]
+        words = [
+            *WORDS,
+            f"algo.burn_in={burn_in}",
+            "algo.sequence_length=8",
+            "algo.input_priorities=true",
+            "algo.exploration.epsilon=0.5",
+        ]
         wiring, made, sampler = start(typed, "r2d2", "env=CartPole-v1", *words)
         for parameter in made.policy.parameters():
             torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))

@@ -76,9 +76,13 @@ def test_every_part_is_said_whatever_becomes_of_the_others(check, monkeypatch, t
         "logs.txt", "results.json", "table.txt"]  # fmt: skip
 
 
-@pytest.mark.parametrize("reached, emulated, met", [(31e3, None, True), (20e3, None, False), (20e3, 25e3, True), (18e3, 25e3, False)])
+@pytest.mark.parametrize(
+    "reached, emulated, met", [(31e3, None, True), (20e3, None, False), (20e3, 25e3, True), (18e3, 25e3, False)]
+)
 def test_a_speed_is_held_against_its_bar(check, monkeypatch, tmp_path, reached, emulated, met):
-    figures = dict.fromkeys(("bound", "ratio", "parts", "learner_time", "sampler_time", "policy_lag", "memory_pss_mb", "resources"), 1.0) | {"reached": reached}
+    figures = dict.fromkeys(
+        ("bound", "ratio", "parts", "learner_time", "sampler_time", "policy_lag", "memory_pss_mb", "resources"), 1.0
+    ) | {"reached": reached}
     (tmp_path / "impala.json").write_text(json.dumps(figures))
     script(monkeypatch, check, "pass")
     made, sentence = check.run("impala", asked(tmp_path), emulated)

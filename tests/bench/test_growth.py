@@ -15,22 +15,34 @@ def result(reached, **more):
 
 
 def test_doubling_ends_where_it_is_told():
-    assert doubling(1, 256) == [1, 2, 4, 8, 16, 32, 64, 128, 256] and doubling(1, 6) == [1, 2, 4, 6] and doubling(1, 1) == [1]
+    assert (
+        doubling(1, 256) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+        and doubling(1, 6) == [1, 2, 4, 6]
+        and doubling(1, 1) == [1]
+    )
 
 
 def test_the_knee_is_the_first_that_is_nearly_the_best():
-    assert knee([100.0, 180.0, 195.0, 200.0, 190.0]) == 1 and knee([50.0, None, 10.0]) == 0 and knee([None, None]) is None
+    assert (
+        knee([100.0, 180.0, 195.0, 200.0, 190.0]) == 1 and knee([50.0, None, 10.0]) == 0 and knee([None, None]) is None
+    )
     assert knee([10.0, 20.0, 40.0, 80.0]) == 3
 
 
 def test_what_holds_a_run_is_said():
     assert explained(result(400.0)) == "the learner never waits; 50% of what 2 cores can do, of which learning is 62%"
-    assert explained(result(400.0, learner_time={"wait": 0.4})).startswith("the learner waits 40% of its time for samplers")
+    assert explained(result(400.0, learner_time={"wait": 0.4})).startswith(
+        "the learner waits 40% of its time for samplers"
+    )
     assert explained(result(400.0, resources={"inference": "serial"})).startswith("one process does all in turn")
 
 
 def test_the_table_marks_the_knee_and_keeps_what_failed():
-    rows = [{"label": "1", "result": result(100.0)}, {"label": "2", "result": result(190.0)}, {"label": "4", "failed": "not here"}]
+    rows = [
+        {"label": "1", "result": result(100.0)},
+        {"label": "2", "result": result(190.0)},
+        {"label": "4", "failed": "not here"},
+    ]
     said = table("sampler processes", rows)
     assert next(line for line in said.splitlines() if "knee" in line).split()[:2] == ["2", "190"]
     assert "not here" in said and said.splitlines()[-1].startswith("Knee at 2: ")
@@ -67,7 +79,10 @@ def test_every_point_is_a_run_that_can_be(typed, algo, words, replay):
         if name == "samplers":
             assert [one.resources.num_samplers for one in made] == [int(point.label) for point in points]
         else:
-            assert len({(one.resources.inference, one.resources.num_learners, one.resources.num_samplers) for one in made}) == 1
+            assert (
+                len({(one.resources.inference, one.resources.num_learners, one.resources.num_samplers) for one in made})
+                == 1
+            )
         if name == "envs":
             assert [one.resources.envs_per_group for one in made] == [int(point.label) for point in points]
         if name == "fragment":
@@ -80,12 +95,17 @@ def test_envs_and_rows_are_what_the_axis_says():
     words = dict(word.split("=", 1) for word in next(point for point in found["envs"] if point.label == "64").words)
     assert words["resources.envs_per_sampler"] == "64" and int(words["algo.batch_size"]) % (64 * 50) == 0
     rows = dict(word.split("=", 1) for word in next(point for point in found["fragment"] if point.label == "100").words)
-    assert rows["algo.fragment_length"] == "100" and int(rows["algo.batch_size"]) == 600, "about as many rows as before, shared among the samplers"
+    assert rows["algo.fragment_length"] == "100" and int(rows["algo.batch_size"]) == 600, (
+        "about as many rows as before, shared among the samplers"
+    )
 
 
 def test_models_of_images_are_options_that_exist(typed):
     points = axes(MADE)["model"]
-    sizes = [(made.run.model.encoder, made.env.size) for made in (typed("algo=impala", "env=Pong", *point.words) for point in points)]
+    sizes = [
+        (made.run.model.encoder, made.env.size)
+        for made in (typed("algo=impala", "env=Pong", *point.words) for point in points)
+    ]
     assert len(set(sizes)) == 3 and sizes[0][1] == 42
 
 

@@ -43,9 +43,14 @@ def test_every_other_round_is_the_other_way_round_and_failures_are_kept():
 
         return call
 
-    found = compare.measured({"rlrun": of("rlrun", 100.0), "other": of("other", 10.0), "bad": of("bad", None)}, 2, lines.append)
+    found = compare.measured(
+        {"rlrun": of("rlrun", 100.0), "other": of("other", 10.0), "bad": of("bad", None)}, 2, lines.append
+    )
     assert order == ["rlrun", "other", "bad", "bad", "other", "rlrun"]
-    assert found["bad"] == {"rates": [], "failed": "broke"} and compare.ratios(found, "other") == [100.0 / 20.0, 600.0 / 50.0]
+    assert found["bad"] == {"rates": [], "failed": "broke"} and compare.ratios(found, "other") == [
+        100.0 / 20.0,
+        600.0 / 50.0,
+    ]
     said = compare.table("impala", found).splitlines()
     assert "8.50 x (5.00 to 12.00)" in said[2] and "workers 2; other 1" in said[2] and said[3].endswith("failed: broke")
 
@@ -105,7 +110,9 @@ def test_every_peer_has_a_program():
 def test_figures_count_only_of_programs_that_end_well_and_workers_that_stay_keep_nobody(tmp_path):
     with pytest.raises(compare.Failed, match="exit code 1"):
         compare.program(script(tmp_path, "import sys; print('{}'); sys.exit(1)"), 1.0)
-    stays = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(50)']); print('[1]')"
+    stays = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(50)']); print('[1]')"
+    )
     assert compare.program(script(tmp_path, stays), 1.0) == [1]
     with pytest.raises(compare.Failed, match=r"it printed nothing \(exit code -9\)"):
         compare.program(script(tmp_path, "import os; os.kill(os.getpid(), 9)"), 1.0)

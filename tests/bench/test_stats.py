@@ -5,7 +5,16 @@ import itertools
 import numpy as np
 import pytest
 
-from rlrun.bench.stats import ConfidenceInterval, human_normalised, iqm, mean, median, optimality_gap, probability_of_improvement, stratified_bootstrap
+from rlrun.bench.stats import (
+    ConfidenceInterval,
+    human_normalised,
+    iqm,
+    mean,
+    median,
+    optimality_gap,
+    probability_of_improvement,
+    stratified_bootstrap,
+)
 
 SCORES = np.array([[0.0, 1.0, 2.0], [4.0, 3.0, 8.0]])  # [2 runs, 3 games]
 

@@ -25,7 +25,11 @@ def test_the_tables_are_the_seeds():
     for name, figures in PUBLISHED.items():
         assert tuple(cell.published for cell in load(name).cells) == figures
     assert set(PUBLISHED) | {"a2c_1h", "impala_pong", "pong"} == set(options("benchmark"))
-    assert load("impala_10m").env_steps == 1e7 and load("impala_1h").wall_sec == 3600 and load("impala_pong").target_return == 18
+    assert (
+        load("impala_10m").env_steps == 1e7
+        and load("impala_1h").wall_sec == 3600
+        and load("impala_pong").target_return == 18
+    )
 
 
 @pytest.mark.parametrize("name", options("benchmark"))
@@ -37,7 +41,9 @@ def test_every_cell_is_a_tuned_file_of_its_algorithm_and_its_protocol(name):
         assert cell.tuned in options("tuned")
         config = compose(f"tuned={cell.tuned}", *cell.words)
         assert config["env"]["name"] == expected_protocol(Wanted(table, cell))["env"]
-        assert results.protocol(table, config) == expected_protocol(Wanted(table, cell)), "the run would be of another protocol"
+        assert results.protocol(table, config) == expected_protocol(Wanted(table, cell)), (
+            "the run would be of another protocol"
+        )
 
 
 def wanted(name="impala_10m", game="Breakout"):
@@ -58,7 +64,9 @@ def run_dir(folder, config, rows_, **other):
     return folder
 
 
-ROWS = [{"env_steps": n * 1000, "time_sec": n * 2.0, "sample/return_mean": None if n == 0 else float(n)} for n in range(501)]
+ROWS = [
+    {"env_steps": n * 1000, "time_sec": n * 2.0, "sample/return_mean": None if n == 0 else float(n)} for n in range(501)
+]
 
 
 def config_of(one, **env):
@@ -80,11 +88,15 @@ def test_a_run_becomes_a_small_file_that_comes_back(tmp_path):
     one = wanted()
     key = key_of(one, 3, 1.0)
     values = from_run(key, one, run_dir(tmp_path / "run", config_of(one), ROWS))
-    assert values["score"] == 400.0 and values["seed"] == 3 and values["label"] == "IMPALA" and len(values["curve"]) == 200
+    assert (
+        values["score"] == 400.0 and values["seed"] == 3 and values["label"] == "IMPALA" and len(values["curve"]) == 200
+    )
     assert values["curve"][0] == [1000, 2.0, 1.0] and values["curve"][-1] == [500_000, 1000.0, 500.0]
     path = write(tmp_path, key, values)
     assert path == tmp_path / "impala_10m" / "Breakout-impala_breakout-seed3.json" and path.stat().st_size < 12_000
-    assert {name: value for name, value in read(tmp_path, key, one).items() if name != "sha256"} == json.loads(json.dumps(values))
+    assert {name: value for name, value in read(tmp_path, key, one).items() if name != "sha256"} == json.loads(
+        json.dumps(values)
+    )
     assert read(tmp_path, key._replace(seed=4), one) is None
 
 
@@ -155,7 +167,9 @@ def test_what_nobody_published_is_measured(tmp_path):
     one = next(one for one in cells if one.cell.published is None)
     write(tmp_path, *result(one, score=-5.0))
     assert measured(tmp_path, one).mark == "measured"
-    assert "| Pong | PPO |  | -5 | measured | 1 |" in markdown([(load("pong"), [measured(tmp_path, other) for other in cells])])
+    assert "| Pong | PPO |  | -5 | measured | 1 |" in markdown(
+        [(load("pong"), [measured(tmp_path, other) for other in cells])]
+    )
     made = publish([load("pong")], tmp_path, None)
     assert made[-1].name == "pong.png" and made[-1].stat().st_size > 1000
 
@@ -178,13 +192,19 @@ def test_what_is_drawn_says_what_is_known(tmp_path):
             write(tmp_path, *result(wanted("impala_10m", game), seed, score=score + seed))
     tables = [load(name) for name in options("benchmark")]
     made = publish(tables, tmp_path, None)
-    assert [path.name for path in made] == ["TABLES.md", "tables.html", "impala_10m.png"] and all(path.stat().st_size > 1000 for path in made)
+    assert [path.name for path in made] == ["TABLES.md", "tables.html", "impala_10m.png"] and all(
+        path.stat().st_size > 1000 for path in made
+    )
     text = made[0].read_text()
     assert "| Breakout | IMPALA | 385 | ~150 | 402 (401 to 402) | beaten | 1, 2 |" in text
     assert "| SpaceInvaders | IMPALA | 719 | ~600 | 702 (701 to 702) | short |" in text and "rlrun train seed=1" in text
     assert "IQM of human-normalised scores" in text and "sticky actions: 0;" in text and "last100" in text
     html = made[1].read_text()
-    assert html.count("<h2>") == len(tables) and "<svg" in html and "http://" not in re.sub(r'xmlns(:\w+)?="[^"]*"|"http://[^"]*\.dtd"', "", html)
+    assert (
+        html.count("<h2>") == len(tables)
+        and "<svg" in html
+        and "http://" not in re.sub(r'xmlns(:\w+)?="[^"]*"|"http://[^"]*\.dtd"', "", html)
+    )
     assert "<script" not in html and "beaten" in html
     again = publish(tables, tmp_path, None)
     assert again[0].read_text() == text and again[1].read_text() == html, "drawing them again changes nothing"
@@ -213,30 +233,57 @@ def test_bad_words(words, said):
 
 def test_finished_cells_are_not_run_again(tmp_path, capsys):
     one = wanted()
-    words = ["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1,2", "--dry-run", "--results", str(tmp_path)]
+    words = [
+        "benchmark",
+        "reproduce-tables",
+        "table=impala_10m",
+        "game=Breakout",
+        "seeds=1,2",
+        "--dry-run",
+        "--results",
+        str(tmp_path),
+    ]
     assert _dispatch([*words, "budget=0.1"]) == 0
     said = capsys.readouterr().out
-    assert "2 of 2 runs to do" in said and "tuned=impala/breakout seed=1 env_steps=1000000 stop.return_mean=null" in said
+    assert (
+        "2 of 2 runs to do" in said and "tuned=impala/breakout seed=1 env_steps=1000000 stop.return_mean=null" in said
+    )
     write(tmp_path, *result(one, 1))
     assert _dispatch([*words, "budget=0.1"]) == 0
-    assert "1 of 2 runs to do" in capsys.readouterr().out, "a result for the whole budget makes a tenth of it unnecessary"
+    assert "1 of 2 runs to do" in capsys.readouterr().out, (
+        "a result for the whole budget makes a tenth of it unnecessary"
+    )
     write(tmp_path, *result(one, 2, 0.1))
     assert _dispatch([*words, "budget=0.1"]) == 0
     assert "0 of 2 runs to do" in capsys.readouterr().out
     assert _dispatch(words) == 0
-    assert "1 of 2 runs to do" in capsys.readouterr().out, "a result for a tenth of the budget does not count for the whole"
+    assert "1 of 2 runs to do" in capsys.readouterr().out, (
+        "a result for a tenth of the budget does not count for the whole"
+    )
 
 
 def test_a_cell_is_run_written_and_drawn(tmp_path, capsys):
     pytest.importorskip("ale_py")
     places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
-    assert _dispatch(["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "budget=0.0001", *places]) == 0
+    assert (
+        _dispatch(
+            ["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "budget=0.0001", *places]
+        )
+        == 0
+    )
     key = Key("impala_10m", "Breakout", "impala/breakout", 1, 0.0001)
     values = read(tmp_path / "results", key, wanted())
-    assert values["env_steps"] >= 1000 and values["command"].startswith("rlrun train tuned=impala/breakout seed=1 env_steps=1000")
+    assert values["env_steps"] >= 1000 and values["command"].startswith(
+        "rlrun train tuned=impala/breakout seed=1 env_steps=1000"
+    )
     assert "partial: 0.0001 of the budget" in (tmp_path / "results" / "TABLES.md").read_text()
     capsys.readouterr()
-    assert _dispatch(["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "budget=0.0001", *places]) == 0
+    assert (
+        _dispatch(
+            ["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "budget=0.0001", *places]
+        )
+        == 0
+    )
     assert "0 of 1 runs to do" in capsys.readouterr().out
 
 

@@ -45,14 +45,23 @@ BAD = [
     ([*CARTPOLE, "model=nature_cnn"], "reads images"),
     ([*CARTPOLE, "resources=debug", "resources.inference=local"], "need inference=serial"),
     ([*CARTPOLE, "algo.value_lr=0.1"], "shares its trunk"),
-    (["train", "algo=impala", "env=spaces_of_text:Text-v0"], "rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"),
+    (
+        ["train", "algo=impala", "env=spaces_of_text:Text-v0"],
+        "rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these",
+    ),
     (["train", "algo=impala", "env=rlrun/Masked-v0", "env.kwargs.stuck=at once"], "leaves no legal action"),
     (["train", "algo=ppo", "env=rlrun/Masked-v0", "model=nature_cnn"], "reads images"),
     (["train", "algo=ppo", "env=CartPole-v1", "algo.gamma=0.9"], "RLlib's gamma is algo.discount here"),
     (["train", "algo=ppo", "env=CartPole-v1", "algo.simple_optimizer=true"], "has no counterpart: one learner"),
-    (["train", "algo=ppo", "env=CartPole-v1", "runner.broadcast_interval=3"], "with the algo, env and runner that were chosen"),
+    (
+        ["train", "algo=ppo", "env=CartPole-v1", "runner.broadcast_interval=3"],
+        "with the algo, env and runner that were chosen",
+    ),
     (["train", "algo=ppo", "env=CartPole-v1", "runner=actor_learner"], "newest policy's rows alone"),
-    (["train", "algo=ppo", "env=CartPole-v1", "resources.num_samplers=many"], "must be a whole number or auto, not 'many'"),
+    (
+        ["train", "algo=ppo", "env=CartPole-v1", "resources.num_samplers=many"],
+        "must be a whole number or auto, not 'many'",
+    ),
     (["train", "algo=ppo", "env=Pong", "algo.normalize_reward=true"], "set reward_clip=none"),
     (["train", "--lr", "3e-4"], "options are key=value"),
     ([*CARTPOLE, "seed=1,2"], "one value each"),
@@ -72,9 +81,15 @@ BAD = [
         ["train", "algo=sac", "env=Pendulum-v1", "algo.ent_coef=1"],
         "ent_coef is algo.initial_alpha here (sac's goes on learning from there unless algo.alpha_lr=0)",
     ),
-    (["train", "algo=apex", "env=Pong", "algo@algo.inner=iqn", "algo.inner.num_cosinez=3"], "Did you mean algo.inner.num_cosines"),
+    (
+        ["train", "algo=apex", "env=Pong", "algo@algo.inner=iqn", "algo.inner.num_cosinez=3"],
+        "Did you mean algo.inner.num_cosines",
+    ),
     (["train", "algo=apex", "env=Pong", "algo.inner.learning_rate=3"], "learning_rate is algo.inner.lr here"),
-    (["train", "tuned=td3/pendulum", "algo.learning_rate=1"], "Stable-Baselines3's learning_rate is algo.actor_lr here"),
+    (
+        ["train", "tuned=td3/pendulum", "algo.learning_rate=1"],
+        "Stable-Baselines3's learning_rate is algo.actor_lr here",
+    ),
     (["train", "tuned=td3/pendulum", "algo.inner.lr=1"], "no option algo.inner.lr."),
     (["train", "resume=runs/some"], "rlrun resume RUN_DIR goes on with one"),
     (["resume", "/nowhere", "env_steps=1"], "not a run directory"),
@@ -82,7 +97,11 @@ BAD = [
 
 
 def test_suggestions_are_options_that_the_chosen_algorithm_has():
-    assert "algo.target_tau" in known_keys("sac") and "algo.target_tau" not in known_keys("ppo") and "algo.vtrace" not in known_keys("sac")
+    assert (
+        "algo.target_tau" in known_keys("sac")
+        and "algo.target_tau" not in known_keys("ppo")
+        and "algo.vtrace" not in known_keys("sac")
+    )
     assert {"algo.target_tau", "algo.vtrace", "replay.capacity", "model.memory.size", "env_steps"} <= set(known_keys())
 
 
@@ -91,7 +110,9 @@ def test_notices_are_printed_without_the_line_that_said_them(tmp_path):
         "import sys, warnings, rlrun.cli as cli; from rlrun.core.errors import Notice; sys.argv = ['rlrun', '--version']\n"
         "try: cli.main()\nexcept SystemExit: pass\nwarnings.warn('ours', Notice); warnings.warn('theirs')"
     )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path).stderr.splitlines()
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    ).stderr.splitlines()
     assert said[0] == "warning: ours" and said[1].endswith("UserWarning: theirs")
 
 
@@ -117,7 +138,9 @@ def test_bad_input_is_a_sentence(words, said):
 
 
 def test_the_exit_code_is_2_and_no_traceback_is_shown():
-    process = subprocess.run([sys.executable, "-m", "rlrun", *PONG, "algo.lrr=1"], capture_output=True, text=True, timeout=60)
+    process = subprocess.run(
+        [sys.executable, "-m", "rlrun", *PONG, "algo.lrr=1"], capture_output=True, text=True, timeout=60
+    )
     assert process.returncode == 2 and "Traceback" not in process.stderr
     assert process.stderr.startswith("rlrun: There is no option algo.lrr")
 
@@ -131,11 +154,20 @@ def test_a_tuned_file_of_another_algorithm_is_refused(tmp_path):
     check_tuned({"tuned": None}, {"algo": {"name": "dqn"}})
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["list", "algos"], ["list", "envs"], ["list", "tuned"], ["explain", "impala"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["--help"], ["--version"], ["list", "algos"], ["list", "envs"], ["list", "tuned"], ["explain", "impala"]],
+)
 def test_what_only_prints(words, capsys):
     assert cli._dispatch(list(words)) == 0
     out = capsys.readouterr().out
-    expected = {"algos": "impala", "envs": "Breakout", "tuned": "impala/pong", "impala": "vtrace_clip_rho_threshold", "--version": "0.1"}
+    expected = {
+        "algos": "impala",
+        "envs": "Breakout",
+        "tuned": "impala/pong",
+        "impala": "vtrace_clip_rho_threshold",
+        "--version": "0.1",
+    }
     assert expected.get(words[-1] if words else "", "train") in out
 
 
@@ -177,18 +209,33 @@ def test_completion(line, expected):
 
 def test_completion_is_quick_because_torch_is_not_imported():
     code = "import os, sys; os.environ['COMP_LINE'] = 'rlrun train env=Po'; from rlrun.cli import _dispatch; _dispatch(['-sc', 'query=bash']); "
-    process = subprocess.run([sys.executable, "-c", code + "print('torch' in sys.modules)"], capture_output=True, text=True, timeout=60)
+    process = subprocess.run(
+        [sys.executable, "-c", code + "print('torch' in sys.modules)"], capture_output=True, text=True, timeout=60
+    )
     assert "env=Pong" in process.stdout and process.stdout.strip().endswith("False")
 
 
 def test_an_env_of_the_users_own_package(tmp_path, monkeypatch):
     package = tmp_path / "mine"
     package.mkdir()
-    (package / "my_package.py").write_text("import gymnasium\nfrom rlrun.envs.debug import Identity\ngymnasium.register('MyEnv-v0', entry_point=Identity)\n")
+    (package / "my_package.py").write_text(
+        "import gymnasium\nfrom rlrun.envs.debug import Identity\ngymnasium.register('MyEnv-v0', entry_point=Identity)\n"
+    )
     run = package / "run"
-    words = ["train", "algo=impala", "env=my_package:MyEnv-v0", "env.kwargs.n=3", "env_steps=200", "resources=debug", "logger=[]", f"run_dir={run}"]
+    words = [
+        "train",
+        "algo=impala",
+        "env=my_package:MyEnv-v0",
+        "env.kwargs.n=3",
+        "env_steps=200",
+        "resources=debug",
+        "logger=[]",
+        f"run_dir={run}",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(package)}
-    process = subprocess.run([sys.executable, "-m", "rlrun", *words], capture_output=True, text=True, timeout=120, env=environment)
+    process = subprocess.run(
+        [sys.executable, "-m", "rlrun", *words], capture_output=True, text=True, timeout=120, env=environment
+    )
     assert process.returncode == 0, process.stderr
     shutil.rmtree(tmp_path / "runs", ignore_errors=True)
     assert (run / "summary.json").exists()
@@ -198,4 +245,6 @@ def test_suggestions_name_options_that_exist():
     from rlrun.config.hydra_errors import known_keys
 
     known = known_keys("impala")
-    assert "resources.cuda_graphs" in known and not [name for name in known if name.startswith(("resources.resources.", "resources.checkpoint."))]
+    assert "resources.cuda_graphs" in known and not [
+        name for name in known if name.startswith(("resources.resources.", "resources.checkpoint."))
+    ]

@@ -51,7 +51,10 @@ def test_evaluate_plays_the_number_of_games_asked_for_and_repeats(identity, caps
     assert low <= results[0]["return_mean"] <= high
 
 
-@pytest.mark.parametrize("word, said", [("episodes=0", "at least 1"), ("episodess=3", "Did you mean episodes"), ("checkpoint=77", "no checkpoint")])
+@pytest.mark.parametrize(
+    "word, said",
+    [("episodes=0", "at least 1"), ("episodess=3", "Did you mean episodes"), ("checkpoint=77", "no checkpoint")],
+)
 def test_evaluate_refuses_with_a_sentence(identity, word, said):
     with pytest.raises(UserError, match=said):
         _dispatch(["evaluate", str(identity), word])
@@ -80,7 +83,15 @@ def test_short_episodes_are_not_counted_more_often():
             began = self.t > self.lengths
             self.t[began] = 0
             ends = self.t == self.lengths
-            return Step({"observation": np.zeros((2, 1), dtype=np.float32)}, (~began).astype(np.float32), ends, ends & False, ~began, began, {})
+            return Step(
+                {"observation": np.zeros((2, 1), dtype=np.float32)},
+                (~began).astype(np.float32),
+                ends,
+                ends & False,
+                ~began,
+                began,
+                {},
+            )
 
     from counting import CountingPolicy
 
@@ -112,7 +123,14 @@ def test_watch_draws_gymnasium_environments(tmp_path):
 def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
     file = tmp_path / "result.json"
-    words = ["algo=impala", "env=CartPole-v1", "algo.fragment_length=5", "algo.batch_size=20", "resources.inference=local", "resources.num_samplers=1"]
+    words = [
+        "algo=impala",
+        "env=CartPole-v1",
+        "algo.fragment_length=5",
+        "algo.batch_size=20",
+        "resources.inference=local",
+        "resources.num_samplers=1",
+    ]
     assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     assert {"bound", "reached", "ratio", "parts"} <= set(result)
@@ -128,22 +146,41 @@ def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
 def test_throughput_counts_an_update_by_the_env_steps_it_stands_for(tmp_path, monkeypatch):
     monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
     file = tmp_path / "result.json"
-    words = ["algo=dqn", "env=CartPole-v1", "resources.inference=serial", "algo.learning_starts=100", "algo.batch_size=8", "algo.replay_ratio=2"]
+    words = [
+        "algo=dqn",
+        "env=CartPole-v1",
+        "resources.inference=serial",
+        "algo.learning_starts=100",
+        "algo.batch_size=8",
+        "algo.replay_ratio=2",
+    ]
     assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     assert set(result["parts"]) == {"env", "inference", "learning", "replay"} and 0.2 < result["ratio"] < 1.3
-    assert result["learning_alone"].keys() == {"learning"} and result["of_learning_alone"] == result["reached"] / result["parts"]["learning"]
+    assert (
+        result["learning_alone"].keys() == {"learning"}
+        and result["of_learning_alone"] == result["reached"] / result["parts"]["learning"]
+    )
 
 
 def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
     monkeypatch.setattr("rlrun.machine.machine.cores", lambda: 2)
     file = tmp_path / "result.json"
-    words = ["algo=dqn", "env=CartPole-v1", "resources.inference=serial", "algo.learning_starts=100", "algo.batch_size=128", "algo.replay_ratio=64"]
+    words = [
+        "algo=dqn",
+        "env=CartPole-v1",
+        "resources.inference=serial",
+        "algo.learning_starts=100",
+        "algo.batch_size=128",
+        "algo.replay_ratio=64",
+    ]
     assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     parts, alone = result["parts"], result["learning_alone"]
-    assert set(parts) == {"env", "inference", "learning", "replay"}, "measurements with more threads do not enter the bound"
+    assert set(parts) == {"env", "inference", "learning", "replay"}, (
+        "measurements with more threads do not enter the bound"
+    )
     assert alone.keys() == {"learning, 2 threads"} and "learning, 2 threads" in capsys.readouterr().out
     assert result["of_learning_alone"] == pytest.approx(result["reached"] / max(parts["learning"], *alone.values()))
 
@@ -152,19 +189,31 @@ def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
 def test_throughput_of_evolution(tmp_path, monkeypatch, algo):
     monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
     file = tmp_path / "result.json"
-    batch = ["algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"] if algo == "es" else ["algo.num_rollouts=4", "algo.rollouts_used=2"]
+    batch = (
+        ["algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"]
+        if algo == "es"
+        else ["algo.num_rollouts=4", "algo.rollouts_used=2"]
+    )
     words = [f"algo={algo}", "env=CartPole-v1", "resources.inference=serial", "algo.noise_size=100000", *batch]
     assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     parts = result["parts"]
-    assert set(parts) == {"env", "inference", "learning"} and result["bound"] == pytest.approx(1 / sum(1 / rate for rate in parts.values()))
+    assert set(parts) == {"env", "inference", "learning"} and result["bound"] == pytest.approx(
+        1 / sum(1 / rate for rate in parts.values())
+    )
     assert result["reached"] > 10 and result["policy_lag"] == 0
 
 
 def test_throughput_of_a_replay_that_never_fills_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
     monkeypatch.setattr("rlrun.bench.throughput.FILL_SEC", 1.0)
-    words = ["algo=dqn", "env=CartPole-v1", "resources.inference=serial", "algo.learning_starts=49000", "replay.capacity=50000"]
+    words = [
+        "algo=dqn",
+        "env=CartPole-v1",
+        "resources.inference=serial",
+        "algo.learning_starts=49000",
+        "replay.capacity=50000",
+    ]
     with pytest.raises(UserError, match=r"0 updates .* algo.learning_starts=49000"):
         _dispatch(["benchmark", "throughput", *words, "seconds=5"])
 
@@ -174,8 +223,12 @@ def test_the_replay_alone_is_measured(tmp_path, capsys, monkeypatch):
     file = tmp_path / "result.json"
     assert _dispatch(["benchmark", "replay", "capacity=3000,4000", "--json", str(file)]) == 0
     cells = json.loads(file.read_text())["cells"]
-    assert [(cell["name"], cell["capacity"]) for cell in cells] == [(name, size) for size in (3000, 4000) for name in ("uniform", "prioritized")]
-    assert all(cell["adds"] > 0 and min(cell["draws"].values()) > 0 and cell["planned_gb"] > 3000 * 7056e-9 for cell in cells)
+    assert [(cell["name"], cell["capacity"]) for cell in cells] == [
+        (name, size) for size in (3000, 4000) for name in ("uniform", "prioritized")
+    ]
+    assert all(
+        cell["adds"] > 0 and min(cell["draws"].values()) > 0 and cell["planned_gb"] > 3000 * 7056e-9 for cell in cells
+    )
     assert "rows stored/s" in capsys.readouterr().out
     with pytest.raises(UserError, match="at least 2000 rows"):
         _dispatch(["benchmark", "replay", "capacity=10"])
@@ -189,7 +242,12 @@ def test_an_env_that_cannot_be_made_is_a_sentence():
 def test_explain_shows_what_an_algorithm_is_based_on_and_what_is_inside(capsys):
     assert _dispatch(["explain", "a3c"]) == 0
     said = capsys.readouterr().out
-    assert "A2C: synchronous" in said and "Options of a2c" in said and "async_gradients" in said and "explained_variance" in said
+    assert (
+        "A2C: synchronous" in said
+        and "Options of a2c" in said
+        and "async_gradients" in said
+        and "explained_variance" in said
+    )
     assert _dispatch(["explain", "icm"]) == 0
     said = capsys.readouterr().out
     assert "algo@algo.inner=<name>" in said and "algo.inner.discount" in said and "Options of its runner" in said
@@ -208,7 +266,9 @@ def test_a_run_that_is_older_than_some_options_goes_on(tmp_path, capsys):
     capsys.readouterr()
     assert _dispatch(["resume", str(run), "env_steps=600"]) == 0
     said = capsys.readouterr().err
-    assert "is older than" in said and all(name in said for name in ("algo.inner.input_priorities", "algo.inner.head.encoder_layer", "model.layer_norm"))
+    assert "is older than" in said and all(
+        name in said for name in ("algo.inner.input_priorities", "algo.inner.head.encoder_layer", "model.layer_norm")
+    )
     assert yaml.safe_load((run / "config.yaml").read_text()) == {**whole, "env_steps": 600}
     values["algo"]["inner"]["head"]["dueling_at_last"] = True
     (run / "config.yaml").write_text(yaml.safe_dump(values))

@@ -25,7 +25,10 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
     assert _dispatch(["sweep", "algo=pg,a2c", *QUICK, "seed=1,2", "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "4 jobs"
-    assert said[1] == "001-pg-seed2: rlrun train env=CartPole-v1 logger=[] resources=debug env_steps=600 log_every_sec=0.2 algo=pg seed=2"
+    assert (
+        said[1]
+        == "001-pg-seed2: rlrun train env=CartPole-v1 logger=[] resources=debug env_steps=600 log_every_sec=0.2 algo=pg seed=2"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -44,19 +47,42 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
         (["algo=pg", *QUICK, "--search", "tpo", "--trials", "2"], "There is no --search tpo. Did you mean tpe"),
         (["algo=pg", *QUICK, "--search", "tpe"], "--search needs --trials N"),
         (["algo=pg", *QUICK, "--search", "tpe", "--trials", "2"], "--search needs something to search in"),
-        (["algo=pg,a2c", *QUICK, "seed=1,2", "--search", "tpe", "--trials", "2"], "seed= varies, but a search takes one seed"),
+        (
+            ["algo=pg,a2c", *QUICK, "seed=1,2", "--search", "tpe", "--trials", "2"],
+            "seed= varies, but a search takes one seed",
+        ),
         (["algo=pg,a2c", *QUICK, "--search", "pbt", "--trials", "2"], "--search pbt needs --every N"),
         (["algo=pg,a2c", *QUICK, "--search", "random", "--trials", "2", "--every", "9"], "--every is for --search pbt"),
         (["algo=pg,a2c", *QUICK, "--trials", "2"], "--trials is for --search"),
-        (["algo=pg", *QUICK, "algo.lrr=interval(0.1,0.2)", "--search", "tpe", "--trials", "2"], "job at the lowest values: There is no option algo.lrr"),
+        (
+            ["algo=pg", *QUICK, "algo.lrr=interval(0.1,0.2)", "--search", "tpe", "--trials", "2"],
+            "job at the lowest values: There is no option algo.lrr",
+        ),
         (["algo=pg", *QUICK, "--queue", "partition=gpu"], "--queue is for --cluster slurm"),
         (["--resume", "nowhere"], "nowhere is not the directory of a sweep"),
-        (["--resume", "nowhere", "--trials", "9"], "--resume goes on with the sweep as it was, and --trials would change it"),
         (
-            ["algo=pg", *QUICK, "algo.lr=interval(0.1,0.2)", "--search", "pbt", "--trials", "2", "--every", "1e9", "--dry-run"],
+            ["--resume", "nowhere", "--trials", "9"],
+            "--resume goes on with the sweep as it was, and --trials would change it",
+        ),
+        (
+            [
+                "algo=pg",
+                *QUICK,
+                "algo.lr=interval(0.1,0.2)",
+                "--search",
+                "pbt",
+                "--trials",
+                "2",
+                "--every",
+                "1e9",
+                "--dry-run",
+            ],
             "--every 1e+09 is more than env_steps",
         ),
-        (["algo=pg,a2c", *QUICK, "--search", "pbt", "--trials", "2", "--every", "300"], "algo: a population can change numbers"),
+        (
+            ["algo=pg,a2c", *QUICK, "--search", "pbt", "--trials", "2", "--every", "300"],
+            "algo: a population can change numbers",
+        ),
         (["--resume", "nowhere", "seed=1"], "--resume goes on with the sweep as it was"),
     ],
 )
@@ -69,10 +95,23 @@ def test_what_is_no_sweep_is_a_sentence(words, said, tmp_path, monkeypatch):
 def test_jobs_run_one_fails_and_resume_does_only_what_is_left(tmp_path, capsys):
     folder = tmp_path / "sweep"
     # dqn cannot choose Pendulum's continuous torques, which is found out when the environment is made.
-    words = ["algo=pg,dqn", "env=Pendulum-v1", "logger=[]", "resources=debug", "env_steps=1000", "--dir", str(folder), "--jobs=2"]
+    words = [
+        "algo=pg,dqn",
+        "env=Pendulum-v1",
+        "logger=[]",
+        "resources=debug",
+        "env_steps=1000",
+        "--dir",
+        str(folder),
+        "--jobs=2",
+    ]
     assert _dispatch(["sweep", *words]) == 1
     made = outcomes(folder)
-    assert made["000-pg"]["status"] == "COMPLETED" and made["000-pg"]["return_mean"] < 0 and made["000-pg"]["env_steps"] >= 1000
+    assert (
+        made["000-pg"]["status"] == "COMPLETED"
+        and made["000-pg"]["return_mean"] < 0
+        and made["000-pg"]["env_steps"] >= 1000
+    )
     assert made["001-dqn"]["status"] == "FAILED" and "dqn needs discrete actions" in made["001-dqn"]["reason"]
     said = capsys.readouterr().out
     assert "FAILED" in said and f"rlrun sweep --resume {folder} goes on with 1 of 2 jobs" in said
@@ -87,7 +126,18 @@ def test_jobs_run_one_fails_and_resume_does_only_what_is_left(tmp_path, capsys):
 
 def test_a_killed_sweep_leaves_saved_runs_and_goes_on(tmp_path):
     folder = tmp_path / "sweep"
-    words = ["algo=pg", "env=CartPole-v1", "logger=[]", "resources=debug", "seed=1,2", "env_steps=40000", "log_every_sec=0.2", "--dir", str(folder), "--jobs=1"]
+    words = [
+        "algo=pg",
+        "env=CartPole-v1",
+        "logger=[]",
+        "resources=debug",
+        "seed=1,2",
+        "env_steps=40000",
+        "log_every_sec=0.2",
+        "--dir",
+        str(folder),
+        "--jobs=1",
+    ]
     command = [sys.executable, "-m", "rlrun", "sweep"]
     process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     first = folder / "000-seed1"
@@ -122,7 +172,16 @@ def wait(condition, seconds=90.0):
 def test_jobs_stand_under_one_mlflow_run(tmp_path):
     from rlrun.loggers.mlflow import open_experiment
 
-    words = ["algo=pg", "env=CartPole-v1", "logger=[mlflow]", "resources=debug", "seed=1,2", "env_steps=400", f"runs_root={tmp_path}", "--jobs=2"]
+    words = [
+        "algo=pg",
+        "env=CartPole-v1",
+        "logger=[mlflow]",
+        "resources=debug",
+        "seed=1,2",
+        "env_steps=400",
+        f"runs_root={tmp_path}",
+        "--jobs=2",
+    ]
     assert _dispatch(["sweep", *words]) == 0
     client, experiment = open_experiment(None, tmp_path, "rlrun")
     runs = {run.info.run_name: run for run in client.search_runs([experiment])}
@@ -136,10 +195,27 @@ def test_jobs_stand_under_one_mlflow_run(tmp_path):
 def test_a_search_finds_its_values_and_says_the_best(tmp_path, capsys):
     pytest.importorskip("optuna")
     folder = tmp_path / "search"
-    words = ["algo=pg", *QUICK, "algo.lr=tag(log,interval(1e-4,1e-2))", "--search", "tpe", "--trials", "2", "--prune", "--jobs", "2", "--dir", str(folder)]
+    words = [
+        "algo=pg",
+        *QUICK,
+        "algo.lr=tag(log,interval(1e-4,1e-2))",
+        "--search",
+        "tpe",
+        "--trials",
+        "2",
+        "--prune",
+        "--jobs",
+        "2",
+        "--dir",
+        str(folder),
+    ]
     assert _dispatch(["sweep", *words]) == 0
     made = outcomes(folder)
-    assert len(made) == 2 and all(one["status"] == "COMPLETED" for one in made.values()) and "best of 2: return" in capsys.readouterr().out
+    assert (
+        len(made) == 2
+        and all(one["status"] == "COMPLETED" for one in made.values())
+        and "best of 2: return" in capsys.readouterr().out
+    )
     lrs = {word for one in made.values() for word in one["words"] if word.startswith("algo.lr=")}
     assert len(lrs) == 2 and len(json.loads((folder / "sweep.json").read_text())["jobs"]) == 2
     assert _dispatch(["sweep", "--resume", str(folder)]) == 0, "nothing is left to do"
@@ -147,13 +223,43 @@ def test_a_search_finds_its_values_and_says_the_best(tmp_path, capsys):
 
 def test_a_population_trains_in_parts_and_takes_over(tmp_path, capsys):
     folder = tmp_path / "pbt"
-    words = ["algo=pg", "env=CartPole-v1", "logger=[]", "resources=debug", "env_steps=3200", "algo.lr=tag(log,interval(1e-5,1e-2))"]
-    assert _dispatch(["sweep", *words, "--search", "pbt", "--trials", "2", "--every", "1600", "--jobs", "2", "--dir", str(folder)]) == 0
+    words = [
+        "algo=pg",
+        "env=CartPole-v1",
+        "logger=[]",
+        "resources=debug",
+        "env_steps=3200",
+        "algo.lr=tag(log,interval(1e-5,1e-2))",
+    ]
+    assert (
+        _dispatch(
+            [
+                "sweep",
+                *words,
+                "--search",
+                "pbt",
+                "--trials",
+                "2",
+                "--every",
+                "1600",
+                "--jobs",
+                "2",
+                "--dir",
+                str(folder),
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert "takes over from" in said and "best of 2: member-0" in said
-    assert {one["status"] for one in outcomes(folder).values()} == {"COMPLETED"} and all(one["env_steps"] >= 3200 for one in outcomes(folder).values())
+    assert {one["status"] for one in outcomes(folder).values()} == {"COMPLETED"} and all(
+        one["env_steps"] >= 3200 for one in outcomes(folder).values()
+    )
     state = json.loads((folder / "population.json").read_text())["members"]
-    assert all(member["generation"] == 2 for member in state) and sum("took_over" in entry for member in state for entry in member["history"]) >= 1
+    assert (
+        all(member["generation"] == 2 for member in state)
+        and sum("took_over" in entry for member in state for entry in member["history"]) >= 1
+    )
     log = (folder / "logs" / "member-00.log").read_text()
     assert "rlrun resume: pg on CartPole-v1" in log and "from the checkpoint at" in log
 
@@ -161,11 +267,28 @@ def test_a_population_trains_in_parts_and_takes_over(tmp_path, capsys):
 def test_jobs_go_through_a_queue(tmp_path, capsys):
     pytest.importorskip("submitit")
     folder = tmp_path / "queued"
-    words = ["algo=pg", *QUICK, "seed=1,2", "--cluster", "local", "--queue", "timeout_min=5", "--jobs", "2", "--dir", str(folder)]
+    words = [
+        "algo=pg",
+        *QUICK,
+        "seed=1,2",
+        "--cluster",
+        "local",
+        "--queue",
+        "timeout_min=5",
+        "--jobs",
+        "2",
+        "--dir",
+        str(folder),
+    ]
     assert _dispatch(["sweep", *words]) == 0
     assert [one["status"] for one in outcomes(folder).values()] == ["COMPLETED", "COMPLETED"]
-    assert "rlrun train: pg on CartPole-v1" in (folder / "logs" / "000-seed1.log").read_text() and list((folder / "queue").iterdir())
-    for flag, value, said in (("--cluster", "slrum", "There is no --cluster slrum. Did you mean slurm"), ("--queue", "partition", "say key=value")):
+    assert "rlrun train: pg on CartPole-v1" in (folder / "logs" / "000-seed1.log").read_text() and list(
+        (folder / "queue").iterdir()
+    )
+    for flag, value, said in (
+        ("--cluster", "slrum", "There is no --cluster slrum. Did you mean slurm"),
+        ("--queue", "partition", "say key=value"),
+    ):
         other = ["--cluster", "local", "--jobs", "1", "--dir", str(tmp_path / flag.strip("-")), flag, value]
         with pytest.raises(UserError, match=said):
             _dispatch(["sweep", "algo=pg", *QUICK, *other])

@@ -17,7 +17,11 @@ def installed(tmp_path_factory):
     source = folder / "source"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(source)], check=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)], check=True, capture_output=True)
+    subprocess.run(
+        [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)],
+        check=True,
+        capture_output=True,
+    )
     wheel = next(folder.glob("rlrun-*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
@@ -26,14 +30,25 @@ def installed(tmp_path_factory):
 
 def rlrun(site: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    return subprocess.run([sys.executable, "-m", "rlrun", *words], capture_output=True, text=True, timeout=120, env=environment, cwd=cwd)
+    return subprocess.run(
+        [sys.executable, "-m", "rlrun", *words], capture_output=True, text=True, timeout=120, env=environment, cwd=cwd
+    )
 
 
 def test_the_wheel_has_everything(installed):
     names = set(zipfile.ZipFile(installed[0]).namelist())
-    assert {"rlrun/py.typed", "rlrun/_data/conf/train.yaml", "rlrun/_data/tuned/impala/pong.yaml", "rlrun/rllib/options/impala.yaml"} <= names
+    assert {
+        "rlrun/py.typed",
+        "rlrun/_data/conf/train.yaml",
+        "rlrun/_data/tuned/impala/pong.yaml",
+        "rlrun/rllib/options/impala.yaml",
+    } <= names
     packages = {str(p.relative_to(ROOT).as_posix()) for p in (ROOT / "rlrun").rglob("*.py")}
-    tracked = set(subprocess.run(["git", "-C", str(ROOT), "ls-files", "rlrun/*.py"], capture_output=True, text=True, check=True).stdout.split())
+    tracked = set(
+        subprocess.run(
+            ["git", "-C", str(ROOT), "ls-files", "rlrun/*.py"], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
     assert packages & tracked <= names
     assert not any(name.startswith(("tests/", "conf/")) for name in names)
 

@@ -23,7 +23,15 @@ ROW = {"observation": Field((3,), torch.uint8)}
 
 
 def make(columns: int = 2):
-    return fragment_layout(ROW, Field((), torch.int64), {"log_prob": Field((), torch.float32)}, {"hidden": Field((5,), torch.float32)}, 4, columns, 2)
+    return fragment_layout(
+        ROW,
+        Field((), torch.int64),
+        {"log_prob": Field((), torch.float32)},
+        {"hidden": Field((5,), torch.float32)},
+        4,
+        columns,
+        2,
+    )
 
 
 def test_a_fragment_has_the_rows_of_the_house():
@@ -55,7 +63,10 @@ def test_a_batch_is_immutable_and_indexes_every_field():
 
 
 def test_stack_columns_keeps_order_with_and_without_memory():
-    parts = [allocate(make()).map(lambda x, n=n: torch.full_like(x, n % 2 if x.dtype == torch.bool else n)) for n in (1, 2, 3)]
+    parts = [
+        allocate(make()).map(lambda x, n=n: torch.full_like(x, n % 2 if x.dtype == torch.bool else n))
+        for n in (1, 2, 3)
+    ]
     stacked = stack_columns(parts)
     assert stacked.reward[0].tolist() == [1, 1, 2, 2, 3, 3] and stacked.core.hidden.shape == (3, 6, 5)
     out = stack_columns(parts, allocate(make(6)))
@@ -74,13 +85,29 @@ def test_schedules():
     assert Schedule.parse("1.0 to 0.0 over 1e2") == linear
     points = Schedule.parse([[10, 1.0], [20, 3.0], [40, 3.0]])
     assert [points(Clock(s)) for s in (0, 10, 15, 30, 50)] == [1.0, 1.0, 2.0, 3.0, 3.0]
-    for bad in ("x", None, True, {"start": 1}, [[5, 1], [5, 2]], [], {"start": 1, "end": 0, "steps": 0}, "1 to 2", "a to b over c", "1 to 0 over 0"):
+    for bad in (
+        "x",
+        None,
+        True,
+        {"start": 1},
+        [[5, 1], [5, 2]],
+        [],
+        {"start": 1, "end": 0, "steps": 0},
+        "1 to 2",
+        "a to b over c",
+        "1 to 0 over 0",
+    ):
         with pytest.raises(ValueError):
             Schedule.parse(bad)
 
 
 def test_seed_streams_do_not_meet():
-    drawn = {Seeds(seed).integer(name, *ids) for seed in (0, 1, 2) for name in ("env", "eval") for ids in ((0, 0), (0, 1), (1, 0), (0, 0, 1))}
+    drawn = {
+        Seeds(seed).integer(name, *ids)
+        for seed in (0, 1, 2)
+        for name in ("env", "eval")
+        for ids in ((0, 0), (0, 1), (1, 0), (0, 0, 1))
+    }
     assert len(drawn) == 24
     assert Seeds(1).integer("env", 2) == Seeds(1).integer("env", 2) < 2**31 - 2**16
 
@@ -119,7 +146,12 @@ def test_optimizer_clips_schedules_and_survives_nan():
 
 def torch_s_own(kind, parameters):
     more = {"momentum": 0.5} if kind in ("sgd", "rmsprop") else {}
-    return {"adam": torch.optim.Adam, "radam": torch.optim.RAdam, "sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop}[kind](parameters, lr=0.1, **more)
+    return {
+        "adam": torch.optim.Adam,
+        "radam": torch.optim.RAdam,
+        "sgd": torch.optim.SGD,
+        "rmsprop": torch.optim.RMSprop,
+    }[kind](parameters, lr=0.1, **more)
 
 
 @pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop", "sgd"])
@@ -131,7 +163,12 @@ def test_steps_are_those_of_pytorch_s_optimisers_over_single_parameters(kind):
     mine = [torch.nn.Parameter(torch.randn(shape, generator=rng)) for shape in shapes]
     mine[-1] = torch.nn.Parameter(mine[-1].detach().contiguous(memory_format=torch.channels_last))
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in mine]
-    optimizer = Optimizer(mine, OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.99, momentum=0.5, beta1=0.9, beta2=0.999), Schedule.parse(0.1), 1.0)
+    optimizer = Optimizer(
+        mine,
+        OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.99, momentum=0.5, beta1=0.9, beta2=0.999),
+        Schedule.parse(0.1),
+        1.0,
+    )
     assert mine[-1].is_contiguous(memory_format=torch.channels_last)
     other = torch_s_own(kind, theirs)
     for index in range(4):
@@ -169,7 +206,9 @@ def test_an_optimizer_s_state_is_by_parameter_and_another_one_s_is_refused():
 
 def of(kind, momentum=0.0, parameter=None):
     cfg = OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.99, momentum=momentum, beta1=0.9, beta2=0.999)
-    return Optimizer([torch.nn.Parameter(torch.ones(3)) if parameter is None else parameter], cfg, Schedule.parse(0.1), 0.0)
+    return Optimizer(
+        [torch.nn.Parameter(torch.ones(3)) if parameter is None else parameter], cfg, Schedule.parse(0.1), 0.0
+    )
 
 
 @pytest.mark.parametrize("kind", ["sgd", "rmsprop"])
@@ -215,7 +254,9 @@ def test_a_parameter_that_was_moved_is_noticed():
 def test_a_checkpoint_holds_no_more_than_its_tensors(tmp_path):
     net, other = torch.nn.Linear(10, 10), torch.nn.Linear(300, 300)
     adam([*net.parameters(), *other.parameters()])
-    path = Checkpoints(tmp_path, keep=1).save(5, {"policy": {"state": net.state_dict(), "more": [net.weight.detach()]}}, {}, False)
+    path = Checkpoints(tmp_path, keep=1).save(
+        5, {"policy": {"state": net.state_dict(), "more": [net.weight.detach()]}}, {}, False
+    )
     assert path is not None and (path / "policy.pt").stat().st_size < 5000
     saved = load_part(path, "policy")
     assert torch.equal(saved["state"]["weight"], net.weight) and torch.equal(saved["more"][0], net.weight)
@@ -271,7 +312,9 @@ def test_a_wrong_choice_is_soon_seen_and_a_right_one_is_seldom_asked_again():
     assert machine.threads.chosen == 2 and machine.time < 3.0, "seconds"
     machine.used.clear()
     machine.updates(30_000)  # five minutes
-    assert machine.threads.chosen == 2 and 6 * 6 <= machine.used.count(1) <= 6 * 10, "after 2, 4, 8, 16, 32 and 60 seconds"
+    assert machine.threads.chosen == 2 and 6 * 6 <= machine.used.count(1) <= 6 * 10, (
+        "after 2, 4, 8, 16, 32 and 60 seconds"
+    )
 
 
 def test_trying_costs_little_where_updates_are_long():
@@ -287,10 +330,17 @@ def test_trying_costs_little_where_updates_are_long():
 def test_two_things_are_done_beside_each_other():
     beside = HelperThread()
     here, meeting = threading.get_ident(), threading.Barrier(2, timeout=10.0)
-    assert beside(threading.get_ident, lambda: threading.get_ident()) == (here, here), "with one thread one after the other"
+    assert beside(threading.get_ident, lambda: threading.get_ident()) == (here, here), (
+        "with one thread one after the other"
+    )
     beside.threads = 4
-    _, second = beside(lambda: (meeting.wait(), torch.get_num_threads()), lambda: (meeting.wait(), threading.get_ident(), torch.get_num_threads()))
-    assert second[1] != here and second[2] == 2, "at the same time, or the barrier would break; with half of the threads"
+    _, second = beside(
+        lambda: (meeting.wait(), torch.get_num_threads()),
+        lambda: (meeting.wait(), threading.get_ident(), torch.get_num_threads()),
+    )
+    assert second[1] != here and second[2] == 2, (
+        "at the same time, or the barrier would break; with half of the threads"
+    )
     assert beside(threading.get_ident, threading.get_ident) == (here, second[1]), "by the same helper"
 
 

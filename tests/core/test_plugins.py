@@ -28,7 +28,12 @@ def in_the_example(monkeypatch):
 
 def rlrun(*words, code=0):
     """Runs the command in the example's folder and returns its standard output."""
-    command = [sys.executable, "-c", "import sys; sys.path.pop(0); from rlrun.cli import main; main()", *map(str, words)]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.path.pop(0); from rlrun.cli import main; main()",
+        *map(str, words),
+    ]
     done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
@@ -45,7 +50,11 @@ def test_env_wrapper_encoder_and_callback_in_sampler_processes(tmp_path):
                  "env_steps=20000", "stop.return_mean=0.5", f"run_dir={path}")  # fmt: skip
     last = rows_of(path)[-1]
     assert last["sample/return_mean"] >= 0.5, "4 steps to the right, 0.1 each: 0.6"
-    assert last["sample/success_rate"] > 0.9 and 4 < last["sample/info/cell"] < 8 and not any("note" in key for key in last)
+    assert (
+        last["sample/success_rate"] > 0.9
+        and 4 < last["sample/info/cell"] < 8
+        and not any("note" in key for key in last)
+    )
     assert last["my/best_episode"] == pytest.approx(0.6, abs=1e-5)
     assert f"Best: STOPPED after {last['updates']} updates, best episode 0.60" in said
     assert "return 0.6" in rlrun("evaluate", path, "episodes=3")
@@ -54,7 +63,17 @@ def test_env_wrapper_encoder_and_callback_in_sampler_processes(tmp_path):
 
 def test_an_algorithm_of_ones_own_trains_resumes_and_evaluates(tmp_path):
     path = tmp_path / "run"
-    rlrun("train", "--config-dir", "conf", "algo=clipped_pg", *BASE, "env_steps=20000", "stop.return_mean=0.95", "stop.wall_sec=60", f"run_dir={path}")
+    rlrun(
+        "train",
+        "--config-dir",
+        "conf",
+        "algo=clipped_pg",
+        *BASE,
+        "env_steps=20000",
+        "stop.return_mean=0.95",
+        "stop.wall_sec=60",
+        f"run_dir={path}",
+    )
     assert rows_of(path)[-1]["sample/return_mean"] >= 0.95
     assert "return 1.00" in rlrun("evaluate", path, "episodes=3")
     rlrun("resume", path, "env_steps=30000", "stop.return_mean=null")
@@ -80,14 +99,24 @@ def test_fine_tuning_takes_weights_and_no_coefficients(tmp_path):
     plain = tmp_path / "plain"
     assert _dispatch(["train", *small, f"run_dir={plain}"]) == 0
     saved = checkpoints_of(plain).load(parts=("policy",))[0]["policy"]
-    made = Wired(type_config(compose(*small, f"init={plain}", "algo.kl_coef=0.5", "algo.normalize_reward=true", "seed=3"))).algorithm()
+    made = Wired(
+        type_config(compose(*small, f"init={plain}", "algo.kl_coef=0.5", "algo.normalize_reward=true", "seed=3"))
+    ).algorithm()
     assert float(made.kl_coef) == 0.5 and float(made.reward_scale.count) == 0.0
     assert all(torch.equal(value, saved[name]) for name, value in made.policy.state_dict().items())
 
 
 def test_the_same_run_again(tmp_path):
     paths = [tmp_path / name for name in ("one", "two", "three")]
-    words = ["algo=ppo", *BASE, "resources=debug", "algo.fragment_length=16", "algo.batch_size=64", "algo.minibatch_size=32", "env_steps=600"]
+    words = [
+        "algo=ppo",
+        *BASE,
+        "resources=debug",
+        "algo.fragment_length=16",
+        "algo.batch_size=64",
+        "algo.minibatch_size=32",
+        "env_steps=600",
+    ]
     assert _dispatch(["train", *words, f"run_dir={paths[0]}"]) == 0
     assert _dispatch(["train", "--from-run", str(paths[0]), f"run_dir={paths[1]}"]) == 0
     assert _dispatch(["train", f"--from-run={paths[0]}", "seed=5", "algo.lr=1e-3", f"run_dir={paths[2]}"]) == 0
@@ -132,9 +161,21 @@ def test_from_run_needs_a_run(words, said):
 def test_weights_that_do_not_fit_get_a_sentence(tmp_path):
     path = tmp_path / "run"
     small = ["resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "env_steps=20"]
-    assert _dispatch(["train", "algo=impala", "env=rlrun/Identity-v0", *small, "model.hidden=[8]", f"run_dir={path}"]) == 0
+    assert (
+        _dispatch(["train", "algo=impala", "env=rlrun/Identity-v0", *small, "model.hidden=[8]", f"run_dir={path}"]) == 0
+    )
     with pytest.raises(UserError, match="do not fit this run's env and model"):
-        _dispatch(["train", "algo=impala", "env=rlrun/Identity-v0", *small, "model.hidden=[9]", f"init={path}", f"run_dir={tmp_path / 'b'}"])
+        _dispatch(
+            [
+                "train",
+                "algo=impala",
+                "env=rlrun/Identity-v0",
+                *small,
+                "model.hidden=[9]",
+                f"init={path}",
+                f"run_dir={tmp_path / 'b'}",
+            ]
+        )
     with pytest.raises(UserError, match=r"There is no option algo\.lrr"):
         _dispatch(["train", "--from-run", str(path), "algo.lrr=3"])
     with pytest.raises(UserError, match="cannot be chosen anew with --from-run"):
@@ -153,17 +194,37 @@ def test_what_cannot_be_inside_gets_a_sentence(words, said):
 
 
 def test_a_callback_that_raises_is_named(tmp_path, capsys):
-    assert _dispatch(["train", "algo=ppo", *BASE, "callbacks=[my_rl.broken:Raising]", f"run_dir={tmp_path / 'run'}"]) == 1
+    assert (
+        _dispatch(["train", "algo=ppo", *BASE, "callbacks=[my_rl.broken:Raising]", f"run_dir={tmp_path / 'run'}"]) == 1
+    )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "FAILED" and summary["reason"] == "callbacks=my_rl.broken:Raising failed in on_update: KeyError: 'nothing'"
+    assert (
+        summary["status"] == "FAILED"
+        and summary["reason"] == "callbacks=my_rl.broken:Raising failed in on_update: KeyError: 'nothing'"
+    )
 
 
 def test_a_run_keeps_the_layout_that_was_decided(tmp_path):
     """The choice is measured once: a resumed run must not choose differently because the machine is busier."""
     path = tmp_path / "run"
-    assert _dispatch(["train", "algo=ppo", *BASE, "env_steps=300", "algo.batch_size=256", "algo.minibatch_size=64", f"run_dir={path}"]) == 0
+    assert (
+        _dispatch(
+            [
+                "train",
+                "algo=ppo",
+                *BASE,
+                "env_steps=300",
+                "algo.batch_size=256",
+                "algo.minibatch_size=64",
+                f"run_dir={path}",
+            ]
+        )
+        == 0
+    )
     resources = load_yaml(path / "config.yaml")["resources"]
     assert resources["inference"] in ("serial", "local") and resources["num_learners"] == 1
     assert isinstance(resources["num_samplers"], int) and isinstance(resources["envs_per_sampler"], int)
     wiring = Wired(type_config(load_yaml(path / "config.yaml")))
-    assert wiring.plan.settings() == {key: resources[key] for key in ("inference", "num_learners", "num_samplers", "envs_per_sampler")}
+    assert wiring.plan.settings() == {
+        key: resources[key] for key in ("inference", "num_learners", "num_samplers", "envs_per_sampler")
+    }

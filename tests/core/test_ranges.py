@@ -24,7 +24,9 @@ class Options:
 FINE = {"count": 1, "lr": 0, "tau": 1, "widths": [3, 1], "clip": "none", "every": None, "theta": 1.99}
 
 
-@pytest.mark.parametrize("change", [{}, {"lr": [[0, 1e-3], [10, 0]]}, {"clip": 0.5}, {"every": 7}, {"tau": 1e-9}, {"widths": []}])
+@pytest.mark.parametrize(
+    "change", [{}, {"lr": [[0, 1e-3], [10, 0]]}, {"clip": 0.5}, {"every": 7}, {"tau": 1e-9}, {"widths": []}]
+)
 def test_what_lies_in_its_range_is_taken(change):
     made = typed(Options, FINE | change, "algo")
     assert made.count == 1 and made.theta == 1.99

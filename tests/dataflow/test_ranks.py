@@ -37,7 +37,14 @@ from rlrun.runtime.plan import plan
 
 # There is one minibatch with all rows, so that their order does not matter, and every option that sums over learners.
 WHOLE = {
-    "ppo": ["algo.minibatch_size=20", "algo.num_epochs=2", "algo.sequence_length=5", "algo.kl_coef=0.1", "algo.normalize_reward=true", "algo.reward_clip=none"],
+    "ppo": [
+        "algo.minibatch_size=20",
+        "algo.num_epochs=2",
+        "algo.sequence_length=5",
+        "algo.kl_coef=0.1",
+        "algo.normalize_reward=true",
+        "algo.reward_clip=none",
+    ],
     "pg": ["algo.baseline=true", "algo.normalize_advantage=true"],
     "a2c": ["algo.normalize_advantage=true", "algo.microbatch_size=5"],
     "appo": ["algo.kl_coef=0.1", "algo.target_update_interval=1"],
@@ -48,8 +55,18 @@ WHOLE["ddppo"] = [*WHOLE["ppo"], "algo.cut_share=1"]
 WHOLE |= {algo: ["algo.actor_lr=0.01", "algo.critic_lr=0.01", "algo.l2=0.01"] for algo in ACTORS}
 WHOLE["td3"] += ["algo.policy_delay=1"]
 WHOLE["icm"] = ["algo.minibatch_size=20", "algo.sequence_length=5", "+algo.max_grad_norm=1.0"]
-SPACES = {"discrete": CASES["discrete"], "lstm": CASES["lstm"], "every space": CASES["every space"], "box": CASES["box"]}
-TOGETHER = [(algo, case) for algo in options("algo") for case in SPACES if fits(algo, case) and (case != "box" or algo in ACTORS)]
+SPACES = {
+    "discrete": CASES["discrete"],
+    "lstm": CASES["lstm"],
+    "every space": CASES["every space"],
+    "box": CASES["box"],
+}
+TOGETHER = [
+    (algo, case)
+    for algo in options("algo")
+    for case in SPACES
+    if fits(algo, case) and (case != "box" or algo in ACTORS)
+]
 
 
 def typed(*words):
@@ -79,7 +96,9 @@ def updates(ranks: Ranks, algo: str, case: str):
 def part(batch: Batch, columns: slice) -> Batch:
     """Returns these columns of a batch. `weight` and `key`, which replay adds, have no row dimension."""
     single = {name: batch[name][columns] for name in ("weight", "key") if name in batch}
-    return Batch({**Batch({name: value for name, value in batch.items() if name not in single}).columns(columns), **single})
+    return Batch(
+        {**Batch({name: value for name, value in batch.items() if name not in single}).columns(columns), **single}
+    )
 
 
 def flat(made) -> torch.Tensor:
@@ -118,15 +137,27 @@ def test_two_learners_make_the_update_of_one_with_the_whole_batch(two_ranks, alg
 def test_every_row_is_counted_once(tmp_path, kind, runner):
     """The counting algorithm asserts in both processes that the clock is the sum of all learners' rows."""
     words = ["resources.num_learners=2", "env_steps=600", "log_every_sec=0.001", f"runner={runner}"]
-    algorithm, job, rows = run_wired(counting(typed, kind, *words, "resources.envs_per_sampler=1" if kind == "serial" else "seed=0"), tmp_path)
+    algorithm, job, rows = run_wired(
+        counting(typed, kind, *words, "resources.envs_per_sampler=1" if kind == "serial" else "seed=0"), tmp_path
+    )
     assert job.status == "COMPLETED" and 600 <= job.clock.env_steps < 640
     assert job.episodes.mean == 28.0 and job.episodes.count >= 60, "episodes of both learners"
     assert algorithm.updates == job.clock.updates and rows[-1]["env_steps"] == job.clock.env_steps
 
 
-@pytest.mark.parametrize("algo, runner", [("ppo", []), ("impala", ["runner.num_sgd_iter=2"]), ("ddppo", []), ("rainbow", [])])
+@pytest.mark.parametrize(
+    "algo, runner", [("ppo", []), ("impala", ["runner.num_sgd_iter=2"]), ("ddppo", []), ("rainbow", [])]
+)
 def test_two_learners_learn_what_one_does(tmp_path, algo, runner):
-    words = ["env=rlrun/Identity-v0", "resources.num_learners=2", "resources.inference=serial", "logger=[]", "env_steps=60000", "stop.return_mean=18", *runner]
+    words = [
+        "env=rlrun/Identity-v0",
+        "resources.num_learners=2",
+        "resources.inference=serial",
+        "logger=[]",
+        "env_steps=60000",
+        "stop.return_mean=18",
+        *runner,
+    ]
     _, job, _ = run_wired(Wired(typed(*small(algo, "quick"), *words)), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18
 
@@ -153,7 +184,10 @@ def test_a_killed_learner_ends_the_run(tmp_path):
 def test_a_broken_sampler_of_another_learner_ends_the_run(tmp_path):
     """The samplers of both learners fail, and the run names the one that failed first."""
     with pytest.raises(RunFailed, match=r"sampler-\d failed"):
-        run_wired(counting(typed, "local", "resources.num_learners=2", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise"), tmp_path)
+        run_wired(
+            counting(typed, "local", "resources.num_learners=2", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise"),
+            tmp_path,
+        )
 
 
 def test_a_cut_learner_stops_short_and_its_episodes_go_on(tmp_path):
@@ -179,7 +213,10 @@ def test_a_cut_learner_stops_short_and_its_episodes_go_on(tmp_path):
     cut.finished[:2] = 3
     after = sampler.take(1)[0].batch
     check_rows_follow = after.obs.observation[0]
-    assert torch.equal(check_rows_follow, short.obs.observation[20]) and not after.is_first[0].any() | short.is_first[20].any()
+    assert (
+        torch.equal(check_rows_follow, short.obs.observation[20])
+        and not after.is_first[0].any() | short.is_first[20].any()
+    )
     assert int(cut.finished[2]) == 4
 
 
@@ -230,13 +267,24 @@ def test_every_learners_replay_is_saved_and_goes_on(tmp_path):
     last = max((path / "checkpoints").glob("0*"))
     for rank, part in enumerate(("replay.pt", "replay-1.pt")):
         before, after = (torch.load(folder / part, weights_only=True)["replay"] for folder in (first, last))
-        assert 700 < before["head"][0] < after["head"][0] < before["head"][0] + 300, "this learner's rows, and new ones behind them"
+        assert 700 < before["head"][0] < after["head"][0] < before["head"][0] + 300, (
+            "this learner's rows, and new ones behind them"
+        )
         assert len((last / f"replay-{rank}.bin").read_bytes()) > rows[rank]
     updates = [json.loads((folder / "run.json").read_text())["updates"] for folder in (first, last)]
     assert updates[1] - updates[0] == pytest.approx(100, abs=4), "an update every 4 env steps, from the first on"
     before = (path / "config.yaml").read_text()
     with pytest.raises(UserError, match="another capacity, runner, num_shards, num_learners"):
-        _dispatch(["resume", str(path), "env_steps=3000", "resources.num_learners=1", "resources.num_samplers=1", "resources.envs_per_sampler=1"])
+        _dispatch(
+            [
+                "resume",
+                str(path),
+                "env_steps=3000",
+                "resources.num_learners=1",
+                "resources.num_samplers=1",
+                "resources.envs_per_sampler=1",
+            ]
+        )
     assert (path / "config.yaml").read_text() == before
 
 
@@ -295,7 +343,18 @@ def test_a_cut_needs_samplers_that_learn():
 def test_a_signal_to_the_whole_group_saves_and_exits(tmp_path, words):
     """Schedulers signal the whole process group; samplers and other learners leave the decision to the run."""
     path = tmp_path / "run"
-    command = [sys.executable, "-m", "rlrun", "train", "env=CartPole-v1", "env_steps=1e9", "logger=[]", "log_every_sec=0.2", f"run_dir={path}", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "rlrun",
+        "train",
+        "env=CartPole-v1",
+        "env_steps=1e9",
+        "logger=[]",
+        "log_every_sec=0.2",
+        f"run_dir={path}",
+        *words,
+    ]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
     while not (path / "progress.jsonl").exists() or not (path / "progress.jsonl").read_text():

@@ -70,7 +70,9 @@ class Source:
 def source(typed):
     wiring = Wired(typed("algo=impala", "env=rlrun/Counting-v0", "logger=[]", "resources=debug"))
     spec, policy = wiring.spec, CountingPolicy()
-    shape = fragment_layout(spec.obs_rows, spec.action_row, policy.record_spec(("log_prob",)), policy.core_spec(), ROWS, COLUMNS, ROWS)
+    shape = fragment_layout(
+        spec.obs_rows, spec.action_row, policy.record_spec(("log_prob",)), policy.core_spec(), ROWS, COLUMNS, ROWS
+    )
     return Source(SamplerPlan(
         make_env=wiring.plan.make_env(), make_policy=CountingPolicy, layout=shape, record=("log_prob",), core_every=ROWS, return_discount=None, columns=COLUMNS,
         workers=2, in_flight=2, seeds=Seeds(0), generation=0, timeout_sec=60.0,

@@ -35,7 +35,9 @@ def test_a_reader_in_bfloat16_gets_converted_weights():
     bus, reader = WeightBus(Net()), Net().to(torch.bfloat16)
     bus.publish(Net().fill(0.1), Clock())
     bus.read(reader, 0)
-    assert reader.a.weight.dtype == torch.bfloat16 and torch.allclose(reader.a.weight.float(), torch.tensor(0.1), atol=1e-3)
+    assert reader.a.weight.dtype == torch.bfloat16 and torch.allclose(
+        reader.a.weight.float(), torch.tensor(0.1), atol=1e-3
+    )
 
 
 def test_no_reader_ever_sees_half_of_one_version():
@@ -49,7 +51,9 @@ def test_no_reader_ever_sees_half_of_one_version():
             got = bus.read(mine, version)
             if got:
                 version = got[0]
-                values = {float(t.min()) for t in (*mine.parameters(), mine.count)} | {float(t.max()) for t in (*mine.parameters(), mine.count)}
+                values = {float(t.min()) for t in (*mine.parameters(), mine.count)} | {
+                    float(t.max()) for t in (*mine.parameters(), mine.count)
+                }
                 seen.add(version)
                 if len(values) != 1 or values != {float(got[1].updates)}:
                     torn.append(values)

@@ -23,7 +23,9 @@ def make(game, count=4, learning=True, threads=1, **options):
     words = [f"env.{k}={v}" for k, v in options.items()]
     cfg = type_config(compose("algo=impala", f"env={game}", *words)).env
     spec = registry.make_spec(cfg)
-    return registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(0), stream="env", learning=learning, threads=threads)(0, count)
+    return registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(0), stream="env", learning=learning, threads=threads)(
+        0, count
+    )
 
 
 def play(env, steps, seed=0):
@@ -81,7 +83,9 @@ def test_fire_is_pressed_after_a_lost_life_on_a_dead_row():
     assert pressed >= 4
     lazy = make("Breakout", count=1, fire="false")
     lazy.reset(0)
-    assert not any(lazy.step(np.zeros(1, dtype=np.int64)).terminated[0] for _ in range(400)), "without FIRE the ball never comes"
+    assert not any(lazy.step(np.zeros(1, dtype=np.int64)).terminated[0] for _ in range(400)), (
+        "without FIRE the ball never comes"
+    )
 
 
 def test_reported_returns_are_raw_and_whole_games(typed):
@@ -137,11 +141,24 @@ def test_threads_change_no_game():
     three.close()
 
 
-@pytest.mark.parametrize("words, threads", [(["resources.learner_threads=3"], 3), (["resources.learner_threads=1"], 1), (["resources.exact=true"], 1)])
+@pytest.mark.parametrize(
+    "words, threads",
+    [(["resources.learner_threads=3"], 3), (["resources.learner_threads=1"], 1), (["resources.exact=true"], 1)],
+)
 def test_a_serial_sampler_steps_games_with_the_threads_that_learn(typed, monkeypatch, words, threads):
     made = []
     monkeypatch.setattr("rlrun.envs.atari.AtariEnv", lambda *facts: made.append(facts[-1]) or AtariEnv(*facts))
-    wiring = Wired(typed("algo=dqn", "env=Pong", "resources.inference=serial", "replay.capacity=2000", "algo.learning_starts=100", "logger=[]", *words))
+    wiring = Wired(
+        typed(
+            "algo=dqn",
+            "env=Pong",
+            "resources.inference=serial",
+            "replay.capacity=2000",
+            "algo.learning_starts=100",
+            "logger=[]",
+            *words,
+        )
+    )
     wiring.sampler(0).close()
     assert made == [threads] and wiring.resources.envs_per_group == 4
 
@@ -166,7 +183,18 @@ def test_raw_screens_become_what_the_vector_env_shows():
     cfg = type_config(compose("algo=impala", "env=Breakout")).env
     spec, seeds = registry.make_spec(cfg), Seeds(0)
     env = AtariEnv(cfg, spec, seeds, "eval", 0, 1, learning=False)
-    screen = AtariEnv(dataclasses.replace(cfg, stack=1), spec, seeds, "eval", 0, 1, learning=False, height=210, width=160, grayscale=False)
+    screen = AtariEnv(
+        dataclasses.replace(cfg, stack=1),
+        spec,
+        seeds,
+        "eval",
+        0,
+        1,
+        learning=False,
+        height=210,
+        width=160,
+        grayscale=False,
+    )
     stack = ScreenStack(cfg)
     rng, games_seen, unequal = np.random.default_rng(0), 0, 0.0
     seen, raw = env.reset(0), screen.reset(0)
@@ -183,7 +211,9 @@ def test_raw_screens_become_what_the_vector_env_shows():
             games_seen += 1
     assert games_seen >= 1 and unequal < 1e-3
     two = np.stack([raw["observation"][0, 0], np.zeros((210, 160, 3), np.uint8)])
-    assert np.array_equal(ScreenStack(cfg).push(two), ScreenStack(cfg).push(two[0])), "two frames are merged by their maximum"
+    assert np.array_equal(ScreenStack(cfg).push(two), ScreenStack(cfg).push(two[0])), (
+        "two frames are merged by their maximum"
+    )
 
 
 def test_a_single_game_is_full_and_presses_fire_by_itself():

@@ -39,15 +39,23 @@ def test_rows_hold_the_last_action_and_reward(typed, kind):
 
 
 def test_the_memory_hears_them(typed):
-    made = Wired(typed("algo=ppo", "env=CartPole-v1", *SMALL, "algo.minibatch_size=10", "algo.sequence_length=5", *TOLD)).algorithm().policy
+    made = (
+        Wired(typed("algo=ppo", "env=CartPole-v1", *SMALL, "algo.minibatch_size=10", "algo.sequence_length=5", *TOLD))
+        .algorithm()
+        .policy
+    )
     from rlrun.core.batch import Batch
 
-    obs = Batch(observation=torch.ones(1, 4), prev_action=torch.zeros(1, dtype=torch.int64), prev_reward=torch.zeros(1, 1))
+    obs = Batch(
+        observation=torch.ones(1, 4), prev_action=torch.zeros(1, dtype=torch.int64), prev_reward=torch.zeros(1, 1)
+    )
     first = torch.ones(1, dtype=torch.bool)
 
     def value(**changes):
         with torch.no_grad():
-            return made.act(obs.replace(**changes), first, made.initial_state(1), Clock(), "greedy", torch.Generator(), ("value",)).record.value.item()
+            return made.act(
+                obs.replace(**changes), first, made.initial_state(1), Clock(), "greedy", torch.Generator(), ("value",)
+            ).record.value.item()
 
     assert len({value(), value(prev_action=torch.ones(1, dtype=torch.int64)), value(prev_reward=torch.ones(1, 1))}) == 3
 
@@ -57,7 +65,9 @@ def test_a_loaded_policy_tells_its_memory(tmp_path):
     words = ["algo=r2d2", "env=CartPole-v1", "logger=[]", "resources=debug", "env_steps=60", *TOLD, f"run_dir={path}"]
     assert _dispatch(["train", *words]) == 0
     trained, other = rlrun.load(path), rlrun.load(path)
-    env = registry.Factory(cfg=trained.config.env, spec=trained.spec, seeds=trained_seeds(), stream="user", learning=False)(0, 2)
+    env = registry.Factory(
+        cfg=trained.config.env, spec=trained.spec, seeds=trained_seeds(), stream="user", learning=False
+    )(0, 2)
     rows, reward = env.reset(0), None
     for _ in range(30):
         action = trained.policy_action(rows)

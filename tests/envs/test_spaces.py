@@ -26,7 +26,9 @@ def test_every_kind_of_action_reaches_the_env_as_its_space_says(typed, tmp_path,
     assert job.status == "COMPLETED" and rows[-1]["sample/episode_length_mean"] == 20
 
 
-@pytest.mark.parametrize("more", [[], ["model.action_distribution=beta"], ["model.action_distribution=squashed_gaussian"]])
+@pytest.mark.parametrize(
+    "more", [[], ["model.action_distribution=beta"], ["model.action_distribution=squashed_gaussian"]]
+)
 def test_all_parts_of_an_action_are_learnt_together(typed, tmp_path, more):
     """The best return is 60; a random policy gets about 12."""
     words = ["env=rlrun/EverySpace-v0", "resources=debug", "env_steps=200000", "stop.return_mean=48", "log_every_sec=1"]
@@ -36,7 +38,10 @@ def test_all_parts_of_an_action_are_learnt_together(typed, tmp_path, more):
 
 def test_masks_are_obeyed_and_used(typed, tmp_path):
     """The environment raises on an illegal action. The best return is 10; a random legal policy gets 5."""
-    _, job, _ = run_wired(Wired(typed(*LEARN, "env=rlrun/Masked-v0", "resources=debug", "env_steps=60000", "stop.return_mean=6.5")), tmp_path)
+    _, job, _ = run_wired(
+        Wired(typed(*LEARN, "env=rlrun/Masked-v0", "resources=debug", "env_steps=60000", "stop.return_mean=6.5")),
+        tmp_path,
+    )
     assert job.status == "STOPPED", job.episodes.mean
 
 

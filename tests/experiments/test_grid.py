@@ -5,8 +5,19 @@ from rlrun.experiments.grid import Interval, Variation, grid, job_name, parse
 
 
 def test_every_combination_is_a_job_and_the_last_word_varies_fastest():
-    space = parse(["algo=ppo,impala", "env_steps=1e4", "seed=range(1,4)", "logger=[]", "algo.lr={start: 1e-3, end: 0, steps: 100}"])
-    assert space.fixed == ("env_steps=1e4", "logger=[]", "algo.lr={start: 1e-3, end: 0, steps: 100}") and not space.intervals
+    space = parse(
+        [
+            "algo=ppo,impala",
+            "env_steps=1e4",
+            "seed=range(1,4)",
+            "logger=[]",
+            "algo.lr={start: 1e-3, end: 0, steps: 100}",
+        ]
+    )
+    assert (
+        space.fixed == ("env_steps=1e4", "logger=[]", "algo.lr={start: 1e-3, end: 0, steps: 100}")
+        and not space.intervals
+    )
     words = [[variation.word for variation in job] for job in grid(space.choices)]
     assert words == [[f"algo={algo}", f"seed={seed}"] for algo in ("ppo", "impala") for seed in (1, 2, 3)]
 
@@ -17,7 +28,10 @@ def test_one_run_is_a_grid_too():
 
 def test_lists_and_quoted_commas_are_single_values():
     space = parse(["algo.head.hidden=[256],[512]", "algo.n_step=[2,5]", "env.name='a,b'"])
-    assert space.choices == {"algo.head.hidden": ["[256]", "[512]"]} and space.fixed == ("algo.n_step=[2,5]", "env.name='a,b'")
+    assert space.choices == {"algo.head.hidden": ["[256]", "[512]"]} and space.fixed == (
+        "algo.n_step=[2,5]",
+        "env.name='a,b'",
+    )
 
 
 def test_globs_are_names_of_the_group():
@@ -27,7 +41,13 @@ def test_globs_are_names_of_the_group():
 
 
 def test_intervals_say_how_to_search():
-    space = parse(["algo.lr=tag(log, interval(1e-5, 1e-3))", "algo.num_epochs=int(interval(1, 8))", "algo.discount=interval(0.9, 1)"])
+    space = parse(
+        [
+            "algo.lr=tag(log, interval(1e-5, 1e-3))",
+            "algo.num_epochs=int(interval(1, 8))",
+            "algo.discount=interval(0.9, 1)",
+        ]
+    )
     assert space.intervals == {
         "algo.lr": Interval(1e-5, 1e-3, True, False), "algo.num_epochs": Interval(1, 8, False, True), "algo.discount": Interval(0.9, 1.0, False, False),
     }  # fmt: skip
@@ -52,7 +72,10 @@ def test_words_that_are_no_sweep(words, said):
 
 
 def test_names_of_folders():
-    assert job_name(3, [Variation("algo", "ppo"), Variation("env", "ALE/Pong-v5"), Variation("seed", "2")]) == "003-ppo-ALE_Pong-v5-seed2"
+    assert (
+        job_name(3, [Variation("algo", "ppo"), Variation("env", "ALE/Pong-v5"), Variation("seed", "2")])
+        == "003-ppo-ALE_Pong-v5-seed2"
+    )
     assert job_name(0, []) == "000"
     assert job_name(12, [Variation("algo.lr", "0.001"), Variation("algo@algo.inner", "a2c")]) == "012-lr0.001-a2c"
     assert "/" not in job_name(1, [Variation("env", "../../x:y z")])

@@ -10,7 +10,20 @@ import time
 import pytest
 
 from rlrun.core.errors import UserError
-from rlrun.experiments.jobs import Fixed, Here, Outcome, Place, Pool, TrainingJob, checkpoints, command_of, last_row, places, quoted, settle
+from rlrun.experiments.jobs import (
+    Fixed,
+    Here,
+    Outcome,
+    Place,
+    Pool,
+    TrainingJob,
+    checkpoints,
+    command_of,
+    last_row,
+    places,
+    quoted,
+    settle,
+)
 from rlrun.experiments.view import JobLines, counts, text_table
 
 # This script leaves what a run leaves: a row and, after {sleep} seconds, a summary. After SIGTERM the summary says
@@ -39,7 +52,9 @@ class Quiet:
 
 
 def job(folder, name, sleep=0.0, code=0):
-    return TrainingJob(name=name, words=(str(sleep), str(code)), run_dir=folder / name, log=folder / "logs" / f"{name}.log")
+    return TrainingJob(
+        name=name, words=(str(sleep), str(code)), run_dir=folder / name, log=folder / "logs" / f"{name}.log"
+    )
 
 
 def launch(one):
@@ -55,7 +70,12 @@ def pool(count=1, **options):
 def test_a_job_that_fails_does_not_stop_the_others(tmp_path):
     jobs = [job(tmp_path, "a"), job(tmp_path, "b", code=1), job(tmp_path, "c", code=2), job(tmp_path, "d")]
     made = pool(2).run(Fixed(jobs))
-    assert {outcome.job.name: outcome.status for outcome in made} == {"a": "COMPLETED", "b": "FAILED", "c": "FAILED", "d": "COMPLETED"}
+    assert {outcome.job.name: outcome.status for outcome in made} == {
+        "a": "COMPLETED",
+        "b": "FAILED",
+        "c": "FAILED",
+        "d": "COMPLETED",
+    }
     failed = next(outcome for outcome in made if outcome.job.name == "b")
     assert failed.reason == "it broke" and failed.env_steps == 3 and failed.return_mean == 0.5  # from the last row
     assert made[0].return_mean == 1.5 and made[0].env_steps == 7
@@ -108,13 +128,20 @@ def test_a_signal_lets_running_jobs_save_and_starts_no_more(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     threading.Thread(target=interrupt, daemon=True).start()
     made = running.run(Fixed([job(tmp_path, "a", sleep=60), job(tmp_path, "b")]))
-    assert running.signal == signal.SIGINT and [outcome.status for outcome in made] == ["INTERRUPTED"] and not (tmp_path / "b").exists()
+    assert (
+        running.signal == signal.SIGINT
+        and [outcome.status for outcome in made] == ["INTERRUPTED"]
+        and not (tmp_path / "b").exists()
+    )
     assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_the_second_signal_does_not_wait(tmp_path):
     running = pool()
-    deaf = RUN.replace('signal.signal(signal.SIGTERM, lambda *_: end("INTERRUPTED", 143))', "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    deaf = RUN.replace(
+        'signal.signal(signal.SIGTERM, lambda *_: end("INTERRUPTED", 143))',
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+    )
     running.starter = Here(lambda one: [sys.executable, "-c", deaf.format(folder=str(one.run_dir), sleep=60, code=0)])
 
     def interrupt():
@@ -149,7 +176,11 @@ def test_places_share_cores_and_gpus():
     assert [place.cores for place in places(2, [0, 1, 2, 3], [])] == [(0, 1), (2, 3)]
     assert [place.cores for place in places(3, [0, 1], [])] == [(0,), (0,), (1,)]
     assert [place.gpu for place in places(3, [0, 1, 2], ["0", "1"])] == ["0", "1", "0"]
-    assert len(places(None, list(range(16)), ["0"])) == 1 and len(places(None, list(range(16)), [])) == 8 and len(places(None, [0], [])) == 1
+    assert (
+        len(places(None, list(range(16)), ["0"])) == 1
+        and len(places(None, list(range(16)), [])) == 8
+        and len(places(None, [0], [])) == 1
+    )
     assert [core for place in places(5, list(range(16)), []) for core in place.cores] == list(range(16))
     with pytest.raises(UserError, match="at least 1"):
         places(0)
@@ -197,7 +228,12 @@ def test_lines_say_every_change_once(tmp_path, capsys):
     two.status, two.reason = "FAILED", "it broke"
     view.close([one, two])
     said = capsys.readouterr().out
-    assert said.count("RUNNING") == 2 and "1,234 env steps  return 5.00  1m01s" in said and "it broke" in said and "1 completed, 1 failed, 1 waiting" in said
+    assert (
+        said.count("RUNNING") == 2
+        and "1,234 env steps  return 5.00  1m01s" in said
+        and "it broke" in said
+        and "1 completed, 1 failed, 1 waiting" in said
+    )
     assert counts([], 2) == "2 waiting"
     assert text_table([["1", "22"], ["b", "3"]], ["x", "n"]) == "x   n\n1  22\nb   3"
 
@@ -207,7 +243,9 @@ def test_the_summary_of_an_earlier_session_is_no_outcome_of_this_one(tmp_path):
     one = job(tmp_path, "a")
     one.run_dir.mkdir()
     for status in ("COMPLETED", "INTERRUPTED"):
-        (one.run_dir / "summary.json").write_text(json.dumps({"status": status, "reason": "20480 env steps", "return_mean": 33.0}))
+        (one.run_dir / "summary.json").write_text(
+            json.dumps({"status": status, "reason": "20480 env steps", "return_mean": 33.0})
+        )
         starter = Here(lambda one: [sys.executable, "-c", "import sys; print('rlrun: it will not start'); sys.exit(2)"])
         made = Pool([Place((sorted(os.sched_getaffinity(0))[0],), None)], Quiet(), starter=starter).run(Fixed([one]))
         assert (made[0].status, made[0].reason, made[0].return_mean) == ("FAILED", "it will not start", None)
@@ -239,5 +277,9 @@ def test_a_run_that_still_saves_is_waited_for(tmp_path, capsys):
     threading.Timer(0.6, held.release).start()
     began = time.monotonic()
     clear(one)
-    assert time.monotonic() - began > 0.5 and not one.run_dir.exists() and "waiting for a, which is still saving" in capsys.readouterr().out
+    assert (
+        time.monotonic() - began > 0.5
+        and not one.run_dir.exists()
+        and "waiting for a, which is still saving" in capsys.readouterr().out
+    )
     assert not in_use(tmp_path)

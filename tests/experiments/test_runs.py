@@ -39,7 +39,11 @@ def runs(tmp_path):
 
 def test_runs_that_differ_in_their_seed_alone_are_one_group(runs):
     every = find([str(runs)])
-    assert len(every) == 5 and {label: len(members) for label, members in groups(every)} == {"a2c": 1, "pg lr=0.1": 2, "pg lr=0.004": 2}
+    assert len(every) == 5 and {label: len(members) for label, members in groups(every)} == {
+        "a2c": 1,
+        "pg lr=0.1": 2,
+        "pg lr=0.004": 2,
+    }
     assert telling(every) == ["algo.name", "algo.lr"]
     same = [run for run in every if run.path.name.startswith("pg-")]
     assert groups(same) == [("pg on CartPole-v1", same)] and differing(same) == []
@@ -57,8 +61,13 @@ def test_places_are_runs_sweeps_or_folders(runs, tmp_path):
 def test_plot_writes_what_its_name_says(runs, tmp_path, capsys):
     assert _dispatch(["plot", str(runs), "--out", str(tmp_path / "a.png")]) == 0
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    assert _dispatch(["plot", str(runs), "--metric", "return_mean,learn/entropy", "--out", str(tmp_path / "b.svg")]) == 0
-    assert capsys.readouterr().out.split()[-2:] == [str(tmp_path / "b-sample_return_mean.svg"), str(tmp_path / "b-learn_entropy.svg")]
+    assert (
+        _dispatch(["plot", str(runs), "--metric", "return_mean,learn/entropy", "--out", str(tmp_path / "b.svg")]) == 0
+    )
+    assert capsys.readouterr().out.split()[-2:] == [
+        str(tmp_path / "b-sample_return_mean.svg"),
+        str(tmp_path / "b-learn_entropy.svg"),
+    ]
     text = (tmp_path / "b-learn_entropy.svg").read_text()
     assert "pg lr=0.1 (2 seeds)" in text and "env steps, thousands" in text
     assert _dispatch(["plot", str(runs), "--out", str(tmp_path / "c.html")]) == 0
@@ -70,7 +79,9 @@ def test_the_interval_covers_what_all_runs_have_reached():
 
     x, mean, low, high = band([Curve([0, 10], [0.0, 10.0]), Curve([0, 20], [2.0, 42.0])], points=3)
     assert list(x) == [0, 5, 10] and list(mean) == [1.0, 8.5, 16.0]
-    assert high[0] - mean[0] == pytest.approx(12.706 * 2**0.5 / 2**0.5) and low[0] == pytest.approx(2 * mean[0] - high[0])
+    assert high[0] - mean[0] == pytest.approx(12.706 * 2**0.5 / 2**0.5) and low[0] == pytest.approx(
+        2 * mean[0] - high[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,11 +109,21 @@ def test_bad_words(words, said, runs):
 
 
 def test_compare_says_options_machine_and_outcome(runs, tmp_path, capsys):
-    other = saved(tmp_path / "other", *BASE, "seed=7", "algo.lr=0.1", returns=(1.0, 2.0, 3.0, 4.0), versions={"torch": "2.14"})
+    other = saved(
+        tmp_path / "other", *BASE, "seed=7", "algo.lr=0.1", returns=(1.0, 2.0, 3.0, 4.0), versions={"torch": "2.14"}
+    )
     assert _dispatch(["compare", str(runs / "pg-1"), str(other)]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"algo\.lr\s+0\.004\s+0\.1", said) and re.search(r"seed\s+1\s+7", said) and re.search(r"torch\s+2\.13\s+2\.14", said)
-    assert re.search(r"return at 2,000 env steps\s+20\s+2\n", said) and re.search(r"best return, last 100\s+20\s+4\n", said) and "run_dir" not in said
+    assert (
+        re.search(r"algo\.lr\s+0\.004\s+0\.1", said)
+        and re.search(r"seed\s+1\s+7", said)
+        and re.search(r"torch\s+2\.13\s+2\.14", said)
+    )
+    assert (
+        re.search(r"return at 2,000 env steps\s+20\s+2\n", said)
+        and re.search(r"best return, last 100\s+20\s+4\n", said)
+        and "run_dir" not in said
+    )
     assert _dispatch(["compare", str(other), str(other)]) == 0
     assert "the same options" in capsys.readouterr().out
 
@@ -118,7 +139,11 @@ def test_returns_at_the_same_steps_are_between_rows(tmp_path, capsys):
     assert _dispatch(["compare", str(one), str(other)]) == 0
     said = capsys.readouterr().out
     assert re.search(r"return at 2,500 env steps\s+15\s+20", said), said
-    assert commit("a" * 40 + "+") == "aaaaaaaaaa + local changes" and commit("a" * 40) == "aaaaaaaaaa" and commit(None) == "-"
+    assert (
+        commit("a" * 40 + "+") == "aaaaaaaaaa + local changes"
+        and commit("a" * 40) == "aaaaaaaaaa"
+        and commit(None) == "-"
+    )
 
 
 def test_a_seed_that_was_run_twice_is_no_second_seed(tmp_path):
@@ -134,18 +159,30 @@ def test_a_seed_that_was_run_twice_is_no_second_seed(tmp_path):
 
 def test_a_job_that_never_became_a_run_is_in_the_report(tmp_path):
     saved(tmp_path / "good", *BASE)
-    (tmp_path / "sweep.json").write_text(json.dumps({"command": "rlrun sweep ...", "jobs": [{"name": "good"}, {"name": "bad"}]}))
-    outcomes = [{"name": "good", "status": "COMPLETED", "reason": ""}, {"name": "bad", "status": "FAILED", "reason": "rlrun: dqn needs <discrete> actions"}]
+    (tmp_path / "sweep.json").write_text(
+        json.dumps({"command": "rlrun sweep ...", "jobs": [{"name": "good"}, {"name": "bad"}]})
+    )
+    outcomes = [
+        {"name": "good", "status": "COMPLETED", "reason": ""},
+        {"name": "bad", "status": "FAILED", "reason": "rlrun: dqn needs <discrete> actions"},
+    ]
     (tmp_path / "outcomes.json").write_text(json.dumps(outcomes))
     assert _dispatch(["report", str(tmp_path)]) == 0
     text = (tmp_path / "report.html").read_text()
-    assert "rlrun sweep ..." in text and "dqn needs &lt;discrete&gt; actions" in text and "<span>failed</span><b>1</b>" in text
+    assert (
+        "rlrun sweep ..." in text
+        and "dqn needs &lt;discrete&gt; actions" in text
+        and "<span>failed</span><b>1</b>" in text
+    )
 
 
 def test_commands_are_shown_as_one_would_type_them():
     from rlrun.commands.report import typed
 
-    assert typed("rlrun train algo=ppo 'logger=[]' 'run_dir='\"'\"'/tmp/a b'\"'\"'' logger.mlflow.parent=732c") == "rlrun train algo=ppo 'logger=[]'"
+    assert (
+        typed("rlrun train algo=ppo 'logger=[]' 'run_dir='\"'\"'/tmp/a b'\"'\"'' logger.mlflow.parent=732c")
+        == "rlrun train algo=ppo 'logger=[]'"
+    )
     assert typed("rlrun 'open") == "rlrun 'open"
 
 
@@ -167,12 +204,20 @@ def test_curves_without_a_common_stretch_are_drawn_all_the_same():
 def test_reports_say_it_all_and_need_nothing_else(runs, tmp_path):
     assert _dispatch(["report", str(runs / "pg-1")]) == 0
     text = (runs / "pg-1" / "report.html").read_text()
-    assert "pg on CartPole-v1, seed 1" in text and "a &lt;CPU&gt;" in text and "learn/entropy" in text and "algo.discount" in text and "2,000" in text
+    assert (
+        "pg on CartPole-v1, seed 1" in text
+        and "a &lt;CPU&gt;" in text
+        and "learn/entropy" in text
+        and "algo.discount" in text
+        and "2,000" in text
+    )
     assert not re.search(r'(src|href)="(?!#)', text) and "<script" not in text
     assert _dispatch(["report", str(runs), "--out", str(tmp_path / "many.html")]) == 0
     text = (tmp_path / "many.html").read_text()
     assert "pg lr=0.1" in text and "<td>30</td>" in text, "the mean of the two seeds' last returns"
-    assert text.index('<td class="left">pg lr=0.004</td>') < text.index('<td class="left">pg lr=0.1</td>'), "the best setting comes first"
+    assert text.index('<td class="left">pg lr=0.004</td>') < text.index('<td class="left">pg lr=0.1</td>'), (
+        "the best setting comes first"
+    )
 
 
 def test_a_run_without_a_finished_game_has_a_report(tmp_path):

@@ -13,7 +13,12 @@ from rlrun.experiments.jobs import Outcome
 from rlrun.experiments.population import FACTORS, PopulationTraining, bounded, fits, take_over, yaml_value
 from rlrun.experiments.search import Trials
 
-WORDS = ["algo=pg,a2c", "env=CartPole-v1", "algo.lr=tag(log, interval(1e-5, 1e-1))", "algo.batch_size=int(interval(2, 9))"]
+WORDS = [
+    "algo=pg,a2c",
+    "env=CartPole-v1",
+    "algo.lr=tag(log, interval(1e-5, 1e-1))",
+    "algo.batch_size=int(interval(2, 9))",
+]
 
 
 def allowed(words, name):
@@ -37,11 +42,19 @@ def test_values_are_drawn_from_lists_and_intervals(tmp_path):
     seen = []
     while (job := supply.next()) is not None:
         values = values_of(job)
-        assert values["algo"] in ("pg", "a2c") and 1e-5 <= float(values["algo.lr"]) <= 1e-1 and int(values["algo.batch_size"]) in range(2, 10)
+        assert (
+            values["algo"] in ("pg", "a2c")
+            and 1e-5 <= float(values["algo.lr"]) <= 1e-1
+            and int(values["algo.batch_size"]) in range(2, 10)
+        )
         assert values["env"] == "CartPole-v1" and job.run_dir.parent == tmp_path
         seen.append(values)
         finish(supply, job, 1.0)
-    assert len(seen) == 30 and {one["algo"] for one in seen} == {"pg", "a2c"} and len({one["algo.batch_size"] for one in seen}) > 5
+    assert (
+        len(seen) == 30
+        and {one["algo"] for one in seen} == {"pg", "a2c"}
+        and len({one["algo.batch_size"] for one in seen}) > 5
+    )
     assert sum(float(one["algo.lr"]) < 1e-3 for one in seen) > 8, "half of a logarithmic interval lies below its middle"
 
 
@@ -76,11 +89,17 @@ def test_a_run_that_does_worse_than_half_at_its_age_is_pruned(tmp_path):
             assert not supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": mean}))
         finish(supply, job, mean)
     job = supply.next()
-    asked = [supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": 25.0})) for step in range(50, 501, 50)]
+    asked = [
+        supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": 25.0}))
+        for step in range(50, 501, 50)
+    ]
     assert asked[-1] and not asked[0], "25 is below the median of 30, but a young run is not pruned"
     finish(supply, job, None, "PRUNED")
     job = supply.next()
-    assert not any(supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": 45.0})) for step in range(50, 1001, 50))
+    assert not any(
+        supply.look(Outcome(job=job, row={"env_steps": step, "sample/return_mean": 45.0}))
+        for step in range(50, 1001, 50)
+    )
     assert not supply.look(Outcome(job=job, row={"env_steps": 60, "sample/return_mean": None}))
 
 
@@ -91,7 +110,9 @@ def test_a_search_goes_on_where_it_was(tmp_path):
     finish(supply, second, None, "INTERRUPTED")
     later = trials(tmp_path, count=4)
     again = later.next()
-    assert again.name == second.name and again.words == second.words, "the interrupted run goes on with the values it had"
+    assert again.name == second.name and again.words == second.words, (
+        "the interrupted run goes on with the values it had"
+    )
     finish(later, again, 7.0)
     names = {first.name, again.name}
     while (job := later.next()) is not None:
@@ -111,12 +132,20 @@ def test_failed_runs_and_values_that_do_not_fit_are_told(tmp_path, capsys):
     while (job := supply.next()) is not None:
         ran.append(values_of(job)["algo"])
         finish(supply, job, None, "FAILED")
-    assert set(ran) == {"a2c"} and 0 < len(ran) < 12 and "no pg today" in capsys.readouterr().out and supply.best() is None
+    assert (
+        set(ran) == {"a2c"} and 0 < len(ran) < 12 and "no pg today" in capsys.readouterr().out and supply.best() is None
+    )
 
 
 # -- population --------------------------------------------------------------------------------------------------------
 
-SPACE = ["algo=pg", "env=CartPole-v1", "env_steps=400", "algo.lr=tag(log, interval(1e-5, 1e-1))", "algo.optimizer.kind=adam,rmsprop"]
+SPACE = [
+    "algo=pg",
+    "env=CartPole-v1",
+    "env_steps=400",
+    "algo.lr=tag(log, interval(1e-5, 1e-1))",
+    "algo.optimizer.kind=adam,rmsprop",
+]
 
 
 def population(folder, count=4, every=100, steps=400, **options):
@@ -132,7 +161,9 @@ def play(supply, folder, score):
         place.mkdir(parents=True, exist_ok=True)
         (place / "policy.pt").write_text(job.name)
         if not (job.run_dir / "config.yaml").exists():
-            (job.run_dir / "config.yaml").write_text(json.dumps({"algo": {"lr": values_of(job)["algo.lr"], "optimizer": {"kind": "adam"}}}))
+            (job.run_dir / "config.yaml").write_text(
+                json.dumps({"algo": {"lr": values_of(job)["algo.lr"], "optimizer": {"kind": "adam"}}})
+            )
         done.append((job, step))
     for job, step in done:
         supply.done(Outcome(job=job, status="COMPLETED", summary={"return_mean": score(job.name), "env_steps": step}))
@@ -148,11 +179,17 @@ def test_members_go_on_by_parts_and_the_worst_takes_over(tmp_path, capsys):
     loser, winner = supply.members[0], supply.members[1]
     assert (tmp_path / "member-00" / "checkpoints" / f"{100:012d}" / "policy.pt").read_text() == "member-01"
     ratio = loser.values["algo.lr"] / winner.values["algo.lr"]
-    drawn_anew = {key: value for key, value in loser.values.items() if value not in (winner.values[key], before["member-00"][key])}
-    assert loser.values != before["member-00"] and (any(math.isclose(ratio, factor, rel_tol=1e-4) for factor in FACTORS) or "algo.lr" in drawn_anew)
+    drawn_anew = {
+        key: value for key, value in loser.values.items() if value not in (winner.values[key], before["member-00"][key])
+    }
+    assert loser.values != before["member-00"] and (
+        any(math.isclose(ratio, factor, rel_tol=1e-4) for factor in FACTORS) or "algo.lr" in drawn_anew
+    )
     import yaml
 
-    assert float(yaml.safe_load((tmp_path / "member-00" / "config.yaml").read_text())["algo"]["lr"]) == pytest.approx(loser.values["algo.lr"])
+    assert float(yaml.safe_load((tmp_path / "member-00" / "config.yaml").read_text())["algo"]["lr"]) == pytest.approx(
+        loser.values["algo.lr"]
+    )
     assert all(member.values == before[member.name] for member in supply.members[1:])
     for expected in (200, 300, 400):
         assert [step for _, step in play(supply, tmp_path, scores.get)] == [expected] * 4
@@ -198,7 +235,11 @@ def test_members_that_fail_do_not_hold_up_the_others(tmp_path):
     ],
 )
 def test_populations_that_make_no_sense(words, count, every, said):
-    config = {"env_steps": 400, "algo": {"name": "pg", "lr": 0.1, "optimizer": {"kind": "adam"}}, "resources": {"num_samplers": 1}}
+    config = {
+        "env_steps": 400,
+        "algo": {"name": "pg", "lr": 0.1, "optimizer": {"kind": "adam"}},
+        "resources": {"num_samplers": 1},
+    }
     with pytest.raises(UserError, match=said):
         fits(parse(words), config, count, every)
     fits(parse(["algo.lr=interval(0.1,0.2)"]), config, 2, 400)
@@ -235,7 +276,11 @@ def test_small_whole_numbers_move():
 
 def test_values_stay_within_their_interval():
     space = parse(["algo.n=int(interval(2, 5))", "algo.lr=interval(0.1, 0.2)"]).intervals
-    assert bounded(7.9, space["algo.n"]) == 5 and bounded(3.4, space["algo.n"]) == 3 and bounded(0.05, space["algo.lr"]) == 0.1
+    assert (
+        bounded(7.9, space["algo.n"]) == 5
+        and bounded(3.4, space["algo.n"]) == 3
+        and bounded(0.05, space["algo.lr"]) == 0.1
+    )
     assert yaml_value("1e-3") == 1e-3 and yaml_value("adam") == "adam" and yaml_value(0.5) == 0.5
 
 

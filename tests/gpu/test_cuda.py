@@ -23,7 +23,15 @@ def test_an_update_on_the_gpu_equals_the_cpus(typed):
     from rlrun.core.schedule import Clock
 
     smooth = "algo.optimizer.epsilon=0.001"  # else Adam's first step is lr whatever the size of a gradient, and a sign decides
-    words = ["algo=impala", "env=CartPole-v1", "resources=debug", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", smooth]
+    words = [
+        "algo=impala",
+        "env=CartPole-v1",
+        "resources=debug",
+        "logger=[]",
+        "algo.fragment_length=5",
+        "algo.batch_size=20",
+        smooth,
+    ]
     cpu = Wired(typed(*words))
     made, sampler = cpu.algorithm(), cpu.sampler(0)
     sampler.publish(made.policy, Clock())
@@ -40,7 +48,9 @@ def test_an_update_on_the_gpu_equals_the_cpus(typed):
 def test_training_runs_with_the_learner_on_the_gpu(typed, tmp_path, kind):
     from test_actor_learner import run_wired
 
-    algorithm, job, rows = run_wired(wiring(typed, f"resources.inference={kind}", "env_steps=600", "log_every_sec=0.01"), tmp_path)
+    algorithm, job, rows = run_wired(
+        wiring(typed, f"resources.inference={kind}", "env_steps=600", "log_every_sec=0.01"), tmp_path
+    )
     assert job.status == "COMPLETED" and next(algorithm.parameters()).is_cuda
     assert rows[-1]["learn/skipped_updates"] in (0.0, None)
 
@@ -99,7 +109,13 @@ def test_curiosity_on_the_gpu(typed, tmp_path):
     assert job.status == "COMPLETED" and all(p.is_cuda for p in made.parameters())
 
 
-REPLAYING = ["algo.learning_starts=30", "replay.capacity=400", "algo.batch_size=16", "algo.fragment_length=5", "algo.num_envs=4"]
+REPLAYING = [
+    "algo.learning_starts=30",
+    "replay.capacity=400",
+    "algo.batch_size=16",
+    "algo.fragment_length=5",
+    "algo.num_envs=4",
+]
 SEQUENCES = ["algo.learning_starts=30", "replay.capacity=400", "algo.batch_size=8", "algo.fragment_length=5", "algo.num_envs=4", "algo.burn_in=5",
              "algo.sequence_length=5", "algo.sequence_stride=5", "model.memory.size=8", "model.memory.prev_action=true"]  # fmt: skip
 
@@ -147,7 +163,14 @@ def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
 
     from rlrun.core.schedule import Clock
 
-    words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", "replay=prioritized", "algo.optimizer.epsilon=0.001", *REPLAYING]  # as above
+    words = [
+        f"algo={algo}",
+        "env=CartPole-v1",
+        "logger=[]",
+        "replay=prioritized",
+        "algo.optimizer.epsilon=0.001",
+        *REPLAYING,
+    ]  # as above
     cpu = Wired(typed(*words, "resources=debug"))
     made, sampler, replay = cpu.algorithm(), cpu.sampler(0), cpu.replay(0)
     sampler.publish(made.policy, Clock())
@@ -156,9 +179,14 @@ def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
         replay.add(fragment)
         sampler.free([fragment])
     batch = replay.sample(16, Clock())
-    gpu = Wired(typed(*words, "resources.device=cuda", "resources.inference=local", "resources.num_samplers=1")).algorithm()
+    gpu = Wired(
+        typed(*words, "resources.device=cuda", "resources.inference=local", "resources.num_samplers=1")
+    ).algorithm()
     gpu.load_state(made.state())
-    priorities = [made.update(batch, Clock()).writes["priority"], gpu.update(batch.to("cuda"), Clock()).writes["priority"].cpu()]
+    priorities = [
+        made.update(batch, Clock()).writes["priority"],
+        gpu.update(batch.to("cuda"), Clock()).writes["priority"].cpu(),
+    ]
     torch.testing.assert_close(*priorities, atol=1e-4, rtol=1e-3)
     for a, b in zip(made.state_dict().values(), gpu.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b.cpu(), atol=1e-4, rtol=1e-3)
@@ -168,9 +196,15 @@ def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
 def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
     from wired import Wired
 
-    words, gpu = [f"algo={case.split()[0]}", "model.hidden=[8]", "logger=[]", *CASES[case]], ["resources.inference=local", "resources.num_samplers=1"]
+    words, gpu = (
+        [f"algo={case.split()[0]}", "model.hidden=[8]", "logger=[]", *CASES[case]],
+        ["resources.inference=local", "resources.num_samplers=1"],
+    )
     rows = batches(Wired(typed(*words, "resources=debug")))
-    plain, recorded = (Wired(typed(*words, *gpu, "resources.device=cuda", f"resources.cuda_graphs={graphs}")).algorithm() for graphs in ("false", "true"))
+    plain, recorded = (
+        Wired(typed(*words, *gpu, "resources.device=cuda", f"resources.cuda_graphs={graphs}")).algorithm()
+        for graphs in ("false", "true")
+    )
     assert plain.ctx.recorder is None and recorded.ctx.recorder is not None
     recorded.load_state(plain.state())
     for batch, clock in zip(rows, clocks(), strict=True):
@@ -201,7 +235,13 @@ def test_every_optimiser_is_recorded(kind):
         function = step if recorder is None else Recorded(step, recorder, list)
         told = []
         for i, factor in enumerate([1.0, 0.01, float("nan"), 2.0, 1.0, float("inf"), 1.0, float("nan"), 3.0]):
-            told.append(float(function(Batch(x=torch.full((3,), factor, device="cuda")), Clock(env_steps=10 * i))["skipped_updates"]))
+            told.append(
+                float(
+                    function(Batch(x=torch.full((3,), factor, device="cuda")), Clock(env_steps=10 * i))[
+                        "skipped_updates"
+                    ]
+                )
+            )
         made.append((parameter.detach(), told))
     torch.testing.assert_close(made[0][0], made[1][0])
     assert made[0][1] == made[1][1] == [0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
@@ -220,16 +260,29 @@ def test_pong_in_bf16_with_everything_that_a_gpu_uses(typed, tmp_path, words, gr
 
     made = Wired(typed(*words, "env=Pong", "logger=[]", "resources.device=cuda", f"resources.cuda_graphs={graphs}", "resources.num_samplers=2",
                         "resources.envs_per_sampler=1", "env_steps=1500", "log_every_sec=0.1"))  # fmt: skip
-    assert (made.resources.inference, made.resources.precision, made.resources.cuda_graphs) == ("batched", "bf16", graphs == "true")
+    assert (made.resources.inference, made.resources.precision, made.resources.cuda_graphs) == (
+        "batched",
+        "bf16",
+        graphs == "true",
+    )
     algorithm, job, rows = run_wired(made, tmp_path)
-    assert job.status == "COMPLETED" and job.clock.updates > 5 and all(p.isfinite().all() for p in algorithm.parameters())
+    assert (
+        job.status == "COMPLETED" and job.clock.updates > 5 and all(p.isfinite().all() for p in algorithm.parameters())
+    )
     assert rows[-1].get("learn/skipped_updates") in (0.0, None)
 
 
 def test_a_replay_lives_where_there_is_room(typed):
     from wired import Wired
 
-    words = ["algo=dqn", "env=Pong", "logger=[]", "resources.device=cuda", "replay.capacity=2000", "algo.learning_starts=100"]
+    words = [
+        "algo=dqn",
+        "env=Pong",
+        "logger=[]",
+        "resources.device=cuda",
+        "replay.capacity=2000",
+        "algo.learning_starts=100",
+    ]
     assert Wired(typed(*words)).plan.replay.cfg.device == "learner"
     assert Wired(typed(*words, "replay.compress=true")).plan.replay.cfg.device == "cpu"
 
@@ -250,7 +303,15 @@ def test_a_compiled_encoder_learns(typed):
 
     from rlrun.core.schedule import Clock
 
-    words = ["algo=impala", "env=Pong", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.num_samplers=1", "resources.envs_per_sampler=2"]
+    words = [
+        "algo=impala",
+        "env=Pong",
+        "logger=[]",
+        "algo.fragment_length=5",
+        "algo.batch_size=20",
+        "resources.num_samplers=1",
+        "resources.envs_per_sampler=2",
+    ]
     plain = Wired(typed(*words, "resources.device=cpu", "resources.inference=local"))
     sampler = plain.sampler(0)
     try:
@@ -273,9 +334,27 @@ def test_published_weights_act_in_bf16_too(typed, newest_only):
     from rlrun.core.schedule import Clock
     from rlrun.samplers.acting import ActingCopy
 
-    made = Wired(typed("algo=impala", "env=Pong", "logger=[]", "resources.device=cuda", "resources.inference=batched", "resources.num_samplers=1"))
+    made = Wired(
+        typed(
+            "algo=impala",
+            "env=Pong",
+            "logger=[]",
+            "resources.device=cuda",
+            "resources.inference=batched",
+            "resources.num_samplers=1",
+        )
+    )
     learner = made.algorithm().policy
-    copy = ActingCopy(made.policy_factory(acting=True)(), torch.device("cuda"), torch.Generator("cuda"), (), 2, 2, made.make_recorder(), newest_only)
+    copy = ActingCopy(
+        made.policy_factory(acting=True)(),
+        torch.device("cuda"),
+        torch.Generator("cuda"),
+        (),
+        2,
+        2,
+        made.make_recorder(),
+        newest_only,
+    )
     busy = torch.randn(4096, 4096, device="cuda")
     for i in range(4):
         with torch.no_grad():
@@ -301,9 +380,25 @@ def test_rows_on_a_gpu_are_the_rows_on_a_cpu(typed):
 
     from rlrun.core.schedule import Clock
 
-    words = ["algo=dqn", "env=Pong", "logger=[]", "algo.n_step=[1,3]", "algo.learning_starts=100", "replay.capacity=400", "algo.batch_size=64"]
+    words = [
+        "algo=dqn",
+        "env=Pong",
+        "logger=[]",
+        "algo.n_step=[1,3]",
+        "algo.learning_starts=100",
+        "replay.capacity=400",
+        "algo.batch_size=64",
+    ]
     cpu = Wired(typed(*words, "resources=debug"))
-    gpu = Wired(typed(*words, "resources.device=cuda", "resources.inference=local", "resources.num_samplers=1", "replay.device=learner"))
+    gpu = Wired(
+        typed(
+            *words,
+            "resources.device=cuda",
+            "resources.inference=local",
+            "resources.num_samplers=1",
+            "replay.device=learner",
+        )
+    )
     sampler, replays = cpu.sampler(0), [cpu.replay(0), gpu.replay(0)]
     sampler.publish(cpu.algorithm().policy, Clock())
     for _ in range(150):

@@ -20,7 +20,16 @@ from rlrun.runtime.rundir import RunDir
 def train(tmp_path, *words, resumed=None):
     path = tmp_path / "run"
     small = [word for word in SMALL if not word.startswith("logger")]
-    values = compose("algo=impala", "env=CartPole-v1", *small, f"run_dir={path}", f"runs_root={tmp_path}", "env_steps=300", "log_every_sec=0.01", *words)
+    values = compose(
+        "algo=impala",
+        "env=CartPole-v1",
+        *small,
+        f"run_dir={path}",
+        f"runs_root={tmp_path}",
+        "env_steps=300",
+        "log_every_sec=0.01",
+        *words,
+    )
     config = type_config(values)
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
@@ -47,7 +56,11 @@ def test_tensorboard_and_mlflow_hold_what_progress_holds(tmp_path):
     runs = client.search_runs([client.get_experiment_by_name("rlrun").experiment_id])
     assert len(runs) == 1, "a resumed run continues its own MLflow run"
     run = runs[0]
-    assert run.info.status == "FINISHED" and run.data.params["algo.lr"] == "0.0005" and run.data.params["env.name"] == "CartPole-v1"
+    assert (
+        run.info.status == "FINISHED"
+        and run.data.params["algo.lr"] == "0.0005"
+        and run.data.params["env.name"] == "CartPole-v1"
+    )
     history = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "learn/policy_loss")}
     assert history.keys() == expected.keys()
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
@@ -60,7 +73,15 @@ def test_a_failed_run_is_failed_in_mlflow(tmp_path):
 
     path = tmp_path / "run"
     small = [word for word in SMALL if not word.startswith("logger")]
-    values = compose("algo=impala", "env=rlrun/Counting-v0", "++env.kwargs.fail_at=30", *small, f"run_dir={path}", f"runs_root={tmp_path}", "logger=[mlflow]")
+    values = compose(
+        "algo=impala",
+        "env=rlrun/Counting-v0",
+        "++env.kwargs.fail_at=30",
+        *small,
+        f"run_dir={path}",
+        f"runs_root={tmp_path}",
+        "logger=[mlflow]",
+    )
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
     assert session.run(checked(type_config(values)), values, directory, None) == 1
@@ -122,7 +143,14 @@ def test_a_hanging_sink_never_blocks_log(capsys, monkeypatch):
 
 
 def test_lines_off_a_terminal(capsys):
-    row = {"env_steps": 500, "time_sec": 65.0, "sample/env_steps_per_sec": 100.0, "sample/return_mean": None, "sample/episodes": 0, "learn/entropy": 0.5}
+    row = {
+        "env_steps": 500,
+        "time_sec": 65.0,
+        "sample/env_steps_per_sec": 100.0,
+        "sample/return_mean": None,
+        "sample/episodes": 0,
+        "learn/entropy": 0.5,
+    }
     made = console(1000, "impala on Pong")
     assert isinstance(made, Lines)
     made.log(row)
@@ -138,7 +166,14 @@ def test_the_live_view_shows_progress_and_load():
     from rlrun.loggers.console import Live
 
     live = Live(1000, "impala on Pong")
-    row = {"env_steps": 500, "time_sec": 65.0, "sample/env_steps_per_sec": 100.0, "sample/return_mean": 1.5, "sample/episodes": 7, "learn/entropy": 0.5}
+    row = {
+        "env_steps": 500,
+        "time_sec": 65.0,
+        "sample/env_steps_per_sec": 100.0,
+        "sample/return_mean": 1.5,
+        "sample/episodes": 7,
+        "learn/entropy": 0.5,
+    }
     live.log(row)
     text = StringIO()
     Console(file=text, width=120).print(live._table(row))

@@ -27,8 +27,21 @@ ACTOR = [
     "algo.critic.hidden=[8]",
     "algo.actor_lr=1e-2 to 0 over 500",
 ]
-TRANSFORMER = ["model=gtrxl", "model.memory.size=8", "model.memory.layers=2", "model.memory.heads=2", "model.memory.length=4"]
-SEQUENCES = [*REPLAY, "algo.fragment_length=6", "algo.burn_in=2", "algo.sequence_length=4", "algo.sequence_stride=3", "algo.input_priorities=false"]
+TRANSFORMER = [
+    "model=gtrxl",
+    "model.memory.size=8",
+    "model.memory.layers=2",
+    "model.memory.heads=2",
+    "model.memory.length=4",
+]
+SEQUENCES = [
+    *REPLAY,
+    "algo.fragment_length=6",
+    "algo.burn_in=2",
+    "algo.sequence_length=4",
+    "algo.sequence_stride=3",
+    "algo.input_priorities=false",
+]
 UPDATES = 9
 CASES = {
     "impala": [*ON_POLICY, "algo.entropy_coef=0.1 to 0 over 400"],
@@ -38,7 +51,13 @@ CASES = {
     "appo": [*ON_POLICY, "algo.kl_coef=0.1", "algo.clip=0.4 to 0.1 over 300"],
     "a2c": [*ON_POLICY, "algo.microbatch_size=10"],
     "pg": ON_POLICY,
-    "ppo": [*MINIBATCHES, "algo.kl_coef=0.2", "algo.stop_kl=0.5", "algo.clip=0.3 to 0.1 over 400", "algo.normalize_value=true"],
+    "ppo": [
+        *MINIBATCHES,
+        "algo.kl_coef=0.2",
+        "algo.stop_kl=0.5",
+        "algo.clip=0.3 to 0.1 over 400",
+        "algo.normalize_value=true",
+    ],
     "pqn": MINIBATCHES,
     "dqn": [*REPLAY, "algo.lr=1e-2 to 0 over 500", "algo.double=true", "algo.n_step=[1,3]"],
     "c51": REPLAY,
@@ -52,7 +71,13 @@ CASES = {
     "impala lstm": [*ON_POLICY, "model=lstm", "model.memory.size=8"],
     "impala gru": [*ON_POLICY, "model=gru", "model.memory.size=8", "model.share_value=false"],
     "impala gtrxl": [*ON_POLICY, *TRANSFORMER],
-    "ppo lstm": [*MINIBATCHES, "model=lstm", "model.memory.size=8", "algo.sequence_length=5", "model.memory.prev_reward=true"],
+    "ppo lstm": [
+        *MINIBATCHES,
+        "model=lstm",
+        "model.memory.size=8",
+        "algo.sequence_length=5",
+        "model.memory.prev_reward=true",
+    ],
     "r2d2 lstm": [*SEQUENCES, "model=lstm", "model.memory.size=8"],
     "r2d2 gtrxl": [*SEQUENCES, *TRANSFORMER],
 }
@@ -97,7 +122,13 @@ def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
         wanted, got = one.update(batch, clock), other.update(batch, clock)
         assert wanted.metrics.keys() == got.metrics.keys()
         for name, value in wanted.metrics.items():
-            torch.testing.assert_close(torch.as_tensor(got.metrics[name]).float(), torch.as_tensor(value).float(), atol=1e-4, rtol=1e-3, msg=name)
+            torch.testing.assert_close(
+                torch.as_tensor(got.metrics[name]).float(),
+                torch.as_tensor(value).float(),
+                atol=1e-4,
+                rtol=1e-3,
+                msg=name,
+            )
         for name, value in (wanted.writes or {}).items():
             torch.testing.assert_close(got.writes[name], value, atol=1e-4, rtol=1e-3)
     for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
@@ -108,7 +139,14 @@ def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
 
 
 def test_a_filter_that_learns_between_replays(typed):
-    words = ["algo=impala", "resources=debug", "model.hidden=[8]", "logger=[]", "model.observation_filter=mean_std", *ON_POLICY]
+    words = [
+        "algo=impala",
+        "resources=debug",
+        "model.hidden=[8]",
+        "logger=[]",
+        "model.observation_filter=mean_std",
+        *ON_POLICY,
+    ]
     plain, recorded = Wired(typed(*words)), Wired(typed(*words))
     recorded.recorder = Tapes()
     rows, one, other = batches(plain), plain.algorithm(), recorded.algorithm()
@@ -121,7 +159,15 @@ def test_a_filter_that_learns_between_replays(typed):
 
 
 def test_an_lr_that_follows_the_kl_is_not_recorded(typed):
-    words = ["algo=ppo", "resources=debug", "model.hidden=[8]", "logger=[]", *MINIBATCHES, "algo.sequence_length=5", "algo.lr_kl_target=0.01"]
+    words = [
+        "algo=ppo",
+        "resources=debug",
+        "model.hidden=[8]",
+        "logger=[]",
+        *MINIBATCHES,
+        "algo.sequence_length=5",
+        "algo.lr_kl_target=0.01",
+    ]
     wiring, tapes = Wired(typed(*words)), Tapes()
     wiring.recorder = tapes
     made = wiring.algorithm()
@@ -157,9 +203,16 @@ def once(function, *rows, tapes=None):
 
 
 def test_results_are_copies_and_schedules_are_renewed():
-    made = once(lambda batch, clock: ({"sum": batch.x.sum() * FALLING(clock)}, batch.x * 2, 3.0), *[[float(i), 1.0] for i in range(8)])
+    made = once(
+        lambda batch, clock: ({"sum": batch.x.sum() * FALLING(clock)}, batch.x * 2, 3.0),
+        *[[float(i), 1.0] for i in range(8)],
+    )
     for i, (metrics, doubled, number) in enumerate(made):
-        assert metrics["sum"].item() == pytest.approx((i + 1) * (1 - 0.1 * i)) and doubled.tolist() == [2.0 * i, 2.0] and number == 3.0
+        assert (
+            metrics["sum"].item() == pytest.approx((i + 1) * (1 - 0.1 * i))
+            and doubled.tolist() == [2.0 * i, 2.0]
+            and number == 3.0
+        )
 
 
 def test_no_other_thread_does_for_the_first_times_what_it_records():
@@ -233,7 +286,9 @@ def test_a_deferred_optimiser_steps_as_the_other_does(kind):
         told = []
         for factor in (1.0, 0.01, float("nan"), 2.0, float("inf"), 1.0):
             told.append(optimizer.step((parameter * factor).square().sum(), Clock()))
-        made.append((parameter.detach().clone(), [float(one["skipped_updates"]) for one in told], optimizer.state_dict()))
+        made.append(
+            (parameter.detach().clone(), [float(one["skipped_updates"]) for one in told], optimizer.state_dict())
+        )
     torch.testing.assert_close(made[0][0], made[1][0])
     assert made[0][1] == made[1][1] == [0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
     for name, value in made[0][2]["inner"]["state"][0].items():

@@ -28,7 +28,11 @@ def test_the_first_core_is_read(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(TWO_CORES)
     monkeypatch.setattr(processor, "PLACE", str(tmp_path / "cpuinfo"))
     facts = processor.processor()
-    assert facts["vendor_id"] == "AuthenticAMD" and facts["model name"] == "AMD EPYC 9R45: a core" and facts["power management"] == ""
+    assert (
+        facts["vendor_id"] == "AuthenticAMD"
+        and facts["model name"] == "AMD EPYC 9R45: a core"
+        and facts["power management"] == ""
+    )
     assert cpu_flags() == {"fpu", "avx2", "avx512_bf16"}
 
 

@@ -23,7 +23,9 @@ def chosen(monkeypatch, *shapes, possible=True):
 def test_large_products_go_through_onednn_and_small_ones_do_not(monkeypatch):
     assert chosen(monkeypatch, (256, 256, 256)).through is True
     assert chosen(monkeypatch, (64, 64, 64)).through is False
-    assert chosen(monkeypatch, (256, 256, 256), *[(17, 17, 17)] * 40).through is False, "what many small ones lose is more than a large one gains"
+    assert chosen(monkeypatch, (256, 256, 256), *[(17, 17, 17)] * 40).through is False, (
+        "what many small ones lose is more than a large one gains"
+    )
     assert chosen(monkeypatch, (256, 256, 256), possible=False).through is False
 
 

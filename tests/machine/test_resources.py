@@ -13,7 +13,9 @@ SAC = ["algo=sac", "env=Pendulum-v1", "logger=[]"]
 
 def machine(cores: int, step_sec: float, *gpus: str) -> Machine:
     """A machine with this number of cores, on which an env step takes this many seconds."""
-    return Machine(cores=cores, env_step_sec=lambda make_env, count: step_sec, gpus=gpus, gpu_memory=(2**36,) * len(gpus))
+    return Machine(
+        cores=cores, env_step_sec=lambda make_env, count: step_sec, gpus=gpus, gpu_memory=(2**36,) * len(gpus)
+    )
 
 
 def decided(config, *facts) -> Resources:
@@ -33,13 +35,17 @@ def decided(config, *facts) -> Resources:
 def test_env_steps_that_are_little_beside_learning_get_no_process(typed, cores, step_sec, words, inference):
     made = decided(typed(*SAC, *words), cores, step_sec)
     assert made.inference == inference
-    assert "resources.inference=" in " ".join(made.why) or words[:1] == ["resources.num_samplers=2"], "how to repeat what was measured is said"
+    assert "resources.inference=" in " ".join(made.why) or words[:1] == ["resources.num_samplers=2"], (
+        "how to repeat what was measured is said"
+    )
 
 
 def test_threads_are_tried_where_a_batch_is_large(typed):
     assert decided(typed(*SAC), 2, 1e-3).learner_threads == (1, 2)
     assert decided(typed(*SAC, "algo.batch_size=64"), 2, 1e-3).learner_threads == (1,)
-    assert decided(typed(*SAC, "resources=debug"), 2, 1e-3).learner_threads == (1,), "exact runs are the same everywhere"
+    assert decided(typed(*SAC, "resources=debug"), 2, 1e-3).learner_threads == (1,), (
+        "exact runs are the same everywhere"
+    )
     assert decided(typed(*SAC), 1, 1e-4).learner_threads == (1,)
 
 
@@ -50,15 +56,21 @@ def test_a_learner_that_samplers_wait_for_takes_all_cores_where_it_learns_images
     assert (made.num_learners, made.num_samplers, made.learner_threads) == (1, 2, (1, 2))
     assert decided(typed(*pong, "resources.num_learners=2"), 2, 1e-3).learner_threads == (1,), "each learner has a core"
     assert decided(typed(*pong, "resources=debug"), 2, 1e-3).learner_threads == (1,)
-    assert decided(typed(f"algo={algo}", "env=CartPole-v1", "logger=[]"), 2, 1e-3).learner_threads == (1,), "small nets gain nothing"
-    assert decided(typed("algo=impala", "env=Pong", "logger=[]"), 2, 1e-3).learner_threads == (1,), "its samplers never wait"
+    assert decided(typed(f"algo={algo}", "env=CartPole-v1", "logger=[]"), 2, 1e-3).learner_threads == (1,), (
+        "small nets gain nothing"
+    )
+    assert decided(typed("algo=impala", "env=Pong", "logger=[]"), 2, 1e-3).learner_threads == (1,), (
+        "its samplers never wait"
+    )
     assert decided(typed(*pong), 16, 1e-3).learner_threads == (1, 2, 4, 8)
 
 
 def test_with_a_gpu_samplers_keep_a_process(typed):
     cpu, auto, cuda = (typed(*SAC, f"resources.device={device}") for device in ("cpu", "auto", "cuda"))
     assert decided(cpu, 8, 1e-4, "H200").inference == "serial" and decided(auto, 8, 1e-4, "H200").inference == "local"
-    assert decided(cuda, 1, 1e-6, "H200").inference == "local", "a device that was asked for is not lost to a quick environment"
+    assert decided(cuda, 1, 1e-6, "H200").inference == "local", (
+        "a device that was asked for is not lost to a quick environment"
+    )
     assert decided(cpu, 1, 1e-6, "H200").inference == "serial"
 
 
@@ -71,7 +83,12 @@ def test_a_layout_is_a_function_of_values(typed):
     assert (made.inference, made.groups, made.producers_per_learner) == ("batched", 2, 2 * made.samplers_per_learner)
     assert made.num_envs == made.envs_per_group * made.producers_per_learner * made.num_learners
     together = plan(typed("algo=ddppo", "env=CartPole-v1", "logger=[]"), machine(4, 1e-3))
-    assert together.resources.num_samplers == together.resources.num_learners > together.resources.samplers_per_learner == 1
+    assert (
+        together.resources.num_samplers
+        == together.resources.num_learners
+        > together.resources.samplers_per_learner
+        == 1
+    )
     assert together.columns_per_learner * together.resources.num_learners == together.needs.columns
 
 

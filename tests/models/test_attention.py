@@ -55,7 +55,9 @@ def test_cut_anywhere_the_outputs_are_the_same():
         torch.testing.assert_close(torch.cat(outputs), whole, atol=1e-5, rtol=1e-5)
         assert torch.equal(state.age, end.age)
         for column, age in enumerate(end.age.long().tolist()):
-            torch.testing.assert_close(state.memory[column, :, LENGTH - age :], end.memory[column, :, LENGTH - age :], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                state.memory[column, :, LENGTH - age :], end.memory[column, :, LENGTH - age :], atol=1e-5, rtol=1e-5
+            )
 
 
 def test_what_an_old_episode_left_in_memory_is_not_seen():
@@ -72,7 +74,9 @@ def test_what_an_old_episode_left_in_memory_is_not_seen():
 def test_gradients_stop_at_the_memory_and_reach_every_parameter():
     net = made()
     memory = torch.randn(1, 1, LENGTH, 8, requires_grad=True)
-    out, after = net(torch.randn(3, 1, 3), torch.zeros(3, 1, dtype=torch.bool), Batch(memory=memory, age=torch.tensor([4.0])))
+    out, after = net(
+        torch.randn(3, 1, 3), torch.zeros(3, 1, dtype=torch.bool), Batch(memory=memory, age=torch.tensor([4.0]))
+    )
     assert not after.memory.requires_grad
     out.square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())

@@ -18,7 +18,15 @@ from rlrun.core.ranks import ALONE
 from rlrun.core.schedule import Clock
 from rlrun.models.normalizer import ObservationFilter, RewardScale, ValueScale
 
-PARTS = ["algo=ppo", "env=rlrun/Counting-v0", "logger=[]", "model.hidden=[8]", "algo.fragment_length=10", "algo.batch_size=40", "algo.minibatch_size=20"]
+PARTS = [
+    "algo=ppo",
+    "env=rlrun/Counting-v0",
+    "logger=[]",
+    "model.hidden=[8]",
+    "algo.fragment_length=10",
+    "algo.batch_size=40",
+    "algo.minibatch_size=20",
+]
 FILTERS = ["model.observation_filter=mean_std", "algo.normalize_reward=true", "resources.device=cpu"]
 
 
@@ -102,13 +110,19 @@ def test_returns_of_one_fragment_by_hand(typed):
             expected.append(total)
         expected += [1.0, 0.99 * 1.0 + 2.0]
     count, mean, m2 = fragment.header.returns
-    assert count == len(expected) and mean == pytest.approx(np.mean(expected)) and m2 == pytest.approx(np.var(expected) * len(expected))
+    assert (
+        count == len(expected)
+        and mean == pytest.approx(np.mean(expected))
+        and m2 == pytest.approx(np.var(expected) * len(expected))
+    )
 
 
 def test_the_filter_that_acted_is_the_filter_that_learns(typed):
     """In the first minibatch of every update, ratios are 1. They would not be if the filter changed between acting and
     learning."""
-    wiring = Wired(typed(*PARTS, *SMALL[:1], *FILTERS, "logger=[]", "algo.num_epochs=1", "algo.minibatch_size=40", "algo.lr=0.01"))
+    wiring = Wired(
+        typed(*PARTS, *SMALL[:1], *FILTERS, "logger=[]", "algo.num_epochs=1", "algo.minibatch_size=40", "algo.lr=0.01")
+    )
     made, sampler = wiring.algorithm(), wiring.sampler(0)
     for number in range(4):
         sampler.publish(made.policy, Clock(updates=number))
@@ -124,21 +138,30 @@ def test_pixels_are_filtered_one_by_one(typed):
     """Before there are moments, a filter passes the same pixels to the network as no filter; afterwards every pixel has
     mean 0."""
     words = ["algo=ppo", "env=Pong", "env.size=42", "resources.device=cpu", "resources.precision=fp32"]
-    plain, made = (Wired(typed(*words, *more)).algorithm().policy for more in ([], ["model.observation_filter=mean_std", "model.observation_clip=5"]))
+    plain, made = (
+        Wired(typed(*words, *more)).algorithm().policy
+        for more in ([], ["model.observation_filter=mean_std", "model.observation_clip=5"])
+    )
     one = made.filter.filters[0]
     own = {name: value for name, value in made.state_dict().items() if not name.startswith("filter")}
     plain.load_state_dict(own)
     pixels = torch.randint(0, 256, (150, 2, 4, 42, 42), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     # One constant pixel, one that is another value once
     pixels[..., 0, 0], pixels[..., 0, 1] = 7, 8 + (torch.arange(150) == 3).byte()[:, None, None]
-    batch = Batch(obs=Batch(observation=pixels), is_first=torch.zeros(150, 2, dtype=torch.bool), valid=torch.ones(149, 2, dtype=torch.bool))
+    batch = Batch(
+        obs=Batch(observation=pixels),
+        is_first=torch.zeros(150, 2, dtype=torch.bool),
+        valid=torch.ones(149, 2, dtype=torch.bool),
+    )
     with torch.no_grad():
         torch.testing.assert_close(made.unroll(batch).value, plain.unroll(batch).value, atol=1e-4, rtol=1e-4)
     made.absorb([made.moments(batch)], ALONE)
     seen = pixels[:149].double().flatten(0, 1)
     torch.testing.assert_close(one.variance, seen.var(0, unbiased=False), rtol=1e-9, atol=1e-9)
     filtered = one(pixels)
-    assert (filtered[..., 0, 0] == 0).all() and (filtered[3, ..., 0, 1] == 5).all(), "what is hardly ever there stands out"
+    assert (filtered[..., 0, 0] == 0).all() and (filtered[3, ..., 0, 1] == 5).all(), (
+        "what is hardly ever there stands out"
+    )
     torch.testing.assert_close(filtered[:149, ..., 5:, :].mean((0, 1)), torch.zeros(4, 37, 42), atol=1e-4, rtol=0)
 
 
@@ -163,6 +186,13 @@ def test_a_value_head_keeps_what_it_says_while_returns_grow():
 
 
 def test_async_runners_merge_too(typed, tmp_path):
-    config = typed("algo=impala", "env=rlrun/Counting-v0", *SMALL, "model.observation_filter=mean_std", "runner.num_sgd_iter=2", "env_steps=300")
+    config = typed(
+        "algo=impala",
+        "env=rlrun/Counting-v0",
+        *SMALL,
+        "model.observation_filter=mean_std",
+        "runner.num_sgd_iter=2",
+        "env_steps=300",
+    )
     made, job, _ = run_wired(Wired(dataclasses.replace(config)), tmp_path)
     assert made.policy.filter.filters[0].count == job.clock.env_steps, "passes over one batch count once"

@@ -18,7 +18,10 @@ from rlrun.policies import DistributionPolicy
 PIXELS = Box(shape=(4, 84, 84), dtype="uint8", low=(0.0,), high=(255.0,))
 
 
-@pytest.mark.parametrize("kind, size, features", [(NatureCNN, 84, 512), (NatureCNN, 42, 256), (ImpalaResNet, 84, 256), (ImpalaResNet, 64, 256)])
+@pytest.mark.parametrize(
+    "kind, size, features",
+    [(NatureCNN, 84, 512), (NatureCNN, 42, 256), (ImpalaResNet, 84, 256), (ImpalaResNet, 64, 256)],
+)
 def test_encoders_read_pixels_in_any_number_of_rows(kind, size, features, monkeypatch):
     torch.manual_seed(0)
     encoder = kind(Box(shape=(4, size, size), dtype="uint8", low=(0.0,), high=(255.0,)), "fp32")
@@ -31,7 +34,10 @@ def test_encoders_read_pixels_in_any_number_of_rows(kind, size, features, monkey
 
 def test_the_nature_network_is_the_papers():
     encoder = NatureCNN(PIXELS, "fp32")
-    assert sum(p.numel() for p in encoder.parameters()) == 32 * 4 * 64 + 32 + 64 * 32 * 16 + 64 + 64 * 64 * 9 + 64 + 3136 * 512 + 512
+    assert (
+        sum(p.numel() for p in encoder.parameters())
+        == 32 * 4 * 64 + 32 + 64 * 32 * 16 + 64 + 64 * 64 * 9 + 64 + 3136 * 512 + 512
+    )
     x = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
     plain = torch.nn.Sequential(torch.nn.Conv2d(4, 32, 8, 4), encoder.convolutions, torch.nn.Flatten(), encoder.head)
     plain[0].load_state_dict(encoder.first.state_dict())
@@ -62,7 +68,10 @@ def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
     learning = policy._forward(x, first, Batch())[0]
     lower_precision(policy)
     acting = policy._forward(x, first, Batch())[0]
-    assert policy.trunk.encoder.first.weight.dtype == torch.bfloat16 and policy.action_head.linear.weight.dtype == torch.float32
+    assert (
+        policy.trunk.encoder.first.weight.dtype == torch.bfloat16
+        and policy.action_head.linear.weight.dtype == torch.float32
+    )
     for got in (learning, acting):
         assert got.value.dtype == torch.float32
         torch.testing.assert_close(got.value, expected.value, atol=0.1, rtol=0.1)
@@ -74,7 +83,16 @@ def test_wide_layers_of_action_values_are_bf16_too(noisy):
     cfg = QHeadConfig(hidden="auto", dueling=True, encoder_layer=False, noisy=noisy, sigma0=0.5, gradient_scale=0.7)
 
     def head(precision):
-        return QHead(3136, 6, 1, (512,), "relu", cfg, lambda inputs, outputs, gain: nn.Linear(inputs, outputs), precision=precision)
+        return QHead(
+            3136,
+            6,
+            1,
+            (512,),
+            "relu",
+            cfg,
+            lambda inputs, outputs, gain: nn.Linear(inputs, outputs),
+            precision=precision,
+        )
 
     low, exact = head("bf16"), head("fp32")
     exact.load_state_dict(low.state_dict())
@@ -109,7 +127,9 @@ def test_memory_resets_at_is_first_and_equals_row_by_row(kind):
     torch.testing.assert_close(torch.cat(rows), out)
     for name in after:
         torch.testing.assert_close(after[name], running[name])
-    fresh, _ = memory(x[2:], torch.zeros(4, 2, dtype=torch.bool), Batch({name: torch.zeros(2, 5) for name in memory.spec()}))
+    fresh, _ = memory(
+        x[2:], torch.zeros(4, 2, dtype=torch.bool), Batch({name: torch.zeros(2, 5) for name in memory.spec()})
+    )
     torch.testing.assert_close(out[2:5, 0], fresh[:3, 0]), "column 0 began anew at row 2"
 
 

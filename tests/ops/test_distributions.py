@@ -35,7 +35,9 @@ def test_gaussian_agrees_with_torch():
     torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action))
     torch.testing.assert_close(ours.entropy(), theirs.entropy())
     other = Gaussian(mean + 1, log_std * 0.5)
-    expected = torch.distributions.kl_divergence(theirs, torch.distributions.Independent(torch.distributions.Normal(mean + 1, (log_std * 0.5).exp()), 1))
+    expected = torch.distributions.kl_divergence(
+        theirs, torch.distributions.Independent(torch.distributions.Normal(mean + 1, (log_std * 0.5).exp()), 1)
+    )
     torch.testing.assert_close(ours.kl(other), expected)
 
 
@@ -55,12 +57,23 @@ def pairs():
     independent = lambda d: theirs.Independent(d, 1)  # noqa: E731
     stretch = [theirs.AffineTransform(-1.0, 2.0)]
     switches = [independent(theirs.Bernoulli(logits=x)) for x in (logits, logits.flip(0))]
-    betas = [independent(theirs.TransformedDistribution(theirs.Beta(a, b), stretch)) for a, b in ((alpha, beta), (beta, alpha))]
-    squashed = [independent(theirs.TransformedDistribution(theirs.Normal(mean + d, log_std.exp()), [theirs.TanhTransform()])) for d in (0.0, 0.5)]
+    betas = [
+        independent(theirs.TransformedDistribution(theirs.Beta(a, b), stretch))
+        for a, b in ((alpha, beta), (beta, alpha))
+    ]
+    squashed = [
+        independent(theirs.TransformedDistribution(theirs.Normal(mean + d, log_std.exp()), [theirs.TanhTransform()]))
+        for d in (0.0, 0.5)
+    ]
     return {
         "bernoulli": (Bernoulli(logits, (6,)), switches[0], Bernoulli(logits.flip(0), (6,)), switches[1]),
         "beta": (Beta(alpha, beta, (2,)), betas[0], Beta(beta, alpha, (2,)), betas[1]),
-        "squashed": (SquashedGaussian(mean, log_std, (2,)), squashed[0], SquashedGaussian(mean + 0.5, log_std, (2,)), squashed[1]),
+        "squashed": (
+            SquashedGaussian(mean, log_std, (2,)),
+            squashed[0],
+            SquashedGaussian(mean + 0.5, log_std, (2,)),
+            squashed[1],
+        ),
     }
 
 
@@ -74,7 +87,9 @@ def test_agrees_with_torch(kind):
     torch.testing.assert_close(samples.mean(0), many.mean(0), atol=0.03, rtol=0)
     torch.testing.assert_close(samples.std(0), many.std(0), atol=0.03, rtol=0)
     torch.testing.assert_close(ours.entropy(), -torchs.log_prob(many).mean(0), atol=0.03, rtol=0)
-    torch.testing.assert_close(ours.kl(other), (torchs.log_prob(many) - other_torchs.log_prob(many)).mean(0), atol=0.05, rtol=0.05)
+    torch.testing.assert_close(
+        ours.kl(other), (torchs.log_prob(many) - other_torchs.log_prob(many)).mean(0), atol=0.05, rtol=0.05
+    )
     at_mode = ours.log_prob(ours.mode())
     if kind != "squashed":  # its mode() is the median, because squashing moves the peak of the density
         assert (at_mode >= ours.log_prob(samples[:500]).max(0).values - 1e-4).all()
@@ -90,7 +105,13 @@ def test_a_joint_one_is_the_product_of_its_parts():
     torch.manual_seed(0)
     joint = everything()
     action = joint.sample(torch.Generator().manual_seed(0))
-    assert action.a.shape == (4,) and action.b.shape == (4, 2) and action.c.shape == (4, 2, 3) and action.d.e.shape == (4, 2) and action.d.f.shape == (4, 1)
+    assert (
+        action.a.shape == (4,)
+        and action.b.shape == (4, 2)
+        and action.c.shape == (4, 2, 3)
+        and action.d.e.shape == (4, 2)
+        and action.d.f.shape == (4, 1)
+    )
     parts = {"a": action.a, "b": action.b, "c": action.c, "d": action.d}
     torch.testing.assert_close(joint.log_prob(action), sum(joint.parts[name].log_prob(x) for name, x in parts.items()))
     torch.testing.assert_close(joint.entropy(), sum(part.entropy() for part in joint.parts.values()))
@@ -122,5 +143,7 @@ def test_masked_actions_have_probability_zero_and_do_no_harm():
     (made.entropy().sum() + made.kl(Categorical(logits.detach().flip(0), mask)).sum()).backward()
     assert torch.isfinite(logits.grad).all() and logits.grad[:, [1, 3]].abs().max() == 0
     only = Categorical(torch.randn(1, 3), torch.tensor([[False, True, False]]))
-    assert only.entropy().item() == pytest.approx(0.0, abs=1e-6) and only.log_prob(torch.tensor([1])).item() == pytest.approx(0.0, abs=1e-6)
+    assert only.entropy().item() == pytest.approx(0.0, abs=1e-6) and only.log_prob(
+        torch.tensor([1])
+    ).item() == pytest.approx(0.0, abs=1e-6)
     assert math.exp(only.log_prob(torch.tensor([0])).item()) == 0.0

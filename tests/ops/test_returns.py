@@ -36,7 +36,9 @@ def test_equals_the_sum_of_deltas(lambda_):
         discount, valid = 0.9 * (rng.random(shape) > 0.25), rng.random(shape) > 0.2
         next_value = np.concatenate([value[1:], bootstrap[None]])
         got = gae(*(torch.from_numpy(np.asarray(x)) for x in (reward, discount, value, next_value, valid)), lambda_)
-        np.testing.assert_allclose(got.numpy(), brute_force(reward, discount, value, bootstrap, valid, lambda_), atol=1e-12)
+        np.testing.assert_allclose(
+            got.numpy(), brute_force(reward, discount, value, bootstrap, valid, lambda_), atol=1e-12
+        )
 
 
 def test_lambda_one_without_values_is_the_discounted_sum_to_the_end():

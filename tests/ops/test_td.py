@@ -30,8 +30,12 @@ def test_fold_is_the_sum_up_to_the_first_end():
 
 def test_huber():
     error = torch.tensor([-3.0, -0.5, 0.0, 0.5, 1.0, 4.0])
-    torch.testing.assert_close(huber(error, 1.0), torch.nn.functional.huber_loss(error, torch.zeros(6), reduction="none"))
-    torch.testing.assert_close(huber(error, 2.0), torch.nn.functional.huber_loss(error, torch.zeros(6), reduction="none", delta=2.0))
+    torch.testing.assert_close(
+        huber(error, 1.0), torch.nn.functional.huber_loss(error, torch.zeros(6), reduction="none")
+    )
+    torch.testing.assert_close(
+        huber(error, 2.0), torch.nn.functional.huber_loss(error, torch.zeros(6), reduction="none", delta=2.0)
+    )
     torch.testing.assert_close(huber(error, None), 0.5 * error**2)
 
 
@@ -90,14 +94,21 @@ def test_returns_of_a_sequence_are_folds_of_its_windows():
         rows, n, discount = int(rng.integers(1, 9)), int(rng.integers(1, 5)), 0.9
         reward, value = rng.normal(size=(rows, 2)), rng.normal(size=(rows, 2))
         terminated, valid = rng.random((rows, 2)) < 0.2, rng.random((rows, 2)) < 0.8
-        got = n_step_return(*(torch.from_numpy(x) for x in (np.where(valid, reward, np.nan), terminated, valid, value)), discount, n)
+        got = n_step_return(
+            *(torch.from_numpy(x) for x in (np.where(valid, reward, np.nan), terminated, valid, value)), discount, n
+        )
         for t in range(rows):
             for b in range(2):
                 window = slice(t, min(rows, t + n))
                 if not valid[t, b]:
                     assert got[t, b] == 0
                     continue
-                total, follows = (x.item() for x in fold_n_step(*(torch.from_numpy(x[window, b : b + 1]) for x in (reward, terminated, valid)), discount))
+                total, follows = (
+                    x.item()
+                    for x in fold_n_step(
+                        *(torch.from_numpy(x[window, b : b + 1]) for x in (reward, terminated, valid)), discount
+                    )
+                )
                 dead = np.flatnonzero(~valid[window, b])
                 last = (dead[0] if dead.size else len(valid[window])) - 1
                 assert got[t, b].item() == pytest.approx(total + follows * value[t + last, b])

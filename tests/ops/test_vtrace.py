@@ -57,7 +57,14 @@ def test_equals_the_papers_sum(clips):
 def test_on_policy_without_clips_is_the_n_step_return():
     reward = torch.tensor([[1.0], [2.0], [3.0]])
     value = torch.tensor([[10.0], [20.0], [30.0]])
-    got = vtrace(torch.zeros(3, 1), torch.full((3, 1), 0.5), reward, value, torch.tensor([[20.0], [30.0], [40.0]]), torch.ones(3, 1, dtype=torch.bool))
+    got = vtrace(
+        torch.zeros(3, 1),
+        torch.full((3, 1), 0.5),
+        reward,
+        value,
+        torch.tensor([[20.0], [30.0], [40.0]]),
+        torch.ones(3, 1, dtype=torch.bool),
+    )
     expected = [1 + 0.5 * (2 + 0.5 * (3 + 0.5 * 40)), 2 + 0.5 * (3 + 0.5 * 40), 3 + 0.5 * 40]
     torch.testing.assert_close(got.target, torch.tensor(expected)[:, None])
     torch.testing.assert_close(got.advantage, torch.tensor(expected)[:, None] - value)

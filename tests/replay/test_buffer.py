@@ -41,14 +41,19 @@ class History:
         self.stack = np.concatenate((self.stack[:, 1:], frame[:, None]), 1)
         number = self.numbered * 100 + self.worker * 10 + np.arange(self.columns)
         self.numbered += 1
-        obs = {"observation": self.stack.copy() if self.stacked else number.astype(np.float32)[:, None], "extra": number.astype(np.int64)}
+        obs = {
+            "observation": self.stack.copy() if self.stacked else number.astype(np.float32)[:, None],
+            "extra": number.astype(np.int64),
+        }
         return {"obs": obs, "is_first": first}
 
     def fragment(self) -> Fragment:
         rows = []
         for _ in range(self.rows):
             row = self.now
-            dead = row.get("dead", np.zeros(self.columns, dtype=bool)) | row.pop("ended", np.zeros(self.columns, dtype=bool))
+            dead = row.get("dead", np.zeros(self.columns, dtype=bool)) | row.pop(
+                "ended", np.zeros(self.columns, dtype=bool)
+            )
             terminated = (self.rng.random(self.columns) < 0.15) & ~dead
             truncated = (self.rng.random(self.columns) < 0.1) & ~dead & ~terminated
             life = (self.rng.random(self.columns) < 0.3) & terminated  # a lost life: terminated, but the game continues
@@ -66,8 +71,12 @@ class History:
         def stack(name, among=rows):
             return torch.from_numpy(np.stack([row[name] for row in among]))
 
-        obs = Batch({name: torch.from_numpy(np.stack([row["obs"][name] for row in ahead])) for name in ("observation", "extra")})
-        core = torch.from_numpy(np.stack([ahead[t]["obs"]["extra"] for t in range(0, self.rows + 1, self.core_every)])).float()
+        obs = Batch(
+            {name: torch.from_numpy(np.stack([row["obs"][name] for row in ahead])) for name in ("observation", "extra")}
+        )
+        core = torch.from_numpy(
+            np.stack([ahead[t]["obs"]["extra"] for t in range(0, self.rows + 1, self.core_every)])
+        ).float()
         batch = Batch(obs=obs, is_first=stack("is_first", ahead), truncated=torch.zeros(self.rows, self.columns, dtype=torch.bool), core=Batch(h=core),
                       **{name: stack(name) for name in ("action", "reward", "terminated", "valid", "q")})  # fmt: skip
         header = Header(self.worker, 0, self.row, 0, 0, int(batch.valid.sum()), (), (0.0, 0.0))
@@ -77,7 +86,13 @@ class History:
     def restart(self) -> None:
         """Behaves like a resume that is not exact: rows are numbered from 0 and every column begins an episode."""
         self.past.append({**self.now, "valid": np.zeros(self.columns, dtype=bool)})
-        self.past += [{"valid": np.zeros(self.columns, dtype=bool), "obs": self.now["obs"], "is_first": np.zeros(self.columns, dtype=bool)}] * (self.rows - 1)
+        self.past += [
+            {
+                "valid": np.zeros(self.columns, dtype=bool),
+                "obs": self.now["obs"],
+                "is_first": np.zeros(self.columns, dtype=bool),
+            }
+        ] * (self.rows - 1)
         self.row, self.over = 0, np.ones(self.columns, dtype=bool)
         self.now = self._observe()
 
@@ -88,7 +103,9 @@ def config(**changes) -> ReplayConfig:
     return ReplayConfig(**{**values, **changes})
 
 
-def layout(*, ends=True, rows=3, rows_from=None, fragment_rows=4, starts_every=1, stacked=True, capacity=60, blocks=2, block=3) -> Layout:
+def layout(
+    *, ends=True, rows=3, rows_from=None, fragment_rows=4, starts_every=1, stacked=True, capacity=60, blocks=2, block=3
+) -> Layout:
     pixels = Field((S, 1, 2), torch.uint8) if stacked else Field((1,), torch.float32)
     return Layout(
         obs={"observation": pixels, "extra": Field((), torch.int64)}, action=Field((), torch.int64), record={"q": Field((), torch.float32)},
@@ -99,7 +116,10 @@ def layout(*, ends=True, rows=3, rows_from=None, fragment_rows=4, starts_every=1
 
 def make(cfg: ReplayConfig, made: Layout, seed: int = 0, first_priority=None) -> tuple[Replay, list[History]]:
     replay = Replay(cfg, made, torch.Generator().manual_seed(seed), torch.device("cpu"), first_priority)
-    sources = [History(worker, made.block, made.fragment_rows, seed, made.stack > 1, made.starts_every) for worker in range(made.blocks)]
+    sources = [
+        History(worker, made.block, made.fragment_rows, seed, made.stack > 1, made.starts_every)
+        for worker in range(made.blocks)
+    ]
     return replay, sources
 
 
@@ -109,7 +129,9 @@ def check(batch: Batch, replay: Replay, sources: list[History]) -> None:
     for i, key in enumerate(batch.key.tolist()):
         column, start = key % made.columns, key // made.columns
         source, b = sources[column // made.block], column % made.block
-        assert len(source.past) - replay.length < start <= len(source.past) - made.rows and start % made.starts_every == 0
+        assert (
+            len(source.past) - replay.length < start <= len(source.past) - made.rows and start % made.starts_every == 0
+        )
         rows = source.past[start : start + made.rows]
         alive = np.array([row["valid"][b] for row in rows])
         seen = batch.valid[:, i].numpy()
@@ -126,7 +148,12 @@ def check(batch: Batch, replay: Replay, sources: list[History]) -> None:
             following = [following[0], following[end]]
         assert len(following) == len(batch.is_first)
         for t, row in enumerate(following):
-            if not made.ends and "valid" in row and not row["valid"][b] and (t == 0 or not following[t - 1]["valid"][b]):
+            if (
+                not made.ends
+                and "valid" in row
+                and not row["valid"][b]
+                and (t == 0 or not following[t - 1]["valid"][b])
+            ):
                 continue  # a break adds dead rows; no row bootstraps from a dead row that follows a dead row
             assert bool(batch.is_first[t, i]) == bool(row["is_first"][b])
             for name in ("observation", "extra"):
@@ -202,7 +229,8 @@ def test_uniform_draws_are_uniform():
 
 def test_draws_and_weights_follow_the_priorities():
     replay, sources = make(
-        config(name="prioritized", alpha=0.5, beta=Schedule.parse(1.0), priority_epsilon=0.0), layout(rows=1, capacity=24, blocks=1, block=2)
+        config(name="prioritized", alpha=0.5, beta=Schedule.parse(1.0), priority_epsilon=0.0),
+        layout(rows=1, capacity=24, blocks=1, block=2),
     )
     for _ in range(9):
         replay.add(sources[0].fragment())
@@ -219,13 +247,18 @@ def test_draws_and_weights_follow_the_priorities():
 
 
 def test_new_rows_get_the_largest_priority_and_overwritten_ones_are_passed_over():
-    replay, sources = make(config(name="prioritized", alpha=1.0, priority_epsilon=0.0), layout(rows=1, capacity=24, blocks=1, block=2))
+    replay, sources = make(
+        config(name="prioritized", alpha=1.0, priority_epsilon=0.0), layout(rows=1, capacity=24, blocks=1, block=2)
+    )
     for _ in range(3):
         replay.add(sources[0].fragment())
     old = replay.sample(200, Clock()).key.unique()
     replay.write(old, torch.full(old.shape, 7.0))
     replay.add(sources[0].fragment())
-    assert replay.tree_of_priorities.leaves.max() == 7.0 and (replay.tree_of_priorities.leaves[replay.tree_of_priorities.leaves > 0] == 7.0).all()
+    assert (
+        replay.tree_of_priorities.leaves.max() == 7.0
+        and (replay.tree_of_priorities.leaves[replay.tree_of_priorities.leaves > 0] == 7.0).all()
+    )
     for _ in range(20):
         replay.add(sources[0].fragment())
     before = replay.tree_of_priorities.leaves.copy()
@@ -241,7 +274,9 @@ def test_first_priorities_see_whole_fragments_and_what_was_recorded_at_their_end
         assert batch.q.shape == (3, batch.reward.shape[1]) and "obs" not in batch
         return 1.0 + batch.q[0].abs() + batch.q[2].abs()
 
-    replay, sources = make(config(name="prioritized", alpha=1.0, priority_epsilon=0.0), layout(rows=2, blocks=1), first_priority=first)
+    replay, sources = make(
+        config(name="prioritized", alpha=1.0, priority_epsilon=0.0), layout(rows=2, blocks=1), first_priority=first
+    )
     for _ in range(30):
         replay.add(sources[0].fragment())
         replay.check_valid()
@@ -347,10 +382,14 @@ def test_weights_are_relative_to_the_largest_of_all_learners():
 @pytest.mark.parametrize("name", ["uniform", "prioritized"])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_recorded_field_that_was_written_is_drawn_again_with_its_new_numbers(name, late, monkeypatch):
-    replay, sources = make(config(name=name), layout(ends=False, rows=6, fragment_rows=4, starts_every=2, stacked=False))
+    replay, sources = make(
+        config(name=name), layout(ends=False, rows=6, fragment_rows=4, starts_every=2, stacked=False)
+    )
     write = Writes(replay.write, torch.device("cpu"))
     if late:  # as with a GPU
-        monkeypatch.setattr(torch.cuda, "Event", lambda blocking: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None))
+        monkeypatch.setattr(
+            torch.cuda, "Event", lambda blocking: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
+        )
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
         write.on_gpu = True
     columns, written = replay.layout.columns, {}
@@ -364,7 +403,9 @@ def test_a_recorded_field_that_was_written_is_drawn_again_with_its_new_numbers(n
         for t in range(6):
             for i in range(8):
                 number = written.get((int(column[i]), int(row[t, i])), {})
-                assert batch.q[t, i] == number.get("q", sources[int(column[i]) // 3].past[int(row[t, i])]["q"][int(column[i]) % 3])
+                assert batch.q[t, i] == number.get(
+                    "q", sources[int(column[i]) // 3].past[int(row[t, i])]["q"][int(column[i]) % 3]
+                )
                 assert t or "h" not in number or batch.core.h[0, i] == number["h"]
         fresh = -1000.0 * row - column
         write(batch.key, q=fresh[:4], core=Batch(h=fresh[[0, 2]]), priority=torch.rand(8))

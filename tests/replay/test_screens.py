@@ -12,7 +12,9 @@ from rlrun.core.schedule import Clock
 @pytest.mark.parametrize("compress", [False, True])
 def test_replayed_screens_are_those_that_were_seen(typed, game, more, compress):
     words = ["algo.num_envs=2", "algo.n_step=3", "algo.learning_starts=100", "algo.exploration.epsilon=1.0"]
-    wiring = Wired(typed("algo=dqn", f"env={game}", *more, *SMALL, *words, "replay.capacity=600", f"replay.compress={compress}"))
+    wiring = Wired(
+        typed("algo=dqn", f"env={game}", *more, *SMALL, *words, "replay.capacity=600", f"replay.compress={compress}")
+    )
     made, sampler, replay = wiring.algorithm(), wiring.sampler(0), wiring.replay(0)
     assert replay.layout.stack == 4
     sampler.publish(made.policy, Clock())
@@ -33,4 +35,6 @@ def test_replayed_screens_are_those_that_were_seen(typed, game, more, compress):
         for i, key in enumerate(batch.key.tolist()):
             column, row = key % 2, key // 2
             end = int((~batch.valid[:, i]).long().argmax()) if not batch.valid[:, i].all() else 3
-            assert torch.equal(batch.obs.observation[0, i], ahead[row][column]) and torch.equal(batch.obs.observation[1, i], ahead[row + end][column])
+            assert torch.equal(batch.obs.observation[0, i], ahead[row][column]) and torch.equal(
+                batch.obs.observation[1, i], ahead[row + end][column]
+            )

@@ -47,7 +47,10 @@ def test_every_example_of_an_algorithm_that_rlrun_has_is_imported_or_lacks_its_e
     made, refused = translated()
     count = {release: (sum(key[0] == release for key in made), len(files)) for release, files in RELEASES.items()}
     assert count == COVERED
-    assert all("is an environment of RLlib's own examples" in reason or "unity3d" in reason or "Bullet" in reason for reason in refused.values())
+    assert all(
+        "is an environment of RLlib's own examples" in reason or "unity3d" in reason or "Bullet" in reason
+        for reason in refused.values()
+    )
 
 
 def test_every_option_is_listed_and_few_have_no_counterpart():
@@ -57,7 +60,11 @@ def test_every_option_is_listed_and_few_have_no_counterpart():
             listed = {line.key for line in one.lines}
             config = RELEASES[release][name]["config"]
             for key, value in config.items():
-                inner = {f"{key}.{part}" for part in value} if isinstance(value, dict) and "grid_search" not in value else set()
+                inner = (
+                    {f"{key}.{part}" for part in value}
+                    if isinstance(value, dict) and "grid_search" not in value
+                    else set()
+                )
                 assert key in listed or inner <= listed, (release, name, key)
             for line in one.lines:
                 assert line.became or line.why, line
@@ -75,7 +82,9 @@ def base(algo, env, model, replay):
 def test_every_imported_file_would_start():
     for files in translated()[0].values():
         for one in files:
-            config = copy.deepcopy(base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice")))
+            config = copy.deepcopy(
+                base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice"))
+            )
             for key, value in one.values.items():
                 *groups, last = key.split(".")
                 node = config
@@ -102,13 +111,23 @@ def test_ppo_of_atari_means_the_same():
 
 def test_dqn_counts_target_updates_and_schedules_in_our_units():
     (one, *_) = translate("atari-dqn", RELEASES["0.7.0"]["atari-dqn.yaml"], "atari-dqn.yaml")
-    assert one.algo == "dqn" and one.values["replay._choice"] == "uniform" and one.values["replay.capacity"] == 1_000_000
+    assert (
+        one.algo == "dqn" and one.values["replay._choice"] == "uniform" and one.values["replay.capacity"] == 1_000_000
+    )
     # 8,000 env steps, an update of 32 every 4
     assert one.values["algo.replay_ratio"] == 8 and one.values["algo.target_update_interval"] == 2000
     assert one.values["algo.exploration.epsilon"] == {"start": 1.0, "end": 0.01, "steps": 200_000}
-    assert one.values["algo.optimizer.epsilon"] == 1.5e-4 and one.values["algo.learning_starts"] == 20_000 and not one.values["algo.double"]
+    assert (
+        one.values["algo.optimizer.epsilon"] == 1.5e-4
+        and one.values["algo.learning_starts"] == 20_000
+        and not one.values["algo.double"]
+    )
     apex, *_ = translate("atari-apex", RELEASES["0.7.0"]["atari-apex.yaml"], "atari-apex.yaml")
-    assert apex.algo == "apex" and apex.values["algo.inner.target_update_interval"] == 98 and apex.values["algo.inner.num_envs"] == 64
+    assert (
+        apex.algo == "apex"
+        and apex.values["algo.inner.target_update_interval"] == 98
+        and apex.values["algo.inner.num_envs"] == 64
+    )
     assert apex.values["algo.inner.n_step"] == 3 and apex.values["runner.num_shards"] == 4
     assert apex.values["replay.beta"] == {"start": 0.4, "end": 1.0, "steps": 2_000_000.0}
 
@@ -116,23 +135,56 @@ def test_dqn_counts_target_updates_and_schedules_in_our_units():
 def test_atoms_and_noise_choose_the_algorithm():
     assert translate("a", RELEASES["0.7.0"]["atari-dist-dqn.yaml"], "a")[0].algo == "c51"
     (rainbow,) = translate("a", RELEASES["0.7.0"]["pong-rainbow.yaml"], "a")
-    assert rainbow.algo == "rainbow" and rainbow.values["algo.exploration.epsilon"] == {"start": 1.0, "end": 0.0, "steps": 2.0}
-    assert rainbow.values["algo.head.noisy"] is True and rainbow.values["env.size"] == 42 and rainbow.values["replay._choice"] == "prioritized"
+    assert rainbow.algo == "rainbow" and rainbow.values["algo.exploration.epsilon"] == {
+        "start": 1.0,
+        "end": 0.0,
+        "steps": 2.0,
+    }
+    assert (
+        rainbow.values["algo.head.noisy"] is True
+        and rainbow.values["env.size"] == 42
+        and rainbow.values["replay._choice"] == "prioritized"
+    )
     assert values("2.7", "simple_q/cartpole-simpleq.yaml")["algo.head.hidden"] == []
 
 
 def test_memory_exploration_and_whole_episodes():
     r2d2 = values("2.7", "r2d2/stateless-cartpole-r2d2.yaml")
-    assert r2d2["algo.batch_size"] == 50 and r2d2["algo.sequence_length"] == 20 and r2d2["algo.burn_in"] == 20 and r2d2["algo.zero_init_state"] is True
-    assert r2d2["replay.capacity"] == 2_000_000 and r2d2["model.memory.size"] == 64 and r2d2["algo.value_rescaling"] == 1e-3
+    assert (
+        r2d2["algo.batch_size"] == 50
+        and r2d2["algo.sequence_length"] == 20
+        and r2d2["algo.burn_in"] == 20
+        and r2d2["algo.zero_init_state"] is True
+    )
+    assert (
+        r2d2["replay.capacity"] == 2_000_000
+        and r2d2["model.memory.size"] == 64
+        and r2d2["algo.value_rescaling"] == 1e-3
+    )
     soft = values("2.7", "dqn/cartpole-dqn-softq.yaml")
-    assert soft["algo.exploration.kind"] == "soft_q" and soft["algo.exploration.temperature"] == 0.5 and soft["algo.exploration.epsilon"] == 0.0
+    assert (
+        soft["algo.exploration.kind"] == "soft_q"
+        and soft["algo.exploration.temperature"] == 0.5
+        and soft["algo.exploration.epsilon"] == 0.0
+    )
     noise = values("2.7", "dqn/cartpole-dqn-param-noise.yaml")
-    assert noise["algo.exploration.kind"] == "parameter_noise" and noise["algo.exploration.epsilon"] == [[0, 1.0], [10000, 1.0], [10001, 0.0]]
+    assert noise["algo.exploration.kind"] == "parameter_noise" and noise["algo.exploration.epsilon"] == [
+        [0, 1.0],
+        [10000, 1.0],
+        [10001, 0.0],
+    ]
     hopper = values("0.7.0", "hopper-ppo.yaml")  # each of 64 environments plays until it has 2,500 rows
-    assert hopper["runner.complete_episodes"] is True and hopper["algo.fragment_length"] == 2600 and hopper["algo.batch_size"] == 166_400
+    assert (
+        hopper["runner.complete_episodes"] is True
+        and hopper["algo.fragment_length"] == 2600
+        and hopper["algo.batch_size"] == 166_400
+    )
     cheetah = values("0.7.0", "halfcheetah-ppo.yaml")  # two rounds of 200 rows from 256 environments
-    assert cheetah["algo.fragment_length"] == 200 and cheetah["algo.batch_size"] == 102_400 and cheetah["algo.batch_size"] % cheetah["algo.minibatch_size"] == 0
+    assert (
+        cheetah["algo.fragment_length"] == 200
+        and cheetah["algo.batch_size"] == 102_400
+        and cheetah["algo.batch_size"] % cheetah["algo.minibatch_size"] == 0
+    )
 
 
 def test_the_older_defaults_are_those_of_their_time():
@@ -147,13 +199,24 @@ def test_the_older_defaults_are_those_of_their_time():
 def test_stops():
     (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "stop": {"evaluation/env_runners/episode_return_mean": 400, "training_iteration": 5,
                        "time_total_s": 60, "mystery": 1}, "pass_criteria": {"num_env_steps_sampled_lifetime": "1e5"}}, "a")  # fmt: skip
-    assert one.values["eval.every"] and "stop.return_mean" not in one.values and one.values["stop.wall_sec"] == 60 and one.values["env_steps"] == 100_000
+    assert (
+        one.values["eval.every"]
+        and "stop.return_mean" not in one.values
+        and one.values["stop.wall_sec"] == 60
+        and one.values["env_steps"] == 100_000
+    )
     assert {line.key: line.how for line in one.lines if line.key.startswith(("stop", "pass"))} == {
         "stop.evaluation/env_runners/episode_return_mean": "not mapped", "stop.training_iteration": "dropped", "stop.time_total_s": "mapped",
         "stop.mystery": "not mapped", "pass_criteria.num_env_steps_sampled_lifetime": "mapped",
     }  # fmt: skip
-    (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "stop": {"episode_reward_mean": 150, "timesteps_total": 1e5}}, "a")
-    assert one.values["stop.return_mean"] == 150 and one.values["expected"]["return"] == 150 and one.values["expected"]["env_steps"] == 100_000
+    (one,) = translate(
+        "a", {"run": "PPO", "env": "CartPole-v1", "stop": {"episode_reward_mean": 150, "timesteps_total": 1e5}}, "a"
+    )
+    assert (
+        one.values["stop.return_mean"] == 150
+        and one.values["expected"]["return"] == 150
+        and one.values["expected"]["env_steps"] == 100_000
+    )
 
 
 def test_bounds_and_epsilons_mean_what_they_meant():
@@ -162,10 +225,15 @@ def test_bounds_and_epsilons_mean_what_they_meant():
     assert a2c.values["algo.batch_size"] == 500 and a2c.values["algo.max_grad_norm"] == 0.08
     block = {"opt_type": "adam", "decay": 0.99, "momentum": 0.0, "epsilon": 0.1}
     (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": block}, "a")
-    assert "algo.optimizer.epsilon" not in impala.values and {line.key: line.how for line in impala.lines}["epsilon"] == "dropped"
+    assert (
+        "algo.optimizer.epsilon" not in impala.values
+        and {line.key: line.how for line in impala.lines}["epsilon"] == "dropped"
+    )
     (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": {"opt_type": "rmsprop"}}, "a")
     assert impala.values["algo.optimizer.epsilon"] == 0.1 and impala.values["algo.optimizer.kind"] == "rmsprop"
-    (new,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": {"rollout_fragment_length": 50, "vf_clip_param": 7.0}}, "a")
+    (new,) = translate(
+        "a", {"run": "PPO", "env": "CartPole-v1", "config": {"rollout_fragment_length": 50, "vf_clip_param": 7.0}}, "a"
+    )
     assert new.values["algo.value_loss_clip"] == 7 and "algo.value_clip" not in new.values
 
 
@@ -173,41 +241,83 @@ def test_what_a_grid_loses_is_said():
     config = {"train_batch_size": {"grid_search": [4000, 8000]}, "num_sgd_iter": {"grid_search": [3, 5]}}
     (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": config}, "a")
     said = {line.key: line.why for line in one.lines}
-    assert "the first of 2: a sweep over the others is yours" in said["train_batch_size"] and "yours" not in said["num_sgd_iter"]
+    assert (
+        "the first of 2: a sweep over the others is yours" in said["train_batch_size"]
+        and "yours" not in said["num_sgd_iter"]
+    )
     assert one.grid == {"algo.num_epochs": [3, 5]}
 
 
 def test_sticky_actions_are_those_of_the_id():
-    (one,) = translate("a", {"run": "PPO", "env": "ale_py:ALE/Breakout-v5", "config": {"env_config": {"frameskip": 1}}}, "a")
+    (one,) = translate(
+        "a", {"run": "PPO", "env": "ale_py:ALE/Breakout-v5", "config": {"env_config": {"frameskip": 1}}}, "a"
+    )
     assert one.values["env.sticky_actions"] == 0.25
     assert "env.sticky_actions" not in translate("a", {"run": "PPO", "env": "BreakoutNoFrameskip-v4"}, "a")[0].values
 
 
 def test_continuous_control_and_evolution():
     made = values("0.7.0", "mountaincarcontinuous-ddpg.yaml")
-    assert made["algo.exploration.std"] == 0.3 and made["algo.exploration.scale"] == {"start": 1.0, "end": 0.02, "steps": 40000}
-    assert made["algo.actor.hidden"] == [32, 64] and made["algo.huber_delta"] is None and made["replay._choice"] == "uniform" and made["algo.l2"] == 1e-5
+    assert made["algo.exploration.std"] == 0.3 and made["algo.exploration.scale"] == {
+        "start": 1.0,
+        "end": 0.02,
+        "steps": 40000,
+    }
+    assert (
+        made["algo.actor.hidden"] == [32, 64]
+        and made["algo.huber_delta"] is None
+        and made["replay._choice"] == "uniform"
+        and made["algo.l2"] == 1e-5
+    )
     made = values("1.13", "ddpg/pendulum-td3.yaml")
-    assert made["algo.policy_delay"] == 2 and made["algo.target_noise"] == 0.2 and made["algo.exploration.kind"] == "gaussian"
+    assert (
+        made["algo.policy_delay"] == 2
+        and made["algo.target_noise"] == 0.2
+        and made["algo.exploration.kind"] == "gaussian"
+    )
     assert made["algo.random_steps"] == made["algo.learning_starts"] == 5000 and made["algo.replay_ratio"] == 100
     made = values("1.13", "sac/mspacman-sac.yaml")
-    assert made["algo.critic.hidden"] == made["algo.actor.hidden"] == [512] and made["algo.target_update_interval"] == 8000 and made["algo.target_tau"] == 1
+    assert (
+        made["algo.critic.hidden"] == made["algo.actor.hidden"] == [512]
+        and made["algo.target_update_interval"] == 8000
+        and made["algo.target_tau"] == 1
+    )
     made = values("0.7.0", "pendulum-apex-ddpg.yaml")
-    assert made["algo.inner.huber_delta"] == 1.0 and made["algo.inner.exploration.scale"] == 0.4 and made["algo.inner.exploration.scale_min"] == 0.4**8
+    assert (
+        made["algo.inner.huber_delta"] == 1.0
+        and made["algo.inner.exploration.scale"] == 0.4
+        and made["algo.inner.exploration.scale_min"] == 0.4**8
+    )
     made = values("0.7.0", "regression_tests/cartpole-ars.yaml")
     assert made["algo.eval_share"] == 1.0 and made["algo.rollouts_used"] == 25 and made["algo.actor.hidden"] == []
     made = values("2.7", "es/humanoid-es.yaml")
-    assert made["algo.episodes_per_batch"] == 1000 and made["algo.env_steps_per_batch"] == 10000 and made["model.observation_filter"] == "mean_std"
+    assert (
+        made["algo.episodes_per_batch"] == 1000
+        and made["algo.env_steps_per_batch"] == 10000
+        and made["model.observation_filter"] == "mean_std"
+    )
 
 
 def test_defaults_are_not_said_beside_what_the_file_says_under_another_name():
-    config = {"num_epochs": 20, "lambda_": 0.95, "num_env_runners": 2, "num_envs_per_env_runner": 4, "train_batch_size_per_learner": 2000}
+    config = {
+        "num_epochs": 20,
+        "lambda_": 0.95,
+        "num_env_runners": 2,
+        "num_envs_per_env_runner": 4,
+        "train_batch_size_per_learner": 2000,
+    }
     (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": config}, "a")
-    assert one.values["algo.num_epochs"] == 20 and one.values["algo.batch_size"] == 2000 and one.values["algo.fragment_length"] == 250
+    assert (
+        one.values["algo.num_epochs"] == 20
+        and one.values["algo.batch_size"] == 2000
+        and one.values["algo.fragment_length"] == 250
+    )
     assert not [line for line in one.lines if line.key in ("num_sgd_iter", "train_batch_size")]
     (old,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "config": {"num_workers": 2}}, "a")
     assert old.values["algo.fragment_length"] == 200, "before 2.0"
-    (dqn,) = translate("a", {"run": "DQN", "env": "CartPole-v1", "config": {"prioritized_replay": False, "buffer_size": 7000}}, "a")
+    (dqn,) = translate(
+        "a", {"run": "DQN", "env": "CartPole-v1", "config": {"prioritized_replay": False, "buffer_size": 7000}}, "a"
+    )
     assert [line.value for line in dqn.lines if line.became.startswith("replay.capacity")] == [7000]
 
 
@@ -220,7 +330,10 @@ def test_files_changed_by_hand_are_not_written_over(tmp_path):
     made.write_text(made.read_text() + "\n# by hand\n")
     with pytest.raises(UserError, match="may have been changed by hand"):
         _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet"])
-    assert _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet", "--force"]) == 0 and "by hand" not in made.read_text()
+    assert (
+        _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet", "--force"]) == 0
+        and "by hand" not in made.read_text()
+    )
 
 
 def test_numbers_that_yaml_reads_as_text():
@@ -257,11 +370,20 @@ def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 0
     said = capsys.readouterr().out
     # these sizes divide 4000
-    assert (out / "tuned" / "ppo" / "cartpole-ppo.yaml").is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said
+    assert (
+        out / "tuned" / "ppo" / "cartpole-ppo.yaml"
+    ).is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said
     assert "left out: cartpole.yaml, later: rlrun is to have QMIX" in said
     assert _dispatch(["train", "--config-dir", str(out), "tuned=ppo/cartpole-ppo", "--cfg", "job"]) == 0
     assert "num_epochs: 1" in capsys.readouterr().out
-    words = ["--config-dir", str(out), "tuned=ppo/cartpole-ppo", "algo.num_epochs=1,4", "algo.minibatch_size=125,250", "--dry-run"]
+    words = [
+        "--config-dir",
+        str(out),
+        "tuned=ppo/cartpole-ppo",
+        "algo.num_epochs=1,4",
+        "algo.minibatch_size=125,250",
+        "--dry-run",
+    ]
     assert _dispatch(["sweep", *words]) == 0
     assert "4 jobs" in capsys.readouterr().out
 

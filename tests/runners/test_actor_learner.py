@@ -100,7 +100,9 @@ def test_weights_are_broadcast_at_their_interval(typed, tmp_path):
 def test_a_broken_sampler_ends_the_run_fast(typed, tmp_path, fault):
     started = time.monotonic()
     with pytest.raises(RunFailed, match=r"sampler-\d"):
-        run_counting(typed, tmp_path, "local", "++env.kwargs.fail_at=60", f"++env.kwargs.fault={fault}", env_steps=10**6)
+        run_counting(
+            typed, tmp_path, "local", "++env.kwargs.fail_at=60", f"++env.kwargs.fault={fault}", env_steps=10**6
+        )
     assert time.monotonic() - started < 25  # includes the start of two processes that import torch
 
 

@@ -50,7 +50,9 @@ def test_a_shared_step_is_an_ordinary_step(kind, steps_before):
         one.step(alone.square().sum(), Clock())
         each.step(copy.square().sum(), Clock())
         torch.testing.assert_close(shared, alone)
-        assert not torch.equal(copy, shared) or (steps_before == 0 and torch.equal(copy, before)), "the copy waits for its refresh"
+        assert not torch.equal(copy, shared) or (steps_before == 0 and torch.equal(copy, before)), (
+            "the copy waits for its refresh"
+        )
     restored = optimizer(torch.nn.Parameter(shared.detach().clone()), kind)
     restored.load_state_dict(main.state_dict())
     one.step(alone.square().sum(), Clock())
@@ -78,9 +80,13 @@ def test_two_processes_learn_and_count_every_row(typed, tmp_path):
     made, job, rows = run_wired(Wired(typed(*ASYNC, *words, "log_every_sec=0.05")), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18
     assert job.clock.updates >= job.clock.env_steps // 20 > 50
-    assert any(row["sample/policy_lag"] for row in rows if row.get("sample/policy_lag") is not None), "others' gradients come in between"
+    assert any(row["sample/policy_lag"] for row in rows if row.get("sample/policy_lag") is not None), (
+        "others' gradients come in between"
+    )
     statistics = made.state()["optimizers"]["optimizer"]["inner"]["state"]
-    assert all(value["exp_avg_sq"].abs().sum() > 0 for value in statistics.values()), "shared statistics are what is saved"
+    assert all(value["exp_avg_sq"].abs().sum() > 0 for value in statistics.values()), (
+        "shared statistics are what is saved"
+    )
 
 
 def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
@@ -93,7 +99,14 @@ def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
         seen.append(all(torch.equal(value, before[name]) for name, value in algorithm.state_dict().items()))
         return [1.0]
 
-    words = ["env=CartPole-v1", "env_steps=3000", "eval.every=500", "checkpoint.every=1000", "algo.optimizer.kind=adam", "algo.optimizer.epsilon=1e-5"]
+    words = [
+        "env=CartPole-v1",
+        "env_steps=3000",
+        "eval.every=500",
+        "checkpoint.every=1000",
+        "algo.optimizer.kind=adam",
+        "algo.optimizer.epsilon=1e-5",
+    ]
     (tmp_path / "checkpoints").mkdir()
     made, job, _ = run_wired(Wired(typed(*ASYNC, *words)), tmp_path, evaluate)
     assert len(seen) >= 5 and all(seen)
@@ -101,12 +114,22 @@ def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
     assert run["env_steps"] == job.clock.env_steps and run["updates"] == job.clock.updates
     assert all(torch.equal(value, made.state_dict()[name]) for name, value in tensors["algorithm"]["module"].items())
     steps = float(next(iter(tensors["algorithm"]["optimizers"]["optimizer"]["inner"]["state"].values()))["step"])
-    assert 0.95 * run["updates"] <= steps <= run["updates"], "every gradient was reported (two at once may count as one step: there is no lock)"
+    assert 0.95 * run["updates"] <= steps <= run["updates"], (
+        "every gradient was reported (two at once may count as one step: there is no lock)"
+    )
 
 
 @pytest.mark.parametrize("algo", ["a2c", "pg"])
 def test_other_algorithms_can_share_weights_too(typed, tmp_path, algo):
-    words = [f"algo={algo}", "env=Acrobot-v1", "logger=[]", "runner=async_gradients", "algo.fragment_length=20", "algo.batch_size=20", "env_steps=400"]
+    words = [
+        f"algo={algo}",
+        "env=Acrobot-v1",
+        "logger=[]",
+        "runner=async_gradients",
+        "algo.fragment_length=20",
+        "algo.batch_size=20",
+        "env_steps=400",
+    ]
     wiring = Wired(typed(*words))
     assert wiring.resources.inference == "serial" and wiring.resources.num_learners == cores()
     _, job, _ = run_wired(wiring, tmp_path)
@@ -114,7 +137,9 @@ def test_other_algorithms_can_share_weights_too(typed, tmp_path, algo):
 
 
 def test_filters_of_all_processes_are_merged(typed, tmp_path):
-    made, job, _ = run_wired(Wired(typed(*ASYNC, "env=CartPole-v1", "model.observation_filter=mean_std", "env_steps=400")), tmp_path)
+    made, job, _ = run_wired(
+        Wired(typed(*ASYNC, "env=CartPole-v1", "model.observation_filter=mean_std", "env_steps=400")), tmp_path
+    )
     assert int(made.policy.filter.filters[0].count) == job.clock.env_steps
 
 
@@ -134,7 +159,10 @@ def test_a_killed_process_ends_the_run(typed, tmp_path, monkeypatch):
 
 def test_a_failing_environment_is_named(typed, tmp_path):
     with pytest.raises(RunFailed, match=r"worker-\d failed"):
-        run_wired(Wired(typed(*ASYNC, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise")), tmp_path)
+        run_wired(
+            Wired(typed(*ASYNC, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise")),
+            tmp_path,
+        )
 
 
 @pytest.mark.parametrize("words, said", [
@@ -152,5 +180,8 @@ def test_what_cannot_be_asynchronous_gets_a_sentence(typed, words, said):
 def test_alone_it_is_a2c(typed, tmp_path):
     words = ["env=CartPole-v1", *SMALL, "env_steps=200"]
     one, _, _ = run_wired(Wired(typed("algo=a3c", *words)), tmp_path)
-    two, _, _ = run_wired(Wired(typed("algo=a2c", *words, "algo.lr=1e-4", "algo.optimizer.kind=rmsprop", "algo.optimizer.epsilon=0.1")), tmp_path)
+    two, _, _ = run_wired(
+        Wired(typed("algo=a2c", *words, "algo.lr=1e-4", "algo.optimizer.kind=rmsprop", "algo.optimizer.epsilon=0.1")),
+        tmp_path,
+    )
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))

@@ -143,7 +143,10 @@ def test_a_killed_process_ends_the_run_at_once(typed, tmp_path, victim):
     started = time.monotonic()
     try:
         with pytest.raises(RunFailed, match=f"{victim} was killed by SIGKILL"):
-            run_wired(Wired(typed(*APEX, "env=rlrun/Identity-v0", "resources.inference=local", f"env_steps={10**8}")), tmp_path)
+            run_wired(
+                Wired(typed(*APEX, "env=rlrun/Identity-v0", "resources.inference=local", f"env_steps={10**8}")),
+                tmp_path,
+            )
     finally:
         thread.join()
     assert time.monotonic() - started < 40
@@ -152,7 +155,14 @@ def test_a_killed_process_ends_the_run_at_once(typed, tmp_path, victim):
 @pytest.mark.parametrize("checkpoint, said", [("auto", False), ("false", True)])
 def test_a_resumed_run_has_its_rows_or_says_that_it_has_not(tmp_path, capfd, checkpoint, said):
     path = tmp_path / "run"
-    words = [*APEX, "env=CartPole-v1", "env_steps=1500", "resources.inference=local", "runner.num_shards=2", f"replay.checkpoint={checkpoint}"]
+    words = [
+        *APEX,
+        "env=CartPole-v1",
+        "env_steps=1500",
+        "resources.inference=local",
+        "runner.num_shards=2",
+        f"replay.checkpoint={checkpoint}",
+    ]
     assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
     last = sorted((path / "checkpoints").glob("0*"))[-1]
     assert len(list(last.glob("replay-*.bin"))) == (0 if said else 2)

@@ -39,14 +39,18 @@ def test_an_order_is_played_to_its_end_and_counted(typed):
     report = one.play(Order(0, 10, 4, 2), Clock(0, 3))
     assert len(report.rollouts) == 4 and len(report.evaluations) == 2
     every = [*report.evaluations, *(side for rollout in report.rollouts for side in (rollout.plus, rollout.minus))]
-    assert {played.length for played in every} == {5} and {played.ret for played in every} == {15.0}, "1 + 2 + 3 + 4 + 5"
+    assert {played.length for played in every} == {5} and {played.ret for played in every} == {15.0}, (
+        "1 + 2 + 3 + 4 + 5"
+    )
     assert report.env_steps == 10 * 5
     again = one.play(Order(0, 10, 4, 2), Clock(0, 3))
     assert [rollout.offset for rollout in again.rollouts] == [rollout.offset for rollout in report.rollouts]
-    assert [rollout.offset for rollout in one.play(Order(0, 11, 3, 0), Clock(0, 3)).rollouts] == [rollout.offset for rollout in report.rollouts[1:]], (
-        "by number"
+    assert [rollout.offset for rollout in one.play(Order(0, 11, 3, 0), Clock(0, 3)).rollouts] == [
+        rollout.offset for rollout in report.rollouts[1:]
+    ], "by number"
+    assert one.play(Order(0, 10, 1, 0), Clock(0, 4)).rollouts[0].offset != report.rollouts[0].offset, (
+        "anew for every update"
     )
-    assert one.play(Order(0, 10, 1, 0), Clock(0, 4)).rollouts[0].offset != report.rollouts[0].offset, "anew for every update"
     one.close()
 
 
@@ -78,7 +82,11 @@ def test_whoever_plays_an_order_plays_the_same(typed):
     crew = made.crew(made.noise())._replace(columns=3)
     players = [Player(crew, number, made.policy_factory(acting=True)()) for number in (0, 1)]
     first, second = (one.play(Order(2, 4, 5, 2), Clock(0, 3)) for one in players)
-    assert first.rollouts == second.rollouts and first.evaluations == second.evaluations and len({side.ret for pair in first.rollouts for side in pair[1:]}) > 1
+    assert (
+        first.rollouts == second.rollouts
+        and first.evaluations == second.evaluations
+        and len({side.ret for pair in first.rollouts for side in pair[1:]}) > 1
+    )
 
 
 def test_signs_of_rewards_are_learnt_from_where_they_are_asked_for(typed):
@@ -98,7 +106,11 @@ def test_the_filter_sees_what_players_saw(typed):
 
 @pytest.mark.parametrize("algo", ["es", "ars"])
 def test_the_same_seed_is_the_same_run(typed, tmp_path, algo):
-    few = ["algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"] if algo == "es" else ["algo.num_rollouts=4", "algo.rollouts_used=2"]
+    few = (
+        ["algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"]
+        if algo == "es"
+        else ["algo.num_rollouts=4", "algo.rollouts_used=2"]
+    )
     words = [*SERIAL, "env=CartPole-v1", *few, "env_steps=4000"]
     runs = []
     for name in ("a", "b"):
@@ -110,12 +122,29 @@ def test_the_same_seed_is_the_same_run(typed, tmp_path, algo):
 def test_what_an_unfinished_update_played_does_not_count(typed, tmp_path):
     """A run ends after a complete update or in the state before it. A resume plays the episodes of an unfinished update
     again, so they would count twice."""
-    words = ["env=rlrun/Counting-v0", "++env.kwargs.length=5", "algo.num_rollouts=40", "algo.rollouts_used=40", "algo.eval_share=1", "log_every_sec=0.001"]
-    few = ["resources.inference=local", "resources.num_samplers=1", "resources.envs_per_sampler=2", "model=plain", *TINY]
+    words = [
+        "env=rlrun/Counting-v0",
+        "++env.kwargs.length=5",
+        "algo.num_rollouts=40",
+        "algo.rollouts_used=40",
+        "algo.eval_share=1",
+        "log_every_sec=0.001",
+    ]
+    few = [
+        "resources.inference=local",
+        "resources.num_samplers=1",
+        "resources.envs_per_sampler=2",
+        "model=plain",
+        *TINY,
+    ]
     _, job, rows = run_wired(wiring(typed, *few, *words, "env_steps=1"), tmp_path)
     assert job.status == "COMPLETED" and job.clock.updates == 1 and job.clock.env_steps >= 40 * 2 * 5
     ahead = [row["sample/ahead"] for row in rows if "sample/ahead" in row]
-    assert ahead == sorted(ahead) and 0 < ahead[0] < job.clock.env_steps and {row["env_steps"] for row in rows} == {0, job.clock.env_steps}
+    assert (
+        ahead == sorted(ahead)
+        and 0 < ahead[0] < job.clock.env_steps
+        and {row["env_steps"] for row in rows} == {0, job.clock.env_steps}
+    )
     tick, ticks = Run.tick, []
 
     def interrupted(self, clock, update):
@@ -137,7 +166,16 @@ def test_it_learns_and_only_unperturbed_episodes_count(typed, tmp_path, algo):
         if algo == "es"
         else ["algo.num_rollouts=16", "algo.rollouts_used=8", "algo.actor.hidden=[]"]
     )
-    words = [*SERIAL, "env=rlrun/Identity-v0", *few, "algo.noise_std=0.1", "algo.lr=0.1", "algo.eval_share=0.5", "env_steps=300000", "stop.return_mean=18"]
+    words = [
+        *SERIAL,
+        "env=rlrun/Identity-v0",
+        *few,
+        "algo.noise_std=0.1",
+        "algo.lr=0.1",
+        "algo.eval_share=0.5",
+        "env_steps=300000",
+        "stop.return_mean=18",
+    ]
     _, job, rows = run_wired(wiring(typed, *words, algo=algo), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18
     assert rows[-1]["sample/episodes"] * 20 < 0.5 * rows[-1]["env_steps"], "most were perturbed"
@@ -173,7 +211,11 @@ def test_processes_play_what_one_would(typed):
     finally:
         people.close()
     batch = gathered(reports)
-    assert len(batch.offset) == 12 and (batch.ret == 15.0).all() and sum(report.env_steps for report in reports) >= 12 * 2 * 5
+    assert (
+        len(batch.offset) == 12
+        and (batch.ret == 15.0).all()
+        and sum(report.env_steps for report in reports) >= 12 * 2 * 5
+    )
     expected = [int(Seeds(0).numpy("perturbation", 7, i).integers(5000 - algorithm.policy.size + 1)) for i in range(12)]
     assert batch.offset.tolist() == sorted(expected)
 
@@ -189,7 +231,12 @@ def test_a_killed_player_is_left_out_and_the_last_one_ends_the_run(typed):
         lost = people.playing[victim].pairs
         os.kill(victim.process.pid, signal.SIGKILL)
         reports = one_update(people)
-        assert people.workers.members == [other] and len(told) == 1 and "sampler-0 was killed by SIGKILL" in told[0] and "1 of 2 samplers go on" in told[0]
+        assert (
+            people.workers.members == [other]
+            and len(told) == 1
+            and "sampler-0 was killed by SIGKILL" in told[0]
+            and "1 of 2 samplers go on" in told[0]
+        )
         assert lost > 0 and len(gathered(reports).offset) == 12 - lost, "nobody plays what was lost"
         people.begin(algorithm.policy, Clock(0, 2))
         assert len(gathered(one_update(people)).offset) == 12, "the other plays all of it"
@@ -245,4 +292,7 @@ def test_an_env_that_fails_everywhere_ends_the_run_with_its_words(typed):
 def test_the_table_is_shared_not_copied():
     table = NoiseTable(1000, Seeds(3))
     assert table.numbers.is_shared() and abs(table.numbers.mean()) < 0.15 and abs(table.numbers.std() - 1) < 0.1
-    assert torch.equal(table.numbers, NoiseTable(1000, Seeds(3)).numbers) and table.piece(5, 3).data_ptr() == table.numbers.data_ptr() + 20
+    assert (
+        torch.equal(table.numbers, NoiseTable(1000, Seeds(3)).numbers)
+        and table.piece(5, 3).data_ptr() == table.numbers.data_ptr() + 20
+    )

@@ -74,7 +74,11 @@ def test_any_number_of_rows(case, typed):
         torch.testing.assert_close(action, own)
         torch.testing.assert_close(after, own_after)
         assert len(action["action"]) == rows and all(len(value) == rows for value in after.values())
-        single, _ = exported({name: value[:1] for name, value in obs.items()}, first[:1], {name: value[:1] for name, value in state.items()})
+        single, _ = exported(
+            {name: value[:1] for name, value in obs.items()},
+            first[:1],
+            {name: value[:1] for name, value in state.items()},
+        )
         torch.testing.assert_close(single["action"], action["action"][:1])
 
 
@@ -118,7 +122,14 @@ def test_a_policy_of_ones_own_without_a_greedy_function_is_refused(tmp_path, typ
 
 
 def test_files_of_a_run(tmp_path, capsys):
-    words = ["algo=pg", "env=CartPole-v1", "logger=[]", "resources=debug", "env_steps=400", f"run_dir={tmp_path / 'run'}"]
+    words = [
+        "algo=pg",
+        "env=CartPole-v1",
+        "logger=[]",
+        "resources=debug",
+        "env_steps=400",
+        f"run_dir={tmp_path / 'run'}",
+    ]
     assert _dispatch(["train", *words]) == 0
     capsys.readouterr()
     pytest.importorskip("safetensors")
@@ -128,7 +139,11 @@ def test_files_of_a_run(tmp_path, capsys):
     folder = tmp_path / "run" / "export"
     assert sorted(file.name for file in folder.iterdir()) == ["policy.json", "policy.pt2", "policy.safetensors"]
     facts = json.loads((folder / "policy.json").read_text())
-    assert facts["obs"] == {"observation": {"shape": ["batch", 4], "dtype": "float32"}} and facts["state"] == {} and facts["env"] == "CartPole-v1"
+    assert (
+        facts["obs"] == {"observation": {"shape": ["batch", 4], "dtype": "float32"}}
+        and facts["state"] == {}
+        and facts["env"] == "CartPole-v1"
+    )
     module = torch.export.load(folder / "policy.pt2").module()
     action, _ = module({"observation": torch.zeros(5, 4)}, torch.ones(5, dtype=torch.bool), {})
     assert action["action"].shape == (5,)
@@ -148,5 +163,9 @@ def test_onnx_acts_the_same(tmp_path, typed):
 
 
 def test_names_of_nested_parts():
-    values = {"observation.camera.left": torch.zeros(1), "observation.speed": torch.ones(1), "action_mask": torch.ones(2)}
+    values = {
+        "observation.camera.left": torch.zeros(1),
+        "observation.speed": torch.ones(1),
+        "action_mask": torch.ones(2),
+    }
     assert flat(nested(values)) == values

@@ -28,7 +28,11 @@ from rlrun.runtime.trained import load
 
 def train(path: Path, *words: str) -> int:
     algo = [] if any(word.startswith("algo=") for word in words) else ["algo=impala"]
-    small = [word for word in SMALL if not word.startswith("algo.")] if any(word in ("algo=es", "algo=ars") for word in words) else SMALL
+    small = (
+        [word for word in SMALL if not word.startswith("algo.")]
+        if any(word in ("algo=es", "algo=ars") for word in words)
+        else SMALL
+    )
     values = compose(*algo, *small, f"run_dir={path}", *words)
     config = type_config(values)
     directory = RunDir.create(path)
@@ -56,7 +60,13 @@ def same(a, b) -> bool:
     return a == b
 
 
-REPLAYED = ["env=CartPole-v1", "algo.learning_starts=50", "replay.capacity=200", "algo.replay_ratio=2", "algo.target_update_interval=7"]
+REPLAYED = [
+    "env=CartPole-v1",
+    "algo.learning_starts=50",
+    "replay.capacity=200",
+    "algo.replay_ratio=2",
+    "algo.target_update_interval=7",
+]
 ACTORS = ["algo.actor.hidden=[8]", "algo.critic.hidden=[8]", "algo.random_steps=20"]
 EVOLVED = ["algo.noise_size=5000", "algo.actor.hidden=[4]", "algo.eval_share=0.5"]
 ENVS = {
@@ -65,9 +75,22 @@ ENVS = {
     "memory": ["env=StatelessCartPole-v0", "model=lstm", "model.memory.size=4"],
     "box": ["env=Pendulum-v1", "model.share_value=false", "algo.value_lr=1e-3"],
     "sync": ["env=rlrun/Identity-v0", "algo.optimizer.kind=rmsprop", "algo.optimizer.momentum=0.5"],
-    "reuse": ["env=CartPole-v1", "runner.num_sgd_iter=2", "runner.minibatch_buffer_size=3", "runner.replay_proportion=0.5", "runner.replay_slots=4"],
+    "reuse": [
+        "env=CartPole-v1",
+        "runner.num_sgd_iter=2",
+        "runner.minibatch_buffer_size=3",
+        "runner.replay_proportion=0.5",
+        "runner.replay_slots=4",
+    ],
     "evaluated": ["env=CartPole-v1", "eval.every=150", "eval.episodes=2", "eval.greedy=false"],
-    "episodes": ["env=CartPole-v1", "env.max_episode_steps=12", "runner=on_policy", "runner.complete_episodes=true", "model=lstm", "model.memory.size=4"],
+    "episodes": [
+        "env=CartPole-v1",
+        "env.max_episode_steps=12",
+        "runner=on_policy",
+        "runner.complete_episodes=true",
+        "model=lstm",
+        "model.memory.size=4",
+    ],
     "replay": ["algo=dqn", *REPLAYED, "replay=prioritized", "algo.n_step=[1,3]", "algo.input_priorities=true"],
     "noise": ["algo=rainbow", *REPLAYED, "model.observation_filter=mean_std"],
     "disturbed": ["algo=dqn", *REPLAYED, "algo.exploration.kind=parameter_noise", "algo.num_envs=2"],
@@ -81,9 +104,26 @@ ENVS = {
         "model.memory.prev_action=true",
         "model.memory.prev_reward=true",
     ],
-    "screens": ["algo=c51", "env=Breakout", "env.size=42", "env.noop_max=3", "env.max_frames=60", *REPLAYED[1:], "algo.num_envs=2", "replay.compress=true"],
+    "screens": [
+        "algo=c51",
+        "env=Breakout",
+        "env.size=42",
+        "env.noop_max=3",
+        "env.max_frames=60",
+        *REPLAYED[1:],
+        "algo.num_envs=2",
+        "replay.compress=true",
+    ],
     "q lambda": ["algo=pqn", "env=CartPole-v1", "algo.minibatch_size=10", "model.layer_norm=true"],
-    "actor and critics": ["algo=td3", "env=Pendulum-v1", *REPLAYED[1:], *ACTORS, "algo.exploration.kind=ou", "algo.policy_delay=3", "algo.num_envs=2"],
+    "actor and critics": [
+        "algo=td3",
+        "env=Pendulum-v1",
+        *REPLAYED[1:],
+        *ACTORS,
+        "algo.exploration.kind=ou",
+        "algo.policy_delay=3",
+        "algo.num_envs=2",
+    ],
     "disturbed actor": [
         "algo=ddpg",
         "env=Pendulum-v1",
@@ -93,7 +133,14 @@ ENVS = {
         "replay=prioritized",
         "algo.input_priorities=true",
     ],
-    "temperature": ["algo=sac", "env=Pendulum-v1", *REPLAYED[1:], *ACTORS, "algo.n_step=3", "model.observation_filter=mean_std"],
+    "temperature": [
+        "algo=sac",
+        "env=Pendulum-v1",
+        *REPLAYED[1:],
+        *ACTORS,
+        "algo.n_step=3",
+        "model.observation_filter=mean_std",
+    ],
     "quantiles": ["algo=tqc", "env=Pendulum-v1", *REPLAYED[1:], *ACTORS],
     "evolution": ["algo=es", "env=CartPole-v1", *EVOLVED, "algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"],
     "search": ["algo=ars", "env=CartPole-v1", *EVOLVED, "algo.num_rollouts=4", "algo.rollouts_used=2"],
@@ -111,9 +158,21 @@ def test_interrupted_and_resumed_equals_uninterrupted_to_the_bit(tmp_path, kind)
     assert same(whole, parts)
     last = [sorted((tmp_path / name / "checkpoints").glob("0*"))[-1] for name in ("whole", "parts")]
     rows = [{file.name: file.read_bytes() for file in path.glob("replay*")} for path in last]
-    assert rows[0] == rows[1] and bool(rows[0]) == ("replay.capacity=200" in words), "replayed rows, priorities, their random stream and the credit too"
+    assert rows[0] == rows[1] and bool(rows[0]) == ("replay.capacity=200" in words), (
+        "replayed rows, priorities, their random stream and the credit too"
+    )
     runs = [checkpoints_of(tmp_path / name).load()[1] for name in ("whole", "parts")]
-    for name in ("env_steps", "updates", "episodes", "generation", "best", "best_at", "saved_best", "eval_mean", "evaluations"):
+    for name in (
+        "env_steps",
+        "updates",
+        "episodes",
+        "generation",
+        "best",
+        "best_at",
+        "saved_best",
+        "eval_mean",
+        "evaluations",
+    ):
         assert runs[0][name] == runs[1][name]
 
 
@@ -129,11 +188,20 @@ def test_a_run_leaves_its_files_and_refuses_a_second_one(tmp_path):
     assert train(path, "env=CartPole-v1", "env_steps=400", "log_every_sec=0.01") == 0
     rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
     assert rows[-1]["env_steps"] >= 400 and [r["env_steps"] for r in rows] == sorted(r["env_steps"] for r in rows)
-    for key in ("time_sec", "sample/return_mean", "sample/episode_length_mean", "sample/env_steps_per_sec", "sample/policy_lag", "learn/policy_loss"):
+    for key in (
+        "time_sec",
+        "sample/return_mean",
+        "sample/episode_length_mean",
+        "sample/env_steps_per_sec",
+        "sample/policy_lag",
+        "learn/policy_loss",
+    ):
         assert key in rows[-1]
     summary = json.loads((path / "summary.json").read_text())
     assert summary["status"] == "COMPLETED" and summary["env_steps"] >= 400 and summary["seed"] == 0
-    assert {"versions", "git_commit", "hardware", "command", "wall_sec", "return_mean", "eval_return_mean"} <= set(summary)
+    assert {"versions", "git_commit", "hardware", "command", "wall_sec", "return_mean", "eval_return_mean"} <= set(
+        summary
+    )
     assert not (path / "run.lock").exists()
     with pytest.raises(UserError, match="already holds a run"):
         RunDir.create(path)
@@ -163,7 +231,11 @@ def test_resume_keeps_schedules_and_refuses_other_changes(tmp_path):
     assert load_yaml(path / "config.yaml")["algo"]["lr"]["steps"] == 200
     resume(path, "env_steps=400")
     assert load_yaml(path / "config.yaml")["algo"]["lr"]["steps"] == 200
-    for word, said in (("algo.lr=1", "cannot change"), ("env_stepss=9", "Did you mean env_steps"), ("stop.return_meen=1", "Did you mean stop.return_mean")):
+    for word, said in (
+        ("algo.lr=1", "cannot change"),
+        ("env_stepss=9", "Did you mean env_steps"),
+        ("stop.return_meen=1", "Did you mean stop.return_mean"),
+    ):
         with pytest.raises(UserError, match=said):
             resume(path, word)
     with pytest.raises(UserError, match="already at"):
@@ -205,7 +277,9 @@ def test_rows_stay_with_the_last_checkpoint_alone_and_a_damaged_one_is_named(tmp
         resume(path, "env_steps=600")
 
 
-@pytest.mark.parametrize("change, said", [("replay.capacity=400", "cannot change"), ("algo.batch_size=8", "cannot change")])
+@pytest.mark.parametrize(
+    "change, said", [("replay.capacity=400", "cannot change"), ("algo.batch_size=8", "cannot change")]
+)
 def test_a_replay_keeps_its_shape(tmp_path, change, said):
     path = tmp_path / "run"
     train(path, "algo=dqn", *REPLAYED, "env_steps=200")
@@ -252,7 +326,11 @@ def test_a_run_whose_last_checkpoint_is_missing_has_failed(tmp_path, monkeypatch
     monkeypatch.setattr(Checkpoints, "save", full)
     assert train(tmp_path / "run", "env=CartPole-v1", "checkpoint.every=300", "env_steps=600") == 1
     said = capfd.readouterr()
-    assert "FAILED" in said.out and "last checkpoint could not be written: the newest one is from 3" in said.err and "free some space" in said.err
+    assert (
+        "FAILED" in said.out
+        and "last checkpoint could not be written: the newest one is from 3" in said.err
+        and "free some space" in said.err
+    )
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
 
 
@@ -262,7 +340,9 @@ def test_a_signal_saves_and_exits(tmp_path, number, code):
     path = tmp_path / "run"
     assert train(path, "env=CartPole-v1", "env_steps=100000000") == code
     summary = json.loads((path / "summary.json").read_text())
-    assert summary["status"] == "INTERRUPTED" and summary["env_steps"] == checkpoints_of(path).load()[1]["env_steps"] > 0
+    assert (
+        summary["status"] == "INTERRUPTED" and summary["env_steps"] == checkpoints_of(path).load()[1]["env_steps"] > 0
+    )
 
 
 def test_sigusr1_saves_and_goes_on(tmp_path):
@@ -283,7 +363,15 @@ def test_stops(tmp_path):
 
 def test_evaluation_during_training_judges_best(tmp_path):
     path = tmp_path / "run"
-    train(path, "env=CartPole-v1", "env_steps=900", "eval.every=300", "eval.episodes=3", "checkpoint.every=300", "checkpoint.keep=9")
+    train(
+        path,
+        "env=CartPole-v1",
+        "env_steps=900",
+        "eval.every=300",
+        "eval.episodes=3",
+        "checkpoint.every=300",
+        "checkpoint.keep=9",
+    )
     rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
     assert sum("eval/return_mean" in row for row in rows) == 3
     best = checkpoints_of(path).load("best")[1]
@@ -295,7 +383,9 @@ def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
     path = tmp_path / "run"
     words = ["algo=impala", "env=rlrun/Counting-v0", "resources.inference=local", "resources.num_samplers=2", "resources.device=cpu",
              "logger=[console]", f"run_dir={path}", "env_steps=100000000"]  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-m", "rlrun", "train", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlrun", "train", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     import psutil
 
     victims: list = []
@@ -362,7 +452,11 @@ def test_a_run_without_a_checkpoint_says_what_can_be_done(tmp_path):
         RunDir.create(tmp_path / "run 1")
     with pytest.raises(UserError, match="ended before its first save"):
         resume(tmp_path / "run 1", "env_steps=400")
-    for words, said in (("logger=[]", "no option logger"), ("resources=debug", "cannot be chosen anew"), ("env_stepss=4", "Did you mean env_steps")):
+    for words, said in (
+        ("logger=[]", "no option logger"),
+        ("resources=debug", "cannot be chosen anew"),
+        ("env_stepss=4", "Did you mean env_steps"),
+    ):
         with pytest.raises(UserError, match=said):
             resume(tmp_path / "run 1", words)
 
@@ -395,7 +489,9 @@ if __name__ == "__main__":
     worker.process.kill()
     print("blocked" if blocked & 2 else "open")
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "blocked\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout == "blocked\n"
+    )
 
 
 def test_an_env_whose_observations_do_not_fit_is_named(tmp_path):
@@ -459,19 +555,18 @@ def test_a_loaded_atari_policy_takes_raw_screens(tmp_path):
 
 
 def test_a_run_past_its_best_does_not_save_all_the_time(tmp_path, monkeypatch):
-<<<<<<< HEAD
-    """A falling metric after an unsaved peak once made every update a save."""
-    from rlrun.core.duties import Saves
-=======
     """Regression test: after an unsaved peak, a falling metric caused a save at every update."""
-    from rlrun.core.run import Run
->>>>>>> e5
+    from rlrun.core.duties import Saves
 
     metrics = {0: 10.0, 1: 50.0}  # by updates; it falls from the third on
-    monkeypatch.setattr(Saves, "metric", property(lambda self: metrics.get(n := self.progress.clock.updates, 5.0 - 0.001 * n)))
+    monkeypatch.setattr(
+        Saves, "metric", property(lambda self: metrics.get(n := self.progress.clock.updates, 5.0 - 0.001 * n))
+    )
     saved = []
     original = Checkpoints.save
-    monkeypatch.setattr(Checkpoints, "save", lambda self, steps, *rest: saved.append(steps) or original(self, steps, *rest))
+    monkeypatch.setattr(
+        Checkpoints, "save", lambda self, steps, *rest: saved.append(steps) or original(self, steps, *rest)
+    )
     train(tmp_path / "run", "env=CartPole-v1", "env_steps=3000", "checkpoint.best_every_sec=0.05")
     assert 1 <= len(saved) <= 3
 
@@ -489,7 +584,15 @@ def test_best_is_what_best_json_names(tmp_path):
 def test_a_resume_may_change_resources_and_columns_begin_anew(tmp_path, before, after):
     path = tmp_path / "run"
     common = ["resources.exact=false", "resources.num_samplers=2", "resources.envs_per_sampler=2"]
-    train(path, "env=StatelessCartPole-v0", "model=lstm", "model.memory.size=4", f"resources.inference={before}", *common, "env_steps=200")
+    train(
+        path,
+        "env=StatelessCartPole-v0",
+        "model=lstm",
+        "model.memory.size=4",
+        f"resources.inference={before}",
+        *common,
+        "env_steps=200",
+    )
     assert resume(path, "env_steps=500", f"resources.inference={after}") == 0
     rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
     assert rows[-1]["env_steps"] >= 500
@@ -497,9 +600,16 @@ def test_a_resume_may_change_resources_and_columns_begin_anew(tmp_path, before, 
 
 def test_few_slots_never_leave_the_learner_waiting(tmp_path):
     """There is one sampler with one request in flight, and a batch needs four fragments."""
-    words = ["resources.exact=false", "resources.inference=local", "resources.num_samplers=1", "resources.envs_per_sampler=1"]
+    words = [
+        "resources.exact=false",
+        "resources.inference=local",
+        "resources.num_samplers=1",
+        "resources.envs_per_sampler=1",
+    ]
     replay = ["runner.requests_in_flight=1", "runner.replay_proportion=0.5", "runner.replay_slots=3"]
-    assert train(tmp_path / "run", "env=CartPole-v1", *words, *replay, "runner.queue_timeout_sec=20", "env_steps=300") == 0
+    assert (
+        train(tmp_path / "run", "env=CartPole-v1", *words, *replay, "runner.queue_timeout_sec=20", "env_steps=300") == 0
+    )
 
 
 def test_a_wrong_option_does_not_stay_in_a_run(tmp_path):

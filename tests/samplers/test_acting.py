@@ -14,7 +14,15 @@ COLUMNS, GROUPS = 2, 3
 CASES = {
     "impala": (["algo=impala", "env=CartPole-v1"], ("log_prob",)),
     "ppo with memory": (["algo=ppo", "env=CartPole-v1", "model=lstm", "model.memory.size=4"], ("value",)),
-    "dqn": (["algo=dqn", "env=CartPole-v1", "algo.exploration.epsilon=1 to 0 over 100", "algo.exploration.epsilon_min=0.01"], ("q_taken", "q_max")),
+    "dqn": (
+        [
+            "algo=dqn",
+            "env=CartPole-v1",
+            "algo.exploration.epsilon=1 to 0 over 100",
+            "algo.exploration.epsilon_min=0.01",
+        ],
+        ("q_taken", "q_max"),
+    ),
 }
 
 
@@ -25,7 +33,13 @@ def copy_of(wiring, record, recorder):
 
 def rows_of(count, seed):
     rng = torch.Generator().manual_seed(seed)
-    return [Batch(obs=Batch(observation=torch.randn(COLUMNS, 4, generator=rng)), is_first=torch.zeros(COLUMNS, dtype=torch.bool)) for _ in range(count)]
+    return [
+        Batch(
+            obs=Batch(observation=torch.randn(COLUMNS, 4, generator=rng)),
+            is_first=torch.zeros(COLUMNS, dtype=torch.bool),
+        )
+        for _ in range(count)
+    ]
 
 
 @torch.inference_mode()
@@ -34,7 +48,10 @@ def test_recorded_acting_is_plain_acting(typed, case):
     words, record = CASES[case]
     wiring, tapes = Wired(typed("resources=debug", "model.hidden=[8]", "logger=[]", *words)), Tapes()
     plain, recorded = copy_of(wiring, record, None), copy_of(wiring, record, tapes)
-    states = {copy: [plain.policy.initial_state(COLUMNS, torch.full((COLUMNS,), g / GROUPS)) for g in range(GROUPS)] for copy in (plain, recorded)}
+    states = {
+        copy: [plain.policy.initial_state(COLUMNS, torch.full((COLUMNS,), g / GROUPS)) for g in range(GROUPS)]
+        for copy in (plain, recorded)
+    }
     for i in range(WARM_UP + 3):
         rows, made = rows_of(2, i), {}
         for copy in (plain, recorded):
@@ -79,13 +96,18 @@ def test_weights_act_once_they_are_taken(typed):
         copy.publish(learner, Clock(updates=i))
         copy.refresh()
         _, told, _ = copy.act(rows, state)
-        expected = learner.act(rows[0].obs, rows[0].is_first, state[0], Clock(), "explore", torch.Generator(), ("value",)).record
+        expected = learner.act(
+            rows[0].obs, rows[0].is_first, state[0], Clock(), "explore", torch.Generator(), ("value",)
+        ).record
         torch.testing.assert_close(told["value"], expected["value"].detach())
         assert (copy.version, copy.clock.updates) == (i + 1, i)
 
 
 def test_policies_that_read_numbers_back_are_not_recorded(typed):
-    wiring, tapes = Wired(typed("resources=debug", "algo=dqn", "env=CartPole-v1", "logger=[]", "algo.exploration.kind=soft_q")), Tapes()
+    wiring, tapes = (
+        Wired(typed("resources=debug", "algo=dqn", "env=CartPole-v1", "logger=[]", "algo.exploration.kind=soft_q")),
+        Tapes(),
+    )
     copy, states = copy_of(wiring, (), tapes), None
     states = [copy.policy.initial_state(COLUMNS)]
     for i in range(WARM_UP + 2):

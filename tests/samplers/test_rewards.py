@@ -56,12 +56,23 @@ class MakeTwice:
 def maker(typed):
     wiring = Wired(typed("algo=impala", "env=rlrun/Counting-v0", "logger=[]", "resources=debug"))
     agents = Agents(groups=(("few", ("first",)), ("many", ("second",))))
-    return MakeTwice(wiring.plan.make_env(), dataclasses.replace(wiring.spec, reward_row=Field((2,), torch.float32), agents=agents))
+    return MakeTwice(
+        wiring.plan.make_env(), dataclasses.replace(wiring.spec, reward_row=Field((2,), torch.float32), agents=agents)
+    )
 
 
 def plan(maker, whole_after=None):
     spec, policy = maker.spec, CountingPolicy()
-    shape = fragment_layout(spec.obs_rows, spec.action_row, policy.record_spec(("log_prob",)), policy.core_spec(), ROWS, COLUMNS, ROWS, spec.reward_row)
+    shape = fragment_layout(
+        spec.obs_rows,
+        spec.action_row,
+        policy.record_spec(("log_prob",)),
+        policy.core_spec(),
+        ROWS,
+        COLUMNS,
+        ROWS,
+        spec.reward_row,
+    )
     return SamplerPlan(
         make_env=maker, make_policy=CountingPolicy, layout=shape, record=("log_prob",), core_every=ROWS, return_discount=0.9, columns=COLUMNS, workers=1,
         in_flight=3, seeds=Seeds(0), generation=0, timeout_sec=30.0, whole_after=whole_after,
@@ -78,7 +89,9 @@ def test_both_numbers_arrive_and_returns_are_their_sums(maker, kind):
             (fragment,) = sampler.take(1)
             reward, now = fragment.batch.reward, fragment.batch.obs.observation[1:, :, 1]  # [T, B, 2], [T, B]
             assert reward.shape == (ROWS, COLUMNS, 2)
-            assert torch.equal(reward[..., 0], now * fragment.batch.valid) and torch.equal(reward[..., 1], 10 * reward[..., 0])
+            assert torch.equal(reward[..., 0], now * fragment.batch.valid) and torch.equal(
+                reward[..., 1], 10 * reward[..., 0]
+            )
             assert fragment.header.returns.samples == fragment.header.env_steps
             pieces = fragment.batch.sequences(ROWS)
             assert pieces.reward.shape == (ROWS, COLUMNS, 2)

@@ -43,7 +43,9 @@ def test_every_row_is_what_the_env_produced(typed, kind):
                 assert header.first_row == row.get(header.worker, 0), "rows of a column are numbered without a gap"
                 row[header.worker] = header.first_row + 5
                 if header.worker in last:
-                    assert torch.equal(batch.obs.observation[0], last[header.worker]), "row T of a fragment is row 0 of the next"
+                    assert torch.equal(batch.obs.observation[0], last[header.worker]), (
+                        "row T of a fragment is row 0 of the next"
+                    )
                 last[header.worker] = batch.obs.observation[5].clone()
                 assert header.env_steps == int(batch.valid.sum())
                 live += header.env_steps
@@ -93,7 +95,9 @@ def test_newer_weights_and_clock_arrive(typed, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fault, said", [("raise", "this env was told to fail"), ("kill", "killed by SIGKILL"), ("not-finite", "not finite")])
+@pytest.mark.parametrize(
+    "fault, said", [("raise", "this env was told to fail"), ("kill", "killed by SIGKILL"), ("not-finite", "not finite")]
+)
 def test_a_failing_env_ends_the_run_naming_the_worker(typed, kind, fault, said):
     from rlrun.core.errors import RunFailed
 

@@ -45,7 +45,9 @@ class ClippedPG(Algorithm):
         cfg, valid = self.cfg, batch.valid
         mean = self.mean_over(valid)
         nothing = torch.zeros(len(batch.reward) + 1, batch.reward.shape[1], device=valid.device)  # [T+1, B]
-        to_go = gae(batch.reward, batch.discount(cfg.discount), nothing[:-1], nothing[1:], valid, 1.0).clamp(-cfg.bound, cfg.bound)
+        to_go = gae(batch.reward, batch.discount(cfg.discount), nothing[:-1], nothing[1:], valid, 1.0).clamp(
+            -cfg.bound, cfg.bound
+        )
         dist, _ = self.policy.unroll(batch)
         dist = dist[:-1].given(batch.action)
         policy_loss = -mean(dist.log_prob(batch.action) * to_go)
