@@ -248,3 +248,14 @@ def test_suggestions_name_options_that_exist():
     assert "resources.cuda_graphs" in known and not [
         name for name in known if name.startswith(("resources.resources.", "resources.checkpoint."))
     ]
+
+
+def test_plan_prints_what_a_run_would_be_made_of_and_starts_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "--plan", "algo=ppo", "env=CartPole-v1"]
+    assert cli._dispatch([*words, "resources=debug"]) == 0
+    said = capsys.readouterr().out
+    assert "on_policy: 1 learner on cpu" in said and "the learner steps the environments itself" in said
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match=r"algo\.lr must be at least 0"):
+        cli._dispatch([*words, "algo.lr=-1"])
