@@ -108,9 +108,17 @@ class APPO(Algorithm):
             reward, discount = clip_reward(batch.reward, cfg.reward_clip), batch.discount(cfg.discount)
             if cfg.vtrace:
                 target, advantage = vtrace(
-                    log_rho, discount, reward, old_value[:-1], old_value[1:], valid,
-                    rho_clip=cfg.rho_clip, c_clip=cfg.c_clip, pg_rho_clip=cfg.pg_rho_clip, lambda_=cfg.lambda_,
-                )  # fmt: skip
+                    log_rho,
+                    discount,
+                    reward,
+                    old_value[:-1],
+                    old_value[1:],
+                    valid,
+                    rho_clip=cfg.rho_clip,
+                    c_clip=cfg.c_clip,
+                    pg_rho_clip=cfg.pg_rho_clip,
+                    lambda_=cfg.lambda_,
+                )
             else:
                 advantage = gae(reward, discount, old_value[:-1], old_value[1:], valid, cfg.lambda_)
                 target = advantage + old_value[:-1]
@@ -132,10 +140,14 @@ class APPO(Algorithm):
         with torch.no_grad():
             moved = (log_prob - old_log_prob).masked_fill(~valid, 0.0)
             shares = {
-                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": mean(moved.exp() - 1 - moved),
-                "rho_mean": mean(log_rho.exp()), "is_clipped": mean((lag > cfg.is_clip).float()),
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": entropy,
+                "approx_kl": mean(moved.exp() - 1 - moved),
+                "rho_mean": mean(log_rho.exp()),
+                "is_clipped": mean((lag > cfg.is_clip).float()),
                 "clip_fraction": mean(((ratio - 1).abs() > clip).float()),
-            }  # fmt: skip
+            }
             same = {"explained_variance": self.explained_variance(target, old_value[:-1], valid)}
             if kl is not None:
                 shares["kl"], same["kl_coef"] = kl, self.kl_coef.clone()

@@ -49,8 +49,15 @@ class ARS(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        asked = FromPopulation(pairs=cfg.num_rollouts, min_env_steps=0, noise_std=cfg.noise_std, noise_size=cfg.noise_size, eval_share=cfg.eval_share,
-                              action_noise=cfg.action_noise, reward_offset=cfg.reward_offset)  # fmt: skip
+        asked = FromPopulation(
+            pairs=cfg.num_rollouts,
+            min_env_steps=0,
+            noise_std=cfg.noise_std,
+            noise_size=cfg.noise_size,
+            eval_share=cfg.eval_share,
+            action_noise=cfg.action_noise,
+            reward_offset=cfg.reward_offset,
+        )
         return Needs(rows=1, columns=1, actions=ACTIONS, population=asked)
 
     @classmethod

@@ -61,8 +61,15 @@ class ES(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        asked = FromPopulation(pairs=cfg.episodes_per_batch // 2, min_env_steps=cfg.env_steps_per_batch, noise_std=cfg.noise_std, noise_size=cfg.noise_size,
-                              eval_share=cfg.eval_share, action_noise=cfg.action_noise, reward_signs=cfg.return_processing != "centered_rank")  # fmt: skip
+        asked = FromPopulation(
+            pairs=cfg.episodes_per_batch // 2,
+            min_env_steps=cfg.env_steps_per_batch,
+            noise_std=cfg.noise_std,
+            noise_size=cfg.noise_size,
+            eval_share=cfg.eval_share,
+            action_noise=cfg.action_noise,
+            reward_signs=cfg.return_processing != "centered_rank",
+        )
         return Needs(rows=1, columns=1, actions=ACTIONS, population=asked)
 
     @classmethod

@@ -64,7 +64,8 @@ class Config:
             raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}: its options have no reward_clip")
         if needs.every_process_learns and needs.only_weights:
             raise ValueError(
-                f"{self.inner.cfg.name} cannot be inside {self.name}, whose own networks learn too; a2c is its synchronous form"
+                f"{self.inner.cfg.name} cannot be inside {self.name}, whose own networks learn too; a2c is its"
+                " synchronous form"
             )
         if needs.replay is not None and needs.replay.first_priority:
             raise ValueError("inner.input_priorities must be false: samplers know no intrinsic reward")

@@ -93,9 +93,17 @@ class Impala(Algorithm):
         log_rho = (log_prob.detach() - batch.log_prob) if cfg.vtrace else torch.zeros_like(batch.log_prob)
         reward = clip_reward(batch.reward, cfg.reward_clip)
         target, advantage = vtrace(
-            log_rho, batch.discount(cfg.discount), reward, value.detach(), next_value, valid,
-            rho_clip=cfg.rho_clip, c_clip=cfg.c_clip, pg_rho_clip=cfg.pg_rho_clip, lambda_=cfg.lambda_,
-        )  # fmt: skip
+            log_rho,
+            batch.discount(cfg.discount),
+            reward,
+            value.detach(),
+            next_value,
+            valid,
+            rho_clip=cfg.rho_clip,
+            c_clip=cfg.c_clip,
+            pg_rho_clip=cfg.pg_rho_clip,
+            lambda_=cfg.lambda_,
+        )
         policy_loss = -mean(log_prob * advantage)
         value_loss = mean(0.5 * (target - value).square())
         entropy = mean(dist.entropy())

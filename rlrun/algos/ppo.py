@@ -76,9 +76,15 @@ class PPO(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("log_prob", "value", "dist") if cfg.kl_coef > 0 else ("log_prob", "value")
-        return Needs(rows=cfg.fragment_length, columns=cfg.columns, record=record, core_every=cfg.sequence_length,
-                     return_discount=cfg.discount if cfg.normalize_reward else None, on_policy=True,
-                     shared=(cfg.minibatch_size // cfg.sequence_length,))  # fmt: skip
+        return Needs(
+            rows=cfg.fragment_length,
+            columns=cfg.columns,
+            record=record,
+            core_every=cfg.sequence_length,
+            return_discount=cfg.discount if cfg.normalize_reward else None,
+            on_policy=True,
+            shared=(cfg.minibatch_size // cfg.sequence_length,),
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
@@ -189,9 +195,12 @@ class PPO(Algorithm):
         loss = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
         with torch.no_grad():
             metrics = {
-                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "approx_kl": mean(ratio - 1 - log_ratio),
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": entropy,
+                "approx_kl": mean(ratio - 1 - log_ratio),
                 "clip_fraction": mean(((ratio - 1).abs() > clip).float()),
-            }  # fmt: skip
+            }
         if cfg.kl_coef > 0:
             loss = loss + self.kl_coef * mean(self._kl(rows, dist))  # eq. 8
         return loss, metrics

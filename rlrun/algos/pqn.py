@@ -54,7 +54,8 @@ class Config:
     def __post_init__(self):
         if self.batch_size % self.fragment_length or self.batch_size % self.minibatch_size:
             raise ValueError(
-                f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length} and minibatch_size {self.minibatch_size}"
+                f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length} and"
+                f" minibatch_size {self.minibatch_size}"
             )
         if self.head.noisy:
             raise ValueError("head.noisy is for algorithms with a replay; pqn explores by epsilon")
@@ -66,8 +67,15 @@ class PQN(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.fragment_length, columns=cfg.batch_size // cfg.fragment_length, record=("q_max",), core_every=cfg.fragment_length,
-                     actions=("discrete",), on_policy=True, shared=(cfg.minibatch_size,))  # fmt: skip
+        return Needs(
+            rows=cfg.fragment_length,
+            columns=cfg.batch_size // cfg.fragment_length,
+            record=("q_max",),
+            core_every=cfg.fragment_length,
+            actions=("discrete",),
+            on_policy=True,
+            shared=(cfg.minibatch_size,),
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:

@@ -58,7 +58,8 @@ class Config(QConfig):
             raise ValueError("n_step must be one number, not a range: a sequence has a return for each of its rows")
         if self.learning_starts < self.burn_in + self.sequence_length:
             raise ValueError(
-                f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a sequence"
+                f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a"
+                " sequence"
             )
 
 
@@ -74,11 +75,23 @@ class R2D2(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        sequences = replace(cfg.from_replay, rows_from=cfg.burn_in + cfg.sequence_length, obs="all", sequences=True, starts_every=cfg.sequence_stride,
-                            rows_learnt=cfg.sequence_length)  # fmt: skip
+        sequences = replace(
+            cfg.from_replay,
+            rows_from=cfg.burn_in + cfg.sequence_length,
+            obs="all",
+            sequences=True,
+            starts_every=cfg.sequence_stride,
+            rows_learnt=cfg.sequence_length,
+        )
         record = ("q_taken", "q_max") if cfg.input_priorities else ()
-        return Needs(rows=cfg.burn_in + cfg.sequence_length, columns=cfg.batch_size, actions=("discrete",), record=record, core_every=cfg.sequence_stride,
-                     replay=sequences)  # fmt: skip
+        return Needs(
+            rows=cfg.burn_in + cfg.sequence_length,
+            columns=cfg.batch_size,
+            actions=("discrete",),
+            record=record,
+            core_every=cfg.sequence_stride,
+            replay=sequences,
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> RecurrentQPolicy:

@@ -34,9 +34,21 @@ def figure(width: float, height: float, **options: Any) -> Any:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({"font.family": "DejaVu Sans", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#b9bec7",
-                         "axes.grid": True, "grid.color": "#e6e8ec", "grid.linewidth": 0.8, "axes.axisbelow": True, "svg.fonttype": "none",
-                         "svg.hashsalt": "rlrun"})  # fmt: skip
+    plt.rcParams.update(
+        {
+            "font.family": "DejaVu Sans",
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.edgecolor": "#b9bec7",
+            "axes.grid": True,
+            "grid.color": "#e6e8ec",
+            "grid.linewidth": 0.8,
+            "axes.axisbelow": True,
+            "svg.fonttype": "none",
+            "svg.hashsalt": "rlrun",
+        }
+    )
     return plt.subplots(figsize=(width, height), **options)
 
 
@@ -202,8 +214,15 @@ def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
             axis.bar(index, bar.paper / base, width, color="#cfd3da", label=paper if index == 0 else None)
         if bar.scores:
             mean = sum(bar.scores) / len(bar.scores)
-            axis.bar(index + width, mean / base, width, color=COLOURS[0], alpha=0.45 if bar.partial else 1.0, hatch="//" if bar.partial else None,
-                     edgecolor="white")  # fmt: skip
+            axis.bar(
+                index + width,
+                mean / base,
+                width,
+                color=COLOURS[0],
+                alpha=0.45 if bar.partial else 1.0,
+                hatch="//" if bar.partial else None,
+                edgecolor="white",
+            )
             axis.plot(
                 [index + width] * len(bar.scores),
                 [score / base for score in bar.scores],

@@ -144,7 +144,10 @@ def explained(result: dict[str, Any]) -> str:
     largest = max(parts, key=parts.__getitem__)
     share = parts[largest] / sum(parts.values())
     waits = result["learner_time"].get("wait", 0.0)
-    busy = f"{result['ratio']:.0%} of what {result['cores']} core{'s' * (result['cores'] > 1)} can do, of which {largest} is {share:.0%}"
+    busy = (
+        f"{result['ratio']:.0%} of what {result['cores']} core{'s' * (result['cores'] > 1)} can do, of which {largest}"
+        f" is {share:.0%}"
+    )
     if result["resources"]["inference"] == "serial":
         return f"one process does all in turn; {busy}"
     if waits > IDLE:
@@ -191,7 +194,8 @@ def setting_of(words: list[str]) -> Setting:
         planned = plan(type_config(values), machine)
         if planned.needs.population is not None:
             raise UserError(
-                f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes; see resources.num_samplers"
+                f"algo={values['algo']['name']}: evolution plays whole episodes and has none of these axes; see"
+                " resources.num_samplers"
             )
         replay = planned.needs.replay
         columns = planned.needs.columns if replay is None else replay.num_envs
@@ -199,11 +203,22 @@ def setting_of(words: list[str]) -> Setting:
         own = values["algo"]["inner"] if inner else values["algo"]
         minibatch = 1 if replay is not None else own.get("minibatch_size") or 1
         everyone = planned.needs.every_process_learns or not planned.lockstep
-        found.append(Setting(
-            rows=planned.fragment_rows, columns=columns, minibatch=minibatch, replay=replay is not None, image=planned.spec.image, cores=machine.cores,
-            inner=inner, inference=made.inference, learners=made.num_learners, samplers=made.num_samplers, groups=made.groups,
-            every_process_learns=everyone,
-        ))  # fmt: skip
+        found.append(
+            Setting(
+                rows=planned.fragment_rows,
+                columns=columns,
+                minibatch=minibatch,
+                replay=replay is not None,
+                image=planned.spec.image,
+                cores=machine.cores,
+                inner=inner,
+                inference=made.inference,
+                learners=made.num_learners,
+                samplers=made.num_samplers,
+                groups=made.groups,
+                every_process_learns=everyone,
+            )
+        )
         return 0
 
     compose(words, job)

@@ -16,11 +16,26 @@ def escape(text: object) -> str:
 def page(title: str, lead: str, body: Sequence[str], foot: str) -> str:
     """A whole HTML document. `body` is HTML already; the other arguments are plain text and are escaped."""
     style = (package() / "data" / "page.css").read_text()
-    return "\n".join([
-        "<!doctype html>", '<html lang="en">', "<head>", '<meta charset="utf-8">', '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title>", f"<style>{style}</style>", "</head>", "<body>", f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">{escape(lead)}</p>', *body, f"<footer>{escape(foot)}</footer>", "</body>", "</html>", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{style}</style>",
+            "</head>",
+            "<body>",
+            f"<h1>{escape(title)}</h1>",
+            f'<p class="lead">{escape(lead)}</p>',
+            *body,
+            f"<footer>{escape(foot)}</footer>",
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
 
 
 def table(

@@ -33,8 +33,15 @@ MARKS = {
     "partial": "partial",
     "not run": "not run",
 }
-PROTOCOL_SHOWN = {"frame_skip": "frame skip", "sticky_actions": "sticky actions", "full_action_space": "all 18 actions", "noop_max": "no-ops up to",
-                  "life_loss_terminal": "a lost life is terminal in learning", "reward_clip": "reward in learning", "size": "pixels"}  # fmt: skip
+PROTOCOL_SHOWN = {
+    "frame_skip": "frame skip",
+    "sticky_actions": "sticky actions",
+    "full_action_space": "all 18 actions",
+    "noop_max": "no-ops up to",
+    "life_loss_terminal": "a lost life is terminal in learning",
+    "reward_clip": "reward in learning",
+    "size": "pixels",
+}
 
 
 INTRODUCTION = (
@@ -103,11 +110,20 @@ def rows(table: Table, cells: Sequence[Measured]) -> list[list[str]]:
         paper = [f"~{number(one.cell.paper)}" if one.cell.paper is not None else ""] if table.paper else []
         steps = [result["env_steps"] for result in one.results]
         seconds = [result["wall_sec"] for result in one.results]
-        made.append([
-            one.cell.game, one.cell.label, number(one.cell.published), *paper, spread(one), mark(one),
-            ", ".join(str(result["seed"]) for result in one.results), number(sum(steps) / len(steps)) if steps else "",
-            duration(sum(seconds) / len(seconds)) if seconds else "", hardware(one),
-        ])  # fmt: skip
+        made.append(
+            [
+                one.cell.game,
+                one.cell.label,
+                number(one.cell.published),
+                *paper,
+                spread(one),
+                mark(one),
+                ", ".join(str(result["seed"]) for result in one.results),
+                number(sum(steps) / len(steps)) if steps else "",
+                duration(sum(seconds) / len(seconds)) if seconds else "",
+                hardware(one),
+            ]
+        )
     return made
 
 
@@ -122,8 +138,12 @@ def protocol_line(cells: Sequence[Measured], table: Table) -> str:
         else f"after {said['ends_wall_sec']:,.0f} s of wall time"
     )
     words = {True: "yes", False: "no"}
-    shown = (f"{text}: {words[said[name]] if isinstance(said[name], bool) else f'{said[name]:g}' if isinstance(said[name], float) else said[name]}"
-             for name, text in PROTOCOL_SHOWN.items() if name in said)  # fmt: skip
+    shown = (
+        f"{text}:"
+        f" {words[said[name]] if isinstance(said[name], bool) else f'{said[name]:g}' if isinstance(said[name], float) else said[name]}"
+        for name, text in PROTOCOL_SHOWN.items()
+        if name in said
+    )
     parts = [said["score"], end, *shown]
     return "; ".join(parts) + f". Published on {table.hardware}, one run each, training games."
 
@@ -229,8 +249,14 @@ def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
                 )
                 body.append(page.details("Learning curves", page.picture(charts.svg(drawn))))
             body.append(page.details("Commands that made these results", page.code("\n".join(commands(cells)))))
-    lead = "RLlib's results, and what rlrun measured with a tuned file for each cell. Scores are unclipped returns of full games."
-    foot = "Made by rlrun benchmark reproduce-tables from JSON files with the curve, seed, steps, wall time, hardware, versions and command of every run."
+    lead = (
+        "RLlib's results, and what rlrun measured with a tuned file for each cell. Scores are unclipped returns of full"
+        " games."
+    )
+    foot = (
+        "Made by rlrun benchmark reproduce-tables from JSON files with the curve, seed, steps, wall time, hardware,"
+        " versions and command of every run."
+    )
     return page.page("RLlib's published tables", lead, body, foot)
 
 
@@ -272,7 +298,8 @@ def log(known: Sequence[tuple[Table, Sequence[Measured]]], text: str, made: Sequ
         to_mlflow(scores, made, runs)
     except Exception as error:  # each store has its own exceptions
         print(
-            f"  the tables could not be written to TensorBoard and MLflow: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            f"  the tables could not be written to TensorBoard and MLflow: {type(error).__name__}:"
+            f" {(str(error).splitlines() or [''])[0]}",
             flush=True,
         )
 

@@ -43,9 +43,22 @@ def measure(cfg: ReplayConfig, capacities: list[int]) -> dict[str, Any]:
 def _cell(cfg: ReplayConfig) -> dict[str, Any]:
     screens = Field((4, 84, 84), torch.uint8)
     layout = Layout(
-        obs={"observation": screens}, action=Field((), torch.int64), record={}, core={}, core_every=1, block=COLUMNS, blocks=1, fragment_rows=ROWS,
-        rows=3, rows_from=3, ends=True, starts_every=1, sequences=False, stack=4, capacity=cfg.capacity,
-    )  # fmt: skip
+        obs={"observation": screens},
+        action=Field((), torch.int64),
+        record={},
+        core={},
+        core_every=1,
+        block=COLUMNS,
+        blocks=1,
+        fragment_rows=ROWS,
+        rows=3,
+        rows_from=3,
+        ends=True,
+        starts_every=1,
+        sequences=False,
+        stack=4,
+        capacity=cfg.capacity,
+    )
     before = psutil.Process(os.getpid()).memory_info().rss
     rng = torch.Generator().manual_seed(0)
     replay = Replay(cfg, layout, torch.Generator().manual_seed(0), torch.device("cpu"))

@@ -74,7 +74,8 @@ def lists(words: Sequence[str]) -> dict[str, list[str]]:
         key, equals, value = word.partition("=")
         if not equals or key not in KEYS:
             raise UserError(
-                f"There is no option {key!r} here.{closest(key, KEYS)} There are {', '.join(f'{k}=' for k in KEYS)} and {', '.join(FLAGS)}."
+                f"There is no option {key!r} here.{closest(key, KEYS)} There are {', '.join(f'{k}=' for k in KEYS)} and"
+                f" {', '.join(FLAGS)}."
             )
         found[key] = [part for part in value.split(",") if part]
         if not found[key]:

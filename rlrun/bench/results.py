@@ -112,7 +112,8 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
     if made != asked:
         other = next(name for name in asked if made.get(name) != asked[name])
         raise UserError(
-            f"{run_dir} used another protocol than {wanted.table.name}: {other} is {made.get(other)!r}, not {asked[other]!r}"
+            f"{run_dir} used another protocol than {wanted.table.name}: {other} is {made.get(other)!r}, not"
+            f" {asked[other]!r}"
         )
     curve = curve_of(run_dir)
     score = summary["return_mean"]
@@ -122,11 +123,24 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
         if score is None and summary["return_mean"] is not None and summary["return_mean"] >= target:
             score = summary["wall_sec"]  # the target was reached after the last row, when the run ended
     return {
-        "format": FORMAT, **key._asdict(), "label": wanted.cell.label, "score": score, "return_mean": summary["return_mean"], "env_steps": summary["env_steps"],
-        "wall_sec": summary["wall_sec"], "episodes": summary["episodes"], "protocol": made, "hardware": summary["hardware"],
-        "versions": summary["versions"], "git_commit": summary["git_commit"], "command": summary["command"], "started": summary["started"],
-        "resources": summary["resources"], "curve_columns": ["env_steps", "wall_sec", "return_mean"], "curve": thinned(curve),
-    }  # fmt: skip
+        "format": FORMAT,
+        **key._asdict(),
+        "label": wanted.cell.label,
+        "score": score,
+        "return_mean": summary["return_mean"],
+        "env_steps": summary["env_steps"],
+        "wall_sec": summary["wall_sec"],
+        "episodes": summary["episodes"],
+        "protocol": made,
+        "hardware": summary["hardware"],
+        "versions": summary["versions"],
+        "git_commit": summary["git_commit"],
+        "command": summary["command"],
+        "started": summary["started"],
+        "resources": summary["resources"],
+        "curve_columns": ["env_steps", "wall_sec", "return_mean"],
+        "curve": thinned(curve),
+    }
 
 
 def digest(values: Mapping[str, Any]) -> str:
@@ -159,7 +173,8 @@ def read(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:
         raise UserError(f"{path} is not a result: {type(error).__name__}: {error}") from None
     if stated != counted:
         raise UserError(
-            f"{path} was altered after it was written: its sha256 does not match its contents. Remove it, or restore the original"
+            f"{path} was altered after it was written: its sha256 does not match its contents. Remove it, or restore"
+            " the original"
         )
     if values.get("format") != FORMAT or values["protocol"] != expected_protocol(wanted):
         raise UserError(

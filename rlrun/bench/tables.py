@@ -81,7 +81,8 @@ def select(tables: Sequence[str], games: Sequence[str], algos: Sequence[str]) ->
         for name in asked:
             if name not in have[kind]:
                 raise UserError(
-                    f"No table here has {kind} {name!r}.{closest(name, have[kind])} There are: {', '.join(sorted(have[kind]))}"
+                    f"No table here has {kind} {name!r}.{closest(name, have[kind])} There are:"
+                    f" {', '.join(sorted(have[kind]))}"
                 )
     chosen = [
         one

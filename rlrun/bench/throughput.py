@@ -84,14 +84,33 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     used = min(cores(), made.num_learners * max(made.learner_threads)) if made.inference == "serial" else cores()
     bound = bound_of(made, rates, used)
     return {
-        "bound": bound, "reached": reached, "ratio": reached / bound, "parts": rates, "learning_alone": alone, "of_learning_alone": reached / fastest,
-        "cores": used, "memory_pss_mb": memory, "policy_lag": lag,
-        "learner_time": shares, "sampler_time": _sampler_time(made, reached, spent), "resources": {
-            "inference": made.inference, "num_learners": made.num_learners, "num_samplers": made.num_samplers,
-            "envs_per_sampler": made.envs_per_group, "learner_threads": "/".join(map(str, made.learner_threads)), "precision": made.precision,
-            "device": str(made.device), "why": list(made.why),
-        }, "rows": parts.needs.rows, "columns": parts.needs.columns, "hardware": hardware(), "versions": versions(), "command": command_line(),
-    }  # fmt: skip
+        "bound": bound,
+        "reached": reached,
+        "ratio": reached / bound,
+        "parts": rates,
+        "learning_alone": alone,
+        "of_learning_alone": reached / fastest,
+        "cores": used,
+        "memory_pss_mb": memory,
+        "policy_lag": lag,
+        "learner_time": shares,
+        "sampler_time": _sampler_time(made, reached, spent),
+        "resources": {
+            "inference": made.inference,
+            "num_learners": made.num_learners,
+            "num_samplers": made.num_samplers,
+            "envs_per_sampler": made.envs_per_group,
+            "learner_threads": "/".join(map(str, made.learner_threads)),
+            "precision": made.precision,
+            "device": str(made.device),
+            "why": list(made.why),
+        },
+        "rows": parts.needs.rows,
+        "columns": parts.needs.columns,
+        "hardware": hardware(),
+        "versions": versions(),
+        "command": command_line(),
+    }
 
 
 def bound_of(made: Resources, rates: dict[str, float], used: int) -> float:
@@ -373,11 +392,19 @@ def _train(
 
     with tempfile.TemporaryDirectory() as folder:
         job = Run(
-            env_steps=2**62, stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None),
-            evaluation=EvalConfig(every=None, episodes=1, greedy=True), log_every_sec=0.5, logger=logger, signals=Signals(), evaluate=None, exact=False,
-            checkpoint=CheckpointConfig(every=None, every_sec=None, best_every_sec=None, keep=1), checkpoints=Checkpoints(Path(folder), 1), restored=None,
+            env_steps=2**62,
+            stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None),
+            evaluation=EvalConfig(every=None, episodes=1, greedy=True),
+            log_every_sec=0.5,
+            logger=logger,
+            signals=Signals(),
+            evaluate=None,
+            exact=False,
+            checkpoint=CheckpointConfig(every=None, every_sec=None, best_every_sec=None, keep=1),
+            checkpoints=Checkpoints(Path(folder), 1),
+            restored=None,
             save_at_end=False,
-        )  # fmt: skip
+        )
         watcher = threading.Thread(target=watch_memory, daemon=True)
         watcher.start()
         original = job.sampler_ready
@@ -396,7 +423,8 @@ def _train(
         waits = parts.needs.replay
         starts = f": it waits for algo.learning_starts={waits.learning_starts}" if waits is not None else ""
         raise UserError(
-            f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates in {job.wall_sec:.0f} s{starts}"
+            f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates in {job.wall_sec:.0f}"
+            f" s{starts}"
         )
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
     counted = [row for row in learnt if row["time_sec"] >= warm]
@@ -473,7 +501,9 @@ def table(result: dict[str, Any]) -> str:
             for name, rate in result["learning_alone"].items()
             if name not in result["parts"]
         ),
-        f"{'bound of ' + str(result['cores']) + ' core' + ('s' if result['cores'] > 1 else ''):<30}{result['bound']:>10,.0f}",
+        (
+            f"{'bound of ' + str(result['cores']) + ' core' + ('s' if result['cores'] > 1 else ''):<30}{result['bound']:>10,.0f}"
+        ),
         f"{'reached in training':<30}{result['reached']:>10,.0f}",
         f"{'ratio':<30}{result['ratio']:>10.2f}",
         f"{'ratio to learning alone':<30}{result['of_learning_alone']:>10.2f}",

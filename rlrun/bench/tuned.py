@@ -142,8 +142,16 @@ def new_folder() -> Path:
 
 def judged(bar: Bar, seed: int, outcome: Outcome) -> dict[str, Any]:
     """The verdict on a run ("pass", "short" or "failed") with the facts that it rests on."""
-    result: dict[str, Any] = {"tuned": bar.tuned, "seed": seed, "aim": bar.aim, "env_steps_allowed": bar.env_steps, "greedy": bar.greedy,
-                              "env_steps": outcome.env_steps, "wall_sec": outcome.wall_sec, "return": outcome.return_mean}  # fmt: skip
+    result: dict[str, Any] = {
+        "tuned": bar.tuned,
+        "seed": seed,
+        "aim": bar.aim,
+        "env_steps_allowed": bar.env_steps,
+        "greedy": bar.greedy,
+        "env_steps": outcome.env_steps,
+        "wall_sec": outcome.wall_sec,
+        "return": outcome.return_mean,
+    }
     if outcome.status not in DONE:
         return {**result, "verdict": "failed", "reason": outcome.reason or outcome.status}
     reached: float | None = outcome.return_mean
@@ -178,5 +186,12 @@ def greedy(run_dir: Path) -> float:
 def cells(result: dict[str, Any]) -> list[str]:
     reached = "" if result["return"] is None else f"{result['return']:,.2f}"
     aim = f">= {result['aim']:g} @{result['env_steps_allowed']:,.0f}" + (" greedy" if result["greedy"] else "")
-    return [result["tuned"], str(result["seed"]), aim, reached, f"{result['env_steps']:,}", duration(result["wall_sec"]),
-            " ".join(filter(None, (result["verdict"], result["reason"][:80])))]  # fmt: skip
+    return [
+        result["tuned"],
+        str(result["seed"]),
+        aim,
+        reached,
+        f"{result['env_steps']:,}",
+        duration(result["wall_sec"]),
+        " ".join(filter(None, (result["verdict"], result["reason"][:80]))),
+    ]

@@ -103,7 +103,8 @@ def replay(words: list[str], json_file: str | None) -> int:
         assert config is not None
         if config.directory is None and not config.compress and max(sizes) * 7400 > free_memory():
             raise UserError(
-                f"capacity={max(sizes)} takes {max(sizes) * 7400 / 1e9:.1f} GB, but only {free_memory() / 1e9:.1f} GB are free"
+                f"capacity={max(sizes)} takes {max(sizes) * 7400 / 1e9:.1f} GB, but only {free_memory() / 1e9:.1f} GB"
+                " are free"
             )
         result = measure(config, sizes)
         print(table(result))

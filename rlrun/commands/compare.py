@@ -45,8 +45,11 @@ def options(one, other) -> list[list[str]]:
     """All options that differ, the seed included. run_dir and runs_root are left out."""
     keys = [key for key in dict.fromkeys([*one.options, *other.options]) if key not in ("run_dir", "runs_root")]
     missing = object()
-    return [[key, *(short(run.options.get(key, "(no such option)")) for run in (one, other))] for key in keys
-            if one.options.get(key, missing) != other.options.get(key, missing)]  # fmt: skip
+    return [
+        [key, *(short(run.options.get(key, "(no such option)")) for run in (one, other))]
+        for key in keys
+        if one.options.get(key, missing) != other.options.get(key, missing)
+    ]
 
 
 def facts(one, other) -> list[list[str]]:

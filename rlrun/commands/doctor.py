@@ -51,7 +51,8 @@ def main(words: list[str]) -> int:
     facts = hardware()
     fast = cpu_flags() & {"avx512_bf16", "amx_bf16", "avx512f", "avx2"}
     print(
-        f"cpu         {facts['cpu']}, {cores()} cores for this process ({os.cpu_count()} in the machine), {', '.join(sorted(fast)) or 'no AVX2'}"
+        f"cpu         {facts['cpu']}, {cores()} cores for this process ({os.cpu_count()} in the machine),"
+        f" {', '.join(sorted(fast)) or 'no AVX2'}"
     )
     print(
         "bf16        "
@@ -65,11 +66,13 @@ def main(words: list[str]) -> int:
         for index in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(index)
             print(
-                f"gpu {index}       {torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+                f"gpu {index}       {torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB"
+                " free"
             )
     else:
         print(
-            f"gpu         none visible (torch {torch.__version__}, built {'with CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'})"
+            f"gpu         none visible (torch {torch.__version__}, built"
+            f" {'with CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'})"
         )
     shm = Path("/dev/shm")
     if shm.is_dir():
@@ -80,7 +83,8 @@ def main(words: list[str]) -> int:
         left = [p.name for p in shm.iterdir() if p.name.startswith("torch_")]
         if left:
             print(
-                f"            torch has {len(left)} entries there, in use or left by killed programs: {' '.join(left[:3])}"
+                f"            torch has {len(left)} entries there, in use or left by killed programs:"
+                f" {' '.join(left[:3])}"
             )
     print("optional")
     for module, name, extra, what, licence in OPTIONAL:

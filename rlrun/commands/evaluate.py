@@ -61,15 +61,27 @@ def main(words: list[str]) -> int:
     deviation = math.sqrt(sum((r - mean) ** 2 for r in returns) / (len(returns) - 1)) if len(returns) > 1 else 0.0
     error = t95(len(returns)) * deviation / math.sqrt(len(returns)) if len(returns) > 1 else None
     result = {
-        "run_dir": str(path), "env": trained.spec.name, "checkpoint_env_steps": trained.clock.env_steps, "episodes": len(returns), "return_mean": mean,
-        "return_std": deviation, "return_mean_95": None if error is None else [mean - error, mean + error],
-        "return_min": min(returns), "return_max": max(returns),
-        "episode_length_mean": sum(length for _, length in games) / len(games), "greedy": options.greedy, "seed": options.seed, "returns": returns,
-    }  # fmt: skip
+        "run_dir": str(path),
+        "env": trained.spec.name,
+        "checkpoint_env_steps": trained.clock.env_steps,
+        "episodes": len(returns),
+        "return_mean": mean,
+        "return_std": deviation,
+        "return_mean_95": None if error is None else [mean - error, mean + error],
+        "return_min": min(returns),
+        "return_max": max(returns),
+        "episode_length_mean": sum(length for _, length in games) / len(games),
+        "greedy": options.greedy,
+        "seed": options.seed,
+        "returns": returns,
+    }
     if as_json:
         print(json.dumps(result))
     else:
-        print(f"{trained.spec.name} at {trained.clock.env_steps:,} env steps: return {mean:.2f}{'' if error is None else f' +- {error:.2f} (95%)'} over "
-              f"{len(returns)} full game{'s' * (len(returns) > 1)}, "
-              f"{min(returns):g} to {max(returns):g}, {'greedy' if options.greedy else 'sampled'}")  # fmt: skip
+        print(
+            f"{trained.spec.name} at {trained.clock.env_steps:,} env steps: return"
+            f" {mean:.2f}{'' if error is None else f' +- {error:.2f} (95%)'} over {len(returns)} full"
+            f" game{'s' * (len(returns) > 1)}, {min(returns):g} to {max(returns):g},"
+            f" {'greedy' if options.greedy else 'sampled'}"
+        )
     return 0

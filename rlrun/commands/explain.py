@@ -52,12 +52,14 @@ def main(words: list[str]) -> int:
     inner = inner_algorithm(name)
     if inner:
         print(
-            f"The algorithm inside is {inner}; algo@algo.inner=<name> chooses another. Its options are algo.inner.<name>=<value>: rlrun explain {inner}\n"
+            f"The algorithm inside is {inner}; algo@algo.inner=<name> chooses another. Its options are"
+            f" algo.inner.<name>=<value>: rlrun explain {inner}\n"
         )
     runner = compose_runner(name) or (compose_runner(inner) if inner else None)
     if runner:
         print(
-            f"Options of its runner: runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}"
+            "Options of its runner:"
+            f" runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}"
         )
     print(EVERY_RUN)
     print("RLlib's names" + (f", with {inner} inside" if inner else "") + "\n")

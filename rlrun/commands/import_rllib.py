@@ -47,7 +47,8 @@ def main(words: list[str]) -> int:
         place = folder / "tuned" / one.algo / f"{one.name}.yaml"
         if place.exists() and place.read_text() != one.text(source) and not flags["--force"]:
             raise UserError(
-                f"{place} exists and differs from what would be written, so it may have been changed by hand (--force overwrites it, --dir writes elsewhere)"
+                f"{place} exists and differs from what would be written, so it may have been changed by hand (--force"
+                " overwrites it, --dir writes elsewhere)"
             )
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(one.text(source))

@@ -55,4 +55,7 @@ def cell(label: str, values: dict | None) -> str:
     returns, steps = (
         values[key] if isinstance(values[key], list) else [values[key]] for key in ("return", "env_steps")
     )
-    return f"{label} {'/'.join(f'{float(r):g}' for r in returns)} at {'/'.join(f'{float(s):,.0f}' for s in steps)} env steps"
+    return (
+        f"{label} {'/'.join(f'{float(r):g}' for r in returns)} at {'/'.join(f'{float(s):,.0f}' for s in steps)} env"
+        " steps"
+    )

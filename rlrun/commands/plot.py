@@ -41,7 +41,10 @@ def main(words: list[str]) -> int:
                 for name, made in zip(names, figures)
                 for part in (f"<h2>{page.escape(name)}</h2>", page.picture(charts.svg(made)))
             ]
-            lead = f"{len(runs)} run{'s' if len(runs) > 1 else ''}; where there are several seeds, curves show the mean and its 95% interval."
+            lead = (
+                f"{len(runs)} run{'s' if len(runs) > 1 else ''}; where there are several seeds, curves show the mean"
+                " and its 95% interval."
+            )
             out.write_text(page.page("Learning curves", lead, body, "Made by rlrun plot."))
             written = [out]
         else:

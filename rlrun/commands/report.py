@@ -14,8 +14,19 @@ from rlrun.cli import take_flags
 from rlrun.core.errors import UserError
 
 DRAWN = 6  # how many learning metrics are drawn for a run
-FIRST = ("learn/policy_loss", "learn/value_loss", "learn/loss", "learn/entropy", "learn/td_error", "learn/kl", "learn/q", "learn/grad_norm",
-         "learn/explained_variance", "learn/lr", "sample/policy_lag")  # fmt: skip
+FIRST = (
+    "learn/policy_loss",
+    "learn/value_loss",
+    "learn/loss",
+    "learn/entropy",
+    "learn/td_error",
+    "learn/kl",
+    "learn/q",
+    "learn/grad_norm",
+    "learn/explained_variance",
+    "learn/lr",
+    "sample/policy_lag",
+)
 
 
 def main(words: list[str]) -> int:
@@ -70,11 +81,18 @@ def of_run(run) -> str:
     last, best = returns(run)
     row = run.rows[-1] if run.rows else {}
     steps, seconds = row.get("env_steps", 0), row.get("time_sec", 0.0)
-    body = [page.cards([
-        ("return, mean of last 100 games", shown(None if last is None else float(last)) or "no game has ended"), ("its best value", shown(best)),
-        ("env steps", f"{steps:,}"), ("wall time", duration(seconds)), ("env steps per second", shown(round(steps / seconds)) if seconds else ""),
-        ("status", run.summary.get("status", "unknown").lower()),
-    ])]  # fmt: skip
+    body = [
+        page.cards(
+            [
+                ("return, mean of last 100 games", shown(None if last is None else float(last)) or "no game has ended"),
+                ("its best value", shown(best)),
+                ("env steps", f"{steps:,}"),
+                ("wall time", duration(seconds)),
+                ("env steps per second", shown(round(steps / seconds)) if seconds else ""),
+                ("status", run.summary.get("status", "unknown").lower()),
+            ]
+        )
+    ]
     if run.summary.get("reason"):
         body.append(f'<p class="soft">Ended: {page.escape(str(run.summary["reason"]).splitlines()[-1])}</p>')
     if run.series(RETURN)[0]:
@@ -96,8 +114,17 @@ def of_run(run) -> str:
             page.picture(charts.svg(charts.small_multiples([(name, *run.series(name)) for name in known]))),
         ]
     body += facts([run])
-    body += ["<h2>Options</h2>", page.details("All options of this run", page.table(("option", "value"), [(key, shown(value) if value is not None else "null")
-             for key, value in run.options.items()], left=(0, 1)))]  # fmt: skip
+    body += [
+        "<h2>Options</h2>",
+        page.details(
+            "All options of this run",
+            page.table(
+                ("option", "value"),
+                [(key, shown(value) if value is not None else "null") for key, value in run.options.items()],
+                left=(0, 1),
+            ),
+        ),
+    ]
     lead = typed(run.summary["command"]) if run.summary.get("command") else str(run.path)
     return page.page(f"{run.title}, seed {run.seed}", lead, body, f"Made by rlrun report from {run.path}.")
 
@@ -139,8 +166,18 @@ def of_many(runs, places: list[Path]) -> str:
         scores = [float(score) for score in (returns(run)[0] for run in members) if score is not None]
         steps = [run.rows[-1]["env_steps"] for run in members if run.rows]
         seconds = [run.rows[-1]["time_sec"] for run in members if run.rows]
-        rows.append([label, counted(members), number(_mean(scores)), number(iqm(np.array(scores))) if scores else "", number(min(scores, default=None)),
-                     number(max(scores, default=None)), number(_mean(steps)), duration(_mean(seconds) or 0)])  # fmt: skip
+        rows.append(
+            [
+                label,
+                counted(members),
+                number(_mean(scores)),
+                number(iqm(np.array(scores))) if scores else "",
+                number(min(scores, default=None)),
+                number(max(scores, default=None)),
+                number(_mean(steps)),
+                duration(_mean(seconds) or 0),
+            ]
+        )
     body += [
         "<h2>Settings</h2>",
         page.table(

@@ -45,7 +45,8 @@ def main(words: list[str]) -> int:
         steps = restored[1]["env_steps"]
         if steps >= config.run.env_steps:
             raise UserError(
-                f"{path} is already at {steps} env steps; to train on: rlrun resume {shlex.quote(str(path))} env_steps={2 * steps}"
+                f"{path} is already at {steps} env steps; to train on: rlrun resume {shlex.quote(str(path))}"
+                f" env_steps={2 * steps}"
             )
         check_saved(planned, path / "checkpoints" / f"{steps:012d}")
         print(f"  from the checkpoint at {steps:,} env steps", flush=True)

@@ -29,8 +29,20 @@ from typing import Any
 from rlrun.cli import compose, take_flags
 from rlrun.core.errors import UserError, closest
 
-FLAGS = {"--jobs": int, "--timeout": float, "--dir": str, "--resume": str, "--dry-run": bool, "--config-dir": str, "--search": str, "--trials": int,
-         "--prune": bool, "--every": float, "--cluster": str, "--queue": str}  # fmt: skip
+FLAGS = {
+    "--jobs": int,
+    "--timeout": float,
+    "--dir": str,
+    "--resume": str,
+    "--dry-run": bool,
+    "--config-dir": str,
+    "--search": str,
+    "--trials": int,
+    "--prune": bool,
+    "--every": float,
+    "--cluster": str,
+    "--queue": str,
+}
 SEARCHES = ("random", "tpe", "pbt")
 
 
@@ -75,7 +87,8 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
     for flag in ("--trials", "--prune", "--every"):
         if flags[flag]:
             raise UserError(
-                f"{flag} is for --search {'pbt' if flag == '--every' else 'random|tpe|pbt' if flag == '--trials' else 'random|tpe'}"
+                f"{flag} is for --search"
+                f" {'pbt' if flag == '--every' else 'random|tpe|pbt' if flag == '--trials' else 'random|tpe'}"
             )
     if space.intervals:
         key = next(iter(space.intervals))
@@ -133,8 +146,15 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
         from rlrun.experiments.population import fits
 
         fits(space, config, trials, flags["--every"])
-    said = {"kind": kind, "trials": trials, "prune": flags["--prune"], "every": flags["--every"], "own": own, "env_steps": config["env_steps"],
-            "seed": config["seed"]}  # fmt: skip
+    said = {
+        "kind": kind,
+        "trials": trials,
+        "prune": flags["--prune"],
+        "every": flags["--every"],
+        "own": own,
+        "env_steps": config["env_steps"],
+        "seed": config["seed"],
+    }
     if flags["--dry-run"]:
         drawn = [f"{key} of {', '.join(values)}" for key, values in space.choices.items()]
         drawn += [f"{key} from {one.low:g} to {one.high:g}" for key, one in space.intervals.items()]
@@ -314,5 +334,13 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
 
 def told(outcome: Any) -> dict[str, Any]:
     """What outcomes.json says about a job."""
-    return {"name": outcome.job.name, "words": list(outcome.job.words), "run_dir": outcome.job.run_dir.name, "status": outcome.status,
-            "reason": outcome.reason, "env_steps": outcome.env_steps, "return_mean": outcome.return_mean, "wall_sec": outcome.wall_sec}  # fmt: skip
+    return {
+        "name": outcome.job.name,
+        "words": list(outcome.job.words),
+        "run_dir": outcome.job.run_dir.name,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "env_steps": outcome.env_steps,
+        "return_mean": outcome.return_mean,
+        "wall_sec": outcome.wall_sec,
+    }

@@ -37,9 +37,15 @@ def translate(error: Exception, words: list[str]) -> str:
     cause = str(error.__cause__ or "")
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in struct" in text + cause:
-        return f"There is no option {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or nearest(unknown[1], words)}"
+        return (
+            "There is no option"
+            f" {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or nearest(unknown[1], words)}"
+        )
     if "Ambiguous value" in text:
-        return f"{text.split(chr(39))[1]}: one value each; several values are for rlrun sweep, which runs every combination"
+        return (
+            f"{text.split(chr(39))[1]}: one value each; several values are for rlrun sweep, which runs every"
+            " combination"
+        )
     if "Error parsing override" in text:
         return f"{text.split(chr(39))[1]!r} is not of the form key=value"
     if (
@@ -48,15 +54,24 @@ def translate(error: Exception, words: list[str]) -> str:
         or "extraneous input" in text
         or "token recognition" in text
     ):
-        return f"a word cannot be read as key=value: {text.splitlines()[0]}. In lists and dictionaries write key: value, and quote other punctuation"
+        return (
+            f"a word cannot be read as key=value: {text.splitlines()[0]}. In lists and dictionaries write key: value,"
+            " and quote other punctuation"
+        )
     unloadable = re.search(r"Could not load '(\w+)/([^']+)'", text)
     if unloadable:
         known = options(unloadable[1])
-        return f"There is no {unloadable[1]} {unloadable[2]!r}.{closest(unloadable[2], known)} There are: {', '.join(known)}"
+        return (
+            f"There is no {unloadable[1]} {unloadable[2]!r}.{closest(unloadable[2], known)} There are:"
+            f" {', '.join(known)}"
+        )
     if "You must specify" in text:
         group = re.search(r"specify '([^']+)'", text)
         name = group[1] if group else "a group"
-        return f"{name}= is missing: say algo=... and env=..., or tuned=... (rlrun list {'envs' if name == 'env' else name + 's'})"
+        return (
+            f"{name}= is missing: say algo=... and env=..., or tuned=... (rlrun list"
+            f" {'envs' if name == 'env' else name + 's'})"
+        )
     first = [line.strip() for line in text.splitlines() if line.strip()]
     return first[0] if first else type(error).__name__
 

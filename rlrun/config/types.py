@@ -68,7 +68,8 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
         if value is None and "none" in args:  # YAML reads none as a word, null as nothing
             return "none"
         raise ConfigError(
-            f"{path} must be one of {', '.join(map(str, args))}, not {value!r}.{closest(str(value), [str(a) for a in args])}"
+            f"{path} must be one of {', '.join(map(str, args))}, not"
+            f" {value!r}.{closest(str(value), [str(a) for a in args])}"
         )
     if kind is Schedule:
         try:

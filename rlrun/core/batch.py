@@ -127,10 +127,12 @@ class Batch(Mapping[str, "Tensor | Batch"]):
         def first(value: Tensor) -> Tensor:
             return value[: rows // length].reshape(1, rows // length * columns, *value.shape[2:])
 
-        return Batch({
-            name: value.map(first) if name == "core" else value.map(cut) if isinstance(value, Batch) else cut(value)  # type: ignore[union-attr]
-            for name, value in self._fields.items()
-        })  # fmt: skip
+        return Batch(
+            {
+                name: value.map(first) if name == "core" else value.map(cut) if isinstance(value, Batch) else cut(value)  # type: ignore[union-attr]
+                for name, value in self._fields.items()
+            }
+        )
 
     def ends(self) -> Batch:
         """A fragment's first row and its end, leaves [2, B, ...] of obs and is_first. The end is the first dead row, or
@@ -186,9 +188,11 @@ def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:
         first = batches[0]
         return Batch(
             {
-                k: stack_columns([b[k] for b in batches])
-                if isinstance(v, Batch)
-                else torch.cat([b[k] for b in batches], 1)
+                k: (
+                    stack_columns([b[k] for b in batches])
+                    if isinstance(v, Batch)
+                    else torch.cat([b[k] for b in batches], 1)
+                )
                 for k, v in first.items()
             }
         )

@@ -83,6 +83,6 @@ def check_noise(size: int, parameters: int, available: int, shared: int) -> None
     for free, what in ((available, "memory"), (shared, "shared memory (/dev/shm)")):
         if size * BYTES > free:
             raise UserError(
-                f"algo.noise_size={size:,} is a table of {size * BYTES / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {what} "
-                "are free: make it smaller"
+                f"algo.noise_size={size:,} is a table of {size * BYTES / 1e9:.1f} GB, and {free / 1e9:.1f} GB of {what}"
+                " are free: make it smaller"
             )

@@ -71,8 +71,15 @@ class Optimizer:
     (0: none). With several learners, a loss is this learner's share of the whole batch's loss, so gradients are summed.
     A parameter on which the loss does not depend has gradient 0."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], cfg: OptimizerConfig, lr: Schedule, max_grad_norm: float, ranks: Ranks = ALONE,
-                 deferred: bool | None = None):  # fmt: skip
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        cfg: OptimizerConfig,
+        lr: Schedule,
+        max_grad_norm: float,
+        ranks: Ranks = ALONE,
+        deferred: bool | None = None,
+    ):
         """If deferred, apply() reads nothing back from the parameters' device, so that it can be recorded
         (machine/graphs.py). None means deferred on a GPU only."""
         self.parameters = list(parameters)
@@ -222,8 +229,23 @@ class Optimizer:
     ) -> None:
         """Calls PyTorch's Adam kernel directly, since inner.step() spends as long again on hooks, records and lists. A
         `failed` [] of 1 makes it change nothing."""
-        adam([self.stepped], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]], fused=True, amsgrad=False, found_inf=failed,
-             beta1=self.cfg.beta1, beta2=self.cfg.beta2, lr=lr, weight_decay=0.0, eps=self.cfg.epsilon, maximize=False)  # fmt: skip
+        adam(
+            [self.stepped],
+            [gradient],
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [],
+            [state["step"]],
+            fused=True,
+            amsgrad=False,
+            found_inf=failed,
+            beta1=self.cfg.beta1,
+            beta2=self.cfg.beta2,
+            lr=lr,
+            weight_decay=0.0,
+            eps=self.cfg.epsilon,
+            maximize=False,
+        )
 
     @torch.no_grad()
     def share(self) -> SharedState:

@@ -189,9 +189,14 @@ class Run:
                 self.episodes.add(ret, length, info)
                 self._tell("on_episode", ret, length, info)
             env_sec, policy_sec = report.seconds
-            self.logs.sample.add({
-                "policy_lag": float(report.lag), "env_sec": env_sec, "policy_sec": policy_sec, "fragment_steps": float(report.env_steps),
-            })  # fmt: skip
+            self.logs.sample.add(
+                {
+                    "policy_lag": float(report.lag),
+                    "env_sec": env_sec,
+                    "policy_sec": policy_sec,
+                    "fragment_steps": float(report.env_steps),
+                }
+            )
         return steps
 
     def tick(self, clock: Clock, update: Update | None) -> bool:
@@ -233,7 +238,8 @@ class Run:
             except Exception as error:  # a callback is the user's code
                 kind = type(callback)
                 raise RunFailed(
-                    f"callbacks={kind.__module__}:{kind.__qualname__} failed in {event}: {type(error).__name__}: {error}"
+                    f"callbacks={kind.__module__}:{kind.__qualname__} failed in {event}: {type(error).__name__}:"
+                    f" {error}"
                 ) from error
 
     # -- the duties ----------------------------------------------------------------------------------------------------
@@ -259,7 +265,8 @@ class Run:
                 names = self.checkpoints.names()
                 newest = f"the newest one is from {int(names[-1])}" if names else "there is none"
                 raise RunFailed(
-                    f"the run ended ({self.reason}), but its last checkpoint could not be written: {newest}; free some space and resume"
+                    f"the run ended ({self.reason}), but its last checkpoint could not be written: {newest}; free some"
+                    " space and resume"
                 )
             if self.exact:
                 self.sampler.restart(self.generation)

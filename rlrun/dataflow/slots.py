@@ -72,8 +72,12 @@ class Slots:
         if error:
             with contextlib.suppress(RuntimeError):  # clears the error, which the next CUDA call would raise
                 torch.zeros(1, device="cuda")
-            warnings.warn(f"the slots of {self.memory.numel() / 1e6:.0f} MB cannot be page-locked (CUDA error {error}): copies to the GPU are slower",
-                          Notice, stacklevel=2)  # fmt: skip
+            warnings.warn(
+                f"the slots of {self.memory.numel() / 1e6:.0f} MB cannot be page-locked (CUDA error {error}): copies to"
+                " the GPU are slower",
+                Notice,
+                stacklevel=2,
+            )
         self.pinned = not error
 
     def unpin(self) -> None:

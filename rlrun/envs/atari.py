@@ -116,7 +116,8 @@ class AtariEnv:
             obs, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:  # ale-py steps all games at once and does not say which one failed
             raise EnvError(
-                f"{self.cfg.name} failed on action {action.tolist()} (seeds {[self.seed_of(i) for i in range(self.count)]}): {error}"
+                f"{self.cfg.name} failed on action {action.tolist()} (seeds"
+                f" {[self.seed_of(i) for i in range(self.count)]}): {error}"
             ) from error
         frame, lives = info["episode_frame_number"], info["lives"]
         began = frame < self.frame  # this row only reset the game; lives do not show it: some games end with lives left
@@ -177,5 +178,12 @@ def make_spec(cfg: AtariConfig) -> EnvSpec:
     interface.loadROM(ale.roms.get_rom_path(games()[cfg.name]))
     actions = interface.getLegalActionSet() if cfg.full_action_space else interface.getMinimalActionSet()
     pixels = Box(shape=(cfg.stack, cfg.size, cfg.size), dtype="uint8", low=(0.0,), high=(255.0,))
-    return EnvSpec(name=cfg.name, obs={"observation": pixels}, action=Discrete(n=len(actions)), action_repeat=cfg.frame_skip, stack=cfg.stack,
-                   max_episode_steps=cfg.max_frames // cfg.frame_skip, limit_option=f"env.max_frames ({cfg.frame_skip} frames a step)")  # fmt: skip
+    return EnvSpec(
+        name=cfg.name,
+        obs={"observation": pixels},
+        action=Discrete(n=len(actions)),
+        action_repeat=cfg.frame_skip,
+        stack=cfg.stack,
+        max_episode_steps=cfg.max_frames // cfg.frame_skip,
+        limit_option=f"env.max_frames ({cfg.frame_skip} frames a step)",
+    )

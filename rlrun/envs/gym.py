@@ -50,13 +50,15 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
             importlib.import_module(module)
         except ImportError as error:
             raise UserError(
-                f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on PYTHONPATH)"
+                f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on"
+                " PYTHONPATH)"
             ) from None
     try:
         return gymnasium.spec(name_only)
     except gymnasium.error.Error:
         raise UserError(
-            f"env={name} is neither a registered Gymnasium id nor an Atari game.{closest(name_only, gymnasium.registry)}"
+            f"env={name} is neither a registered Gymnasium id nor an Atari"
+            f" game.{closest(name_only, gymnasium.registry)}"
         ) from None
 
 
@@ -90,7 +92,8 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
         inside = tuple((key, to_space(part, what, name)) for key, part in parts.items())
         return Nested(spaces=inside, ordered=isinstance(space, spaces.Tuple))
     raise UserError(
-        f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
+        f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and"
+        " Tuple of these"
     )
 
 

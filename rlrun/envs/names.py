@@ -54,5 +54,6 @@ def family_of(name: str) -> tuple[str, str]:
     if not games() and "-" not in name:
         raise UserError(f"env={name} is not a Gymnasium id; if it is an Atari game: pip install 'rlrun[atari]'")
     raise UserError(
-        f"There is no env {name!r}.{closest(name, known)} (rlrun list envs shows all; your own: env=my_package:MyEnv-v0)"
+        f"There is no env {name!r}.{closest(name, known)} (rlrun list envs shows all; your own:"
+        " env=my_package:MyEnv-v0)"
     )

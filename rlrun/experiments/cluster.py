@@ -25,7 +25,8 @@ def parse(text: str) -> dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals or not key or not value:
             raise UserError(
-                f"--queue {part!r}: say key=value,... such as partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600"
+                f"--queue {part!r}: say key=value,... such as"
+                " partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600"
             )
         made[key if key in PLAIN else f"slurm_{key.removeprefix('slurm_')}"] = int(value) if value.isdigit() else value
     return made

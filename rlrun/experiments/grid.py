@@ -72,7 +72,8 @@ def parse(words: Sequence[str]) -> Space:
             assert sweep.start is not None and sweep.end is not None
             if sweep.tags - {"log"}:
                 raise UserError(
-                    f"{word}: there is no tag {', '.join(sorted(sweep.tags - {'log'}))}; the only one is log, as in tag(log, interval(...))"
+                    f"{word}: there is no tag {', '.join(sorted(sweep.tags - {'log'}))}; the only one is log, as in"
+                    " tag(log, interval(...))"
                 )
             low, high, whole = (
                 float(sweep.start),
@@ -81,7 +82,8 @@ def parse(words: Sequence[str]) -> Space:
             )
             if not low < high or ("log" in sweep.tags and low <= 0):
                 raise UserError(
-                    f"{word}: an interval's first number must be below its last{', and above 0 with log' if 'log' in sweep.tags else ''}"
+                    f"{word}: an interval's first number must be below its"
+                    f" last{', and above 0 with log' if 'log' in sweep.tags else ''}"
                 )
             intervals[key] = Interval(low, high, "log" in sweep.tags, whole)
         else:

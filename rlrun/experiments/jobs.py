@@ -159,8 +159,15 @@ class Here:
             with job.log.open("ab") as log:
                 # With a session of its own, the job does not receive Ctrl-C from the terminal. Only the pool does, and
                 # asks the jobs to end one by one.
-                return subprocess.Popen(self.command(job), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                                        start_new_session=True, cwd=self.cwd)  # fmt: skip
+                return subprocess.Popen(
+                    self.command(job),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                    cwd=self.cwd,
+                )
         finally:
             os.sched_setaffinity(0, mine)
 
@@ -184,8 +191,14 @@ class Pool:
     `interrupted` is True where a signal ended the pool. Its jobs have saved then and can be resumed.
     """
 
-    def __init__(self, where: Sequence[Place], view: View, timeout_sec: float | None = None, known: Sequence[Outcome] = (),
-                 starter: Starter | None = None):  # fmt: skip
+    def __init__(
+        self,
+        where: Sequence[Place],
+        view: View,
+        timeout_sec: float | None = None,
+        known: Sequence[Outcome] = (),
+        starter: Starter | None = None,
+    ):
         """timeout_sec: the longest time that a job may take. known: outcomes of an earlier session, to be shown too.
 
         starter: what starts a job; None starts it on this machine.

@@ -50,8 +50,17 @@ class Member:
 class PopulationTraining:
     """A supply whose jobs each train one member for one generation."""
 
-    def __init__(self, space: Space, count: int, every: int, env_steps: int, seed: int, folder: Path, check: Callable[[Sequence[str], str], Any],
-                 own: Sequence[str] = ()):  # fmt: skip
+    def __init__(
+        self,
+        space: Space,
+        count: int,
+        every: int,
+        env_steps: int,
+        seed: int,
+        folder: Path,
+        check: Callable[[Sequence[str], str], Any],
+        own: Sequence[str] = (),
+    ):
         """every: env steps in a generation. own and check are as in search.Trials."""
         self.space, self.every, self.env_steps, self.folder, self.own, self.seed, self.check = (
             space,
@@ -208,13 +217,25 @@ class PopulationTraining:
         if not scored:
             return None
         top = max(scored, key=lambda one: one.score if one.score is not None else -math.inf)
-        return f"best of {len(scored)}: {top.name}, return {shown(top.score)}, now with {' '.join(f'{key}={value}' for key, value in top.values.items())}"
+        return (
+            f"best of {len(scored)}: {top.name}, return {shown(top.score)}, now with"
+            f" {' '.join(f'{key}={value}' for key, value in top.values.items())}"
+        )
 
     # -- going on later ------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        members = [{"name": one.name, "values": one.values, "generation": one.generation, "score": one.score, "dead": one.dead, "history": one.history}
-                   for one in self.members]  # fmt: skip
+        members = [
+            {
+                "name": one.name,
+                "values": one.values,
+                "generation": one.generation,
+                "score": one.score,
+                "dead": one.dead,
+                "history": one.history,
+            }
+            for one in self.members
+        ]
         write_atomically(
             self.state,
             json.dumps({"members": members, "pending": self.pending, "rng": self.rng.bit_generator.state}, indent=1)
@@ -251,7 +272,8 @@ def fits(space: Space, config: dict[str, Any], count: int, every: float) -> None
             node = node.get(part) if isinstance(node, dict) else None
         if isinstance(node, bool) or not isinstance(node, int | float) or not key.startswith("algo."):
             raise UserError(
-                f"{key}: a population can change numbers in algo.* during training, such as algo.lr; choose other values with --search tpe or a grid"
+                f"{key}: a population can change numbers in algo.* during training, such as algo.lr; choose other"
+                " values with --search tpe or a grid"
             )
 
 

@@ -27,8 +27,13 @@ class Record(NamedTuple):
     cwd: str  # directory to which relative paths in the jobs' words refer
 
 
-def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence[str]]], config: dict[str, Any],
-          search: dict[str, Any] | None = None) -> None:  # fmt: skip
+def write(
+    folder: Path,
+    words: Sequence[str],
+    jobs: Sequence[tuple[str, Sequence[str]]],
+    config: dict[str, Any],
+    search: dict[str, Any] | None = None,
+) -> None:
     """Writes sweep.json. config is that of the first job."""
     from rlrun.runtime.rundir import command_line, git_commit, hardware, started_at, versions
 
@@ -39,10 +44,18 @@ def write(folder: Path, words: Sequence[str], jobs: Sequence[tuple[str, Sequence
         else None
     )
     said = {
-        "format": FORMAT, "command": command_line(), "words": list(words), "jobs": [{"name": name, "words": list(job)} for name, job in jobs],
-        "search": search, "cwd": os.getcwd(), "mlflow": store, "started": started_at(), "versions": versions(), "git_commit": git_commit(),
+        "format": FORMAT,
+        "command": command_line(),
+        "words": list(words),
+        "jobs": [{"name": name, "words": list(job)} for name, job in jobs],
+        "search": search,
+        "cwd": os.getcwd(),
+        "mlflow": store,
+        "started": started_at(),
+        "versions": versions(),
+        "git_commit": git_commit(),
         "hardware": hardware(),
-    }  # fmt: skip
+    }
     write_atomically(folder / "sweep.json", json.dumps(said, indent=1) + "\n")
 
 

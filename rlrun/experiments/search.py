@@ -34,8 +34,18 @@ def optuna() -> Any:
 class Trials:
     """A supply of jobs whose words a study draws, to maximise the mean return of the last 100 games of a run."""
 
-    def __init__(self, space: Space, method: str, count: int, prune: bool, env_steps: float, seed: int, folder: Path,
-                 check: Callable[[Sequence[str], str], Any], own: Sequence[str] = ()):  # fmt: skip
+    def __init__(
+        self,
+        space: Space,
+        method: str,
+        count: int,
+        prune: bool,
+        env_steps: float,
+        seed: int,
+        folder: Path,
+        check: Callable[[Sequence[str], str], Any],
+        own: Sequence[str] = (),
+    ):
         """own: words of every job in addition to space.fixed.
 
         check(words, name) raises UserError where a job with these words would not start.
@@ -61,8 +71,14 @@ class Trials:
         )
         # The seed depends on the number of trials, because a resumed search must not draw the same values again.
         begun = len(storage.get_all_trials(0)) if storage.get_all_studies() else 0
-        self.study = found.create_study(study_name="sweep", storage=storage, sampler=samplers[method](seed=seed + begun, **options), pruner=pruner,
-                                        direction="maximize", load_if_exists=True)  # fmt: skip
+        self.study = found.create_study(
+            study_name="sweep",
+            storage=storage,
+            sampler=samplers[method](seed=seed + begun, **options),
+            pruner=pruner,
+            direction="maximize",
+            load_if_exists=True,
+        )
         self.trials: dict[str, Any] = {}
         self.again: list[tuple[Any, TrainingJob]] = []  # jobs of an earlier session that the study has no result for
         for frozen in self.study.trials:

@@ -25,8 +25,14 @@ def cells(outcome: Outcome) -> list[str]:
     """A job's cells in the table: name, status, env steps, return, time and reason."""
     mean = outcome.return_mean
     told = outcome.status in ("FAILED", "PRUNED")
-    return [outcome.job.name, outcome.status, f"{outcome.env_steps:,}" if outcome.env_steps else "", "" if mean is None else f"{mean:,.2f}",
-            duration(outcome.wall_sec) if outcome.wall_sec else "", outcome.reason[:100] if told else ""]  # fmt: skip
+    return [
+        outcome.job.name,
+        outcome.status,
+        f"{outcome.env_steps:,}" if outcome.env_steps else "",
+        "" if mean is None else f"{mean:,.2f}",
+        duration(outcome.wall_sec) if outcome.wall_sec else "",
+        outcome.reason[:100] if told else "",
+    ]
 
 
 HEADINGS = ("job", "status", "env steps", "return", "time", "")

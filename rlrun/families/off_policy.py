@@ -50,15 +50,22 @@ class OffPolicyConfig:
 
     @property
     def from_replay(self) -> FromReplay:
-        return FromReplay(fragment_length=self.fragment_length, num_envs=self.num_envs, rows_from=self.n_steps[0], learning_starts=self.learning_starts,
-                          ratio=self.replay_ratio, first_priority=self.input_priorities)  # fmt: skip
+        return FromReplay(
+            fragment_length=self.fragment_length,
+            num_envs=self.num_envs,
+            rows_from=self.n_steps[0],
+            learning_starts=self.learning_starts,
+            ratio=self.replay_ratio,
+            first_priority=self.input_priorities,
+        )
 
     def __post_init__(self):
         if self.n_steps[0] > self.n_steps[1]:
             raise ValueError("n_step must be a number, at least 1, or a range [fewest, most]")
         if self.learning_starts < self.n_steps[1]:
             raise ValueError(
-                f"learning_starts {self.learning_starts} is below n_step {self.n_steps[1]}: there would be nothing to learn from"
+                f"learning_starts {self.learning_starts} is below n_step {self.n_steps[1]}: there would be nothing to"
+                " learn from"
             )
 
 

@@ -87,7 +87,10 @@ class Live:
         from rich.table import Table
         from rich.text import Text
 
-        head = f"{self.title}   {row['env_steps']:,} of {self.total:,} env steps   {row['sample/env_steps_per_sec'] or 0:,.0f}/s   {duration(row['time_sec'])}"
+        head = (
+            f"{self.title}   {row['env_steps']:,} of {self.total:,} env steps  "
+            f" {row['sample/env_steps_per_sec'] or 0:,.0f}/s   {duration(row['time_sec'])}"
+        )
         if left(row, self.total):
             head += f"   {left(row, self.total)} left"
         grid = Table.grid(padding=(0, 2))

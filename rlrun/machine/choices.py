@@ -69,7 +69,8 @@ def check_own_samplers(asked: Asked, every_process_learns: bool) -> None:
     cfg = asked.cfg
     if every_process_learns and cfg.inference in ("auto", "serial") and cfg.num_samplers not in ("auto", 1):
         raise UserError(
-            f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with resources.num_learners"
+            f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with"
+            " resources.num_learners"
         )
 
 
@@ -98,7 +99,8 @@ def learners_in_lockstep(asked: Asked, machine: Machine) -> Choice:
             else "fragments of a train batch (algo.batch_size)"
         )
         raise UserError(
-            f"resources.num_learners={cfg.num_learners} must divide the {needs.columns} {of}; {_either(fitting)} would fit"
+            f"resources.num_learners={cfg.num_learners} must divide the {needs.columns} {of}; {_either(fitting)}"
+            " would fit"
         )
     return Choice(cfg.num_learners)
 
@@ -119,7 +121,8 @@ def learners_on_their_own(asked: Asked, machine: Machine) -> Choice:
 def _check_enough(wanted: int, devices: int, there: str, fitting: list[int]) -> None:
     if wanted > devices:
         raise UserError(
-            f"resources.num_learners={wanted}: there {'is' if devices == 1 else 'are'} {there}; {_either(fitting)} would fit"
+            f"resources.num_learners={wanted}: there {'is' if devices == 1 else 'are'} {there}; {_either(fitting)}"
+            " would fit"
         )
 
 
@@ -206,7 +209,10 @@ def _inference_by_pace(asked: Asked, machine: Machine, learners: int, columns: i
             f"little beside the {learning * 1e3:.1g} ms and more of learning, which gets all cores",
             "serial",
         )
-    repeat = f"; measured, so a busier machine may decide otherwise: resources.inference={chosen} repeats this run's random streams"
+    repeat = (
+        f"; measured, so a busier machine may decide otherwise: resources.inference={chosen} repeats this run's random"
+        " streams"
+    )
     return Choice(chosen, f"inference={chosen}: an env step takes {seconds * 1e6:.0f} us, {reason}{repeat}")
 
 
@@ -215,7 +221,8 @@ def inference_of_separate_samplers(asked: Asked, machine: Machine, learners: int
     cfg = asked.cfg
     if cfg.inference == "serial" or cfg.exact:
         raise UserError(
-            "resources.inference=serial: this runner has samplers in processes of their own (local or batched); runner=replay has one process"
+            "resources.inference=serial: this runner has samplers in processes of their own (local or batched);"
+            " runner=replay has one process"
         )
     if cfg.inference == "auto" and not (asked.image and cfg.device != "cpu" and machine.gpus):
         return Choice("local", "inference=local: samplers are processes of their own")
@@ -247,7 +254,8 @@ def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choi
     cfg, on_cpu = asked.cfg, inference == "serial" and not asked.needs.every_process_learns
     if on_cpu and cfg.device not in ("auto", "cpu"):
         raise UserError(
-            f"resources.device={cfg.device}: serial inference acts with the learner's policy on the CPU; use inference=local or batched"
+            f"resources.device={cfg.device}: serial inference acts with the learner's policy on the CPU; use"
+            " inference=local or batched"
         )
     return device("cpu" if on_cpu else cfg.device, machine)
 
@@ -384,9 +392,17 @@ def cuda_graphs(asked: Asked, where: torch.device, learners: int) -> Choice:
 
 
 def resources(
-    asked: Asked, machine: Machine, *, learners: Choice, inference: Choice, where: Choice, samplers: Choice, envs: Choice,
-    threads: Choice, before: tuple[Choice, ...] = (),
-) -> Resources:  # fmt: skip
+    asked: Asked,
+    machine: Machine,
+    *,
+    learners: Choice,
+    inference: Choice,
+    where: Choice,
+    samplers: Choice,
+    envs: Choice,
+    threads: Choice,
+    before: tuple[Choice, ...] = (),
+) -> Resources:
     """What was decided, with the remaining decisions, which are the same for every runner."""
     kind, place = inference.value, where.value
     digits = precision(asked.cfg.precision, place, asked.image, machine)

@@ -248,8 +248,18 @@ class QHead(nn.Module):
     streams send back is scaled by gradient_scale (section 4.2: 1 / sqrt 2). In a noisy head, every layer is noisy
     (Fortunato et al. 2018)."""
 
-    def __init__(self, inputs: int, actions: int, atoms: int, hidden: tuple[int, ...], activation: str, cfg: QHeadConfig, linear: Linear,
-                 layer_norm: bool = False, precision: str = "fp32"):  # fmt: skip
+    def __init__(
+        self,
+        inputs: int,
+        actions: int,
+        atoms: int,
+        hidden: tuple[int, ...],
+        activation: str,
+        cfg: QHeadConfig,
+        linear: Linear,
+        layer_norm: bool = False,
+        precision: str = "fp32",
+    ):
         """`precision` applies to the layers before the last one of each stream."""
         super().__init__()
         self.precision = precision

@@ -6,5 +6,16 @@ from rlrun.policies.exploration import ActionNoiseConfig, ExplorationConfig
 from rlrun.policies.perturbed import PerturbedPolicy
 from rlrun.policies.q_values import CategoricalPolicy, QPolicy
 
-__all__ = ["ActionNoiseConfig", "Actor", "CategoricalPolicy", "DeterministicPolicy", "DistributionPolicy", "ExplorationConfig", "Outputs", "PerturbedPolicy",
-           "QPolicy", "StochasticActor", "without_meaning"]  # fmt: skip
+__all__ = [
+    "ActionNoiseConfig",
+    "Actor",
+    "CategoricalPolicy",
+    "DeterministicPolicy",
+    "DistributionPolicy",
+    "ExplorationConfig",
+    "Outputs",
+    "PerturbedPolicy",
+    "QPolicy",
+    "StochasticActor",
+    "without_meaning",
+]

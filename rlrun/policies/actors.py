@@ -207,8 +207,10 @@ class StochasticActor(Actor):
 
         def head(inputs: int) -> nn.Module:
             if isinstance(spec.action, Box) and kind == "gaussian":
-                raise UserError("model.action_distribution=gaussian, the default of other models, has no bounds: "
-                                "this algorithm needs squashed_gaussian (the default of model=plain) or beta")  # fmt: skip
+                raise UserError(
+                    "model.action_distribution=gaussian, the default of other models, has no bounds: "
+                    "this algorithm needs squashed_gaussian (the default of model=plain) or beta"
+                )
             return action_head(spec.action, inputs, model.linear, kind, log_std)
 
         super().__init__(spec, model, cfg, random_steps, head)

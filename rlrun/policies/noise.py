@@ -40,8 +40,12 @@ class NoisyEpisodes:
         self.per_column, self.std = PerColumn(net, at_once=False), std
 
     def state(self, columns: int, device: torch.device) -> dict[str, Tensor]:
-        return {"noise": torch.zeros(columns, self.per_column.size, device=device), "deviation": torch.full((columns,), self.std, device=device),
-                "moved": torch.zeros(columns, device=device), "rows": torch.zeros(columns, device=device)}  # fmt: skip
+        return {
+            "noise": torch.zeros(columns, self.per_column.size, device=device),
+            "deviation": torch.full((columns,), self.std, device=device),
+            "moved": torch.zeros(columns, device=device),
+            "rows": torch.zeros(columns, device=device),
+        }
 
     def begin(
         self, state: Batch, is_first: Tensor, near: float, distance: Callable[[Tensor], Tensor], rng: torch.Generator

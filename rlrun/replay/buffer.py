@@ -31,8 +31,15 @@ FirstPriority = Callable[[Batch], Tensor]  # fragments [T + 1, N] without observ
 class Replay:
     """Draws fragments uniformly over starts, or in proportion to priorities (Schaul et al. 2016, arXiv:1511.05952)."""
 
-    def __init__(self, cfg: ReplayConfig, layout: Layout, rng: torch.Generator, device: torch.device, first_priority: FirstPriority | None = None,
-                 number: int = 0):  # fmt: skip
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        layout: Layout,
+        rng: torch.Generator,
+        device: torch.device,
+        first_priority: FirstPriority | None = None,
+        number: int = 0,
+    ):
         """Allocates the ring. Raises UserError where it does not fit onto the disk.
 
         device: that of the learner, used with cfg.device=learner. first_priority: computes the priorities of new
@@ -44,7 +51,8 @@ class Replay:
         self.lag = 0 if first_priority is None else 1
         if layout.fragment_rows % layout.starts_every or (layout.core and layout.starts_every % layout.core_every):
             raise UserError(
-                "replayed fragments must begin where recurrent state is stored, and samplers' fragments hold a whole number of them"
+                "replayed fragments must begin where recurrent state is stored, and samplers' fragments hold a whole"
+                " number of them"
             )
         where = device if cfg.device == "learner" else torch.device("cpu")
         self.gpu = where if where.type == "cuda" else None
@@ -364,8 +372,14 @@ class Replay:
     def state(self) -> dict:
         """Returns the counters and the generator's state. save_rows() saves the rows."""
         self.finish_writes()
-        return {"head": self.head.tolist(), "next_row": list(self.next_row), "largest": self.largest, "rng": self.rng.get_state(), "length": self.length,
-                "columns": self.layout.columns}  # fmt: skip
+        return {
+            "head": self.head.tolist(),
+            "next_row": list(self.next_row),
+            "largest": self.largest,
+            "rng": self.rng.get_state(),
+            "length": self.length,
+            "columns": self.layout.columns,
+        }
 
     def save_rows(self, folder: Path) -> None:
         """Writes the rows into a file in this folder piece by piece, so that memory never holds a second copy."""

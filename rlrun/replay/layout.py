@@ -110,10 +110,14 @@ def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: 
             raise UserError(f"replay.directory={folder} cannot be made: {error.strerror}") from None
         if count * layout.bytes > free:
             raise UserError(
-                f"replay.directory={folder}: the replay takes {count * layout.bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there"
+                f"replay.directory={folder}: the replay takes {count * layout.bytes / 1e9:.1f} GB, and {free / 1e9:.1f}"
+                " GB are free there"
             )
     need = count * memory_needed(layout, cfg, device)
     if need > available and not cfg.compress:
         fitting = int(cfg.capacity * available / need * 0.9)
-        raise UserError(f"a replay of {cfg.capacity:,} rows takes {need / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are free; "
-                        f"replay.capacity={fitting} would fit, or replay.compress=true (LZ4), or replay.directory=DIR (a file)")  # fmt: skip
+        raise UserError(
+            f"a replay of {cfg.capacity:,} rows takes {need / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are"
+            f" free; replay.capacity={fitting} would fit, or replay.compress=true (LZ4), or replay.directory=DIR (a"
+            " file)"
+        )

@@ -47,4 +47,7 @@ class Limiter:
         self.came = 0 if folder is None else saved["came"]
         if folder is not None:
             return None
-        return f"the checkpoint holds no replayed rows: learning goes on after {self.starts:,} new env steps (replay.checkpoint=true saves them)"
+        return (
+            f"the checkpoint holds no replayed rows: learning goes on after {self.starts:,} new env steps"
+            " (replay.checkpoint=true saves them)"
+        )

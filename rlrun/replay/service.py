@@ -96,8 +96,18 @@ class Drawn(NamedTuple):
 class ShardedReplay:
     """The learner's side of the shards. To runners and Run it is a replay that answers asynchronously."""
 
-    def __init__(self, cfg: ReplayConfig, layout: Layout, shards: int, fragments: FragmentStore, count: int, seeds: Seeds, generation: int, timeout_sec: float,
-                 first_priority: FirstPriority | None = None):  # fmt: skip
+    def __init__(
+        self,
+        cfg: ReplayConfig,
+        layout: Layout,
+        shards: int,
+        fragments: FragmentStore,
+        count: int,
+        seeds: Seeds,
+        generation: int,
+        timeout_sec: float,
+        first_priority: FirstPriority | None = None,
+    ):
         """fragments: the samplers' slots. count: number of fragments in a batch. Raises RunFailed when a shard cannot
         start."""
         assert shards <= layout.blocks, "every shard needs a producer"

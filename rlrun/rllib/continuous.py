@@ -171,8 +171,16 @@ def _deterministic(one: Translation) -> None:
 
 def _scale(one: Translation, at: str, group: str) -> None:
     """Sets the factor on the noise, which changes over time or from environment to environment."""
-    keys = (f"{group}.initial_scale", f"{group}.final_scale", f"{group}.scale_timesteps", "schedule_max_timesteps", "exploration_fraction",
-            "exploration_final_scale", "exploration_final_eps", "exploration_should_anneal")  # fmt: skip
+    keys = (
+        f"{group}.initial_scale",
+        f"{group}.final_scale",
+        f"{group}.scale_timesteps",
+        "schedule_max_timesteps",
+        "exploration_fraction",
+        "exploration_final_scale",
+        "exploration_final_eps",
+        "exploration_should_anneal",
+    )
     if one.algo == "apex_ddpg":
         one.set(
             f"{at}.exploration.scale",

@@ -19,8 +19,12 @@ def replayed(
         sequence = int(one.get("model.max_seq_len", default=20))
         one.set("algo.sequence_length", sequence, "model.max_seq_len")
         one.set("algo.sequence_stride", sequence)
-        one.set("algo.burn_in", int(one.get("replay_buffer_config.replay_burn_in", "replay_burn_in", default=0)),
-                 "replay_buffer_config.replay_burn_in", "replay_burn_in")  # fmt: skip
+        one.set(
+            "algo.burn_in",
+            int(one.get("replay_buffer_config.replay_burn_in", "replay_burn_in", default=0)),
+            "replay_buffer_config.replay_burn_in",
+            "replay_burn_in",
+        )
         zero = bool(one.get("replay_buffer_config.zero_init_states", "zero_init_states", default=True))
         one.set("algo.zero_init_state", zero, "replay_buffer_config.zero_init_states", "zero_init_states")
         scale = float(one.get("h_function_epsilon")) if one.get("use_h_function") else None
@@ -104,17 +108,30 @@ def from_replay(one: Translation, always: bool) -> None:
         _priorities(one)
     else:
         unused = ("alpha", "beta", "eps")
-        for key in (*(f"prioritized_replay_{name}" for name in unused), *(f"{buffer}.prioritized_replay_{name}" for name in unused),
-                    "beta_annealing_fraction", "final_prioritized_replay_beta", "prioritized_replay_beta_annealing_timesteps"):  # fmt: skip
+        for key in (
+            *(f"prioritized_replay_{name}" for name in unused),
+            *(f"{buffer}.prioritized_replay_{name}" for name in unused),
+            "beta_annealing_fraction",
+            "final_prioritized_replay_beta",
+            "prioritized_replay_beta_annealing_timesteps",
+        ):
             one.say(key, "dropped", why="the replay is not prioritized")
 
 
 def _priorities(one: Translation) -> None:
     buffer = "replay_buffer_config"
-    one.set("replay.alpha", float(one.get("prioritized_replay_alpha", f"{buffer}.prioritized_replay_alpha", default=0.6)),
-             "prioritized_replay_alpha", f"{buffer}.prioritized_replay_alpha")  # fmt: skip
-    one.set("replay.priority_epsilon", float(one.get("prioritized_replay_eps", f"{buffer}.prioritized_replay_eps", default=1e-6)),
-             "prioritized_replay_eps", f"{buffer}.prioritized_replay_eps")  # fmt: skip
+    one.set(
+        "replay.alpha",
+        float(one.get("prioritized_replay_alpha", f"{buffer}.prioritized_replay_alpha", default=0.6)),
+        "prioritized_replay_alpha",
+        f"{buffer}.prioritized_replay_alpha",
+    )
+    one.set(
+        "replay.priority_epsilon",
+        float(one.get("prioritized_replay_eps", f"{buffer}.prioritized_replay_eps", default=1e-6)),
+        "prioritized_replay_eps",
+        f"{buffer}.prioritized_replay_eps",
+    )
     beta = float(one.get("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", default=0.4))
     final = float(one.get("final_prioritized_replay_beta", default=beta))
     steps = float(one.get("beta_annealing_fraction", default=0.2)) * float(
@@ -122,8 +139,13 @@ def _priorities(one: Translation) -> None:
     )
     steps = float(one.get("prioritized_replay_beta_annealing_timesteps", default=steps))
     value = beta if final == beta else {"start": beta, "end": final, "steps": steps}
-    keys = ("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", "final_prioritized_replay_beta", "beta_annealing_fraction",
-            "prioritized_replay_beta_annealing_timesteps")  # fmt: skip
+    keys = (
+        "prioritized_replay_beta",
+        f"{buffer}.prioritized_replay_beta",
+        "final_prioritized_replay_beta",
+        "beta_annealing_fraction",
+        "prioritized_replay_beta_annealing_timesteps",
+    )
     one.set("replay.beta", value, *keys)
 
 
@@ -173,8 +195,12 @@ def _exploration(one: Translation) -> None:
     first = float(one.get(f"{group}.initial_epsilon", default=1.0))
     last = float(one.get("exploration_final_eps", f"{group}.final_epsilon", default=0.02))
     warm = float(one.get(f"{group}.warmup_timesteps", default=0.0))
-    keys = (*(f"{group}.{name}" for name in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps")),
-            "schedule_max_timesteps", "exploration_fraction", "exploration_final_eps")  # fmt: skip
+    keys = (
+        *(f"{group}.{name}" for name in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps")),
+        "schedule_max_timesteps",
+        "exploration_fraction",
+        "exploration_final_eps",
+    )
     random = float(one.get(f"{group}.random_timesteps", default=0.0))
     if kind == "SoftQ":
         one.set(f"{at}.exploration.epsilon", 0.0, *keys)

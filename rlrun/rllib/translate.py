@@ -18,10 +18,29 @@ from rlrun.rllib.translation import RUNS, Translation
 from rlrun.rllib.yaml_files import NESTED, How, Imported, Line, flow, machinery, numbers, options_of, rounded, slug
 
 LATER = ("QMIX", "MADDPG", "BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
-NEWER = {"Pendulum-v0": "Pendulum-v1", **{f"{name}-v{old}": f"{name}-v5" for name in ("HalfCheetah", "Hopper", "Walker2d", "Humanoid", "Ant", "Swimmer",
-         "InvertedPendulum", "InvertedDoublePendulum", "Reacher") for old in (1, 2, 3, 4)}}  # fmt: skip
-EXAMPLES = {"StatelessCartPole": "StatelessCartPole-v0", "RepeatAfterMeEnv": "rlrun/RepeatAfterMe-v0",
-            "ParametricActionsCartPole": "ParametricActionsCartPole-v0"}  # fmt: skip
+NEWER = {
+    "Pendulum-v0": "Pendulum-v1",
+    **{
+        f"{name}-v{old}": f"{name}-v5"
+        for name in (
+            "HalfCheetah",
+            "Hopper",
+            "Walker2d",
+            "Humanoid",
+            "Ant",
+            "Swimmer",
+            "InvertedPendulum",
+            "InvertedDoublePendulum",
+            "Reacher",
+        )
+        for old in (1, 2, 3, 4)
+    },
+}
+EXAMPLES = {
+    "StatelessCartPole": "StatelessCartPole-v0",
+    "RepeatAfterMeEnv": "rlrun/RepeatAfterMe-v0",
+    "ParametricActionsCartPole": "ParametricActionsCartPole-v0",
+}
 OWN_NETS = ("DDPG", "TD3", "APEX_DDPG", "SAC", "ES", "ARS")  # algorithms whose hidden layers are not the model's
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 
@@ -203,7 +222,9 @@ class Experiment(Translation):
             self.say(
                 "batch_mode",
                 "not mapped",
-                why="fragments that cut an episode bootstrap from the value; only on-policy runners play whole episodes",
+                why=(
+                    "fragments that cut an episode bootstrap from the value; only on-policy runners play whole episodes"
+                ),
             )
         else:
             self.say("batch_mode", "dropped", why="fragments are cut where they are full, or folded by a replay")
@@ -406,7 +427,10 @@ class Experiment(Translation):
                 if last in ("episode_reward_mean", "episode_return_mean"):
                     if key.startswith("evaluation/"):
                         self.made.values["eval.every"] = 50000
-                        why = "eval.every=50000 shows it; stop.return_mean looks at training games, so that the run goes on to its env_steps"
+                        why = (
+                            "eval.every=50000 shows it; stop.return_mean looks at training games, so that the run goes"
+                            " on to its env_steps"
+                        )
                         self.made.lines.append(Line(f"{where}.{key}", value, "not mapped", "", why))
                         continue
                     reached = float(value)

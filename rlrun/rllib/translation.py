@@ -8,9 +8,28 @@ from typing import Any
 from rlrun.rllib.option_map import option_map
 from rlrun.rllib.yaml_files import How, Imported, Line, defaults, flattened, flow, options_of
 
-RUNS = {"PG": "pg", "A2C": "a2c", "A3C": "a3c", "PPO": "ppo", "DDPPO": "ddppo", "APPO": "appo", "IMPALA": "impala", "DQN": "dqn", "SimpleQ": "dqn",
-        "SIMPLEQ": "dqn", "APEX": "apex", "APEX_DQN": "apex", "R2D2": "r2d2", "RAINBOW": "rainbow", "DDPG": "ddpg", "TD3": "td3", "SAC": "sac",
-        "APEX_DDPG": "apex_ddpg", "ES": "es", "ARS": "ars"}  # fmt: skip
+RUNS = {
+    "PG": "pg",
+    "A2C": "a2c",
+    "A3C": "a3c",
+    "PPO": "ppo",
+    "DDPPO": "ddppo",
+    "APPO": "appo",
+    "IMPALA": "impala",
+    "DQN": "dqn",
+    "SimpleQ": "dqn",
+    "SIMPLEQ": "dqn",
+    "APEX": "apex",
+    "APEX_DQN": "apex",
+    "R2D2": "r2d2",
+    "RAINBOW": "rainbow",
+    "DDPG": "ddpg",
+    "TD3": "td3",
+    "SAC": "sac",
+    "APEX_DDPG": "apex_ddpg",
+    "ES": "es",
+    "ARS": "ars",
+}
 DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN"}
 
 

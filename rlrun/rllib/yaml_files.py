@@ -87,7 +87,8 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
         or not all(isinstance(one, dict) and "run" in one for one in found.values())
     ):
         raise UserError(
-            f"{source} is not one of RLlib's tuned files: they hold experiments, each with `run: <algorithm>`, `env:` and `config:`"
+            f"{source} is not one of RLlib's tuned files: they hold experiments, each with `run: <algorithm>`, `env:`"
+            " and `config:`"
         )
     return found
 

@@ -56,7 +56,8 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     inference = choices.inference(asked, machine, learners.value, spread)
     if inference.value != "serial":
         raise UserError(
-            f"resources.inference={inference.value}: workers that share weights without waiting have their environments in their own process (serial)"
+            f"resources.inference={inference.value}: workers that share weights without waiting have their environments"
+            " in their own process (serial)"
         )
     where = choices.device("cpu", machine)
     samplers = choices.samplers_per_learner(asked, machine, learners.value, "serial", where.value, spread)

@@ -47,7 +47,8 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     if asked.cfg.num_learners not in ("auto", 1):
         raise UserError(
-            f"resources.num_learners={asked.cfg.num_learners}: runner=distributed_replay has one learner; runner=replay can have several"
+            f"resources.num_learners={asked.cfg.num_learners}: runner=distributed_replay has one learner; runner=replay"
+            " can have several"
         )
     learners = choices.Choice(1)
     columns = choices.replay_columns(asked, 1)

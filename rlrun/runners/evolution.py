@@ -43,11 +43,13 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     if cfg.num_learners not in ("auto", 1):
         raise UserError(
-            f"resources.num_learners={cfg.num_learners}: evolution has one learner, whose work is small; its samplers take the cores"
+            f"resources.num_learners={cfg.num_learners}: evolution has one learner, whose work is small; its samplers"
+            " take the cores"
         )
     if cfg.inference == "batched":
         raise UserError(
-            "resources.inference=batched: every episode of evolution has weights of its own, which samplers act with themselves (local or serial)"
+            "resources.inference=batched: every episode of evolution has weights of its own, which samplers act with"
+            " themselves (local or serial)"
         )
     if cfg.device not in ("auto", "cpu"):
         raise UserError(
@@ -69,10 +71,19 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         envs = Choice(count, f"envs_per_sampler={count}: {2 * population.pairs} episodes an update over {over}")
     precision = "fp32" if cfg.precision == "auto" else cfg.precision
     return Resources(
-        inference=kind, num_learners=1, samplers_per_learner=samplers.value, envs_per_group=envs.value, device=torch.device("cpu"),
-        precision=precision, acting_precision=precision, learner_threads=(1,), cuda_graphs=False, compile=cfg.compile, exact=cfg.exact,
+        inference=kind,
+        num_learners=1,
+        samplers_per_learner=samplers.value,
+        envs_per_group=envs.value,
+        device=torch.device("cpu"),
+        precision=precision,
+        acting_precision=precision,
+        learner_threads=(1,),
+        cuda_graphs=False,
+        compile=cfg.compile,
+        exact=cfg.exact,
         why=tuple(choice.why for choice in (inference, samplers, envs) if choice.why),
-    )  # fmt: skip
+    )
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:

@@ -297,8 +297,12 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     try:
         if load_yaml(run_dir / "config.yaml")["algo"]["name"] == name:
             saved, anew = tensors["algorithm"]["module"], algorithm.state_dict()
-            own = {f"{prefix}.{key}".lstrip(".") for prefix, module in algorithm.named_modules() if isinstance(module, Algorithm)
-                   for key, _ in module.named_buffers(recurse=False)}  # fmt: skip
+            own = {
+                f"{prefix}.{key}".lstrip(".")
+                for prefix, module in algorithm.named_modules()
+                if isinstance(module, Algorithm)
+                for key, _ in module.named_buffers(recurse=False)
+            }
             own |= {
                 key for key in anew.keys() ^ saved.keys() if "reward_scale." in key
             }  # one run scales rewards, the other does not
@@ -313,7 +317,8 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     except RuntimeError as error:
         said = str(error).splitlines()
         raise UserError(
-            f"init={path}: its weights do not fit this run's env and model: {said[1].strip() if len(said) > 1 else said[0]}"
+            f"init={path}: its weights do not fit this run's env and model:"
+            f" {said[1].strip() if len(said) > 1 else said[0]}"
         ) from None
 
 

@@ -146,10 +146,18 @@ def describe(trained: Trained) -> dict[str, Any]:
 
     action, _ = Exported(trained)(obs, torch.ones(EXAMPLES, dtype=torch.bool), state)
     return {
-        "run_dir": str(trained.run_dir), "algo": trained.config.algo.name, "env": trained.spec.name, "env_steps": trained.clock.env_steps,
-        "obs": of(obs), "is_first": "bool [batch]: true where an episode begins, which forgets the state", "state": of(state), "action": of(action),
-        "action_space": str(trained.spec.action), "torch": torch.__version__, "use": use(obs, state),
-    }  # fmt: skip
+        "run_dir": str(trained.run_dir),
+        "algo": trained.config.algo.name,
+        "env": trained.spec.name,
+        "env_steps": trained.clock.env_steps,
+        "obs": of(obs),
+        "is_first": "bool [batch]: true where an episode begins, which forgets the state",
+        "state": of(state),
+        "action": of(action),
+        "action_space": str(trained.spec.action),
+        "torch": torch.__version__,
+        "use": use(obs, state),
+    }
 
 
 def use(obs: Tensors, state: Tensors) -> list[str]:
@@ -159,10 +167,14 @@ def use(obs: Tensors, state: Tensors) -> list[str]:
         f'"{name}": torch.zeros(1, {", ".join(map(str, value.shape[1:]))})' for name, value in state.items()
     )
     return [
-        "policy = torch.export.load('policy.pt2').module()", f"state = {{{first}}}  # what the last call gave, later on",
-        f"action, state = policy({{{rows}}}, torch.tensor([True]), state)  # tensors of [1, ...]; True where an episode begins",
+        "policy = torch.export.load('policy.pt2').module()",
+        f"state = {{{first}}}  # what the last call gave, later on",
+        (
+            f"action, state = policy({{{rows}}}, torch.tensor([True]), state)  # tensors of [1, ...]; True where an"
+            " episode begins"
+        ),
         "env.step(action['action'][0].numpy())  # greedy, as the environment takes it",
-    ]  # fmt: skip
+    ]
 
 
 def observed(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
@@ -237,7 +249,8 @@ def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tupl
         require(name)
     if type(trained.policy).greedy is Policy.greedy:
         raise UserError(
-            f"{type(trained.policy).__name__} has no greedy(obs, is_first, state), which is what is exported (see rlrun.core.policy.Policy)"
+            f"{type(trained.policy).__name__} has no greedy(obs, is_first, state), which is what is exported (see"
+            " rlrun.core.policy.Policy)"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -141,7 +141,8 @@ def plan(config: Typed, machine: Machine) -> Plan:
     )
     if needs.cut_share < 1 and resources.inference != "serial":
         raise UserError(
-            f"a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with {resources.inference}"
+            "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
+            f" {resources.inference}"
         )
     rows = needs.rows if needs.replay is None else needs.replay.fragment_length
     if whole:
@@ -184,7 +185,8 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
         )
     if not runner.lockstep and not needs.only_weights:
         raise UserError(
-            f"runner={runner.name} shares weights alone, and an update of {name} changes more; it is for a3c, a2c and pg"
+            f"runner={runner.name} shares weights alone, and an update of {name} changes more; it is for a3c, a2c"
+            " and pg"
         )
     if (needs.population is not None) != (runner.name == "evolution"):
         fitting = "runner=evolution" if needs.population is not None else "another runner than evolution"
@@ -199,8 +201,10 @@ def room_for_episodes(spec: EnvSpec, needs: Needs, resources: Resources) -> int:
         raise UserError("runner.complete_episodes=true needs one learner: resources.num_learners=1")
     if limit is None or limit > MAX_EPISODE:
         known = "has no limit" if limit is None else f"may last {limit} steps"
-        raise UserError(f"runner.complete_episodes=true makes room for the longest episode, and one of {spec.name} {known}; "
-                        f"set {spec.limit_option}, for {MAX_EPISODE} steps or less")  # fmt: skip
+        raise UserError(
+            f"runner.complete_episodes=true makes room for the longest episode, and one of {spec.name} {known}; "
+            f"set {spec.limit_option}, for {MAX_EPISODE} steps or less"
+        )
     return -(-(limit + 1) // every) * every
 
 
@@ -225,8 +229,15 @@ def plan_replay(
         return None
     layout = layout_of(cfg, needs, spec, policy, resources)
     first = (config.algorithm, config.algo) if needs.replay.first_priority else None
-    made = ReplayPlan(cfg=cfg, layout=layout, learners=resources.num_learners, columns=needs.columns, shards=shards_of(config.runner),
-                      queue_timeout_sec=config.runner.queue_timeout_sec, first_priority=first)  # fmt: skip
+    made = ReplayPlan(
+        cfg=cfg,
+        layout=layout,
+        learners=resources.num_learners,
+        columns=needs.columns,
+        shards=shards_of(config.runner),
+        queue_timeout_sec=config.runner.queue_timeout_sec,
+        first_priority=first,
+    )
     on_gpu = resources.device.type == "cuda"
     return made.placed(resources.device, machine.gpu_memory[resources.device.index or 0] if on_gpu else 0)
 
@@ -251,11 +262,15 @@ def described(plan: Plan) -> str:
         ("samplers", _samplers(plan)),
     ]
     if needs.population is None:
-        lines.append((
-            "fragments",
-            f"{plan.fragment_rows} rows x {made.envs_per_group} columns, {plan.fragment_bytes / 1e6:.2f} MB each; "
-            f"{plan.fragments_per_producer} for each producer",
-        ))  # fmt: skip
+        lines.append(
+            (
+                "fragments",
+                (
+                    f"{plan.fragment_rows} rows x {made.envs_per_group} columns, {plan.fragment_bytes / 1e6:.2f} MB"
+                    f" each; {plan.fragments_per_producer} for each producer"
+                ),
+            )
+        )
     if plan.replay is not None:
         lines.append(("replay", str(plan.replay)))
     lines.append(("weights", _weights(plan)))
@@ -304,8 +319,11 @@ def _samplers(plan: Plan) -> str:
         "local": f"{made.num_samplers} processes, each with a copy of the policy",
         "batched": f"{made.num_samplers} processes of {made.groups} groups, for which a thread beside the learner acts",
     }[made.inference]
-    return f"{who}; {made.envs_per_group} environments in a group, {made.num_envs} in all" if made.groups > 1 else (
-        f"{who}; {made.envs_per_group} environments each, {made.num_envs} in all")  # fmt: skip
+    return (
+        f"{who}; {made.envs_per_group} environments in a group, {made.num_envs} in all"
+        if made.groups > 1
+        else (f"{who}; {made.envs_per_group} environments each, {made.num_envs} in all")
+    )
 
 
 def _weights(plan: Plan) -> str:

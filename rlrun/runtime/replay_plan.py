@@ -49,7 +49,8 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
         raise UserError(f"algo.batch_size={columns} is more than the {cfg.capacity} rows of replay.capacity")
     if asked.learning_starts > cfg.capacity:
         raise UserError(
-            f"algo.learning_starts={asked.learning_starts} is more than the {cfg.capacity} rows of replay.capacity: learning would never start"
+            f"algo.learning_starts={asked.learning_starts} is more than the {cfg.capacity} rows of replay.capacity:"
+            " learning would never start"
         )
 
 
@@ -93,7 +94,8 @@ class ReplayPlan:
         if self.shards is not None:
             if self.shards > self.layout.blocks:
                 raise UserError(
-                    f"runner.num_shards={self.shards} is more than the {self.layout.blocks} producers of fragments (resources.num_samplers)"
+                    f"runner.num_shards={self.shards} is more than the {self.layout.blocks} producers of fragments"
+                    " (resources.num_samplers)"
                 )
             if self.cfg.device == "learner":
                 raise UserError(
@@ -118,8 +120,10 @@ class ReplayPlan:
             columns = saved.get("columns", self.layout.columns)  # missing in old checkpoints
             same = same and saved["length"] == self.layout.rows_per_column and columns == self.layout.columns
         if not same:
-            raise UserError("the checkpoint's replay was made with another capacity, runner, num_shards, num_learners, num_samplers or envs_per_sampler; "
-                            "resume with those, or start a new run")  # fmt: skip
+            raise UserError(
+                "the checkpoint's replay was made with another capacity, runner, num_shards, num_learners, num_samplers"
+                " or envs_per_sampler; resume with those, or start a new run"
+            )
 
     @property
     def priority_of(self) -> FirstPriority | None:
@@ -157,8 +161,20 @@ def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, ma
     """Returns the layout of one learner's replay."""
     assert needs.replay is not None
     return Layout(
-        obs=spec.obs_rows, action=spec.action_row, record=policy.record_spec(needs.record), core=policy.core_spec(), core_every=needs.core_every or 1,
-        block=made.envs_per_group, blocks=made.producers_per_learner, fragment_rows=needs.replay.fragment_length, rows=needs.rows,
-        rows_from=needs.replay.rows_from, ends=needs.replay.obs == "ends", starts_every=needs.replay.starts_every, sequences=needs.replay.sequences,
-        stack=spec.stack, capacity=-(-cfg.capacity // made.num_learners), reward=spec.reward_row,
-    )  # fmt: skip
+        obs=spec.obs_rows,
+        action=spec.action_row,
+        record=policy.record_spec(needs.record),
+        core=policy.core_spec(),
+        core_every=needs.core_every or 1,
+        block=made.envs_per_group,
+        blocks=made.producers_per_learner,
+        fragment_rows=needs.replay.fragment_length,
+        rows=needs.rows,
+        rows_from=needs.replay.rows_from,
+        ends=needs.replay.obs == "ends",
+        starts_every=needs.replay.starts_every,
+        sequences=needs.replay.sequences,
+        stack=spec.stack,
+        capacity=-(-cfg.capacity // made.num_learners),
+        reward=spec.reward_row,
+    )

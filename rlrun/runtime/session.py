@@ -55,9 +55,16 @@ def _run(
     if config.run.init is not None and restored is None:
         print(f"  begins with the weights of {config.run.init}", flush=True)
     facts = {
-        "seed": config.run.seed, "algo": config.algo.name, "env": plan.spec.name, "versions": versions(), "git_commit": git_commit(),
-        "hardware": hardware(), "command": command, "started": started_at(), "resources": list(plan.resources.why),
-    }  # fmt: skip
+        "seed": config.run.seed,
+        "algo": config.algo.name,
+        "env": plan.spec.name,
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "hardware": hardware(),
+        "command": command,
+        "started": started_at(),
+        "resources": list(plan.resources.why),
+    }
     before = directory.known if restored else {}
     if before.get("command"):  # a resumed run keeps the facts of its first session
         facts["resumed_by"] = [*before.get("resumed_by", []), command]
@@ -91,9 +98,17 @@ def _run(
             reason = "".join(traceback.format_exception(caught)).rstrip()
         job.failed(status, reason)
     summary = directory.summary(
-        status=job.status, reason=job.reason, env_steps=job.clock.env_steps, updates=job.clock.updates, wall_sec=round(job.wall_sec, 2),
-        return_mean=job.episodes.mean, episodes=job.episodes.count, eval_return_mean=job.eval_mean, best_return_mean=job.best, **facts,
-    )  # fmt: skip
+        status=job.status,
+        reason=job.reason,
+        env_steps=job.clock.env_steps,
+        updates=job.clock.updates,
+        wall_sec=round(job.wall_sec, 2),
+        return_mean=job.episodes.mean,
+        episodes=job.episodes.count,
+        eval_return_mean=job.eval_mean,
+        best_return_mean=job.best,
+        **facts,
+    )
     logger.close(job.status, summary)
     print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
     if isinstance(error, KeyboardInterrupt):

@@ -107,7 +107,8 @@ class Trained:
             self._state = self.policy.initial_state(count)
         elif len(next(iter(self._state.values()))) != count:
             raise ValueError(
-                f"the policy remembers {len(next(iter(self._state.values())))} episodes and is given {count}: call reset() first"
+                f"the policy remembers {len(next(iter(self._state.values())))} episodes and is given {count}: call"
+                " reset() first"
             )
         first = torch.zeros(count, dtype=torch.bool) if self._first is None else self._first
         with torch.inference_mode():

@@ -24,8 +24,17 @@ class ActingCopy:
     thread waits for the other.
     """
 
-    def __init__(self, policy: Policy, device: torch.device, rng: torch.Generator, record: tuple[str, ...], columns: int, groups: int,
-                 recorder: GraphRecorder | None, newest_only: bool = False):  # fmt: skip
+    def __init__(
+        self,
+        policy: Policy,
+        device: torch.device,
+        rng: torch.Generator,
+        record: tuple[str, ...],
+        columns: int,
+        groups: int,
+        recorder: GraphRecorder | None,
+        newest_only: bool = False,
+    ):
         """columns: the columns of one group. groups: the largest number of groups in one call of act().
         newest_only: rows must be acted on with the weights that were published last, so acting waits for them."""
         self.policy, self.device, self.rng, self.record, self.columns, self.groups = (

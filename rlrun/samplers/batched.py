@@ -119,8 +119,14 @@ class _Group:
 class BatchedSampler(ProcessSampler):
     """Every process has two groups of environments, each a producer of fragments."""
 
-    def __init__(self, plan: SamplerPlan, device: torch.device, recorder: GraphRecorder | None = None, newest_only: bool = False,
-                 make_store: Callable[[RowSpec, int], FragmentStore] = Slots):  # fmt: skip
+    def __init__(
+        self,
+        plan: SamplerPlan,
+        device: torch.device,
+        recorder: GraphRecorder | None = None,
+        newest_only: bool = False,
+        make_store: Callable[[RowSpec, int], FragmentStore] = Slots,
+    ):
         super().__init__(plan, plan.workers * GROUPS, make_store)
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
@@ -141,9 +147,13 @@ class BatchedSampler(ProcessSampler):
         started = self.start(env_process, lambda i: EnvJob(plan.first + i, plan, self.slots))
         policy = self.copy.policy
         self.groups = {
-            (worker.name, g): _Group(worker, g, index, policy.initial_state(plan.columns, plan.place(plan.first * GROUPS + index)))
-            for i, worker in enumerate(started) for g in range(GROUPS) for index in (i * GROUPS + g,)
-        }  # fmt: skip
+            (worker.name, g): _Group(
+                worker, g, index, policy.initial_state(plan.columns, plan.place(plan.first * GROUPS + index))
+            )
+            for i, worker in enumerate(started)
+            for g in range(GROUPS)
+            for index in (i * GROUPS + g,)
+        }
 
     # -- the learner's side ------------------------------------------------------------------------------------------
 

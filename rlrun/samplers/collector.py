@@ -18,8 +18,19 @@ from rlrun.samplers.columns import Columns
 class Collector:
     """Fills fragments row by row."""
 
-    def __init__(self, env: VectorEnv, rng: torch.Generator, record: tuple[str, ...], core_every: int, worker: int, first_column: int, generation: int,
-                 return_discount: float | None = None, whole_after: int | None = None, place: torch.Tensor | None = None):  # fmt: skip
+    def __init__(
+        self,
+        env: VectorEnv,
+        rng: torch.Generator,
+        record: tuple[str, ...],
+        core_every: int,
+        worker: int,
+        first_column: int,
+        generation: int,
+        return_discount: float | None = None,
+        whole_after: int | None = None,
+        place: torch.Tensor | None = None,
+    ):
         self.columns = Columns(env, first_column, generation, return_discount, whole_after)
         self.rng, self.record, self.core_every, self.worker, self.place = rng, record, core_every, worker, place
         self.state: Batch | None = None  # the policy's state, created at the first row
@@ -87,9 +98,16 @@ def store_core(out: Batch, t: int, state: Batch, core_every: int) -> None:
 
 
 def act_row(
-    policy: Policy, out: Batch, t: int, state: Batch, core_every: int, clock: Clock, rng: torch.Generator, record: tuple[str, ...],
+    policy: Policy,
+    out: Batch,
+    t: int,
+    state: Batch,
+    core_every: int,
+    clock: Clock,
+    rng: torch.Generator,
+    record: tuple[str, ...],
     device: torch.device | None = None,
-) -> Batch:  # fmt: skip
+) -> Batch:
     """Acts on the observation of row t, writes action and records into row t, and returns the state after it."""
     store_core(out, t, state, core_every)
     obs, is_first = out.obs[t], out.is_first[t]

@@ -111,9 +111,12 @@ class Columns:
         playing = ~self.over
         paid = playing.reshape(-1, *[1] * (step.reward.ndim - 1))  # has as many axes as the reward
         step = step._replace(
-            reward=step.reward * paid, valid=step.valid & playing, terminated=step.terminated & playing, truncated=step.truncated & playing,
+            reward=step.reward * paid,
+            valid=step.valid & playing,
+            terminated=step.terminated & playing,
+            truncated=step.truncated & playing,
             is_first=step.is_first & playing,
-        )  # fmt: skip
+        )
         self.over |= step.is_first & (t + 1 >= self.whole_after)
         return step
 

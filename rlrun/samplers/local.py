@@ -37,9 +37,17 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
     plan, number = job.plan, job.number
     policy = plan.make_policy()
     collector = Collector(
-        plan.make_env(number, plan.columns), plan.seeds.generator("policy", number, plan.generation), plan.record, plan.core_every,
-        number, number * plan.columns, plan.generation, plan.return_discount, plan.whole_after, plan.place(number),
-    )  # fmt: skip
+        plan.make_env(number, plan.columns),
+        plan.seeds.generator("policy", number, plan.generation),
+        plan.record,
+        plan.core_every,
+        number,
+        number * plan.columns,
+        plan.generation,
+        plan.return_discount,
+        plan.whole_after,
+        plan.place(number),
+    )
     views = {}
     version, clock = 0, Clock()
     pipe.send(READY)

@@ -29,11 +29,19 @@ class SerialSampler:
         self.layout = plan.layout
         self.collectors = [
             Collector(
-                plan.make_env(number, plan.columns), plan.seeds.generator("policy", number, plan.generation, device=str(device)), plan.record,
-                plan.core_every, number, number * plan.columns, plan.generation, plan.return_discount, plan.whole_after, plan.place(number),
+                plan.make_env(number, plan.columns),
+                plan.seeds.generator("policy", number, plan.generation, device=str(device)),
+                plan.record,
+                plan.core_every,
+                number,
+                number * plan.columns,
+                plan.generation,
+                plan.return_discount,
+                plan.whole_after,
+                plan.place(number),
             )
             for number in range(plan.first, plan.first + plan.workers)
-        ]  # fmt: skip
+        ]
         self.cut = cut
         self.policy: Policy | None = None
         self.version, self.clock = 0, Clock()
