@@ -1,4 +1,7 @@
-"""Everything is in pyproject.toml but this: the wheel carries conf/ and tuned/ as rlrun/_data/, where rlrun/config/paths.py finds them."""
+"""Puts conf/ and tuned/ into the wheel as rlrun/_data/, where rlrun/config/paths.py finds them.
+
+Everything else is in pyproject.toml.
+"""
 
 import shutil
 from pathlib import Path

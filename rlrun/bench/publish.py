@@ -138,13 +138,12 @@ def protocol_line(cells: Sequence[Measured], table: Table) -> str:
         else f"after {said['ends_wall_sec']:,.0f} s of wall time"
     )
     words = {True: "yes", False: "no"}
-    shown = (
-        f"{text}:"
-        f" {words[said[name]] if isinstance(said[name], bool) else f'{said[name]:g}' if isinstance(said[name], float) else said[name]}"
-        for name, text in PROTOCOL_SHOWN.items()
-        if name in said
-    )
-    parts = [said["score"], end, *shown]
+
+    def shown(value: Any) -> Any:
+        return words[value] if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
+
+    listed = (f"{text}: {shown(said[name])}" for name, text in PROTOCOL_SHOWN.items() if name in said)
+    parts = [said["score"], end, *listed]
     return "; ".join(parts) + f". Published on {table.hardware}, one run each, training games."
 
 

@@ -492,6 +492,7 @@ def tree_pss_mb() -> float:
 def table(result: dict[str, Any]) -> str:
     """The result as a text table."""
     made = result["resources"]
+    bound = f"bound of {result['cores']} core{'s' * (result['cores'] > 1)}"
     lines = [*(f"  {reason}" for reason in made["why"]), ""]
     lines += [f"{'part alone, one thread':<30}{'steps/s':>10}{'us/step':>10}"]
     lines += [f"  {name:<28}{rate:>10,.0f}{1e6 / rate:>10,.0f}" for name, rate in result["parts"].items()]
@@ -501,9 +502,7 @@ def table(result: dict[str, Any]) -> str:
             for name, rate in result["learning_alone"].items()
             if name not in result["parts"]
         ),
-        (
-            f"{'bound of ' + str(result['cores']) + ' core' + ('s' if result['cores'] > 1 else ''):<30}{result['bound']:>10,.0f}"
-        ),
+        f"{bound:<30}{result['bound']:>10,.0f}",
         f"{'reached in training':<30}{result['reached']:>10,.0f}",
         f"{'ratio':<30}{result['ratio']:>10.2f}",
         f"{'ratio to learning alone':<30}{result['of_learning_alone']:>10.2f}",

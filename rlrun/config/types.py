@@ -1,4 +1,7 @@
-"""DictConfig -> frozen dataclasses, with the path of what is wrong and the nearest key. The only import of omegaconf beside cli.py."""
+"""Turns configs into frozen dataclasses. Messages name the path of a wrong value and the nearest key.
+
+Only this file and cli.py import omegaconf.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,21 @@ T = TypeVar("T")
 
 
 class ConfigError(UserError):
-    """A value that does not fit, with its path."""
+    """A value has the wrong type or is out of range. The message gives its path."""
 
 
 class MissingOption(ConfigError):
-    """An option without a value."""
+    """An option has no value."""
 
 
 def typed(cls: type[T], values: Any, path: str = "") -> T:
-    """An instance of a dataclass from a plain mapping: every key known, none missing, every value of its field's type and within its range
-    (`Annotated[float, Share]`, core/ranges.py). The dataclass's __post_init__ checks what one option allows another.
+    """Makes an instance of a dataclass from a plain mapping.
 
-    Raises ConfigError naming the path (`algo.lr`) and, for an unknown key, the closest one."""
+    The mapping must have every field and no other key. Values must have the types of their fields and lie in the ranges
+    that annotations give (`Annotated[float, Share]`, core/ranges.py). The dataclass's __post_init__ checks combinations
+    of options.
+
+    Raises ConfigError with the path of the value (`algo.lr`) and, for an unknown key, the closest one."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path or 'the config'} must be a group of keys, not {values!r}")
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -65,7 +71,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if origin is Literal:
         if value in args:
             return value
-        if value is None and "none" in args:  # YAML reads none as a word, null as nothing
+        if value is None and "none" in args:  # YAML reads `null` as None and `none` as a string
             return "none"
         raise ConfigError(
             f"{path} must be one of {', '.join(map(str, args))}, not"
@@ -106,9 +112,8 @@ def _union(kinds: tuple, value: Any, path: str) -> Any:
         except ConfigError as error:
             errors.append(str(error))
     said = f"{path} must be "
-    inside = [
-        error for error in errors if not error.startswith(said)
-    ]  # the value has the right form and something in it does not fit
+    # These errors come from inside the value: it has the right form, and a part of it is wrong.
+    inside = [error for error in errors if not error.startswith(said)]
     if inside:
         raise ConfigError(inside[0])
     rest = {error.removeprefix(said).split(f", not {value!r}")[0].removeprefix("one of ") for error in errors}
@@ -132,7 +137,7 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
         and math.isfinite(value)
         and value == int(value)
     ):
-        return int(value)  # 1e6 is a whole number
+        return int(value)  # so that 1e6 is accepted
     if kind is bool and isinstance(value, bool):
         return value
     if kind is str and isinstance(value, str):
@@ -141,7 +146,9 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
 
 
 def plain(cfg: Any) -> dict:
-    """A resolved DictConfig as dictionaries, lists and scalars. Raises ConfigError on a missing value or a broken interpolation."""
+    """Converts a DictConfig to dictionaries, lists and scalars, and resolves its interpolations.
+
+    Raises ConfigError for a missing value or a broken interpolation."""
     from omegaconf.errors import OmegaConfBaseException
 
     try:
@@ -153,7 +160,7 @@ def plain(cfg: Any) -> dict:
 
 
 def load_yaml(path: Path) -> dict:
-    """A saved config.yaml. UserError when it is missing or unreadable."""
+    """Reads a saved config.yaml. Raises UserError if it is missing or unreadable."""
     try:
         return plain(OmegaConf.load(path))
     except FileNotFoundError:
@@ -167,11 +174,15 @@ def save_yaml(values: dict, path: Path) -> None:
 
 
 def parse_assignments(words: list[str]) -> dict[str, Any]:
-    """["episodes=2", "a.b=x"] -> {"episodes": 2, "a.b": "x"}, values as YAML. UserError on a word without `=`."""
+    """Turns ["episodes=2", "a.b=x"] into {"episodes": 2, "a.b": "x"}. Values are read as YAML.
+
+    Raises UserError for a word without `=`."""
     made = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise UserError(f"{word!r} is not of the form key=value")
-        made[key] = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))["x"]  # type: ignore[index,call-overload]
+        read = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))
+        assert isinstance(read, dict)
+        made[key] = read["x"]
     return made

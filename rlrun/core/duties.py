@@ -1,4 +1,4 @@
-"""What a run does between updates besides learning: it stops, saves, evaluates and logs. Each duty says when it is due."""
+"""The duties of a run between updates: to stop, save, evaluate and log. Each duty says when it is due."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.timing import Every, Timers
 
-Play = Callable[
-    [Algorithm, Clock, int, Callable[[], bool]], list[float]
-]  # algorithm, clock, round, whether to end early
+# Plays evaluation games: (algorithm, clock, number of the evaluation, whether to end early) -> returns.
+Play = Callable[[Algorithm, Clock, int, Callable[[], bool]], list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class Logger(Protocol):
 
 
 class Progress:
-    """How far a run is and how well it does. Checkpoints hold all of it."""
+    """Counts what a run has done and how well it does. Checkpoints hold all of it."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -60,11 +59,11 @@ class Progress:
 
     @property
     def wall_sec(self) -> float:
-        """Seconds since the first start. Time between two sessions is not counted."""
+        """Seconds of training since the first start. The time between two sessions does not count."""
         return self.wall_before + time.monotonic() - self.started
 
     def judge(self, metric: float | None) -> None:
-        """Takes note of an improvement."""
+        """Records the metric if it is the best so far."""
         if metric is not None and (self.best is None or metric > self.best):
             self.best, self.best_at = metric, self.clock.env_steps
 
@@ -85,7 +84,7 @@ class Progress:
 
 
 class Stops:
-    """Ends the run: at its last env step, at a stop condition, or at a signal."""
+    """Ends the run at its last env step, at a stop condition or at a signal."""
 
     def __init__(self, total: int, cfg: StopConfig, signals: Signals, progress: Progress):
         """total: env steps of the whole run."""
@@ -93,7 +92,7 @@ class Stops:
         self.status, self.reason = "RUNNING", ""
 
     def due(self, clock: Clock) -> bool:
-        """Whether the run is over; `status` and `reason` then say why."""
+        """Returns whether the run is over. If it is, `status` and `reason` say why."""
         found = self._found(clock)
         if found is not None:
             self.status, self.reason = found
@@ -120,14 +119,14 @@ class Stops:
 
 
 class Evaluations:
-    """Plays full games with the current policy, every so many env steps."""
+    """Plays full games with the current policy at regular intervals of env steps."""
 
     def __init__(self, cfg: EvalConfig, play: Play | None, signals: Signals):
         self.cfg, self.play, self.signals = cfg, play, signals
         self.mean: float | None = None  # the mean return of the last evaluation
         self.count = 0
-        self.fresh = False  # whether one was made in this tick
-        self.row: dict[str, float | None] = {}  # metrics that are not logged yet
+        self.fresh = False  # whether an evaluation was made in this tick
+        self.row: dict[str, float | None] = {}  # metrics that have not been logged yet
 
     @property
     def on(self) -> bool:
@@ -141,7 +140,7 @@ class Evaluations:
         return self.signals.stop is None and self.every(clock.env_steps)
 
     def make(self, algorithm: Algorithm, clock: Clock, interrupted: Callable[[], bool]) -> list[float]:
-        """The returns of all games; none where a signal came before it was finished."""
+        """Returns the returns of all games, or an empty list if a signal came before the last game ended."""
         assert self.play is not None
         returns = self.play(algorithm, clock, self.count, interrupted)
         self.count += 1
@@ -152,24 +151,19 @@ class Evaluations:
         return returns
 
     def take_row(self) -> dict[str, float | None]:
-        """The metrics that are not logged yet."""
+        """Returns the metrics that have not been logged yet, once."""
         row, self.row = self.row, {}
         return row
 
 
 class Saves:
-    """Writes checkpoints: regularly, at a better best, when a signal asks for one, and at the end."""
+    """Writes checkpoints at regular intervals, for a new best metric, when a signal asks for one, and at the end."""
 
     def __init__(
         self, cfg: CheckpointConfig, signals: Signals, progress: Progress, evaluations: Evaluations, at_end: bool
     ):
-        self.cfg, self.signals, self.progress, self.evaluations, self.at_end = (
-            cfg,
-            signals,
-            progress,
-            evaluations,
-            at_end,
-        )
+        self.cfg, self.signals, self.progress = cfg, signals, progress
+        self.evaluations, self.at_end = evaluations, at_end
         self.best: float | None = None  # the metric of the checkpoint that best.json names
         self.begin_clock()
 
@@ -177,25 +171,29 @@ class Saves:
         self.every = Every(self.cfg.every, clock.env_steps)
 
     def begin_clock(self) -> None:
-        """Limits in seconds count from now."""
+        """Starts counting the seconds of the intervals."""
         self.now = self.last = self.last_best = time.monotonic()
 
     @property
     def metric(self) -> float | None:
-        """What `best` is judged by: the evaluation where it is on, else the mean of the last 100 episodes."""
+        """The metric that decides which checkpoint is the best.
+
+        It is the last evaluation's mean if evaluation is on, otherwise the mean of the last 100 episodes."""
         if self.evaluations.on:
             return self.evaluations.mean
         return self.progress.episodes.mean if self.progress.episodes.full else None
 
     @property
     def better(self) -> bool:
-        """Whether the metric is better than that of the best checkpoint."""
+        """Tells whether the metric is better than that of the best checkpoint."""
         metric = self.metric
         return metric is not None and (self.best is None or metric > self.best)
 
     @property
     def as_best(self) -> bool:
-        """Whether a checkpoint made now would be called the best. Where evaluation is on, what is called best was evaluated."""
+        """Tells whether a checkpoint made now would be the best one.
+
+        If evaluation is on, only weights that were just evaluated can be."""
         return self.better and (self.evaluations.fresh or not self.evaluations.on)
 
     def due(self, clock: Clock, over: bool) -> bool:
@@ -209,7 +207,7 @@ class Saves:
         return due or asked or (over and self.at_end)
 
     def made(self, metric: float | None, best: bool, written: bool) -> None:
-        """Takes note of a save. Where the disk was full, the next try waits its turn too."""
+        """Records a save. After a failed one (a full disk), the next try comes after a whole interval too."""
         self.last = self.now
         if best:
             self.last_best = self.now
@@ -218,7 +216,7 @@ class Saves:
 
 
 class Logs:
-    """Collects metrics and writes a row of them every so many seconds."""
+    """Collects metrics and writes a row of them at regular intervals of seconds."""
 
     def __init__(self, every_sec: float, logger: Logger, progress: Progress, timers: Timers):
         self.every_sec, self.logger, self.progress, self.timers = every_sec, logger, progress, timers
@@ -230,14 +228,16 @@ class Logs:
         self.last_steps = clock.env_steps
 
     def begin_clock(self) -> None:
-        """Rates count from now."""
+        """Starts measuring rates."""
         self.last = time.monotonic()
 
     def due(self, clock: Clock) -> bool:
         return time.monotonic() - self.last >= self.every_sec
 
     def row(self, evaluation: dict[str, float | None], queued: int | None, ahead: int) -> dict[str, Any]:
-        """All metrics since the last row. queued: filled fragments that wait; ahead: env steps of an update that is not made yet."""
+        """Returns all metrics since the last row.
+
+        queued: number of filled fragments that wait. ahead: env steps of the next update, not counted by the clock."""
         now, progress = time.monotonic(), self.progress
         seconds, steps = max(now - self.last, 1e-9), progress.clock.env_steps + ahead
         sample = self.sample.result()
@@ -263,7 +263,7 @@ class Logs:
         return {**head, **finite(row)}
 
     def write(self, row: dict[str, Any]) -> None:
-        """Callbacks may have added numbers to the row."""
+        """Writes a row, to which callbacks may have added numbers or tensors."""
         self.logger.log(
             finite({name: value.item() if isinstance(value, torch.Tensor) else value for name, value in row.items()})
         )

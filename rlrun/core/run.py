@@ -1,4 +1,4 @@
-"""Run: what every runner's loop asks between updates: whether to stop, save, evaluate or log. No runner repeats these."""
+"""Run does what every runner needs between updates: it stops, saves, evaluates and logs."""
 
 from __future__ import annotations
 
@@ -32,36 +32,38 @@ from rlrun.core.timing import Timers
 
 
 class Job(Protocol):
-    """What runners see of a run: Run, or FollowingLearner on learners other than the first."""
+    """The part of a run that runners use. Learners other than the first have a FollowingLearner in place of a Run."""
 
     timers: Timers
-    breaks: list[Callable[[int], None]]  # what else forgets its rows when an exact run breaks its columns
-    generation: int  # of env seeds: how often this run has been started, or (exact) checkpointed
-    ahead: int  # env steps taken for an update that is not made yet, which count with it: set by runners whose updates take whole episodes
-    hold_learners: (
-        Callable[[], Clock] | None
-    )  # set by runners whose learners do not wait: holds them, and returns the clock of all that they have done
+    # Called with the new generation when an exact run breaks its columns, to make other parts forget their rows.
+    breaks: list[Callable[[int], None]]
+    # The number of starts of this run, or of checkpoints if it is exact. Environment seeds depend on it.
+    generation: int
+    # Env steps taken for the next update, which the clock does not count yet. Runners that play whole episodes set it.
+    ahead: int
+    # Runners whose learners do not wait for each other set this. It stops the learners and returns their common clock.
+    hold_learners: Callable[[], Clock] | None
 
     def begin(self, algorithm: Algorithm) -> Clock: ...
 
     def sampler_ready(self, sampler: Any) -> None: ...
 
     def keeps(self, name: str, thing: Kept) -> None:
-        """After sampler_ready, by runners that have a replay, say: restores it, and saves it under this name from now on."""
+        """Restores `thing` (such as a replay) and from now on saves it under this name. Call it after sampler_ready."""
         ...
 
     def collected(self, headers: Sequence[FragmentHeader]) -> int:
-        """Takes note of the fragments that a new batch brought; returns the env steps that all learners took for it."""
+        """Records the episodes of a new batch. Returns the env steps that all learners took for it."""
         ...
 
     def tick(self, clock: Clock, update: Update | None) -> bool: ...
 
 
 class Run:
-    """One run from its first or its restored state to its end.
+    """One run, from its first or its restored state to its end.
 
-    `status` at the end is COMPLETED (env_steps reached), STOPPED (a stop condition; `reason` says which) or INTERRUPTED (a
-    signal)."""
+    At the end, `status` is COMPLETED (env_steps was reached), STOPPED (`reason` names the stop condition) or
+    INTERRUPTED (by a signal)."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class Run:
         save_at_end: bool = True,
     ):
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
-        self.exact = exact  # break all columns at a checkpoint, so that a resumed run equals an uninterrupted one
+        self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.timers = Timers()
         self.progress = Progress()
         self.stops = Stops(env_steps, stop, signals, self.progress)
@@ -89,15 +91,16 @@ class Run:
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log_every_sec, logger, self.progress, self.timers)
         self.hold_learners: Callable[[], Clock] | None = None
-        self.breaks: list[Callable[[int], None]] = []  # what else forgets its rows when an exact run breaks its columns
-        self.generation = 0  # part of env seeds: how often this run has been started, or (exact) checkpointed
+        self.breaks: list[Callable[[int], None]] = []
+        self.generation = 0
         self.ahead = 0
-        self.kept: dict[str, Kept] = {}  # by the name that the runner gave it
+        self.kept: dict[str, Kept] = {}  # the names are the runner's
         self.join(ALONE, 0)
 
     def join(self, ranks: Ranks, first_counted: int) -> None:
-        """Takes the place of rank 0 among several learners. Episodes of columns before first_counted are not counted: they
-        explore too much (Ape-X)."""
+        """Makes this run the first of several learners.
+
+        Episodes of columns before first_counted do not count, because those columns explore too much (Ape-X)."""
         self.ranks, self.first_counted = ranks, first_counted
 
     # -- what callbacks and summaries read -----------------------------------------------------------------------------
@@ -132,18 +135,18 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, 143 after SIGTERM, else 0."""
+        """The command's exit code: 130 after Ctrl-C, 143 after SIGTERM, otherwise 0."""
         stop = self.signals.stop
         return 0 if stop is None else 128 + (stop if stop in (signal.SIGINT, signal.SIGTERM) else 0)
 
     def failed(self, status: str, reason: str) -> None:
-        """The run ended by an exception."""
+        """Records that an exception ended the run."""
         self.stops.status, self.stops.reason = status, reason
 
     # -- the runner's side ---------------------------------------------------------------------------------------------
 
     def begin(self, algorithm: Algorithm) -> Clock:
-        """Restores the algorithm and the counters of a resumed run; returns the clock to start from."""
+        """Restores the algorithm and the counters of a resumed run. Returns the clock to start from."""
         self.algorithm = algorithm
         if self.restored is not None:
             tensors, run = self.restored
@@ -158,9 +161,9 @@ class Run:
         return self.clock
 
     def sampler_ready(self, sampler: Any) -> None:
-        """Restores the sampler's state (exact runs) and starts the clocks of rates and limits."""
+        """Restores the sampler's state if the run is exact. Starts the clocks of rates and of time limits."""
         self.sampler = sampler
-        if self.restored is not None and self.exact:  # else columns begin anew, with seeds of this generation
+        if self.restored is not None and self.exact:  # other runs begin new episodes, with this generation's seeds
             sampler.load(self.restored[0]["sampler"])
             sampler.restart(self.generation)
         self.restored_rows = (
@@ -178,8 +181,9 @@ class Run:
             print(f"  {said}", flush=True)
 
     def collected(self, headers: Sequence[FragmentHeader]) -> int:
-        """Takes note of new fragments' episodes and of how old their weights were; returns the env steps that all learners
-        took for them."""
+        """Records the episodes of new fragments and the age of the weights that acted in them.
+
+        Returns the env steps that all learners took for them."""
         steps = 0
         for report in exchange(headers, self.clock, self.ranks):
             steps += report.env_steps
@@ -200,7 +204,7 @@ class Run:
         return steps
 
     def tick(self, clock: Clock, update: Update | None) -> bool:
-        """Between two updates. False: the run is over, and saved."""
+        """Is called between two updates. Returns False if the run is over, and has then saved it."""
         return self.ranks.first(ON if self._tick(clock, update) else OVER) == ON
 
     def _tick(self, clock: Clock, update: Update | None) -> bool:
@@ -226,12 +230,12 @@ class Run:
         return not over
 
     def _hold(self) -> None:
-        """Learners that do not wait for each other stop here before anything looks at the weights for longer than a moment."""
+        """Stops learners that do not wait for each other, before weights are read for more than a moment."""
         if self.hold_learners is not None and not self.held:
             self.progress.clock, self.held = self.hold_learners(), True
 
     def _tell(self, event: str, *facts: Any) -> None:
-        """Calls a method of every callback. RunFailed naming the one that raised."""
+        """Calls a method of every callback. Raises RunFailed with the name of a callback that raised."""
         for callback in self.callbacks:
             try:
                 getattr(callback, event)(*facts)
@@ -251,7 +255,7 @@ class Run:
             self._tell("on_evaluate", self.clock, returns)
 
     def _interrupted(self) -> bool:
-        """Whether a signal came. RunFailed when a sampler has died, which nobody else notices during a long evaluation."""
+        """Returns whether a signal came. Raises RunFailed if a sampler died, which nothing else notices now."""
         self.sampler.check()
         return self.signals.stop is not None
 
@@ -277,7 +281,7 @@ class Run:
             self.saves.made(metric, best, saved is not None)
 
     def _written(self, metric: float | None, best: bool) -> Path | None:
-        """The checkpoint, or None where it could not be written."""
+        """Returns the path of the new checkpoint, or None if it could not be written."""
         tensors = {
             "policy": self.algorithm.policy.state_dict(),
             "algorithm": self.algorithm.state(),

@@ -1,5 +1,6 @@
-"""The decisions that a runner's layout() is put together from. Each is a function of what was asked for and of the machine,
-and returns its value with the reason that the user is told."""
+"""The decisions from which a runner's layout() is made.
+
+Each is a function of the request and of the machine. It returns its value and a sentence that tells the user why."""
 
 from __future__ import annotations
 
@@ -14,19 +15,20 @@ from rlrun.core.errors import EnvError, UserError
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import BATCHED_GROUPS, Inference, Precision, Resources, ResourcesConfig
 
-MAX_ENVS = 64  # of one run, chosen by `auto`: more would leave games unfinished in short runs
-MAX_GPU_ENVS = 256  # with inference on a GPU, where a message for every few environments would cost more than acting
-MAX_THREADS = 8  # of a learner, chosen by `auto`
-MAX_COLUMNS = 16  # of one sampler's fragment, chosen by `auto`: beyond that inference gains nothing on a CPU
-THREADED_ROWS = 128  # an update of so many vectors may gain from threads
-UPDATE_SEC = 2e-3  # an update of small nets takes this long, one of large nets longer
-MINOR_SHARE = 0.25  # env steps that take less than this share of learning are not worth a process of their own
-GPU_COLUMNS = 4  # a group that a GPU acts for has at least so many with a replay: handing over fewer costs more than stepping them
-CHEAP_STEP_SEC = 30e-6  # per env and step: below this, handing fragments between processes costs more than it gains
+MAX_ENVS = 64  # environments of one run that `auto` chooses at most; with more, short runs finish too few games
+MAX_GPU_ENVS = 256  # the same with inference on a GPU, where many small messages would cost more than acting
+MAX_THREADS = 8  # threads of a learner that `auto` chooses at most
+MAX_COLUMNS = 16  # columns of a fragment that `auto` chooses at most; inference on a CPU gains nothing from more
+THREADED_ROWS = 128  # an update of at least this many vectors may gain from threads
+UPDATE_SEC = 2e-3  # the least time that an update of small nets takes
+MINOR_SHARE = 0.25  # environments that take less than this share of learning's time get no process of their own
+# With a replay, a group that a GPU acts for has at least this many columns: handing over fewer costs more than a step.
+GPU_COLUMNS = 4
+CHEAP_STEP_SEC = 30e-6  # seconds of one env's step; for cheaper ones, processes cost more than they gain
 
 
 class Choice(NamedTuple):
-    """A decision, and the sentence that explains it; no sentence where the user decided."""
+    """A decision and the sentence that explains it. The sentence is empty if the user decided."""
 
     value: Any
     why: str = ""
@@ -34,38 +36,38 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user and the algorithm ask for."""
+    """The requests of the user and the needs of the algorithm."""
 
     cfg: ResourcesConfig
     needs: Needs
-    image: bool  # whether observations have an image
+    image: bool  # whether observations contain an image
     make_env: EnvFactory
 
     @property
     def update_rows(self) -> int:
-        """Rows that one update learns from."""
+        """Number of rows that one update learns from."""
         return self.needs.columns * (self.needs.rows if self.needs.replay is None else self.needs.replay.rows_learnt)
 
 
 class Spread(NamedTuple):
-    """How many columns there are to share out."""
+    """The columns that samplers share."""
 
     total: int  # over all learners
     per_learner: int
-    shared: bool  # samplers of one learner have them together; else each sampler has as many
-    name: str  # what they are, for messages
+    shared: bool  # whether a learner's samplers divide them; otherwise each sampler has this many
+    name: str  # what messages call them
 
 
 # -- learners ----------------------------------------------------------------------------------------------------------
 
 
 def check_device(asked: Asked, machine: Machine) -> None:
-    """UserError for a device that is not there, before anything else is said."""
+    """Raises UserError for a device that does not exist, before other errors can be raised."""
     device(asked.cfg.device, machine)
 
 
 def check_own_samplers(asked: Asked, every_process_learns: bool) -> None:
-    """UserError where samplers are counted although every process samples and learns."""
+    """Raises UserError if num_samplers is set although every process samples and learns."""
     cfg = asked.cfg
     if every_process_learns and cfg.inference in ("auto", "serial") and cfg.num_samplers not in ("auto", 1):
         raise UserError(
@@ -75,17 +77,19 @@ def check_own_samplers(asked: Asked, every_process_learns: bool) -> None:
 
 
 def learners_in_lockstep(asked: Asked, machine: Machine) -> Choice:
-    """Learners that share one train batch. UserError where there are more than devices, or the columns cannot be shared out evenly."""
+    """Chooses the number of learners that share one train batch.
+
+    Raises UserError if there are fewer devices, or if the columns cannot be divided evenly."""
     cfg, needs = asked.cfg, asked.needs
     on_gpus = cfg.device != "cpu" and bool(machine.gpus) and (needs.every_process_learns or cfg.inference != "serial")
     devices = len(machine.gpus) if on_gpus else machine.cores
     if on_gpus and cfg.device != "auto" and torch.device(cfg.device).index is not None:
-        devices = 1  # the one that was named
+        devices = 1  # the device that the user named
     there = _counted(devices, "GPU" if on_gpus else "core")
     fitting = [n for n in range(1, devices + 1) if needs.columns % n == 0]
     if cfg.num_learners == "auto":
         if not needs.every_process_learns or needs.replay is not None or cfg.exact:
-            return Choice(1)  # with a replay too: two learners of 16 rows each were slower than one with 32
+            return Choice(1)  # with a replay too, because two learners of 16 rows each were slower than one of 32
         best = max(n for n in fitting if all(count % n == 0 for count in needs.shared))
         return Choice(
             best,
@@ -106,7 +110,9 @@ def learners_in_lockstep(asked: Asked, machine: Machine) -> Choice:
 
 
 def learners_on_their_own(asked: Asked, machine: Machine) -> Choice:
-    """Learners that each have a train batch of their own and share the CPU's memory. UserError where there are more than cores."""
+    """Chooses the number of learners that have train batches of their own and share the weights in memory.
+
+    Raises UserError if there are fewer cores."""
     cfg, there = asked.cfg, _counted(machine.cores, "core")
     if cfg.num_learners == "auto":
         return (
@@ -130,7 +136,7 @@ def _check_enough(wanted: int, devices: int, there: str, fitting: list[int]) -> 
 
 
 def batch_columns(asked: Asked, learners: int, shared: bool) -> Spread:
-    """The columns of a train batch, each learner's part."""
+    """Returns the columns of a train batch and each learner's part."""
     total = asked.needs.columns
     over = f" over {learners} learners" if learners > 1 else ""
     return Spread(
@@ -142,7 +148,7 @@ def batch_columns(asked: Asked, learners: int, shared: bool) -> Spread:
 
 
 def replay_columns(asked: Asked, learners: int) -> Choice:
-    """The environments that feed a replay (a Spread), each learner's part."""
+    """Returns the environments that feed a replay and each learner's part. The value is a Spread."""
     assert asked.needs.replay is not None
     wanted = asked.needs.replay.num_envs
     total = -(-wanted // learners) * learners
@@ -154,7 +160,7 @@ def replay_columns(asked: Asked, learners: int) -> Choice:
 
 
 def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> Choice:
-    """Who acts: serial (the learner's process), local (samplers), batched (a thread beside the learner)."""
+    """Chooses who acts: the learner (serial), the samplers (local) or a thread beside the learner (batched)."""
     cfg, needs, columns = asked.cfg, asked.needs, spread.per_learner
     if cfg.inference != "auto":
         return Choice(cfg.inference)
@@ -186,15 +192,14 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
 
 
 def _inference_by_pace(asked: Asked, machine: Machine, learners: int, columns: int) -> Choice:
-    """Whether an env step is worth a process of its own, by measuring it."""
+    """Measures an env step and decides whether environments get processes of their own."""
     cfg, needs = asked.cfg, asked.needs
     try:
         seconds = machine.env_step_sec(asked.make_env, min(columns, 16))
     except EnvError as error:
         raise UserError(f"the environment fails when it is tried: {error}") from None
-    learning = (
-        UPDATE_SEC * needs.replay.ratio / asked.update_rows if needs.replay is not None else 0.0
-    )  # for one env step
+    # Seconds of learning for one env step.
+    learning = UPDATE_SEC * needs.replay.ratio / asked.update_rows if needs.replay is not None else 0.0
     on_cpu = cfg.device == "cpu" or not machine.gpus
     chosen: Literal["serial", "local"] = "local"
     reason = "worth more than one process"
@@ -217,7 +222,7 @@ def _inference_by_pace(asked: Asked, machine: Machine, learners: int, columns: i
 
 
 def inference_of_separate_samplers(asked: Asked, machine: Machine, learners: int, spread: Spread) -> Choice:
-    """As inference(), for a runner whose samplers are processes of their own."""
+    """Does the same as inference() for a runner whose samplers are always processes of their own."""
     cfg = asked.cfg
     if cfg.inference == "serial" or cfg.exact:
         raise UserError(
@@ -233,7 +238,7 @@ def inference_of_separate_samplers(asked: Asked, machine: Machine, learners: int
 
 
 def device(wanted: str, machine: Machine) -> Choice:
-    """A torch.device. UserError for one that is not there."""
+    """Chooses a torch.device. Raises UserError for one that does not exist."""
     if wanted == "auto":
         if machine.gpus:
             return Choice(torch.device("cuda", 0), f"device=cuda: {machine.gpus[0]}")
@@ -250,7 +255,9 @@ def device(wanted: str, machine: Machine) -> Choice:
 
 
 def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choice:
-    """A torch.device. With serial inference the learner's policy acts on the CPU, unless every process learns."""
+    """Chooses the learner's torch.device.
+
+    With serial inference the learner's policy acts on the CPU, unless every process learns."""
     cfg, on_cpu = asked.cfg, inference == "serial" and not asked.needs.every_process_learns
     if on_cpu and cfg.device not in ("auto", "cpu"):
         raise UserError(
@@ -261,7 +268,7 @@ def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choi
 
 
 def precision(wanted: str, where: torch.device, image: bool, machine: Machine) -> Choice:
-    """fp32 or bf16. Only convolutional encoders use the second."""
+    """Chooses fp32 or bf16. Only convolutional encoders and the layers behind them use bf16."""
     if wanted != "auto" or not image:
         return Choice("bf16" if wanted == "bf16" else "fp32")
     if where.type == "cuda":
@@ -276,7 +283,7 @@ def precision(wanted: str, where: torch.device, image: bool, machine: Machine) -
 def acting_precision(
     asked: Asked, machine: Machine, inference: Inference, where: torch.device, learning: Precision
 ) -> Precision:
-    """fp32 where samplers act on a CPU without bf16 for a learner on a GPU, else the learner's."""
+    """Returns fp32 if samplers act on a CPU without bf16 for a learner on a GPU, otherwise the learner's precision."""
     on_slow_cpu = (
         inference == "local" and where.type != "cpu" and asked.cfg.precision == "auto" and not machine.fast_bf16
     )
@@ -289,9 +296,11 @@ def acting_precision(
 def samplers_per_learner(
     asked: Asked, machine: Machine, learners: int, inference: Inference, where: torch.device, spread: Spread
 ) -> Choice:
-    """Processes that step environments for one learner. On few cores samplers and learner take turns by back-pressure; on many
-    the learner gets a core of its own. Samplers that share columns, because they wait for the learner or feed one replay, take
-    all cores, as far as the columns can be shared out evenly."""
+    """Chooses the number of processes that step environments for one learner.
+
+    On one or two cores, samplers use all cores, and back-pressure makes them take turns with the learner. On more, the
+    learner gets a core of its own. Samplers that divide the columns among them, because they wait for the learner or
+    feed one replay, use as many cores as divide the columns evenly."""
     cfg, groups = asked.cfg, _groups(inference)
     available = max(1, machine.cores // learners)
     if cfg.num_samplers != "auto":
@@ -304,7 +313,7 @@ def samplers_per_learner(
         if spread.shared:
             on_gpu = inference == "batched" and where.type == "cuda"
             least = GPU_COLUMNS if on_gpu and asked.needs.replay is not None else 1
-            most = max(1, available - on_gpu)  # the thread that acts has a core
+            most = max(1, available - on_gpu)  # the acting thread keeps a core
             fitting = [n for n in range(1, most + 1) if spread.per_learner % (n * groups) == 0]
             count = max(
                 (n for n in fitting if spread.per_learner // (n * groups) >= least), default=min(fitting, default=1)
@@ -328,7 +337,9 @@ def samplers_per_learner(
 def envs_per_group(
     asked: Asked, learners: int, samplers: int, inference: Inference, most: int, spread: Spread
 ) -> Choice:
-    """Columns of one fragment, at most `most` where `auto` decides; they divide what each group of a sampler fills."""
+    """Chooses the number of columns of one fragment. It divides the columns of a sampler's group.
+
+    `most` bounds the choice of `auto`."""
     groups, wanted = _groups(inference), asked.cfg.envs_per_sampler
     share = spread.per_learner // (samplers * groups) if spread.shared else spread.per_learner
     if wanted == "auto":
@@ -342,7 +353,7 @@ def envs_per_group(
 
 
 def most_envs(learners: int, samplers: int, inference: Inference, where: torch.device) -> int:
-    """Columns of a fragment that keep a run's environments below MAX_ENVS, or MAX_GPU_ENVS."""
+    """Returns the most columns of a fragment that keep a run within MAX_ENVS or MAX_GPU_ENVS environments."""
     of_run = MAX_GPU_ENVS if where.type == "cuda" and inference == "batched" else MAX_ENVS
     return max(1, of_run // (samplers * _groups(inference) * learners))
 
@@ -351,20 +362,24 @@ def most_envs(learners: int, samplers: int, inference: Inference, where: torch.d
 
 
 def replay_threads(asked: Asked, machine: Machine, inference: Inference, where: torch.device, learners: int) -> Choice:
-    """Numbers of threads to try for a learner with a replay, of which large updates gain."""
+    """Chooses the numbers of threads that a learner with a replay tries. Only large updates gain from threads."""
     free = machine.cores if inference == "serial" or machine.cores == 2 else machine.cores - 1
     return _threads(asked, where, learners, free if asked.image or asked.update_rows >= THREADED_ROWS else 1)
 
 
 def waited_for_threads(asked: Asked, machine: Machine, where: torch.device, learners: int) -> Choice:
-    """Numbers of threads to try for a learner that samplers wait for: all cores are idle while it learns images."""
+    """Chooses the numbers of threads to try for a learner that samplers wait for.
+
+    All other cores are idle while it learns from images."""
     return _threads(
         asked, where, learners, machine.cores if asked.image and not asked.needs.every_process_learns else 1
     )
 
 
 def one_thread(asked: Asked) -> Choice:
-    """For a learner beside samplers that do not wait: two threads lose far more beside a busy process than they win."""
+    """Chooses one thread, for a learner whose samplers do not wait.
+
+    Two threads lose far more beside busy processes than they win."""
     return Choice((1,) if asked.cfg.learner_threads == "auto" else (asked.cfg.learner_threads,))
 
 
@@ -379,12 +394,12 @@ def _threads(asked: Asked, where: torch.device, learners: int, free: int) -> Cho
 
 
 def cuda_graphs(asked: Asked, where: torch.device, learners: int) -> Choice:
-    """Whether what a GPU does is recorded (machine/graphs.py)."""
+    """Decides whether GPU work is recorded as CUDA graphs (machine/graphs.py)."""
     if where.type != "cuda" or not asked.cfg.cuda_graphs:
         return Choice(False)
     return Choice(
         True,
-        "cuda_graphs=true: " + ("acting; " if learners > 1 else "updates and acting; ") + "each is launched as one",
+        "cuda_graphs=true: " + ("acting is" if learners > 1 else "updates and acting are") + " recorded and replayed",
     )
 
 
@@ -403,7 +418,7 @@ def resources(
     threads: Choice,
     before: tuple[Choice, ...] = (),
 ) -> Resources:
-    """What was decided, with the remaining decisions, which are the same for every runner."""
+    """Makes the remaining decisions, which are the same for every runner, and puts all of them together."""
     kind, place = inference.value, where.value
     digits = precision(asked.cfg.precision, place, asked.image, machine)
     graphs = cuda_graphs(asked, place, learners.value)
@@ -437,5 +452,5 @@ def _either(numbers: list[int]) -> str:
 
 
 def every_process_learns(asked: Asked) -> Asked:
-    """The same, with samplers that are learners."""
+    """Returns the same request for a runner in which every process samples and learns."""
     return replace(asked, needs=replace(asked.needs, every_process_learns=True))

@@ -9,7 +9,9 @@ PLACE = "/proc/cpuinfo"
 
 @functools.cache
 def processor() -> dict[str, str]:
-    """Properties of the first core, {"vendor_id": "AuthenticAMD", "flags": "fpu ...", ...}; {} without /proc/cpuinfo."""
+    """Returns properties of the first core, such as {"vendor_id": "AuthenticAMD", "flags": "fpu ..."}.
+
+    Without /proc/cpuinfo, the result is empty."""
     try:
         with open(PLACE) as file:
             lines = file.read().split("\n\n")[0].splitlines()
@@ -19,5 +21,5 @@ def processor() -> dict[str, str]:
 
 
 def cpu_flags() -> set[str]:
-    """Names of the processor's instruction sets and features, such as "avx2" and "avx512_bf16"."""
+    """Returns names of the processor's instruction sets and features, such as "avx2" and "avx512_bf16"."""
     return set(processor().get("flags", "").split())

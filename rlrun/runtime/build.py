@@ -1,4 +1,7 @@
-"""build(plan, ranks) -> LearnerParts: makes what a Plan says, as one of its learners. What every part is given is written here."""
+"""build(plan, ranks) makes the parts of a run that one learner needs, as its Plan says.
+
+This file shows which arguments every part is made with.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ from rlrun.samplers.serial import SerialSampler
 
 
 class LearnerParts:
-    """The parts of a run, made on demand by one of its learners."""
+    """Makes the parts of a run for one of its learners. Each part is made when it is asked for."""
 
     def __init__(self, plan: Plan, ranks: Ranks, cut: Cut | None, recorder: GraphRecorder | None):
         self.plan, self.ranks, self.cut, self.recorder = plan, ranks, cut, recorder
@@ -73,32 +76,34 @@ class LearnerParts:
 
     @property
     def device(self) -> torch.device:
-        """The device of this learner."""
+        """Device of this learner."""
         device = self.resources.device
         return torch.device("cuda", self.ranks.rank) if device.type == "cuda" and self.ranks.world > 1 else device
 
     @property
     def columns(self) -> int:
-        """Columns of this learner's part of a train batch."""
+        """Number of columns of this learner's part of a train batch."""
         return self.needs.columns // self.ranks.world
 
     @property
     def records(self) -> bool:
-        """Whether what is done again and again is recorded as CUDA graphs."""
+        """Whether repeated GPU work is recorded as CUDA graphs."""
         return self.device.type == "cuda" and self.resources.cuda_graphs
 
     def make_recorder(self, first: bool = False) -> GraphRecorder | None:
-        """The recorder of this learner, or (first) of what acts on its GPU: one for each thread."""
+        """Returns a new recorder of GPU work. Each thread has its own.
+
+        first: this recorder belongs to the acting thread, whose work goes before the learner's."""
         return self.recorder or (CudaGraphs(self.device, first) if self.records else None)
 
     @property
     def products(self) -> Products:
-        """Which library multiplies matrices inside updates."""
+        """Chooses the library that multiplies matrices inside updates."""
         return Products(possible=self.resources.device.type == "cpu" and not self.resources.exact)
 
     @property
     def threads(self) -> TunedThreads:
-        """What every update is made inside."""
+        """The context in which every update is made."""
         beside = self.beside if self.config.algorithm.side_by_side else None
         return TunedThreads(self.resources.learner_threads, beside=beside, products=self.products)
 
@@ -107,14 +112,13 @@ class LearnerParts:
 
     def algorithm(self) -> Algorithm:
         policy = self.policy_factory(acting=False)().to(self.device)
-        rng = self.seeds.generator(
-            "learner", device=str(self.device)
-        )  # the same for every learner: their states never differ
-        # Shapes are the same for a whole run, so cuDNN might search for the fastest algorithms. But a search ends what another
-        # thread records (machine/graphs.py).
+        # All learners have the same generator, and its states never differ.
+        rng = self.seeds.generator("learner", device=str(self.device))
+        # Shapes stay the same for a whole run, so a search for cuDNN's fastest algorithms would pay. But a search makes
+        # the recording of another thread fail (machine/graphs.py).
         torch.backends.cudnn.benchmark = not self.records
         try:
-            with torch.random.fork_rng(devices=[]):  # for critics and other nets that never travel
+            with torch.random.fork_rng(devices=[]):  # for critics and other nets that samplers do not have
                 torch.manual_seed(self.seeds.integer("init-learner"))
                 model = Model(self.config.run.model, self.resources.precision)
                 ctx = LearnerContext(
@@ -135,7 +139,7 @@ class LearnerParts:
         return made
 
     def _compile(self, policy: Policy) -> None:
-        """Has the policy's encoders compiled at their first call, where that was asked for."""
+        """Lets the policy's encoders be compiled at their first call, if resources.compile is set."""
         for module in policy.modules() if self.resources.compile else ():
             if isinstance(module, ImageEncoder):
                 module.compile(dynamic=False)
@@ -145,7 +149,7 @@ class LearnerParts:
     def sampler_plan(self, generation: int) -> SamplerPlan:
         plan, made = self.plan, self.resources
         make_env = plan.make_env()
-        if made.inference == "serial":  # games may be stepped with the threads that learn at other times
+        if made.inference == "serial":  # the emulator may use the learner's threads, which are idle then
             make_env = replace(make_env, threads=max(made.learner_threads))
         return SamplerPlan(
             make_env=make_env,
@@ -196,7 +200,7 @@ class LearnerParts:
     # -- evolution -----------------------------------------------------------------------------------------------------
 
     def noise(self) -> NoiseTable:
-        """The noise table of an algorithm that learns from a population. The learner makes it once."""
+        """Makes the noise table of an algorithm that learns from a population."""
         assert self.needs.population is not None
         return NoiseTable(self.needs.population.noise_size, self.seeds)
 
@@ -220,7 +224,7 @@ class LearnerParts:
     # -- together ------------------------------------------------------------------------------------------------------
 
     def factories(self) -> Factories:
-        """What the runner of this learner is given."""
+        """Returns the functions with which the runner makes its parts."""
         return Factories(
             algorithm=self.algorithm,
             sampler=self.sampler,
@@ -236,7 +240,7 @@ class LearnerParts:
         )
 
     def learn(self, job: Job) -> None:
-        """Runs the runner, as this learner."""
+        """Runs the runner in this learner's process."""
         module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
         make = self.factories()
         if self.device.type == "cuda":
@@ -248,19 +252,23 @@ class LearnerParts:
 def build(
     plan: Plan, ranks: Ranks = ALONE, cut: Cut | None = None, recorder: GraphRecorder | None = None
 ) -> LearnerParts:
-    """ranks: the place of this learner among those of the run. recorder: in place of the GPU's own."""
+    """Returns the parts of one learner.
+
+    ranks: this learner's place among those of the run. recorder: used in place of CUDA graphs, for tests."""
     return LearnerParts(plan, ranks, cut, recorder)
 
 
 def factories_elsewhere(plan: Plan, number: int) -> Factories:
-    """Called in the process of one of several learners that do not go in lockstep."""
+    """Makes the factories of one of several learners that do not wait for each other, in its process."""
     return build(plan, Ranks(rank=number)).factories()
 
 
 def train(
     plan: Plan, job: Run, saved: Path | None = None, build: Callable[[Plan, Ranks, Cut | None], LearnerParts] = build
 ) -> None:
-    """Runs all learners of a plan. `saved`: the checkpoint that a resumed job begins with. `build` makes the parts of the first."""
+    """Runs all learners of a plan.
+
+    saved: the checkpoint from which a resumed job begins. build: makes the parts of the first learner."""
     learners = plan.learners_in_lockstep
     cut = Cut(learners, plan.needs.cut_share) if plan.needs.cut_share < 1 and learners > 1 else None
     others = functools.partial(learn_elsewhere, plan, cut, saved)
@@ -270,14 +278,15 @@ def train(
 
 
 def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Ranks) -> None:
-    """Called in the process of a learner other than the first."""
+    """Runs one of the other learners, in its own process."""
     restored = None if saved is None else Checkpoints(saved.parent, keep=1).load(saved.name, parts=("algorithm",))
     build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved))
 
 
 def preflight(plan: Plan, machine: Machine) -> None:
-    """Builds an algorithm once and checks memory and callbacks, so that what cannot work is said before a directory or a worker
-    exists. Raises UserError."""
+    """Builds the algorithm once and checks memory and callbacks, before the run directory or a worker exists.
+
+    Raises UserError if the run cannot work."""
     build(plan, Ranks(world=plan.learners_in_lockstep)).algorithm()
     if plan.replay is not None:
         plan.replay.check(machine.free_memory, plan.resources.device)
@@ -287,9 +296,11 @@ def preflight(plan: Plan, machine: Machine) -> None:
 
 
 def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
-    """Gives an algorithm the weights (and filters) of another run: all of them where that run's algorithm is the same, else the policy's. `path`: a run
-    directory, whose last checkpoint is meant, or one of its checkpoints. Counters, optimisers, schedules and
-    coefficients that adapt begin anew."""
+    """Gives an algorithm the weights and filters of another run.
+
+    If the other run has the same algorithm, all weights are taken, otherwise only the policy's. Counters, optimisers,
+    schedules and adaptive coefficients begin anew. path: a checkpoint, or a run directory, of which the last checkpoint
+    is taken."""
     run_dir, checkpoint = (path.parent.parent, path.name) if path.parent.name == "checkpoints" else (path, None)
     if not (run_dir / "config.yaml").is_file():
         raise UserError(f"init={path} is neither a run directory nor one of its checkpoints")
@@ -303,9 +314,8 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
                 if isinstance(module, Algorithm)
                 for key, _ in module.named_buffers(recurse=False)
             }
-            own |= {
-                key for key in anew.keys() ^ saved.keys() if "reward_scale." in key
-            }  # one run scales rewards, the other does not
+            # The scale of rewards is missing where a run does not scale them.
+            own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}
             algorithm.load_state_dict(
                 {key: value for key, value in saved.items() if key not in own}
                 | {key: anew[key] for key in own & anew.keys()}
@@ -323,7 +333,7 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
 
 
 def callbacks_of(names: tuple[str, ...]) -> list[Callback]:
-    """One of each class. Raises UserError for what is none."""
+    """Makes an instance of each class. Raises UserError for a name that is not a callback's."""
     made = []
     for name in names:
         kind = load_object(name, "callbacks")
@@ -331,7 +341,7 @@ def callbacks_of(names: tuple[str, ...]) -> list[Callback]:
             raise UserError(f"callbacks={name} is no subclass of rlrun.Callback")
         try:
             made.append(kind())
-        except Exception as error:  # the user's own
+        except Exception as error:  # the class is the user's code
             raise UserError(f"callbacks={name} cannot be made: {type(error).__name__}: {error}") from None
     return made
 

@@ -1,5 +1,6 @@
-"""plan(config, machine) -> Plan: everything about a run that is decided before any part of it is made. A Plan is a value: it can
-be printed (rlrun train --plan) and is sent to every learner, so that all of them make the same parts."""
+"""plan(config, machine) decides everything about a run before any part of it is made, and returns a Plan.
+
+A Plan is a value. `rlrun train --plan` prints it, and every learner gets it, so that all make the same parts."""
 
 from __future__ import annotations
 
@@ -26,12 +27,14 @@ from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.runners import distributed_replay, on_policy
 from rlrun.runtime.replay_plan import ReplayPlan, check_belongs, layout_of
 
-MAX_EPISODE = 10_000  # rows: the longest episode that complete_episodes makes room for
+MAX_EPISODE = 10_000  # rows of the longest episode that complete_episodes makes room for
 
 
 @dataclass(frozen=True)
 class PolicyFactory:
-    """Makes a policy with the run's initial weights. It can be pickled. `acting`: convolutions have the precision of inference."""
+    """Makes a policy with the run's initial weights. It can be pickled.
+
+    acting: whether the policy only acts, so that convolutions have the precision of inference and no gradients."""
 
     algorithm: type[Algorithm]
     algo: Any
@@ -53,21 +56,21 @@ class PolicyFactory:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A run, decided."""
+    """All decisions about a run."""
 
     config: Typed
     spec: EnvSpec
     needs: Needs
     resources: Resources
-    fragment: RowSpec  # full shapes [rows (+ 1), columns, ...] of what a producer hands over at once
+    fragment: RowSpec  # shapes [rows (+ 1), columns, ...] of a fragment
     fragment_rows: int
-    fragments_per_producer: int  # that may be under way or waiting
-    whole_after: (
-        int | None
-    )  # rows after which a column's last episode ends its fragment; None: episodes go on in the next one
-    columns_per_learner: int  # of a train batch
-    first_counted: int  # the column from which on episodes count in statistics
-    parameters: int  # numbers in the policy
+    fragments_per_producer: int  # fragments of a producer that may be filled or waiting at once
+    # With complete episodes: after this many rows, an episode's end also ends its column of the fragment. If None,
+    # episodes continue in the next fragment.
+    whole_after: int | None
+    columns_per_learner: int  # columns of a learner's part of a train batch
+    first_counted: int  # the first column whose episodes count in statistics
+    parameters: int  # number of the policy's parameters
     replay: ReplayPlan | None
 
     @property
@@ -76,7 +79,7 @@ class Plan:
 
     @property
     def lockstep(self) -> bool:
-        """Whether several learners make every update together."""
+        """Tells whether learners make every update together."""
         return self.config.runner.lockstep
 
     @property
@@ -88,18 +91,18 @@ class Plan:
         return layout_bytes(self.fragment)
 
     def make_env(self) -> registry.Factory:
-        """Training environments."""
+        """Returns the factory of training environments."""
         return registry.Factory(cfg=self.config.env, spec=self.spec, seeds=self.seeds, stream="env", learning=True)
 
     def eval_env(self) -> registry.Factory:
-        """Full games with seeds that training never uses."""
+        """Returns the factory of evaluation environments: full games with seeds that training never uses."""
         return registry.Factory(cfg=self.config.env, spec=self.spec, seeds=self.seeds, stream="eval", learning=False)
 
     def policy_factory(self, acting: bool) -> PolicyFactory:
         return policy_factory(self.config, self.spec, self.resources, acting)
 
     def settings(self) -> dict[str, Any]:
-        """What `auto` became, as options of conf/resources, so that a resumed run uses the same."""
+        """Returns the choices of `auto` as options of conf/resources, so that a resumed run uses the same."""
         made = self.resources
         own = self.needs.every_process_learns or not self.lockstep
         return {
@@ -120,19 +123,21 @@ def policy_factory(config: Typed, spec: EnvSpec, resources: Resources, acting: b
 
 
 def shards_of(runner: Any) -> int | None:
-    """How many processes hold a part of the replay; None where the learner holds it."""
+    """Returns the number of processes that hold a part of the replay, or None if the learner holds it."""
     return runner.num_shards if isinstance(runner, distributed_replay.Config) else None
 
 
 def plan(config: Typed, machine: Machine) -> Plan:
-    """Decides everything. Raises UserError where parts do not belong together, numbers do not fit or memory is too small."""
+    """Decides everything about a run.
+
+    Raises UserError if parts do not fit together, numbers do not divide or memory is too small."""
     memory = config.run.model.memory
     spec = registry.make_spec(config.env, memory.prev_action, memory.prev_reward)
     needs: Needs = config.algorithm.needs(config.algo)
     check_fitting(config, spec, needs)
     whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
     if whole:
-        needs = replace(needs, shared=(1,))  # learners would have unequal numbers of minibatches
+        needs = replace(needs, shared=(1,))  # several learners would have unequal numbers of minibatches
     seeds = Seeds(config.run.seed)
     make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True)
     runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
@@ -175,7 +180,7 @@ def plan(config: Typed, machine: Machine) -> Plan:
 
 
 def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
-    """UserError where algorithm, environment, runner and replay do not belong together."""
+    """Raises UserError if algorithm, environment, runner and replay do not fit together."""
     name, runner = config.algo.name, config.runner
     if spec.action.kind not in needs.actions:
         raise UserError(f"{name} needs {' or '.join(needs.actions)} actions; {spec.name} has {spec.action}")
@@ -195,7 +200,9 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
 
 
 def room_for_episodes(spec: EnvSpec, needs: Needs, resources: Resources) -> int:
-    """Rows that a fragment needs beyond its length so that its last episode can end. UserError where that is unknown or too much."""
+    """Returns the rows that a fragment needs beyond its length so that its last episode can end.
+
+    Raises UserError if the longest episode is unknown or too long."""
     limit, every = spec.max_episode_steps, needs.core_every or 1
     if resources.num_learners > 1:
         raise UserError("runner.complete_episodes=true needs one learner: resources.num_learners=1")
@@ -209,21 +216,23 @@ def room_for_episodes(spec: EnvSpec, needs: Needs, resources: Resources) -> int:
 
 
 def fragments_per_producer(runner: Any, needs: Needs, resources: Resources, columns: int) -> int:
-    """How many fragments of a producer may be under way or waiting. columns: of one learner's train batch."""
+    """Returns how many fragments of a producer may be filled or waiting at once.
+
+    columns: number of columns of one learner's train batch."""
     if needs.population is not None:
-        return 0  # players answer with returns and fill no fragments
-    held = columns // resources.envs_per_group  # a train batch holds so many before it gives them back
+        return 0  # players report returns and fill no fragments
+    held = columns // resources.envs_per_group  # fragments that a train batch holds before it frees them
     if runner.synchronous:
         return held // resources.producers_per_learner
     if needs.replay is not None:
-        return 2  # one is filled while another is stored
+        return 2  # one is filled while the other is stored
     return max(runner.requests_in_flight, -(-(held + 1) // resources.producers_per_learner))
 
 
 def plan_replay(
     config: Typed, spec: EnvSpec, needs: Needs, resources: Resources, policy: Policy, machine: Machine
 ) -> ReplayPlan | None:
-    """None for an algorithm without one."""
+    """Returns the plan of the replay, or None for an algorithm without a replay."""
     cfg = config.run.replay
     if needs.replay is None or cfg is None:
         return None
@@ -243,7 +252,7 @@ def plan_replay(
 
 
 def check_saved(plan: Plan, folder: Path) -> None:
-    """UserError where what this checkpoint holds does not fit."""
+    """Raises UserError if a checkpoint's replay does not fit this plan."""
     if plan.replay is not None:
         plan.replay.check_saved(folder)
 
@@ -252,7 +261,7 @@ def check_saved(plan: Plan, folder: Path) -> None:
 
 
 def described(plan: Plan) -> str:
-    """The plan in lines of at most 120 characters, as rlrun train --plan prints it."""
+    """Returns the plan as text, as rlrun train --plan prints it."""
     made, needs, config = plan.resources, plan.needs, plan.config
     lines = [
         ("algorithm", f"{config.algo.name}; {_batch(plan)}"),

@@ -46,18 +46,59 @@ IMPALA = ["tuned=impala/pong_gpu"]
 SPEED: dict[str, tuple[list[str], float]] = {
     "impala": (IMPALA, 30_000),
     "ppo": (["algo=ppo", "env=Pong", "algo.batch_size=15360", "algo.minibatch_size=3840"], 12_000),
-    "dqn": (["algo=dqn", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.fragment_length=4", "algo.learning_starts=20000", "replay.capacity=200000"], 5_000),
+    "dqn": (
+        [
+            "algo=dqn",
+            "env=Pong",
+            "algo.batch_size=512",
+            "algo.num_envs=64",
+            "algo.fragment_length=4",
+            "algo.learning_starts=20000",
+            "replay.capacity=200000",
+        ],
+        5_000,
+    ),
     "eager": ([*IMPALA, "resources.cuda_graphs=false"], 0),
     "compiled": ([*IMPALA, "resources.compile=true"], 0),
     "spare": ([*IMPALA, f"resources.num_samplers={max(1, CORES - 2)}"], 0),
     "local": ([*IMPALA, "resources.inference=local"], 0),
-    "rainbow": (["algo=rainbow", "env=Pong", "algo.batch_size=512", "algo.num_envs=64", "algo.fragment_length=4", "algo.learning_starts=20000", "replay.capacity=200000"], 0),
+    "rainbow": (
+        [
+            "algo=rainbow",
+            "env=Pong",
+            "algo.batch_size=512",
+            "algo.num_envs=64",
+            "algo.fragment_length=4",
+            "algo.learning_starts=20000",
+            "replay.capacity=200000",
+        ],
+        0,
+    ),
     "appo": (["algo=appo", "env=Pong", "algo.batch_size=800"], 0),
-    "apex": (["algo=apex", "env=Pong", "algo.inner.batch_size=512", "algo.inner.learning_starts=20000", "algo.inner.num_envs=60"], 0),
+    "apex": (
+        [
+            "algo=apex",
+            "env=Pong",
+            "algo.inner.batch_size=512",
+            "algo.inner.learning_starts=20000",
+            "algo.inner.num_envs=60",
+        ],
+        0,
+    ),
 }
 USUAL = ["emulator", "impala", "pong", "ppo", "dqn", "tests"]
 # These entries of a benchmark's result are kept.
-KEPT = ("reached", "bound", "ratio", "parts", "learner_time", "sampler_time", "policy_lag", "memory_pss_mb", "resources")
+KEPT = (
+    "reached",
+    "bound",
+    "ratio",
+    "parts",
+    "learner_time",
+    "sampler_time",
+    "policy_lag",
+    "memory_pss_mb",
+    "resources",
+)
 EMULATOR_SEC, SPEED_SEC = 8.0, 15
 LIMIT_SEC = {"tests": 400.0, "compiling": 200.0, "emulator": 60.0, "speed": 100.0}
 START_SEC = 40.0  # time beyond a run's own limit, for its start and its last checkpoint
@@ -65,7 +106,9 @@ LEAST_SEC = 30.0  # a part is not begun when less time is left
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
+    )
     parser.add_argument("parts", nargs="*")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu_check")
     parser.add_argument("--minutes", type=float, default=9.2, help="time after which the last part is ended")
@@ -97,14 +140,23 @@ def main(words: list[str]) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "logs.txt").unlink(missing_ok=True)
     shared = os.statvfs("/dev/shm")  # PPO's slots need half a GB of it
-    results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cores": CORES,
-                               "shared_memory_gb": round(shared.f_bavail * shared.f_frsize / 2**30, 2), "parts": {}}  # fmt: skip
+    results: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cores": CORES,
+        "shared_memory_gb": round(shared.f_bavail * shared.f_frsize / 2**30, 2),
+        "parts": {},
+    }
     head = f"{results['gpu']}, {results['cores']} cores, {results['shared_memory_gb']} GB of /dev/shm free, torch {results['torch']}"
     table = Table(asked.out / "table.txt", head)
     for name in parts:
         started = time.monotonic()
         try:
-            figures, sentence = emulator() if name == "emulator" else run(name, asked, results["parts"].get("emulator", {}).get("env_steps_per_sec"))
+            figures, sentence = (
+                emulator()
+                if name == "emulator"
+                else run(name, asked, results["parts"].get("emulator", {}).get("env_steps_per_sec"))
+            )
         except Exception as error:  # whatever the error is, the other parts still run
             said_of = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
             figures, sentence = {"failed": said_of}, f"FAILED: {said_of}"
@@ -142,14 +194,44 @@ def command_of(name: str, asked: argparse.Namespace) -> list[str]:
         spread = ["-n", "8", "--dist", "worksteal"] if there["xdist"] and name == "tests" else []
         # A test that hangs must not use up the others' time.
         bound = ["--timeout", "100"] if there["pytest_timeout"] else []
-        return [sys.executable, "-m", "pytest", "-o", "addopts=", "-m", "gpu and slow" if name == "compiling" else "gpu and not slow", *spread, *bound, "tests/gpu"]
+        return [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-o",
+            "addopts=",
+            "-m",
+            "gpu and slow" if name == "compiling" else "gpu and not slow",
+            *spread,
+            *bound,
+            "tests/gpu",
+        ]
     if name == "pong":
-        return [sys.executable, "-m", "rlrun", "train", *IMPALA, "seed=1", f"stop.wall_sec={asked.pong_seconds:g}", "logger=[console]",
-                f"run_dir={asked.work / 'pong'}"]  # fmt: skip
+        return [
+            sys.executable,
+            "-m",
+            "rlrun",
+            "train",
+            *IMPALA,
+            "seed=1",
+            f"stop.wall_sec={asked.pong_seconds:g}",
+            "logger=[console]",
+            f"run_dir={asked.work / 'pong'}",
+        ]
     if name == "emulator":
         return ["(in this process)"]
     words, _ = SPEED[name]
-    return [sys.executable, "-m", "rlrun", "benchmark", "throughput", *words, f"seconds={SPEED_SEC}", "--json", str(asked.work / f"{name}.json")]
+    return [
+        sys.executable,
+        "-m",
+        "rlrun",
+        "benchmark",
+        "throughput",
+        *words,
+        f"seconds={SPEED_SEC}",
+        "--json",
+        str(asked.work / f"{name}.json"),
+    ]
 
 
 def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> tuple[dict[str, Any], str]:
@@ -183,8 +265,17 @@ def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> 
         summary = json.loads((asked.work / "pong" / "summary.json").read_text())
         reached = summary.get("return_mean")
         met = reached is not None and reached >= 18.0 and wall <= 180.0
-        figures |= {"return": reached, "env_steps": summary["env_steps"], "wall_sec": round(wall, 1), "train_sec": summary["wall_sec"], "met": met}
-        return figures, f"return {reached} at {summary['env_steps']:,} env steps in {wall:.0f} s; {summary['reason']}; bar 18 in 180 s {said(met)}"
+        figures |= {
+            "return": reached,
+            "env_steps": summary["env_steps"],
+            "wall_sec": round(wall, 1),
+            "train_sec": summary["wall_sec"],
+            "met": met,
+        }
+        return (
+            figures,
+            f"return {reached} at {summary['env_steps']:,} env steps in {wall:.0f} s; {summary['reason']}; bar 18 in 180 s {said(met)}",
+        )
     measured, bar = json.loads((asked.work / f"{name}.json").read_text()), SPEED[name][1]
     figures |= {key: measured[key] for key in KEPT}
     sentence = f"{measured['reached']:,.0f} env steps/s, ratio {measured['ratio']:.2f}"
@@ -210,7 +301,10 @@ def emulator() -> tuple[dict[str, Any], str]:
     with context.Pool(CORES) as pool:
         rates = pool.map(steps_per_sec, [EMULATOR_SEC] * CORES, chunksize=1)
     total = sum(rates)
-    return {"env_steps_per_sec": total, "processes": CORES}, f"{total:,.0f} env steps/s by {CORES} processes of 16 environments"
+    return {
+        "env_steps_per_sec": total,
+        "processes": CORES,
+    }, f"{total:,.0f} env steps/s by {CORES} processes of 16 environments"
 
 
 def steps_per_sec(seconds: float) -> float:

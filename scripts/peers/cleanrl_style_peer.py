@@ -21,8 +21,17 @@ def make():
 
 
 def trunk():
-    return nn.Sequential(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1), nn.ReLU(), nn.Flatten(),
-                         nn.Linear(3136, 512), nn.ReLU())  # fmt: skip
+    return nn.Sequential(
+        nn.Conv2d(4, 32, 8, 4),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 4, 2),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(3136, 512),
+        nn.ReLU(),
+    )
 
 
 class ActorCritic(nn.Module):
@@ -51,7 +60,10 @@ def on_policy(meter, count, rows, epochs, minibatches):
                 action = policy.sample()
             actions[t], log_probs[t], values[t] = action, policy.log_prob(action), value
             obs, reward, terminated, truncated, _ = env.step(action.numpy())
-            rewards[t], ends[t] = torch.from_numpy(np.sign(reward)).float(), torch.from_numpy(terminated | truncated).float()
+            rewards[t], ends[t] = (
+                torch.from_numpy(np.sign(reward)).float(),
+                torch.from_numpy(terminated | truncated).float(),
+            )
         with torch.no_grad():
             following, advantages, total = net(torch.from_numpy(obs))[1], torch.zeros_like(rewards), torch.zeros(count)
             for t in reversed(range(rows)):
@@ -84,7 +96,11 @@ def dqn(meter):
     optimizer = torch.optim.Adam(q.parameters(), lr=1e-4)
     size, steps, rng = 30000, 0, np.random.default_rng(0)
     now, then = (np.zeros((size, 4, 84, 84), dtype=np.uint8) for _ in range(2))
-    actions, rewards, ends = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.float32), np.zeros(size, dtype=np.float32)
+    actions, rewards, ends = (
+        np.zeros(size, dtype=np.int64),
+        np.zeros(size, dtype=np.float32),
+        np.zeros(size, dtype=np.float32),
+    )
     obs = env.reset(seed=1)[0]
     while True:
         if rng.random() < 0.05:
@@ -94,14 +110,24 @@ def dqn(meter):
                 action = int(q(torch.from_numpy(np.asarray(obs))[None].float() / 255.0).argmax())
         seen, reward, terminated, truncated, _ = env.step(action)
         place = steps % size
-        now[place], then[place], actions[place], rewards[place], ends[place] = obs, seen, action, np.sign(reward), terminated
+        now[place], then[place], actions[place], rewards[place], ends[place] = (
+            obs,
+            seen,
+            action,
+            np.sign(reward),
+            terminated,
+        )
         obs, steps = (env.reset()[0] if terminated or truncated else seen), steps + 1
         if steps < 1000 or steps % 4:
             continue
         drawn = rng.integers(min(steps, size), size=32)
         with torch.no_grad():
-            aim = torch.from_numpy(rewards[drawn]) + 0.99 * (1 - torch.from_numpy(ends[drawn])) * target(torch.from_numpy(then[drawn]).float() / 255.0).amax(1)
-        value = q(torch.from_numpy(now[drawn]).float() / 255.0).gather(1, torch.from_numpy(actions[drawn])[:, None])[:, 0]
+            aim = torch.from_numpy(rewards[drawn]) + 0.99 * (1 - torch.from_numpy(ends[drawn])) * target(
+                torch.from_numpy(then[drawn]).float() / 255.0
+            ).amax(1)
+        value = q(torch.from_numpy(now[drawn]).float() / 255.0).gather(1, torch.from_numpy(actions[drawn])[:, None])[
+            :, 0
+        ]
         loss = nn.functional.smooth_l1_loss(value, aim)
         optimizer.zero_grad()
         loss.backward()
@@ -120,7 +146,11 @@ def main():
         settings = {"train_every": 4, "batch_size": 32, "buffer": 30000}
         dqn(meter)
     else:
-        settings = {"envs": 10, "rows": 50, "epochs": 1} if said.algo == "impala" else {"envs": 8, "rows": 128, "epochs": 4, "minibatches": 4}
+        settings = (
+            {"envs": 10, "rows": 50, "epochs": 1}
+            if said.algo == "impala"
+            else {"envs": 8, "rows": 128, "epochs": 4, "minibatches": 4}
+        )
         on_policy(meter, settings["envs"], settings["rows"], settings["epochs"], settings.get("minibatches", 1))
     common.result(meter.rate, {**settings, "variant": said.variant}, [])
 

@@ -46,7 +46,9 @@ def program(command: list[str], seconds: float, folder: str | None = None) -> di
     """Runs a program and returns the last line of JSON that it prints. Failed where there is none or time runs out."""
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryFile("w+") as out:  # a worker that outlives its program would keep a pipe open
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=env, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=env, start_new_session=True
+        )
         try:
             code = process.wait(START_SEC + 2 * seconds)
         except subprocess.TimeoutExpired:
@@ -75,7 +77,9 @@ def make_environment(peer: str, folder: Path) -> Path:
     python, stamp, wanted = place / "bin" / "python", place / ".installed", "\n".join(PACKAGES[peer])
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
-    torch = next(line for line in (ROOT / "scripts" / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    torch = next(
+        line for line in (ROOT / "scripts" / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
+    )
     print(f"Installing {peer} into {place} ...", flush=True)
     install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", torch, *PACKAGES[peer]]
     for command in ([sys.executable, "-m", "venv", "--clear", str(place)], install):
@@ -91,20 +95,35 @@ def rlrun(algo: str, seconds: float, words: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told.json"
         words = [*SAME_WORK.get(algo, []), *words]
-        command = [sys.executable, "-m", "rlrun", "benchmark", "throughput", f"algo={algo}", "env=Pong", f"seconds={max(5.0, seconds):g}", *words]
+        command = [
+            sys.executable,
+            "-m",
+            "rlrun",
+            "benchmark",
+            "throughput",
+            f"algo={algo}",
+            "env=Pong",
+            f"seconds={max(5.0, seconds):g}",
+            *words,
+        ]
         done = subprocess.run([*command, "--json", str(told)], capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
             raise Failed(last((done.stderr.strip() or done.stdout.strip()).splitlines(), done.returncode))
         result = json.loads(told.read_text())
     made = result["resources"]
-    settings = {name: made[name] for name in ("inference", "num_learners", "learner_threads", "num_samplers", "envs_per_sampler", "precision")}
+    settings = {
+        name: made[name]
+        for name in ("inference", "num_learners", "learner_threads", "num_samplers", "envs_per_sampler", "precision")
+    }
     settings |= dict(word.split("=", 1) for word in words)
     versions = {name: result["versions"][name] for name in ("rlrun", "torch")}
     more = {"ratio_to_bound": result["ratio"], "hardware": result["hardware"]}
     return {"env_steps_per_sec": result["reached"], "settings": settings, "versions": versions, **more}
 
 
-def measured(contestants: dict[str, Callable[[], dict[str, Any]]], rounds: int, note: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+def measured(
+    contestants: dict[str, Callable[[], dict[str, Any]]], rounds: int, note: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
     """Measures all contestants in turn, `rounds` times.
 
     Every other round is in reverse order, so that a machine that slows down as it warms up favours nobody.
@@ -133,7 +152,14 @@ def ratios(results: dict[str, dict[str, Any]], peer: str) -> list[float]:
 
 
 def table(algo: str, results: dict[str, dict[str, Any]]) -> str:
-    lines = [f"{algo} on Pong".ljust(26) + "env steps/s".rjust(12) + "lowest".rjust(9) + "highest".rjust(9) + "  rlrun is".ljust(26) + "settings"]
+    lines = [
+        f"{algo} on Pong".ljust(26)
+        + "env steps/s".rjust(12)
+        + "lowest".rjust(9)
+        + "highest".rjust(9)
+        + "  rlrun is".ljust(26)
+        + "settings"
+    ]
     for name, result in results.items():
         rates = [rate for _, rate in result["rates"]]
         if not rates:
@@ -143,11 +169,15 @@ def table(algo: str, results: dict[str, dict[str, Any]]) -> str:
         said = f"  {statistics.median(times):.2f} x ({min(times):.2f} to {max(times):.2f})" if times else ""
         versions = " ".join(f"{package} {version}" for package, version in result["versions"].items())
         settings = ", ".join(f"{key} {value}" for key, value in result["settings"].items())
-        lines.append(f"  {name:<24}{statistics.median(rates):>12,.0f}{min(rates):>9,.0f}{max(rates):>9,.0f}{said:<26}{settings}; {versions}")
+        lines.append(
+            f"  {name:<24}{statistics.median(rates):>12,.0f}{min(rates):>9,.0f}{max(rates):>9,.0f}{said:<26}{settings}; {versions}"
+        )
     return "\n".join(lines)
 
 
-def peer_contestant(peer: str, algo: str, python: Path, seconds: float, note: Callable[[str], None]) -> Callable[[], dict[str, Any]]:
+def peer_contestant(
+    peer: str, algo: str, python: Path, seconds: float, note: Callable[[str], None]
+) -> Callable[[], dict[str, Any]]:
     """A function that runs the peer's fastest variant on this machine. Failed where no variant works."""
     script = str(HERE / f"{peer}_peer.py")
     ways = program([str(python), script, "--variants", algo], 10.0)
@@ -191,16 +221,22 @@ def main() -> int:
     found: dict[str, Any] = {}
     for algo in said.algos.split(","):
         note(f"{algo}: finding each peer's fastest variant")
-        contestants: dict[str, Callable[[], dict[str, Any]]] = {"rlrun": lambda algo=algo: rlrun(algo, said.seconds, said.words)}  # type: ignore[misc]
+        contestants: dict[str, Callable[[], dict[str, Any]]] = {
+            "rlrun": lambda algo=algo: rlrun(algo, said.seconds, said.words)
+        }  # type: ignore[misc]
         broken: dict[str, dict[str, Any]] = {}
         for peer in (peer for peer in said.peers.split(",") if peer in KNOWN[algo]):
             try:
-                contestants[peer] = peer_contestant(peer, algo, make_environment(peer, said.folder.resolve()), said.seconds, note)
+                contestants[peer] = peer_contestant(
+                    peer, algo, make_environment(peer, said.folder.resolve()), said.seconds, note
+                )
             except Failed as error:
                 broken[peer] = {"rates": [], "failed": str(error)}
         found[algo] = measured(contestants, said.rounds, note) | broken
         if said.json:  # written after every algorithm, so that a later failure loses nothing
-            said.json.write_text(json.dumps({"command": ["scripts/compare_peers", *sys.argv[1:]], "results": found}, indent=1) + "\n")
+            said.json.write_text(
+                json.dumps({"command": ["scripts/compare_peers", *sys.argv[1:]], "results": found}, indent=1) + "\n"
+            )
     print()
     for algo, results in found.items():
         print(table(algo, results) + "\n", flush=True)

@@ -29,14 +29,30 @@ def main():
     workers, groups = (int(number) for number in re.findall(r"\d", said.variant))
     folder = tempfile.mkdtemp()
     columns = {"impala": 10, "ppo": 8}[said.algo]
-    settings = {"num_workers": workers, "worker_num_splits": groups, "num_envs_per_worker": -(-columns // (workers * groups)) * groups}
+    settings = {
+        "num_workers": workers,
+        "worker_num_splits": groups,
+        "num_envs_per_worker": -(-columns // (workers * groups)) * groups,
+    }
     if said.algo == "impala":
         settings |= {"async_rl": True, "rollout": 50, "batch_size": 500, "num_batches_per_epoch": 1, "num_epochs": 1}
     else:
         settings |= {"async_rl": False, "rollout": 128, "batch_size": 256, "num_batches_per_epoch": 4, "num_epochs": 4}
-    fixed = {"algo": "APPO", "env": "atari_pong", "device": "cpu", "experiment": "peer", "train_dir": folder, "normalize_input": False, "recurrence": 1,
-             "normalize_returns": False, "train_for_seconds": 10**6, "train_for_env_steps": 10**10, "set_workers_cpu_affinity": False, "use_rnn": False,
-             "summaries_use_frameskip": True}  # fmt: skip
+    fixed = {
+        "algo": "APPO",
+        "env": "atari_pong",
+        "device": "cpu",
+        "experiment": "peer",
+        "train_dir": folder,
+        "normalize_input": False,
+        "recurrence": 1,
+        "normalize_returns": False,
+        "train_for_seconds": 10**6,
+        "train_for_env_steps": 10**10,
+        "set_workers_cpu_affinity": False,
+        "use_rnn": False,
+        "summaries_use_frameskip": True,
+    }
     for spec in ATARI_ENVS:
         if spec.name == "atari_pong":
             register_env(spec.name, make_atari_env)

@@ -45,7 +45,9 @@ def main():
     kind, threads = WAYS[said.variant]
     torch.set_num_threads(threads)
     count = {"impala": 10, "ppo": 8, "dqn": KINDS[kind]}[said.algo]
-    made = make_atari_env("PongNoFrameskip-v4", n_envs=count, seed=0, vec_env_cls=SubprocVecEnv if "processes" in kind else DummyVecEnv)
+    made = make_atari_env(
+        "PongNoFrameskip-v4", n_envs=count, seed=0, vec_env_cls=SubprocVecEnv if "processes" in kind else DummyVecEnv
+    )
     env = VecFrameStack(made, n_stack=4)
     if said.algo == "impala":
         settings = {"n_envs": 10, "n_steps": 50}
@@ -56,7 +58,16 @@ def main():
     else:
         every = 4 // count  # in steps that all environments take together
         settings = {"n_envs": count, "train_freq": every, "gradient_steps": 1, "batch_size": 32, "buffer_size": 30000}
-        model = DQN("CnnPolicy", env, device="cpu", train_freq=every, gradient_steps=1, batch_size=32, buffer_size=30000, learning_starts=1000)
+        model = DQN(
+            "CnnPolicy",
+            env,
+            device="cpu",
+            train_freq=every,
+            gradient_steps=1,
+            batch_size=32,
+            buffer_size=30000,
+            learning_starts=1000,
+        )
     meter = common.Meter(said.seconds)
     model.learn(10**9, callback=Timed(meter))
     env.close()

@@ -26,7 +26,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-VERSION_OF_TIME = ("time/", "time_sec", "sample/env_steps_per_sec", "sample/queued_fragments")  # these measure the machine
+VERSION_OF_TIME = (
+    "time/",
+    "time_sec",
+    "sample/env_steps_per_sec",
+    "sample/queued_fragments",
+)  # these measure the machine
 
 STEPS = {"es": 1600, "ars": 1600}  # env steps of a whole run; the others take 200
 LSTM = ["model=lstm", "model.memory.size=4"]
@@ -38,7 +43,9 @@ VARIANTS: dict[str, tuple[str, list[str], bool]] = {
     "impala gtrxl": ("impala", GTRXL, True),
     "impala masked": ("impala", ["env=rlrun/Masked-v0"], True),
     "impala fragments used again": (
-        "impala", ["runner.num_sgd_iter=2", "runner.minibatch_buffer_size=2", "runner.broadcast_interval=2"], True,
+        "impala",
+        ["runner.num_sgd_iter=2", "runner.minibatch_buffer_size=2", "runner.broadcast_interval=2"],
+        True,
     ),
     "impala value_lr": ("impala", ["algo.value_lr=1e-3", "model.share_value=false", "algo.loss_reduction=mean"], True),
     "impala runner=on_policy": ("impala", ["runner=on_policy"], True),
@@ -48,8 +55,15 @@ VARIANTS: dict[str, tuple[str, list[str], bool]] = {
     "ppo filter, box": ("ppo", ["env=Pendulum-v1", "model.observation_filter=mean_std"], True),
     "ppo every option": (
         "ppo",
-        ["algo.kl_coef=0.1", "algo.normalize_reward=true", "algo.normalize_value=true", "algo.normalize_advantage=minibatch",
-         "algo.value_clip=0.2", "algo.reward_clip=none", "algo.lr_kl_target=0.01"],
+        [
+            "algo.kl_coef=0.1",
+            "algo.normalize_reward=true",
+            "algo.normalize_value=true",
+            "algo.normalize_advantage=minibatch",
+            "algo.value_clip=0.2",
+            "algo.reward_clip=none",
+            "algo.lr_kl_target=0.01",
+        ],
         True,
     ),
     "ppo complete episodes": ("ppo", ["runner.complete_episodes=true"], True),
@@ -63,7 +77,11 @@ VARIANTS: dict[str, tuple[str, list[str], bool]] = {
     "dqn noisy, masked": ("dqn", ["env=rlrun/Masked-v0", "algo.head.noisy=true", "algo.exploration.epsilon=0"], True),
     "dqn parameter noise": ("dqn", ["algo.exploration.kind=parameter_noise"], True),
     "dqn soft_q": ("dqn", ["algo.exploration.kind=soft_q", "algo.exploration.epsilon_min=0.01"], True),
-    "dqn filter, plain": ("dqn", ["model.observation_filter=mean_std", "algo.double=false", "algo.head.dueling=false"], True),
+    "dqn filter, plain": (
+        "dqn",
+        ["model.observation_filter=mean_std", "algo.double=false", "algo.head.dueling=false"],
+        True,
+    ),
     "c51 noisy": ("c51", ["algo.head.noisy=true", "replay=prioritized"], True),
     "rainbow noisy": ("rainbow", ["algo.head.noisy=true"], True),
     "iqn noisy": ("iqn", ["algo.head.noisy=true"], True),
@@ -71,7 +89,9 @@ VARIANTS: dict[str, tuple[str, list[str], bool]] = {
     "ddpg ou": ("ddpg", ["algo.exploration.kind=ou", "algo.l2=0.01"], True),
     "ddpg prioritized": ("ddpg", ["replay=prioritized", "algo.input_priorities=true"], True),
     "td3 gaussian, filter": (
-        "td3", ["algo.exploration.kind=gaussian", "model.observation_filter=mean_std", "algo.random_steps=50"], True,
+        "td3",
+        ["algo.exploration.kind=gaussian", "model.observation_filter=mean_std", "algo.random_steps=50"],
+        True,
     ),
     "sac choices": ("sac", ["env=CartPole-v1"], True),
     "sac beta": ("sac", ["env=Pendulum-v1", "model.action_distribution=beta", "algo.l2=0.01"], True),
@@ -79,11 +99,27 @@ VARIANTS: dict[str, tuple[str, list[str], bool]] = {
     "icm a2c": ("icm", ["algo@algo.inner=a2c"], True),
     "apex qr_dqn": ("apex", ["algo@algo.inner=qr_dqn"], True),
     "ppo inference=local": ("ppo", ["resources.inference=local", "resources.num_samplers=2"], False),
-    "ppo num_learners=2": ("ppo", ["resources.num_learners=2", "resources.num_samplers=2", "algo.normalize_reward=true", "algo.reward_clip=none"], False),
-    "pg num_learners=2": ("pg", ["resources.num_learners=2", "resources.num_samplers=2", "algo.baseline=true", "algo.normalize_advantage=true"], False),
-    "ddppo num_learners=2": ("ddppo", ["resources.num_learners=2", "resources.num_samplers=auto", "algo.cut_share=1"], False),
+    "ppo num_learners=2": (
+        "ppo",
+        ["resources.num_learners=2", "resources.num_samplers=2", "algo.normalize_reward=true", "algo.reward_clip=none"],
+        False,
+    ),
+    "pg num_learners=2": (
+        "pg",
+        ["resources.num_learners=2", "resources.num_samplers=2", "algo.baseline=true", "algo.normalize_advantage=true"],
+        False,
+    ),
+    "ddppo num_learners=2": (
+        "ddppo",
+        ["resources.num_learners=2", "resources.num_samplers=auto", "algo.cut_share=1"],
+        False,
+    ),
     "pqn num_learners=2": ("pqn", ["resources.num_learners=2", "resources.num_samplers=2"], False),
-    "dqn num_learners=2": ("dqn", ["resources.num_learners=2", "resources.num_samplers=2", "replay=prioritized"], False),
+    "dqn num_learners=2": (
+        "dqn",
+        ["resources.num_learners=2", "resources.num_samplers=2", "replay=prioritized"],
+        False,
+    ),
     "iqn num_learners=2": ("iqn", ["resources.num_learners=2", "resources.num_samplers=2"], False),
     "td3 num_learners=2": ("td3", ["resources.num_learners=2", "resources.num_samplers=2"], False),
     "sac num_learners=2": ("sac", ["resources.num_learners=2", "resources.num_samplers=2", "algo.l2=0.01"], False),
@@ -105,7 +141,14 @@ def cases(small: Path) -> dict[str, dict[str, Any]]:
     every = {algo: (algo, LSTM if algo == "r2d2" else [], True) for algo in algorithms} | VARIANTS
     for name, (algo, options, exact) in every.items():
         steps = STEPS.get(algo, 200)
-        words = [f"algo={algo}", "resources=debug", "logger=[]", f"env_steps={steps}", f"checkpoint.every={steps // 2}", "log_every_sec=1e-9"]
+        words = [
+            f"algo={algo}",
+            "resources=debug",
+            "logger=[]",
+            f"env_steps={steps}",
+            f"checkpoint.every={steps // 2}",
+            "log_every_sec=1e-9",
+        ]
         if not any(word.startswith("env=") for word in options):
             words.append(f"env={'Pendulum-v1' if algo in BOX_ONLY else 'CartPole-v1'}")
         tiny = [word for word in algorithms[algo] if not word.startswith(NOT_INSIDE.get(name, "no such option"))]
@@ -149,7 +192,9 @@ def drive(orders: list[dict[str, Any]]) -> None:
                 sys.stdout.flush()
                 os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(json.dumps({"name": order["name"], "code": code, "sec": round(time.monotonic() - started, 2)}), flush=True)
+        print(
+            json.dumps({"name": order["name"], "code": code, "sec": round(time.monotonic() - started, 2)}), flush=True
+        )
 
 
 def driven(checkout: Path, orders: list[dict[str, Any]], folder: Path) -> subprocess.Popen:
@@ -159,8 +204,11 @@ def driven(checkout: Path, orders: list[dict[str, Any]], folder: Path) -> subpro
     file.write_text(json.dumps(orders))
     return subprocess.Popen(
         [sys.executable, str(Path(__file__).resolve()), "--drive", str(file)],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(checkout)}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def results(process: subprocess.Popen, codes: dict[str, int], known: Path | None = None) -> None:
@@ -169,7 +217,9 @@ def results(process: subprocess.Popen, codes: dict[str, int], known: Path | None
     for said in map(json.loads, process.stdout):
         codes[said["name"]] = said["code"]
         if known is not None:
-            known.write_text(json.dumps({name: code for name, code in codes.items() if name.startswith(("base/", "half/"))}))
+            known.write_text(
+                json.dumps({name: code for name, code in codes.items() if name.startswith(("base/", "half/"))})
+            )
     if process.wait() != 0:
         raise SystemExit("same_numbers: the process that makes the runs failed; its message is above")
     return codes
@@ -187,7 +237,11 @@ def numbers(run: Path, after: int = 0) -> dict[str, Any]:
 
     def note(path: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            found[path] = (str(value.dtype), tuple(value.shape), value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            found[path] = (
+                str(value.dtype),
+                tuple(value.shape),
+                value.contiguous().view(-1).view(torch.uint8).numpy().tobytes(),
+            )
         elif isinstance(value, dict):
             for name, part in value.items():
                 note(f"{path}/{name}", part)
@@ -246,7 +300,9 @@ def main() -> int:
     if sys.argv[1:2] == ["--drive"]:
         drive(json.loads(Path(sys.argv[2]).read_text()))
         return 0
-    parser = argparse.ArgumentParser(prog="scripts/same_numbers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="scripts/same_numbers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("base", nargs="?", help="a commit")
     parser.add_argument("head", nargs="?", help="a commit; without it the working tree")
     parser.add_argument("--only", action="append", default=[], metavar="WORD")
@@ -263,9 +319,16 @@ def main() -> int:
         if asked.only:
             chosen = {name: case for name, case in chosen.items() if any(word in name for word in asked.only)}
         if asked.list or not chosen:
-            print("\n".join(f"{name}: rlrun train {' '.join(case['words'])}" for name, case in chosen.items()) or "no case has such a name")
+            print(
+                "\n".join(f"{name}: rlrun train {' '.join(case['words'])}" for name, case in chosen.items())
+                or "no case has such a name"
+            )
             return 0 if chosen else 2
-        found = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--verify", "-q", f"{asked.base}^{{commit}}"], capture_output=True, text=True)
+        found = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "--verify", "-q", f"{asked.base}^{{commit}}"],
+            capture_output=True,
+            text=True,
+        )
         if found.returncode:
             parser.error(f"{asked.base} is not a commit of this repository")
         return compared(found.stdout.strip(), head, chosen, place)
@@ -293,23 +356,36 @@ def compared(base: str, head: Path, chosen: dict[str, dict[str, Any]], place: Pa
     orders = [train("base", name) for name in chosen if f"base/{name}" not in codes]
     orders += [
         train("half", name, f"env_steps={case['half']}")
-        for name, case in chosen.items() if case["exact"] and f"half/{name}" not in codes
-    ]  # fmt: skip
+        for name, case in chosen.items()
+        if case["exact"] and f"half/{name}" not in codes
+    ]
     heads = driven(head, [train("head", name) for name in chosen], place / "head")
     if orders:
         results(driven(checked_out(base, place / "base-tree"), orders, place / "base"), codes, known)
     results(heads, codes)
-    exact = [name for name, case in chosen.items() if case["exact"] and codes[f"base/{name}"] == codes[f"half/{name}"] == 0]
+    exact = [
+        name for name, case in chosen.items() if case["exact"] and codes[f"base/{name}"] == codes[f"half/{name}"] == 0
+    ]
     orders = []
     for name in exact:
         shutil.rmtree(run("resumed", name), ignore_errors=True)
         shutil.copytree(run("half", name), run("resumed", name))
-        orders.append(order(f"resumed/{name}", run("resumed", name), ["resume", str(run("resumed", name)), f"env_steps={2 * chosen[name]['half']}"]))
+        orders.append(
+            order(
+                f"resumed/{name}",
+                run("resumed", name),
+                ["resume", str(run("resumed", name)), f"env_steps={2 * chosen[name]['half']}"],
+            )
+        )
     if orders:
         results(driven(head, orders, place / "resumed"), codes)
     failed = 0
     for name, case in chosen.items():
-        said = [f"{side.upper()} failed: {last_line(run(side, name))}" for side in ("base", "half", "head") if codes.get(f"{side}/{name}", 0) != 0]
+        said = [
+            f"{side.upper()} failed: {last_line(run(side, name))}"
+            for side in ("base", "half", "head")
+            if codes.get(f"{side}/{name}", 0) != 0
+        ]
         if not said:
             unequal = difference(run("base", name), run("head", name))
             said += [unequal] if unequal else []
@@ -320,7 +396,9 @@ def compared(base: str, head: Path, chosen: dict[str, dict[str, Any]], place: Pa
                 unequal = difference(run("base", name), run("resumed", name), case["half"])
                 said += [f"resumed in the middle: {unequal}"] if unequal else []
         failed += bool(said)
-        print(f"{'DIFFERENT' if said else 'equal    '}  {name}{': ' + '; '.join(said) if said else '' if case['exact'] else ' (not resumed)'}")
+        print(
+            f"{'DIFFERENT' if said else 'equal    '}  {name}{': ' + '; '.join(said) if said else '' if case['exact'] else ' (not resumed)'}"
+        )
     print(f"{len(chosen) - failed} of {len(chosen)} cases are equal, {time.monotonic() - started:.0f} s")
     return 1 if failed else 0
 
