@@ -12,6 +12,7 @@ from typing import Any
 
 from rlrun.commands import COMMANDS
 from rlrun.core.errors import EnvError, Notice, RunFailed, UserError, closest
+from rlrun.core.passwords import masked
 
 # Hydra's own flags that make sense here. --multirun is not one of them, because `rlrun sweep` replaces it.
 FLAGS = (
@@ -21,11 +22,11 @@ FLAGS = (
     "--resolve",
     "--package",
     "--info",
-    "--config-dir",
     "--version",
     "--shell-completion",
     "--json",
 )
+SHORT_FLAGS = ("-h", "-c", "-p", "-i", "-sc")
 
 
 def usage() -> str:
@@ -47,10 +48,10 @@ def main() -> None:
     try:
         sys.exit(_dispatch(sys.argv[1:]))
     except UserError as error:
-        print(f"rlrun: {error}", file=sys.stderr)
+        print(f"rlrun: {masked(str(error))}", file=sys.stderr)
         sys.exit(2)
     except (RunFailed, EnvError) as error:
-        print(f"rlrun: {error}", file=sys.stderr)
+        print(f"rlrun: {masked(str(error))}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("rlrun: interrupted", file=sys.stderr)
@@ -83,18 +84,22 @@ def _dispatch(words: list[str]) -> int:
 def compose(words: list[str], job, config_name: str = "train") -> int:
     """Composes a config from these words with Hydra and calls job(cfg, choices) with it; returns what job returns.
 
-    cfg is a DictConfig and choices maps each group to the file that was chosen. UserError: Hydra's errors as sentences.
+    cfg is a DictConfig and choices maps each group to the file that was chosen. `--config-dir DIR` adds a folder of the
+    user's own options, which are checked (rlrun/config/foreign.py); `--trust` lets them name modules that no installed
+    package contains. UserError: Hydra's errors as sentences.
     """
     import hydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from rlrun.config.foreign import names_hydra
     from rlrun.config.hydra_errors import check_groups, translate
     from rlrun.config.hydra_plugins import install
     from rlrun.config.paths import root
 
-    install()
+    folder, trusted, words = own_folder(words)
+    install(folder, trusted)
     for word in words:
         if word in ("-m", "--multirun"):
             raise UserError(
@@ -104,7 +109,11 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
             raise UserError(
                 f"{word} is not a flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them"
             )
-    check_groups(words)
+        if word.startswith("-") and not word.startswith("--") and word not in SHORT_FLAGS:
+            raise UserError(f"{word} is not a flag here; rlrun train --help lists the options")
+        if names_hydra(word.split("=")[0].lstrip("+~")):
+            raise UserError(f"{word}: rlrun sets Hydra's own options itself; --config-dir DIR adds a folder of options")
+    check_groups(words, folder)
     if "--help" in words or "-h" in words:  # Hydra composes a config before it prints help, and needs both choices
         words = [
             *words,
@@ -137,6 +146,25 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     if raised:
         raise raised[0]
     return result[0] if result else 0
+
+
+def own_folder(words: list[str]) -> tuple[Path | None, bool, list[str]]:
+    """Takes --config-dir DIR and --trust out of the words. Returns the folder, whether it is trusted, and the rest."""
+    trusted, given = take_trust(words)
+    folder: Path | None = None
+    rest = []
+    while given:
+        word = given.pop(0)
+        name, equals, value = word.partition("=")
+        if name != "--config-dir":
+            rest.append(word)
+            continue
+        if not equals:
+            value = given.pop(0) if given else ""
+        folder = Path(value).resolve()
+        if not value or not folder.is_dir():
+            raise UserError(f"--config-dir {value}: there is no such folder")
+    return folder, trusted, rest
 
 
 def replacing(word: str) -> list[str]:
@@ -193,3 +221,10 @@ def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:
     if not (path / "config.yaml").is_file():
         raise UserError(f"{path} is not a run directory: it has no config.yaml")
     return path, [word for word in words if word != places[0]]
+
+
+def take_trust(words: list[str]) -> tuple[bool, list[str]]:
+    """Returns whether --trust is among the words, and the other words."""
+    from rlrun.config.foreign import TRUST
+
+    return TRUST in words, [word for word in words if word != TRUST]

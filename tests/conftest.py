@@ -5,11 +5,14 @@ import functools
 import multiprocessing
 import os
 import re
+import tempfile
 import time
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# The key that signs runs is made in a folder of the tests.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="rlrun-tests-")
 
 import psutil
 import pytest

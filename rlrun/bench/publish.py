@@ -3,7 +3,9 @@ runs directory."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,12 @@ def protocol_line(cells: Sequence[Measured], table: Table) -> str:
     return "; ".join(parts) + f". Published on {table.hardware}, one run each, training games."
 
 
+def plain_text(text: str) -> str:
+    """Escapes what Markdown and HTML would read as more than text. Result files may come from anybody."""
+    safe = escape(" ".join(text.split()), quote=False)
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", safe)
+
+
 def commands(cells: Sequence[Measured]) -> list[str]:
     """The commands that made the results, each listed once."""
     return list(dict.fromkeys(result["command"] for one in cells for result in one.results))
@@ -157,14 +165,14 @@ def markdown(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
     for table, cells in tables:
         names = headings(table)
         lines += [f"## {table.title}", "", f"| {' | '.join(names)} |", f"|{'|'.join(' --- ' for _ in names)}|"]
-        lines += [f"| {' | '.join(row)} |" for row in rows(table, cells)]
+        lines += [f"| {' | '.join(map(plain_text, row))} |" for row in rows(table, cells)]
         lines += ["", protocol_line(cells, table), ""]
         summary = normalised(cells)
         if summary:
             lines += [summary, ""]
         made = commands(cells)
         if made:
-            lines += ["Commands:", "", *(f"    {command}" for command in made), ""]
+            lines += ["Commands:", "", *(f"    {' '.join(command.split())}" for command in made), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

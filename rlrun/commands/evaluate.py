@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from rlrun.cli import run_dir_argument
+from rlrun.cli import run_dir_argument, take_trust
 from rlrun.config.types import parse_assignments, typed
 from rlrun.core.ranges import Count, NotNegative
 
@@ -31,6 +31,7 @@ def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
+    trusted, words = take_trust(words)
     as_json = "--json" in words
     path, rest = run_dir_argument([word for word in words if word != "--json"], "evaluate")
     options = typed(PlayOptions, DEFAULTS | {"episodes": 10} | parse_assignments(rest))
@@ -46,7 +47,7 @@ def main(words: list[str]) -> int:
     from rlrun.samplers.evaluator import Evaluator
 
     torch.set_num_threads(1)
-    trained = load(path, str(options.checkpoint))
+    trained = load(path, str(options.checkpoint), trusted)
     seeds = Seeds(options.seed)
     factory = Factory(cfg=trained.config.env, spec=trained.spec, seeds=seeds, stream="evaluate", learning=False)
     evaluator = Evaluator(factory, min(options.episodes, 8), seeds)

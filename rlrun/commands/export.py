@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.cli import run_dir_argument, take_flags
+from rlrun.cli import run_dir_argument, take_flags, take_trust
 from rlrun.core.errors import UserError, closest
 
 
@@ -23,6 +23,7 @@ def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
+    trusted, words = take_trust(words)
     flags, rest = take_flags(words, {"--formats": str, "--dir": str})
     path, rest = run_dir_argument(rest, "export")
     from rlrun.config.types import parse_assignments, typed
@@ -42,7 +43,9 @@ def main(words: list[str]) -> int:
 
     torch.set_num_threads(1)
     for file, checked in write(
-        load(path, str(options.checkpoint)), Path(flags["--dir"]) if flags["--dir"] else path / "export", formats
+        load(path, str(options.checkpoint), trusted),
+        Path(flags["--dir"]) if flags["--dir"] else path / "export",
+        formats,
     ):
         print(f"{file}{'  ' if checked else ''}{checked}")
     print("`use` in policy.json tells how a program plays with the policy")

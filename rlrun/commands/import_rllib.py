@@ -1,9 +1,10 @@
-"""rlrun import-rllib FILE.yaml [...] [--dir rllib_imported] [--env my_package:MyEnv-v0] [--quiet] [--force]
+"""rlrun import-rllib FILE.yaml [...] [--dir rllib_imported] [--env my_package:MyEnv-v0] [--quiet] [--force] [--trust]
 
 Reads RLlib's tuned YAML files (0.5 to 2.x) and writes rlrun's into DIR/tuned/<algo>/, one for every environment of a
 file's grid. RLlib's defaults for options that a file does not set are written out, so that the run means the same.
 Every option is listed as mapped, dropped (with the reason) or not mapped. --env names an environment to use instead of
-the file's, for a file whose environment rlrun cannot import. --force overwrites existing files that differ."""
+the file's, for a file whose environment rlrun cannot import. --force overwrites existing files that differ. --trust
+accepts an environment whose module no installed package contains."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.cli import take_flags
-from rlrun.core.errors import UserError
+from rlrun.core.errors import UserError, check_name
 
 MARKS = {"mapped": " ", "default": " ", "dropped": "-", "not mapped": "!"}
 
@@ -20,7 +21,7 @@ def main(words: list[str]) -> int:
     if not words or any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0 if words else 2
-    flags, files = take_flags(words, {"--dir": str, "--env": str, "--quiet": bool, "--force": bool})
+    flags, files = take_flags(words, {"--dir": str, "--env": str, "--quiet": bool, "--force": bool, "--trust": bool})
     if not files:
         raise UserError("import-rllib needs an RLlib file, such as atari-ppo.yaml")
     folder = Path(flags["--dir"] or "rllib_imported")
@@ -35,6 +36,7 @@ def main(words: list[str]) -> int:
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
         for name, experiment in read(text, file).items():
+            check_name(name, f"{Path(file).name}: the experiment's name")
             if flags["--env"]:
                 experiment = {**experiment, "env": flags["--env"]}
             try:
@@ -50,9 +52,17 @@ def main(words: list[str]) -> int:
                 f"{place} exists and differs from what would be written, so it may have been changed by hand (--force"
                 " overwrites it, --dir writes elsewhere)"
             )
+        before = place.read_text() if place.exists() else None
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(one.text(source))
-        starts(folder, one)
+        try:
+            starts(folder, one, flags["--trust"])
+        except UserError:  # a failed import leaves no file behind
+            if before is None:
+                place.unlink()
+            else:
+                place.write_text(before)
+            raise
         print(f"{place}")
         if not flags["--quiet"]:
             print("\n".join(told(one)))
@@ -83,7 +93,7 @@ def sweep(folder: Path, one: Any) -> str:
     return f"\n  rlrun sweep --config-dir {folder} tuned={one.algo}/{one.name} {grid}"
 
 
-def starts(folder: Path, one: Any) -> None:
+def starts(folder: Path, one: Any, trusted: bool) -> None:
     """Raises UserError where rlrun would not accept the imported file."""
     from rlrun.cli import compose
     from rlrun.config.run import type_config
@@ -94,6 +104,7 @@ def starts(folder: Path, one: Any) -> None:
         return 0
 
     try:
-        compose(["--config-dir", str(folder.resolve()), f"tuned={one.algo}/{one.name}"], job)
+        trust = ["--trust"] if trusted else []
+        compose(["--config-dir", str(folder.resolve()), f"tuned={one.algo}/{one.name}", *trust], job)
     except UserError as error:
         raise UserError(f"{folder}/tuned/{one.algo}/{one.name}.yaml would not start: {error}") from None

@@ -1,17 +1,18 @@
 """rlrun resume RUN_DIR [env_steps=... log_every_sec=... stop.*=... eval.*=... checkpoint.*=... logger.*=...
-                     resources.*=...]
+                     resources.*=...] [--trust]
 
 Continues a run from its last checkpoint. Schedules keep the horizons that they had at the first launch. Other options
-cannot change, because that would be another run."""
+cannot change, because that would be another run. --trust runs modules of your own that the config of a run from
+elsewhere names."""
 
 from __future__ import annotations
 
 import shlex
 from typing import Any
 
-from rlrun.cli import run_dir_argument
-from rlrun.config.saved import saved_config
-from rlrun.config.types import parse_assignments, save_yaml
+from rlrun.cli import run_dir_argument, take_trust
+from rlrun.config.saved import save_config, saved_config
+from rlrun.config.types import parse_assignments
 from rlrun.core.errors import UserError, closest
 
 CHANGEABLE = ("env_steps", "log_every_sec", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
@@ -21,18 +22,21 @@ def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
+    trusted, words = take_trust(words)
     path, rest = run_dir_argument(words, "resume")
     changes = parse_assignments(rest)
-    values = saved_config(path)
+    values = saved_config(path, trusted)
     for key, value in changes.items():
         change(values, key, value)
     from rlrun.config.run import type_config
+    from rlrun.core.passwords import check_logger
     from rlrun.machine.machine import measured
     from rlrun.runtime import session
     from rlrun.runtime.build import checkpoints_of, preflight
     from rlrun.runtime.plan import check_saved, plan
     from rlrun.runtime.rundir import RunDir
 
+    check_logger(values)
     config = type_config({**values, "init": None})  # the checkpoint already contains what init loaded
     print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
     machine = measured()
@@ -50,7 +54,7 @@ def main(words: list[str]) -> int:
             )
         check_saved(planned, path / "checkpoints" / f"{steps:012d}")
         print(f"  from the checkpoint at {steps:,} env steps", flush=True)
-        save_yaml(values, path / "config.yaml")
+        values = save_config(values, path)
     except BaseException:
         directory.release()
         raise

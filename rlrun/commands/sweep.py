@@ -1,15 +1,16 @@
 """rlrun sweep algo=ppo,impala env=Pong,Breakout seed=1,2,3 [any option of rlrun train]
-            [--jobs N] [--dry-run] [--timeout SEC] [--dir DIR] [--config-dir DIR]
+            [--jobs N] [--dry-run] [--timeout SEC] [--dir DIR] [--config-dir DIR] [--trust]
 rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search tpe|random --trials 30 [--prune]
 rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search pbt --trials 8 --every 100000
 rlrun sweep ... --cluster slurm --queue partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600
-rlrun sweep --resume DIR [--jobs N]
+rlrun sweep --resume DIR [--jobs N] [--trust]
 
 Trains every combination, each run in a process of its own. Values are written a=1,2,3, or a=range(1,4) for the same, or
 tuned='glob(impala/*)'. --jobs says how many runs share the machine at a time; each gets its share of the cores and one
 GPU. The default is one run for each GPU, or one for every two cores. --dry-run prints the runs and starts none.
 --timeout ends a run after so many seconds. A run that fails does not stop the others. --resume continues the runs that
-failed or were interrupted, from their last checkpoint. Ctrl-C lets running jobs save a checkpoint.
+failed or were interrupted, from their last checkpoint. Ctrl-C lets running jobs save a checkpoint. --trust lets
+--config-dir, or a sweep from elsewhere that is resumed, name modules that no installed package contains.
 
 --search draws values from lists and intervals instead; int(interval(1,8)) draws whole numbers. Its methods are random,
 tpe (Optuna) and pbt. pbt trains a population of --trials runs: after every --every env steps the worst runs copy the
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ FLAGS = {
     "--resume": str,
     "--dry-run": bool,
     "--config-dir": str,
+    "--trust": bool,
     "--search": str,
     "--trials": int,
     "--prune": bool,
@@ -69,6 +72,7 @@ def main(words: list[str]) -> int:
 
 
 def begin(words: list[str], flags: dict[str, Any]) -> int:
+    from rlrun.core.passwords import masked
     from rlrun.experiments.grid import grid, job_name, parse
 
     if not words:
@@ -82,6 +86,7 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
                 f"{reserved}= cannot vary: every job has a directory of its own in the sweep's directory (--dir)"
             )
     own = [f"--config-dir={Path(flags['--config-dir']).resolve()}"] if flags["--config-dir"] else []
+    own += ["--trust"] if flags["--trust"] else []
     if flags["--search"] is not None:
         return search(words, space, own, flags)
     for flag in ("--trials", "--prune", "--every"):
@@ -102,7 +107,7 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
     configs = [checked(job, name) for name, job in jobs]  # all are checked now: the last may begin hours from now
     if flags["--dry-run"]:
         for name, job in jobs:
-            print(f"{name}: rlrun train {' '.join(job)}")
+            print(masked(f"{name}: rlrun train {' '.join(job)}"))
         print(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''}")
         return 0
     folder = made(flags, configs[0])
@@ -187,6 +192,7 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
     from rlrun.commands.train import check_tuned
     from rlrun.config.run import type_config
     from rlrun.config.types import plain
+    from rlrun.core.passwords import check_logger
 
     found: list[dict[str, Any]] = []
 
@@ -194,6 +200,7 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
         values = plain(cfg)
         check_tuned(choices, values)
         type_config(values)
+        check_logger(values)
         found.append(values)
         return 0
 
@@ -228,8 +235,9 @@ def resume(folder: Path, flags: dict[str, Any]) -> int:
 class RecordedSupply:
     """A supply that writes each job to sweep.json, clears its directory and puts it under the sweep's MLflow run."""
 
-    def __init__(self, supply: Any, parent: Any, folder: Path):
-        self.supply, self.parent, self.folder = supply, parent, folder
+    def __init__(self, supply: Any, parent: Any, folder: Path, trusted: bool):
+        """trusted: whether jobs may run modules that no installed package contains."""
+        self.supply, self.parent, self.folder, self.trusted = supply, parent, folder, trusted
         self.look, self.done = supply.look, supply.done
 
     def next(self) -> Any:
@@ -241,7 +249,7 @@ class RecordedSupply:
             return None
         add(self.folder, job)
         clear(job)
-        return self.parent.adopt(job)
+        return self.parent.adopt(replace(job, trusted=self.trusted))
 
 
 def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
@@ -289,7 +297,7 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
     from rlrun.experiments.view import view
 
     with held(folder):
-        record = read(folder)
+        record = read(folder, flags["--trust"])
         before = [known(job) for job in record.jobs]
         todo = [outcome.job for outcome in before if outcome.status not in DONE]
         if flags["--dry-run"]:
@@ -314,7 +322,7 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
                 outcome.status = supply.status(outcome.job.name) or outcome.status
         pool = Pool(where, view(count), flags["--timeout"], before, starter)
         try:
-            outcomes = pool.run(RecordedSupply(supply, parent, folder))
+            outcomes = pool.run(RecordedSupply(supply, parent, folder, flags["--trust"]))
         finally:
             parent.close(pool.outcomes, pool.interrupted)
         (folder / "outcomes.json").write_text(json.dumps([told(outcome) for outcome in outcomes], indent=1) + "\n")

@@ -1,15 +1,16 @@
 """rlrun train: Hydra composes the config and a session runs it.
 
 rlrun train --plan ... prints what the run would consist of on this machine, and why, and starts nothing.
-rlrun train --from-run DIR [seed=2 key=value ...] trains the same run again in a new directory."""
+rlrun train --from-run DIR [seed=2 key=value ...] trains the same run again in a new directory.
+--trust lets a folder of options (--config-dir) or a run from elsewhere name modules that no installed package has."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from rlrun.cli import compose
-from rlrun.config.saved import saved_config
+from rlrun.cli import compose, take_trust
+from rlrun.config.saved import save_config, saved_config
 from rlrun.core.errors import UserError
 
 PLAN = "--plan"
@@ -31,6 +32,7 @@ def again(words: list[str]) -> int:
     from rlrun.commands.resume import dotted, set_option
     from rlrun.config.types import parse_assignments
 
+    trusted, words = take_trust(words)
     place = next(i for i, word in enumerate(words) if word.split("=")[0] == FROM_RUN)
     _, equals, given = words[place].partition("=")
     if not equals:
@@ -38,7 +40,7 @@ def again(words: list[str]) -> int:
     rest = words[:place] + words[place + (1 if equals else 2) :]
     if not (Path(given) / "config.yaml").is_file():
         raise UserError(f"{given or FROM_RUN} is not a run directory: it has no config.yaml")
-    values = saved_config(Path(given))
+    values = saved_config(Path(given), trusted)
     values["run_dir"] = None
     print(f"  the config of {given}", flush=True)
     for key, value in parse_assignments(rest).items():
@@ -80,7 +82,7 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
 def start(values: dict[str, Any]) -> int:
     """Starts a new run of this plain config. Returns the exit code."""
     from rlrun.config.run import type_config
-    from rlrun.config.types import save_yaml
+    from rlrun.core.passwords import check_logger
     from rlrun.machine.machine import measured
     from rlrun.runtime.build import preflight
     from rlrun.runtime.plan import plan
@@ -88,6 +90,7 @@ def start(values: dict[str, Any]) -> int:
 
     print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
     config = type_config(values)
+    check_logger(values)
     path = (
         Path(config.run.run_dir)
         if config.run.run_dir
@@ -101,7 +104,7 @@ def start(values: dict[str, Any]) -> int:
     preflight(planned, machine)
     directory = RunDir.create(path)
     values["resources"] |= planned.settings()  # a resumed run keeps these, whatever the machine is doing by then
-    save_yaml(values, path / "config.yaml")
+    values = save_config(values, path)
     from rlrun.runtime import session
 
     return session.run(planned, values, directory, restored=None)

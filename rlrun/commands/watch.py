@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from rlrun.cli import run_dir_argument
+from rlrun.cli import run_dir_argument, take_trust
 from rlrun.commands.evaluate import DEFAULTS, PlayOptions
 from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError
+from rlrun.core.passwords import masked
 from rlrun.core.ranges import Count
 
 
@@ -30,6 +31,7 @@ def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
+    trusted, words = take_trust(words)
     path, rest = run_dir_argument(words, "watch")
     options = typed(WatchOptions, DEFAULTS | {"episodes": 1, "max_steps": 5000, "gif": True} | parse_assignments(rest))
     print(f"rlrun watch: {path}", flush=True)
@@ -45,7 +47,7 @@ def main(words: list[str]) -> int:
     from rlrun.runtime.trained import load
 
     torch.set_num_threads(1)
-    trained = load(path, str(options.checkpoint))
+    trained = load(path, str(options.checkpoint), trusted)
     try:
         frames, rate, returns = record(trained, options)
     except gymnasium.error.DependencyNotInstalled as error:
@@ -63,7 +65,7 @@ def main(words: list[str]) -> int:
     try:
         add_artifact(path, movie)
     except Exception as error:
-        print(f"rlrun: mlflow: the video was not added: {error}")
+        print(f"rlrun: mlflow: the video was not added: {masked(str(error))}")
     return 0
 
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from rlrun.config.paths import base_options, included_groups, inner_algorithm, options, package, root
+from rlrun.config.paths import base_options, files, included_groups, inner_algorithm, options, package, root
 from rlrun.core.errors import UserError, closest
 
 GROUPS = ("algo", "model", "resources", "runner", "tuned")
 
 
-def check_groups(words: list[str]) -> None:
-    """Raises UserError for a group option that does not exist, because Hydra's own error lists all 400 environments."""
-    if any(word.startswith(("--config-dir", "-cd", "hydra.searchpath")) for word in words):
-        return  # the user added a folder of options, which only Hydra can search
+def check_groups(words: list[str], folder: Path | None = None) -> None:
+    """Raises UserError for a group option that does not exist, because Hydra's own error lists all 400 environments.
+
+    folder: the user's own folder of options."""
     for word in words:
         group, equals, value = word.partition("=")
+        group = group.lstrip("+~").split("@")[0]
         if group == "resume":
             raise UserError("rlrun train begins a new run; rlrun resume RUN_DIR goes on with one")
+        if ".." in group or (
+            ".." in value and any((place / group).is_dir() for place in (root() / "conf", root(), folder) if place)
+        ):
+            raise UserError(f"{word}: name a file of the group {group}, without its folder; --config-dir adds a folder")
         if not equals or "," in value or value in ("", "null", "???"):
+            continue
+        own = files(folder / group) if folder is not None else []
+        if value in own:
             continue
         if group == "env":
             from rlrun.envs.names import family_of
@@ -26,7 +35,7 @@ def check_groups(words: list[str]) -> None:
             if value not in ("atari", "gym"):
                 family_of(value)
         elif group in GROUPS or group == "model/memory":
-            known = options(group)
+            known = [*options(group), *own]
             if value not in known:
                 raise UserError(f"There is no {group} {value!r}.{closest(value, known)} There are: {', '.join(known)}")
 

@@ -13,7 +13,9 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
+from rlrun.config.foreign import check_defaults, check_package, check_values
 from rlrun.config.paths import root
+from rlrun.core.errors import UserError
 
 SCHEME = "rlrun-envs"
 
@@ -54,7 +56,6 @@ class EnvSource(ConfigSource):
         return config_path == "env"
 
     def is_config(self, config_path: str) -> bool:
-        from rlrun.core.errors import UserError
         from rlrun.envs.names import family_of
 
         name = self._name(config_path)
@@ -97,17 +98,61 @@ class TunedSource(FileConfigSource):
 
 
 def _in_tuned(config_path: str) -> bool:
-    return config_path == "tuned" or config_path.startswith("tuned/")
+    return config_path == "tuned" or (config_path.startswith("tuned/") and ".." not in config_path)
+
+
+class UserSource(FileConfigSource):
+    """The user's own folder of options (--config-dir). Its files are checked, because they may come from anybody."""
+
+    trusted = False  # whether the files may name modules of no installed distribution
+
+    @staticmethod
+    def scheme() -> str:
+        return "rlrun-user"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        place = f"{self.path}/{config_path.removesuffix('.yaml')}.yaml"
+        try:
+            result = super().load_config(config_path)
+        except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+            raise UserError(f"{place} cannot be read: {str(error).splitlines()[0]}") from None
+        check_package(result.header.get("package"), place)
+        values = OmegaConf.to_container(result.config, resolve=False)
+        if isinstance(values, dict):
+            check_defaults(values.pop("defaults", []), place, self.trusted)
+        check_values(values, place, self.trusted)
+        return result
+
+    def is_group(self, config_path: str) -> bool:
+        return _users(config_path) and super().is_group(config_path)
+
+    def is_config(self, config_path: str) -> bool:
+        return _users(config_path) and super().is_config(config_path)
+
+
+def _users(config_path: str) -> bool:
+    """Tells whether a path is one that the user's folder may provide: neither Hydra's own nor outside the folder."""
+    parts = config_path.split("/")
+    return parts[0] != "hydra" and ".." not in parts
 
 
 class RlrunSearchPath(SearchPathPlugin):
-    """Adds the environments and the parent folder of tuned/ to Hydra's search path."""
+    """Adds the environments, the parent folder of tuned/ and the user's own folder to Hydra's search path."""
+
+    folder: Path | None = None  # the user's own
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("rlrun-envs", f"{SCHEME}://all")
         search_path.append("rlrun-tuned", f"rlrun-tuned://{Path(root()).as_posix()}")
+        if self.folder is not None:
+            search_path.append("rlrun-user", f"rlrun-user://{self.folder.as_posix()}")
 
 
-def install() -> None:
-    for plugin in (EnvSource, TunedSource, RlrunSearchPath):
+def install(folder: Path | None = None, trusted: bool = False) -> None:
+    """Registers the plugins.
+
+    folder: the user's own folder of options. trusted: whether its files may name modules that no installed package
+    contains."""
+    RlrunSearchPath.folder, UserSource.trusted = folder, trusted
+    for plugin in (EnvSource, TunedSource, UserSource, RlrunSearchPath):
         Plugins.instance().register(plugin)

@@ -14,7 +14,11 @@ def root() -> Path:
 
 def options(group: str) -> list[str]:
     """Names of a config group's files, including those in subfolders (`tuned` -> impala/pong, ...)."""
-    folder = root() / group if group == "tuned" else root() / "conf" / group
+    return files(root() / group if group == "tuned" else root() / "conf" / group)
+
+
+def files(folder: Path) -> list[str]:
+    """Names of the yaml files in a folder and in its subfolders."""
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
 
 

@@ -1,4 +1,4 @@
-"""Reads config.yaml of a run directory, which may be older than some of today's options."""
+"""Reads and writes config.yaml of a run directory, which may come from elsewhere or be older than some options."""
 
 from __future__ import annotations
 
@@ -6,19 +6,34 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlrun.config.foreign import check_values
 from rlrun.config.paths import options, root
-from rlrun.config.types import MissingOption, load_yaml, plain
+from rlrun.config.signature import sign, signed
+from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml
+from rlrun.core.passwords import masked_values
 
 
-def saved_config(run_dir: Path) -> dict[str, Any]:
+def save_config(values: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """Writes and signs config.yaml, and returns what it holds: the same options without passwords."""
+    saved = masked_values(values)
+    save_yaml(saved, run_dir / "config.yaml")
+    sign(run_dir / "config.yaml")
+    return saved
+
+
+def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
     """Returns the plain config of a run directory. Raises UserError if it cannot be read or does not fit.
+
+    A config without this user's signature may only name modules of installed packages, unless it is trusted.
 
     Options that did not exist when it was saved get today's defaults and are named on stderr. Options of an environment
     and of a user's own algorithm have no such defaults.
     """
     from rlrun.config.run import type_config
 
-    values = load_yaml(run_dir / "config.yaml")
+    path = run_dir / "config.yaml"
+    values = load_yaml(path)
+    check_values(values, str(path), trusted or signed(path))
     try:
         type_config(values)
     except MissingOption:

@@ -160,13 +160,16 @@ def plain(cfg: Any) -> dict:
 
 
 def load_yaml(path: Path) -> dict:
-    """Reads a saved config.yaml. Raises UserError if it is missing or unreadable."""
+    """Reads a yaml file as it is, without resolving interpolations. Raises UserError if it is missing or unreadable."""
     try:
-        return plain(OmegaConf.load(path))
+        made = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run directory?") from None
     except Exception as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserError(f"{path} cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+    if not isinstance(made, dict):
+        raise UserError(f"{path} cannot be read: it holds no options")
+    return made  # type: ignore[return-value]
 
 
 def save_yaml(values: dict, path: Path) -> None:

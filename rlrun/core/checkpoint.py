@@ -25,6 +25,7 @@ import torch
 from rlrun.core.errors import Notice, RunFailed, UserError
 
 FORMAT = 1
+PARTS = ("policy", "algorithm", "sampler")  # the tensors of every run
 ROWS = "replay-*.bin"  # files that hold the rows in replay
 MAX_FAILURES = 3  # failed saves in a row after which the run ends
 
@@ -153,9 +154,7 @@ class Checkpoints:
                 for file in files:
                     file.unlink()
 
-    def load(
-        self, name: str | None = None, parts: tuple[str, ...] = ("policy", "algorithm", "sampler")
-    ) -> tuple[dict[str, dict], dict]:
+    def load(self, name: str | None = None, parts: tuple[str, ...] = PARTS) -> tuple[dict[str, dict], dict]:
         """(tensors by part, run.json) of the named checkpoint, by default the last one. Raises UserError if there is
         none or if it is damaged."""
         names = self.names()
@@ -172,9 +171,11 @@ class Checkpoints:
         if name not in names:
             raise UserError(f"{self.directory} has no checkpoint {name}; it has {', '.join(names)}")
         path = self.directory / name
-        verify(path)
-        run = json.loads((path / "run.json").read_text())
-        return {part: load_part(path, part) for part in parts}, run
+        verify(path, parts)
+        try:
+            return {part: load_part(path, part) for part in parts}, json.loads((path / "run.json").read_text())
+        except Exception as error:  # torch.load raises many kinds
+            raise UserError(f"checkpoint {path} cannot be read: {(str(error).splitlines() or [''])[0]}") from None
 
 
 def rows_file(number: int) -> str:
@@ -187,16 +188,22 @@ def load_part(path: Path, part: str) -> dict:
     return torch.load(path / f"{part}.pt", weights_only=True, map_location="cpu")
 
 
-def verify(path: Path) -> None:
-    """Raises UserError, which names the first file that is missing, truncated or altered."""
+def verify(path: Path, parts: tuple[str, ...] = ()) -> None:
+    """Raises UserError, which names the first file that is missing, truncated, altered or not in the manifest.
+
+    parts: those that will be loaded."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-        expected = manifest["sha256"]
+        expected = dict(manifest["sha256"])
         version = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"checkpoint {path} is damaged: manifest.json is missing or unreadable") from None
     if version != FORMAT:
         raise UserError(f"checkpoint {path} has format {version}; this rlrun reads format {FORMAT}")
+    there = {file.name for file in path.iterdir()} - {"manifest.json"}
+    unlisted = sorted((there | {f"{part}.pt" for part in parts} | {"run.json"}) - set(expected))
+    if unlisted:
+        raise UserError(f"checkpoint {path} is damaged: manifest.json has no sha256 of {unlisted[0]}")
     for name, digest in expected.items():
         if not (path / name).is_file():
             raise UserError(f"checkpoint {path} is damaged: {name} is missing")

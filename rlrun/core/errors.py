@@ -22,6 +22,21 @@ class Notice(UserWarning):
     that issued the warning."""
 
 
+def check_name(name: object, what: str) -> str:
+    """Returns a name from which a path is made. Raises UserError if it could lead out of its folder.
+
+    what: what the name is, such as "the experiment's name"."""
+    text = str(name)
+    known = all(character.isalnum() or character in "-_.+= ()," for character in text)
+    fitting = known and text and text[0] not in ".-" and len(text) <= 200
+    if not fitting:
+        raise UserError(
+            f"{what} is {text!r}, and files are named after it: it may have letters, digits, spaces and - _ . + = ( ) ,"
+            " and must begin with a letter, a digit or _"
+        )
+    return text
+
+
 def closest(word: str, options: Iterable[str], count: int = 3) -> str:
     """' Did you mean a, b?' for a mistyped word, or an empty string if no option is similar."""
     options = list(options)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import gymnasium
 
 from rlrun.core.errors import UserError, closest
+
+OWN = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[\w./-]+")  # my_package.envs:MyEnv-v0
 
 
 @cache
@@ -49,7 +52,7 @@ def family_of(name: str) -> tuple[str, str]:
     if short:
         return "atari", short
     known = names()
-    if ":" in name or name in gymnasium.registry:
+    if name in gymnasium.registry or OWN.fullmatch(name):
         return "gym", name
     if not games() and "-" not in name:
         raise UserError(f"env={name} is not a Gymnasium id; if it is an Atari game: pip install 'rlrun[atari]'")

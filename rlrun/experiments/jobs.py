@@ -70,6 +70,7 @@ class TrainingJob:
     run_dir: Path
     log: Path
     resume: tuple[str, ...] = ()  # the words for `rlrun resume`, where the run has a checkpoint
+    trusted: bool = False  # whether its config may name modules that no installed package contains (--trust)
 
 
 @dataclass(kw_only=True)
@@ -285,7 +286,8 @@ def command_of(job: TrainingJob) -> list[str]:
         if checkpoints(job.run_dir)
         else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
     )
-    return [sys.executable, "-m", "rlrun.experiments.job", *words]
+    trust = ["--trust"] if job.trusted and "--trust" not in words else []
+    return [sys.executable, "-m", "rlrun.experiments.job", *words, *trust]
 
 
 def known(job: TrainingJob) -> Outcome:

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.config.types import load_yaml, save_yaml
+from rlrun.config.saved import save_config
+from rlrun.config.types import load_yaml
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import Interval, Space
@@ -300,7 +301,7 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
         for group in groups:
             node = node[group]
         node[last] = yaml_value(value)
-    save_yaml(config, loser / "config.yaml")
+    save_config(config, loser)
     old = loser / "checkpoints.old"
     shutil.rmtree(old, ignore_errors=True)
     (loser / "checkpoints").rename(old)

@@ -11,8 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlrun.config.foreign import TRUST
+from rlrun.config.signature import sign, signed
 from rlrun.core.checkpoint import write_atomically
-from rlrun.core.errors import UserError
+from rlrun.core.errors import UserError, check_name
+from rlrun.core.passwords import masked, masked_values, whole
 from rlrun.experiments.jobs import DONE, Outcome, TrainingJob
 
 FORMAT = 1
@@ -39,15 +42,19 @@ def write(
 
     mlflow = (config.get("logger") or {}).get("mlflow") or {"enabled": False}
     store = (
-        {"uri": mlflow["uri"], "experiment": mlflow["experiment"], "root": str(Path(config["runs_root"]).resolve())}
+        {
+            "uri": masked_values(mlflow["uri"]),
+            "experiment": mlflow["experiment"],
+            "root": str(Path(config["runs_root"]).resolve()),
+        }
         if mlflow["enabled"]
         else None
     )
     said = {
         "format": FORMAT,
         "command": command_line(),
-        "words": list(words),
-        "jobs": [{"name": name, "words": list(job)} for name, job in jobs],
+        "words": masked_values(list(words)),
+        "jobs": [{"name": name, "words": masked_values(list(job))} for name, job in jobs],
         "search": search,
         "cwd": os.getcwd(),
         "mlflow": store,
@@ -56,7 +63,12 @@ def write(
         "git_commit": git_commit(),
         "hardware": hardware(),
     }
+    _write(folder, said)
+
+
+def _write(folder: Path, said: dict[str, Any]) -> None:
     write_atomically(folder / "sweep.json", json.dumps(said, indent=1) + "\n")
+    sign(folder / "sweep.json")
 
 
 def job_in(folder: Path, name: str, words: Sequence[str]) -> TrainingJob:
@@ -65,12 +77,19 @@ def job_in(folder: Path, name: str, words: Sequence[str]) -> TrainingJob:
     return TrainingJob(name=name, words=tuple(words), run_dir=place / name, log=place / "logs" / f"{name}.log")
 
 
-def read(folder: Path) -> Record:
-    """Reads sweep.json. UserError where it is damaged or has another format."""
+def read(folder: Path, trusted: bool = False) -> Record:
+    """Reads sweep.json. UserError if it is damaged, has another format, or comes from elsewhere untrusted."""
+    if not trusted and not signed(folder / "sweep.json"):
+        raise UserError(
+            f"{folder / 'sweep.json'} was not written by you on this machine, and its commands would be run; read them,"
+            f" and then {TRUST} runs them"
+        )
     try:
         said = json.loads((folder / "sweep.json").read_text())
         if said["format"] != FORMAT:
             raise UserError(f"{folder / 'sweep.json'} has format {said['format']}; this rlrun reads {FORMAT}")
+        for job in said["jobs"]:
+            check_name(job["name"], "a job's name")
         jobs = [job_in(folder, job["name"], job["words"]) for job in said["jobs"]]
         return Record(said["command"], said["words"], jobs, said["mlflow"], said["search"], said["cwd"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -81,8 +100,8 @@ def add(folder: Path, job: TrainingJob) -> None:
     """Adds a job that a search has drawn to sweep.json, unless it is already there."""
     said = json.loads((folder / "sweep.json").read_text())
     if all(known["name"] != job.name for known in said["jobs"]):
-        said["jobs"].append({"name": job.name, "words": list(job.words)})
-        write_atomically(folder / "sweep.json", json.dumps(said, indent=1) + "\n")
+        said["jobs"].append({"name": job.name, "words": masked_values(list(job.words))})
+        _write(folder, said)
 
 
 @contextmanager
@@ -114,7 +133,7 @@ class Parent:
         memory = folder / "mlflow.json"
         try:
             self.client, experiment = open_experiment(
-                record.mlflow["uri"], Path(record.mlflow["root"]), record.mlflow["experiment"]
+                whole(record.mlflow["uri"]), Path(record.mlflow["root"]), record.mlflow["experiment"]
             )
             known = json.loads(memory.read_text()) if memory.exists() else {}
             if "run_id" in known:
@@ -127,7 +146,9 @@ class Parent:
             self.client.log_artifact(self.run_id, str(folder / "sweep.json"))
         except Exception as error:  # each server has its own exceptions
             why = (str(error).splitlines() or [""])[0]
-            print(f"  mlflow: {type(error).__name__}: {why}; the jobs log there without a parent run", flush=True)
+            print(
+                f"  mlflow: {type(error).__name__}: {masked(why)}; the jobs log there without a parent run", flush=True
+            )
             self.client = None
 
     def adopt(self, job: TrainingJob) -> TrainingJob:

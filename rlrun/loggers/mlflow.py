@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.core.errors import UserError
+from rlrun.core.passwords import masked, whole
 
 FLUSH_SEC = 10.0
 STATUS = {"COMPLETED": "FINISHED", "STOPPED": "FINISHED", "INTERRUPTED": "KILLED", "FAILED": "FAILED"}
@@ -91,12 +92,12 @@ class Mlflow:
         self.client, experiment_id = open_experiment(uri, root, experiment)
         memory = run_dir / "mlflow.json"
         known = json.loads(memory.read_text()) if memory.exists() else {}
-        if known.get("uri") == self.uri:
+        if known.get("uri") == masked(self.uri):
             self.run_id = known["run_id"]
             self.client.update_run(self.run_id, status="RUNNING")
         else:
             self.run_id = self.client.create_run(experiment_id, run_name=run_dir.name).info.run_id
-            memory.write_text(json.dumps({"uri": self.uri, "run_id": self.run_id}))
+            memory.write_text(json.dumps({"uri": masked(self.uri), "run_id": self.run_id}))
             self._parameters(values)
         owner = {"pid": os.getpid(), "host": platform.node(), "run_dir": str(run_dir.resolve())}
         tags = {
@@ -166,7 +167,7 @@ def add_artifact(run_dir: Path, file: Path) -> None:
     memory = run_dir / "mlflow.json"
     if memory.exists() and available():
         known = json.loads(memory.read_text())
-        _client(known["uri"]).log_artifact(known["run_id"], str(file))
+        _client(whole(known["uri"]) or "").log_artifact(known["run_id"], str(file))
 
 
 def stale_runs(root: Path, fix: bool = False) -> list[str]:

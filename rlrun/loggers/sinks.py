@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from rlrun.core.passwords import masked
+
 PENDING = 1000  # rows that may wait for slow sinks; further rows are dropped and counted
 CLOSE_SEC = 20.0
 
@@ -81,4 +83,4 @@ class Sinks:
     def _warn(self, name: str, text: str) -> None:
         if name not in self.warned:
             self.warned.add(name)
-            print(f"rlrun: {name}: {text}", file=sys.stderr, flush=True)
+            print(f"rlrun: {name}: {masked(text)}", file=sys.stderr, flush=True)

@@ -48,11 +48,11 @@ class Imported:
             for group in groups:
                 node = node.setdefault(group, {})
             node[last] = value
-        defaults = [f"  - override /env: {self.env}", f"  - override /algo: {self.algo}"]
+        defaults = [{"override /env": self.env}, {"override /algo": self.algo}]
         for group in ("model", "replay"):
             chosen = nested.get(group, {}).pop("_choice", None)
             if chosen:
-                defaults.append(f"  - override /{group}: {chosen}")
+                defaults.append({f"override /{group}": chosen})
             if not nested.get(group, True):
                 del nested[group]
         said = [f"# Imported from RLlib's {source} ({self.name})."]
@@ -61,18 +61,18 @@ class Imported:
                 "# Its grid: rlrun sweep tuned=... "
                 + " ".join(f"{key}={','.join(map(flow, values))}" for key, values in self.grid.items())
             )
+        chosen_files = yaml.safe_dump({"defaults": defaults}, sort_keys=False, default_flow_style=False)
         body = yaml.safe_dump(nested, sort_keys=False, default_flow_style=None, width=140)
-        return "\n".join(["# @package _global_", *said, "defaults:", *defaults, "", body])
+        comments = [" ".join(line.split()) for line in said]  # no text of the file may begin a line of its own
+        return "\n".join(["# @package _global_", *comments, chosen_files, body])
 
 
 def flow(value: Any) -> str:
-    """Formats a value for a command line."""
-    return (
-        yaml.safe_dump(value, default_flow_style=True, width=10**6)
-        .removesuffix("\n")
-        .removesuffix("\n...")
-        .replace(": ", ":")
-    )
+    """Formats a value for a command line, on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...")
+    if "\n" in text:  # double quotes keep line breaks as escapes
+        text = yaml.safe_dump(value, default_flow_style=True, default_style='"', width=10**6).strip()
+    return text.replace(": ", ":")
 
 
 def read(text: str, source: str) -> dict[str, dict[str, Any]]:

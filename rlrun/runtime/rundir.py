@@ -18,6 +18,7 @@ import torch
 
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
+from rlrun.core.passwords import masked
 from rlrun.machine.processor import processor
 
 
@@ -87,9 +88,13 @@ class RunDir:
         return values
 
 
+def slug(name: str) -> str:
+    """Makes one folder's name of the name of an algorithm or environment."""
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"
+
+
 def default_path(root: str, algo: str, env: str, seed: int) -> Path:
-    slug = "".join(c if c.isalnum() or c in "-_." else "_" for c in env)
-    base = Path(root) / algo / slug / f"{datetime.now():%Y%m%d-%H%M%S}-seed{seed}"
+    base = Path(root) / slug(algo) / slug(env) / f"{datetime.now():%Y%m%d-%H%M%S}-seed{seed}"
     path, number = base, 1
     while path.exists():
         number += 1
@@ -133,11 +138,13 @@ def git_commit() -> str | None:
 
 
 def command_line() -> str:
-    """Returns the command that the user typed, beginning with rlrun. (sys.argv is rewritten for Hydra.)"""
+    """Returns the command that the user typed, beginning with rlrun and without passwords.
+
+    (sys.argv is rewritten for Hydra.)"""
     words = sys.orig_argv[1:]
     while words and not words[0].isalpha():  # the path of the script, or -m
         words = words[1:]
-    return shlex.join(["rlrun", *(words[1:] if words[:1] == ["rlrun"] else words)])
+    return masked(shlex.join(["rlrun", *(words[1:] if words[:1] == ["rlrun"] else words)]))
 
 
 def started_at() -> str:

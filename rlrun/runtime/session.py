@@ -13,6 +13,7 @@ import torch
 from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.errors import RunFailed
+from rlrun.core.passwords import masked, whole
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
@@ -95,7 +96,7 @@ def _run(
             ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
         )
         if not isinstance(caught, RunFailed | KeyboardInterrupt):
-            reason = "".join(traceback.format_exception(caught)).rstrip()
+            reason = masked("".join(traceback.format_exception(caught)).rstrip())
         job.failed(status, reason)
     summary = directory.summary(
         status=job.status,
@@ -130,7 +131,13 @@ def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, fac
     if "mlflow" in chosen:
         mlflow = chosen["mlflow"]
         slow["mlflow"] = lambda: Mlflow(
-            mlflow["uri"], Path(config.run.runs_root), mlflow["experiment"], path, values, facts, mlflow["parent"]
+            whole(mlflow["uri"]),
+            Path(config.run.runs_root),
+            mlflow["experiment"],
+            path,
+            values,
+            facts,
+            mlflow["parent"],
         )
     return Sinks(direct, slow)
 

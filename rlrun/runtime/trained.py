@@ -146,14 +146,15 @@ def _each(value: Any, function: Callable[[Any], Any]) -> Any:
     return tuple(_each(part, function) for part in value) if isinstance(value, tuple) else function(value)
 
 
-def load(run_dir: str | Path, checkpoint: str = "last") -> Trained:
+def load(run_dir: str | Path, checkpoint: str = "last", trust: bool = False) -> Trained:
     """Loads the policy of a run directory.
 
-    checkpoint: "last", "best", or a number of env steps. Raises UserError when the directory holds no run, or when the
+    checkpoint: "last", "best", or a number of env steps. trust: whether a run from elsewhere may name modules that no
+    installed package contains; they are imported. Raises UserError when the directory holds no run, or when the
     checkpoint is missing, damaged or does not fit the config.
     """
     path = Path(run_dir)
-    config = type_config(saved_config(path))
+    config = type_config(saved_config(path, trust))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
     spec = registry.make_spec(config.env, config.run.model.memory.prev_action, config.run.model.memory.prev_reward)
     policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)

@@ -294,3 +294,11 @@ def test_thinning_keeps_both_ends():
 def test_curves_leave_out_what_no_game_has_ended_for(tmp_path):
     (tmp_path / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:3]) + '{"env_steps": 5')
     assert curve_of(tmp_path) == [[1000, 2.0, 1.0], [2000, 4.0, 2.0]]
+
+
+def test_texts_of_result_files_stay_text_in_the_tables():
+    from rlrun.bench.publish import plain_text
+
+    assert plain_text("<img src=x onerror=alert(1)>") == "&lt;img src=x onerror=alert(1)&gt;"
+    assert plain_text("2 x A|B\n[c](javascript:d)") == r"2 x A\|B \[c\](javascript:d)"
+    assert plain_text("beaten, 2,071 (1.5 to 3)") == "beaten, 2,071 (1.5 to 3)"

@@ -65,6 +65,7 @@ def test_an_algorithm_of_ones_own_trains_resumes_and_evaluates(tmp_path):
     path = tmp_path / "run"
     rlrun(
         "train",
+        "--trust",
         "--config-dir",
         "conf",
         "algo=clipped_pg",

@@ -3,7 +3,7 @@
 cd tests/example
 rlrun train algo=ppo env=my_rl:Corridor-v0 model.encoder=my_rl.models:Positions env.wrappers=[my_rl.envs:Hurry] callbacks=[my_rl.callbacks:Best]
 rlrun train algo=ppo env=my_rl:Corridor-v0 'env.wrappers=[{name: my_rl.envs:Hurry, price: 0.1}]'
-rlrun train --config-dir conf algo=clipped_pg env=my_rl:Corridor-v0
+rlrun train --trust --config-dir conf algo=clipped_pg env=my_rl:Corridor-v0
 """
 
 import gymnasium

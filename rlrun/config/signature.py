@@ -1,0 +1,81 @@
+"""Signs the files from which runs are started again, so that rlrun knows those that were made here.
+
+`config.yaml` and `sweep.json` name modules and commands, and resume, evaluate and export run them. Each has a signature
+beside it: an HMAC-SHA256 (RFC 2104) of its contents with a key that only this user can read. Directories from elsewhere
+have none, and rlrun/config/foreign.py checks them more strictly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import tempfile
+import warnings
+from pathlib import Path
+
+from rlrun.core.checkpoint import write_atomically
+from rlrun.core.errors import Notice
+
+SUFFIX = ".signature"
+
+
+def key_path() -> Path:
+    """The file that holds this user's key."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "rlrun" / "signing.key"
+
+
+def sign(path: Path) -> None:
+    """Writes the signature of a file beside it. If there can be no key, a warning says so and none is written."""
+    try:
+        write_atomically(beside(path), _digest(path, _key(make=True)) + "\n")
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        warnings.warn(
+            f"{path} is not signed ({key_path()}: {why}); if it names modules of your own, it needs --trust later",
+            Notice,
+            stacklevel=2,
+        )
+
+
+def signed(path: Path) -> bool:
+    """Tells whether a file has this user's signature."""
+    try:
+        given = beside(path).read_text().strip()
+        return hmac.compare_digest(given.encode(), _digest(path, _key(make=False)).encode())
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def beside(path: Path) -> Path:
+    """The file of a file's signature, such as .config.yaml.signature."""
+    return path.with_name(f".{path.name}{SUFFIX}")
+
+
+def _digest(path: Path, key: bytes) -> str:
+    return hmac.new(key, path.read_bytes(), hashlib.sha256).hexdigest()
+
+
+def _key(make: bool) -> bytes:
+    """Reads this user's key. RuntimeError if others could read it too, OSError if it cannot be read or made."""
+    path = key_path()
+    if make and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The file appears with its contents, so that a process that starts at the same time never reads half a key.
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(32))
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(temporary)
+    if path.stat().st_mode & 0o077 or path.stat().st_uid != os.getuid():
+        raise RuntimeError("others can read this key, so that it proves nothing; chmod 600 or remove it")
+    key = path.read_bytes()
+    if len(key) < 32:
+        raise RuntimeError("the key is damaged; remove it")
+    return key

@@ -1,0 +1,48 @@
+"""A password in MLflow's address is used, and is in nothing that a run writes or prints."""
+
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli import _dispatch
+from rlrun.core.errors import UserError
+from rlrun.core.passwords import WHOLE, masked, whole
+
+URI = "http://me:S3cret%2F@127.0.0.1:9/x"
+
+
+def test_passwords_are_masked_in_any_text():
+    assert masked(f"could not reach {URI}: refused") == "could not reach http://me:***@127.0.0.1:9/x: refused"
+    assert masked("postgresql://u:p@ss@host/db?a=x&password=y") == "postgresql://u:***@host/db?a=x&password=***"
+    for plain in ("sqlite:////tmp/mlflow.db", "http://host:5000/a@b", "my_package.envs:Maze-v0", "lr=[[0,1e-3]]"):
+        assert masked(plain) == plain
+
+
+def test_the_whole_address_is_known_where_it_was_given(monkeypatch):
+    monkeypatch.setenv(WHOLE, "")  # restored after the test
+    with pytest.raises(UserError, match="saves no passwords"):
+        whole(masked(URI))
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "x")
+    assert whole(masked(URI)) == "http://127.0.0.1:9/x"
+    assert whole(URI) == URI and whole(masked(URI)) == URI and whole(None) is None
+    with pytest.raises(UserError):
+        whole("postgresql://u:***@host/db")
+
+
+def test_no_file_and_no_line_of_a_run_has_the_password(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv(WHOLE, "")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    words = ["algo=pg", "env=CartPole-v1", "resources=debug", "model.hidden=[8]", "env_steps=200", "logger=[mlflow]"]
+    monkeypatch.setattr("sys.orig_argv", ["python", "rlrun", "train", f"logger.mlflow.uri={URI}"])
+    assert _dispatch(["train", *words, f"logger.mlflow.uri={URI}", "run_dir=run"]) == 0
+    assert _dispatch(["resume", "run", "env_steps=1500"]) == 0, "this process was given the password"
+    assert _dispatch(["report", "run"]) == 0
+    assert _dispatch(["sweep", *words, f"logger.mlflow.uri={URI}", "seed=1,2", "--dir", "s", "--dry-run"]) == 0
+    monkeypatch.setenv(WHOLE, "")
+    with pytest.raises(UserError, match="saves no passwords"):
+        _dispatch(["resume", "run", "env_steps=400"])
+    said = capfd.readouterr()
+    assert "S3cret" not in said.out + said.err
+    for path in Path().rglob("*"):
+        assert not path.is_file() or b"S3cret" not in path.read_bytes(), path
