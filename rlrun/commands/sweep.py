@@ -190,6 +190,7 @@ def made(flags: dict[str, Any], config: dict[str, Any]) -> Path:
 def checked(words: Sequence[str], name: str) -> dict[str, Any]:
     """The plain config of a job. UserError with the job's name where it would not start."""
     from rlrun.commands.train import check_tuned
+    from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
     from rlrun.config.types import plain
     from rlrun.core.passwords import check_logger
@@ -199,6 +200,7 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         values = plain(cfg)
         check_tuned(choices, values)
+        values, _ = settled(values)
         type_config(values)
         check_logger(values)
         found.append(values)

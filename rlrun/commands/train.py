@@ -81,6 +81,7 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
 
 def start(values: dict[str, Any]) -> int:
     """Starts a new run of this plain config. Returns the exit code."""
+    from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
     from rlrun.core.passwords import check_logger
     from rlrun.machine.machine import measured
@@ -89,6 +90,9 @@ def start(values: dict[str, Any]) -> int:
     from rlrun.runtime.rundir import RunDir, default_path
 
     print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
+    values, said = settled(values)
+    if said:
+        print(f"  {said}", flush=True)
     config = type_config(values)
     check_logger(values)
     path = (

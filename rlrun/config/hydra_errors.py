@@ -154,7 +154,7 @@ def known_keys(algo: str | None = None) -> list[str]:
 
     def walk(values: dict, prefix: str) -> None:
         for key, value in values.items():
-            if key in ("defaults", "hydra"):
+            if key in ("defaults", "hydra", "by_observation"):
                 continue
             found.add(f"{prefix}{key}")
             if isinstance(value, dict):

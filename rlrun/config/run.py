@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from rlrun.config.automatic import settled
 from rlrun.config.paths import options
 from rlrun.config.types import ConfigError, typed
 from rlrun.core.algorithm import Algorithm, Inner
@@ -131,7 +132,8 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
 
 
 def type_config(values: dict[str, Any]) -> Typed:
-    """Types a plain config. Raises UserError that names the option that does not fit."""
+    """Types a plain config, in which options may still be `auto`. Raises UserError that names what does not fit."""
+    values, _ = settled(values)
     # logger=[] composes to no `logger` at all, hence the default
     run = typed(RunConfig, {"logger": {}, "init": None, "callbacks": [], "replay": None, **values})
     algorithm = type_algorithm(run.algo)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlrun.config.automatic import settled
 from rlrun.config.foreign import check_values
 from rlrun.config.paths import options, root
 from rlrun.config.signature import sign, signed
@@ -62,7 +63,7 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
         words.append(f"replay={values['replay']['name']}")
     install()
     with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
-        made = plain(compose("train", overrides=[*words, "env=CartPole-v1"]))
+        made, _ = settled(plain(compose("train", overrides=[*words, "env=CartPole-v1"])))
     made["logger"] = {name: node for name, node in made["logger"].items() if name in (values.get("logger") or {})}
     without = {"env"} if ours else {"env", "algo"}
     if not made["logger"]:  # logger=[] composes to no `logger` at all

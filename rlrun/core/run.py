@@ -23,11 +23,13 @@ from rlrun.core.duties import (
     Stops,
 )
 from rlrun.core.errors import RunFailed
+from rlrun.core.health import Health
 from rlrun.core.learners import ON, OVER, SAVE, FragmentHeader, Kept, check_equal, exchange, load_kept, save_rows
 from rlrun.core.metrics import EpisodeStatistics
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
+from rlrun.core.specs import EnvSpec
 from rlrun.core.timing import Timers
 
 
@@ -81,7 +83,9 @@ class Run:
         restored: tuple[dict[str, dict], dict] | None,
         callbacks: Sequence[Callback] = (),
         save_at_end: bool = True,
+        spec: EnvSpec | None = None,
     ):
+        """spec: the environment's, for notes on the entropy of its actions; None: without those."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.timers = Timers()
@@ -90,6 +94,7 @@ class Run:
         self.evaluations = Evaluations(evaluation, evaluate, signals)
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log_every_sec, logger, self.progress, self.timers)
+        self.health = Health(env_steps, spec, lambda text: print(f"  note: {text}", flush=True))
         self.hold_learners: Callable[[], Clock] | None = None
         self.breaks: list[Callable[[int], None]] = []
         self.generation = 0
@@ -308,5 +313,6 @@ class Run:
     def _log(self) -> None:
         self.algorithm.check()
         row = self.logs.row(self.evaluations.take_row(), getattr(self.sampler, "queued", None), self.ahead)
+        self.health.look(row)
         self._tell("on_log", row)
         self.logs.write(row)

@@ -23,6 +23,8 @@ from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.processes import ProcessSampler
 
 RUNNERS = ("replay", "distributed_replay")  # runners with a replay
+SMALL_SHARE = 0.1  # share of the env steps below which a replay is small
+LARGE_REPLAY = 500_000  # rows from which a replay is never called small
 GPU_SHARE = 0.5  # share of a GPU's free memory that replay.device=auto may take
 
 
@@ -102,6 +104,22 @@ class ReplayPlan:
                     "replay.device=learner is for runner=replay: shards are processes of their own, in main memory"
                 )
         refuse_too_large(self.layout, self.cfg, available, device, self.learners)
+
+    def notes(self, env_steps: int) -> list[str]:
+        """Returns notes on the size of the replay. env_steps: those of the run."""
+        found = []
+        if self.cfg.capacity < SMALL_SHARE * env_steps and self.cfg.capacity < LARGE_REPLAY:
+            found.append(
+                f"replay.capacity={self.cfg.capacity:,} holds {self.cfg.capacity / env_steps:.0%} of the run's env"
+                " steps; old rows are soon forgotten, which often makes learning unstable"
+            )
+        if self.cfg.checkpoint == "auto" and self.layout.bytes > self.cfg.checkpoint_max_gb * 1e9:
+            found.append(
+                f"checkpoints leave out the replay's rows ({self.layout.bytes / 1e9:.1f} GB, more than"
+                f" replay.checkpoint_max_gb={self.cfg.checkpoint_max_gb:g}), so that a resumed run collects new ones;"
+                " replay.checkpoint=true saves them"
+            )
+        return found
 
     def check_saved(self, folder: Path) -> None:
         """Raises UserError where the replay in this checkpoint does not fit that of this run."""

@@ -23,6 +23,7 @@ from rlrun.loggers.mlflow import Mlflow
 from rlrun.loggers.sinks import Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
+from rlrun.runtime.advice import notes
 from rlrun.runtime.build import callbacks_of, checkpoints_of, train
 from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
@@ -55,6 +56,8 @@ def _run(
         print(f"  {reason}", flush=True)
     if config.run.init is not None and restored is None:
         print(f"  begins with the weights of {config.run.init}", flush=True)
+    for note in notes(plan):
+        print(f"  note: {note}", flush=True)
     facts = {
         "seed": config.run.seed,
         "algo": config.algo.name,
@@ -86,6 +89,7 @@ def _run(
         exact=plan.resources.exact,
         restored=restored,
         callbacks=callbacks_of(config.run.callbacks),
+        spec=plan.spec,
     )
     error: BaseException | None = None
     try:

@@ -1,0 +1,119 @@
+"""Notes on a run that is not learning as it should. Each is given once, with what to look at.
+
+The limits are rules of thumb. They are wide, because a note about a healthy run would teach people to ignore notes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete
+
+ROWS = 5  # a sign must be seen in this many rows of metrics in a row
+EARLY = 0.2  # share of the env steps before which nothing can be said about slow progress
+LOW_ENTROPY = 0.01  # share of the largest entropy below which a policy is almost deterministic
+HIGH_ENTROPY = 0.995  # share of the largest entropy above which a policy is still uniform
+LARGE_KL = 0.5  # KL divergence of one update
+GRADIENT_GROWTH = 1000.0  # factor on the median gradient norm
+MANY_EPISODES = 50  # episodes after which rewards that are all 0 are worth a note
+LARGE_OBSERVATION = 10.0  # absolute value
+
+
+class Health:
+    """Looks at every row of metrics that a run logs."""
+
+    def __init__(self, total: int, spec: EnvSpec | None, say: Callable[[str], None]):
+        """total: env steps of the run. say: prints a note."""
+        self.total, self.say = total, say
+        self.entropy = largest_entropy(spec) if spec is not None else None
+        self.said: set[str] = set()
+        self.seen: dict[str, int] = {}
+        self.gradients: deque[float] = deque(maxlen=50)
+        self.rewarded = False
+
+    def look(self, row: Mapping[str, Any]) -> None:
+        """Gives notes on a row, whose keys are those of progress.jsonl."""
+        late = row["env_steps"] >= EARLY * self.total
+        entropy, kl = row.get("learn/entropy"), row.get("learn/approx_kl")
+        mean, highest, lowest = (row.get(f"sample/return_{name}") for name in ("mean", "max", "min"))
+        self.rewarded = self.rewarded or any(value not in (None, 0) for value in (mean, highest, lowest))
+        if self.entropy is not None and entropy is not None:
+            self._note(
+                "deterministic",
+                entropy < LOW_ENTROPY * self.entropy,
+                f"the policy's entropy is {entropy:.3g}, so that it hardly explores any more; if the return is poor,"
+                " look at algo.entropy_coef, algo.lr and model.share_value",
+            )
+            self._note(
+                "uniform",
+                late and entropy > HIGH_ENTROPY * self.entropy,
+                f"the policy's entropy is still {entropy:.3f} of at most {self.entropy:.3f}, so that it acts at random;"
+                " look at algo.lr, algo.entropy_coef and the scale of rewards",
+            )
+        if row.get("learn/explained_variance") is not None:
+            self._note(
+                "value",
+                late and row["learn/explained_variance"] < 0,
+                "the value function has explained less than nothing of the returns for long (learn/explained_variance <"
+                " 0); look at model.share_value, algo.value_coef, algo.lr and the scale of rewards",
+            )
+        if kl is not None:
+            self._note(
+                "kl",
+                kl > LARGE_KL,
+                f"one update moves the policy by a KL divergence of {kl:.2g}; look at algo.lr, algo.num_epochs and"
+                " algo.clip",
+            )
+        self._look_at_gradients(row)
+        self._note(
+            "rewards",
+            not self.rewarded and row.get("sample/episodes", 0) >= MANY_EPISODES,
+            f"the returns of all {row.get('sample/episodes', 0)} episodes are 0; look at the environment's reward, or"
+            " at exploration (algo=icm)",
+        )
+        self._note(
+            "episodes",
+            late and row.get("sample/episodes") == 0,
+            f"no episode has ended after {row['env_steps']:,} env steps, so that there is no return to report; look at"
+            " env.max_episode_steps",
+        )
+
+    def _look_at_gradients(self, row: Mapping[str, Any]) -> None:
+        for name, norm in row.items():
+            if not name.startswith("learn/") or not name.endswith("grad_norm"):
+                continue
+            if norm is None:
+                self._note(
+                    "nan", True, f"{name} is not finite; look at algo.lr and the scale of rewards and observations"
+                )
+            elif name == "learn/grad_norm":
+                usual = sorted(self.gradients)[len(self.gradients) // 2] if len(self.gradients) >= 10 else math.inf
+                self._note(
+                    "gradients",
+                    norm > GRADIENT_GROWTH * usual,
+                    f"the gradient's norm is {norm:.3g}, and {usual:.3g} was usual; look at algo.lr and"
+                    " algo.max_grad_norm",
+                )
+                self.gradients.append(norm)
+
+    def _note(self, name: str, sign: bool, text: str) -> None:
+        """Gives a note once its sign was seen in ROWS rows in a row."""
+        self.seen[name] = self.seen.get(name, 0) + 1 if sign else 0
+        if self.seen[name] >= (1 if name == "nan" else ROWS) and name not in self.said:
+            self.said.add(name)
+            self.say(text)
+
+
+def largest_entropy(spec: EnvSpec) -> float | None:
+    """Returns the entropy of the uniform policy in nats, or None if an action has continuous parts."""
+    action = spec.action
+    if isinstance(action, Discrete):
+        return math.log(action.n)
+    if isinstance(action, MultiDiscrete):
+        return sum(math.log(size) for size in action.sizes)
+    if isinstance(action, MultiBinary):
+        return math.prod(action.shape) * math.log(2)
+    return None

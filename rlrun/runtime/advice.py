@@ -1,0 +1,61 @@
+"""Notes that can be given before a run: on the scale of its observations and on what its checkpoints leave out."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from rlrun.core.env import Rows
+from rlrun.core.errors import EnvError
+from rlrun.core.health import LARGE_OBSERVATION
+from rlrun.core.specs import random_actions
+from rlrun.runtime.plan import Plan
+
+PROBE_STEPS, PROBE_SEC = 200, 0.5  # how long random actions are tried, at most
+
+
+def notes(plan: Plan) -> list[str]:
+    """Returns the notes on a run, in whole sentences."""
+    found = [_on_observations(plan)]
+    if plan.replay is not None:
+        found += plan.replay.notes(plan.config.run.env_steps)
+    return [note for note in found if note]
+
+
+def _on_observations(plan: Plan) -> str | None:
+    """Tries random actions in one environment, unless observations are filtered or images."""
+    if plan.config.run.model.observation_filter != "none" or plan.spec.image:
+        return None
+    try:
+        largest = largest_observation(plan)
+    except EnvError:
+        return None  # the run itself reports it
+    if largest <= LARGE_OBSERVATION:
+        return None
+    return (
+        f"observations of {plan.spec.name} reach {largest:.3g}, and networks learn best from values of about 1;"
+        " model.observation_filter=mean_std normalises them"
+    )
+
+
+def largest_observation(plan: Plan) -> float:
+    """Returns the largest absolute value of float observations under random actions."""
+    env, rng, begun = plan.make_env()(0, 1), np.random.default_rng(0), time.monotonic()
+    try:
+        obs = env.reset(0)
+        largest = _largest(obs)
+        for _ in range(PROBE_STEPS):
+            if time.monotonic() - begun > PROBE_SEC:
+                break
+            obs = env.step(random_actions(env.spec, obs, 1, rng)).obs
+            largest = max(largest, _largest(obs))
+        return largest
+    finally:
+        env.close()
+
+
+def _largest(obs: Rows) -> float:
+    if isinstance(obs, dict):
+        return max((_largest(part) for part in obs.values()), default=0.0)
+    return float(np.abs(obs).max()) if obs.dtype == np.float32 and obs.size else 0.0

@@ -1,0 +1,240 @@
+"""scripts/compare_peers --learning [--only ppo/CartPole-v1,...] [--seeds 5] [--jobs 1] [--folder .peers/learning]
+                                 [--markdown docs/learning.md]
+
+Trains rlrun and other libraries with their defaults on the same env steps, and compares the final score (the mean
+return of the last 100 episodes), the area under the curve of that mean, and CPU seconds. Each run is kept in FOLDER as
+a JSON file, so that a comparison that was interrupted goes on; --fresh runs all of them again. LunarLander needs
+pip install 'rlrun[box2d]'. All runs take about two hours of one core."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from compare import ROOT, Failed, last, make_environment
+
+HERE = Path(__file__).resolve().parent
+POINTS = 100
+LIMIT_SEC = 3600.0  # for one run
+
+
+class Task(NamedTuple):
+    """A comparison of one algorithm on one environment."""
+
+    algo: str
+    env: str
+    env_steps: int
+    peers: tuple[str, ...]
+    floor: float | None = None  # what rlrun must reach by itself, where the peer fails
+
+    @property
+    def name(self) -> str:
+        return f"{self.algo}/{self.env}"
+
+
+SB3 = ("stable_baselines3",)
+TASKS = (
+    Task("ppo", "CartPole-v1", 50_000, SB3),
+    Task("ppo", "Acrobot-v1", 100_000, SB3),
+    Task("ppo", "LunarLander-v3", 300_000, SB3),
+    Task("a2c", "CartPole-v1", 50_000, SB3),
+    Task("a2c", "Acrobot-v1", 100_000, SB3),
+    Task("dqn", "CartPole-v1", 50_000, SB3),
+    Task("dqn", "Acrobot-v1", 100_000, SB3, -150.0),
+    Task("sac", "Pendulum-v1", 10_000, SB3),
+    Task("td3", "Pendulum-v1", 10_000, SB3),
+    Task("ddpg", "Pendulum-v1", 10_000, SB3),
+    Task("impala", "CartPole-v1", 100_000, (), 300.0),
+    Task("appo", "CartPole-v1", 100_000, (), 300.0),
+)
+TITLES = {"rlrun": "rlrun", "stable_baselines3": "Stable-Baselines3"}
+
+
+def at_points(curve: list[list[float]], env_steps: int) -> list[list[float]]:
+    """Returns the values at every hundredth of the env steps. Until the first episode ends, they are the first value."""
+    known = [(steps, value) for steps, value in curve if value is not None]
+    if not known:
+        raise Failed("no episode ended")
+    made = []
+    for point in range(1, POINTS + 1):
+        steps = env_steps * point / POINTS
+        before = [value for at, value in known if at <= steps]
+        made.append([steps, before[-1] if before else known[0][1]])
+    return made
+
+
+def rlrun_command(task: Task, seed: int, folder: Path) -> list[str]:
+    words = [f"algo={task.algo}", f"env={task.env}", f"env_steps={task.env_steps}", f"seed={seed}", "logger=[]"]
+    saves = [f"checkpoint.{name}=null" for name in ("every", "every_sec", "best_every_sec")]
+    return [sys.executable, "-m", "rlrun", "train", *words, *saves, "log_every_sec=0.1", f"run_dir={folder / 'run'}"]
+
+
+def run(side: str, task: Task, seed: int, python: Path | None) -> dict[str, Any]:
+    """Trains once and returns curve, final score, area and CPU seconds. Raises Failed."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        script = str(HERE / f"{side}_learning.py")
+        words = [task.algo, task.env, str(task.env_steps), str(seed)]
+        command = rlrun_command(task, seed, folder) if python is None else [str(python), script, *words]
+        with (folder / "out").open("w+") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=env)
+            _, status, used = os.wait4(process.pid, 0)  # its CPU seconds include those of its own processes
+            process.returncode = os.waitstatus_to_exitcode(status)
+            out.seek(0)
+            lines = out.read().strip().splitlines()
+        if process.returncode:
+            raise Failed(last(lines, process.returncode))
+        if python is None:
+            rows = [json.loads(line) for line in (folder / "run" / "progress.jsonl").read_text().splitlines()]
+            summary = json.loads((folder / "run" / "summary.json").read_text())
+            curve = [[row["env_steps"], row.get("sample/return_mean")] for row in rows]
+            versions = {name: summary["versions"][name] for name in ("rlrun", "torch", "gymnasium")}
+            commit = summary["git_commit"]
+        else:
+            told = json.loads(lines[-1])
+            curve, versions, commit = told["curve"], told["versions"], None
+    points = at_points(curve, task.env_steps)
+    return {
+        "side": side,
+        "task": task.name,
+        "env_steps": task.env_steps,
+        "seed": seed,
+        "final": points[-1][1],
+        "area": statistics.mean(value for _, value in points),
+        "cpu_sec": used.ru_utime + used.ru_stime,
+        "curve": points,
+        "versions": versions,
+        "git_commit": commit,
+    }
+
+
+def kept(folder: Path, side: str, task: Task, seed: int) -> Path:
+    return folder / f"{side}-{task.name.replace('/', '-')}-{task.env_steps}-seed{seed}.json"
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Returns the mean and its standard error."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    return statistics.mean(values), error
+
+
+def verdict(task: Task, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
+    """Says whether rlrun's mean final score and area are at least the peer's mean minus one standard error."""
+    final = statistics.mean(one["final"] for one in ours)
+    if task.floor is not None:
+        return f"{'at least' if final >= task.floor else 'BELOW'} {task.floor:g}"
+    below = []
+    for name in ("final", "area"):
+        mean, error = mean_and_error([one[name] for one in theirs])
+        if statistics.mean(one[name] for one in ours) < mean - error:
+            below.append(name)
+    return f"BELOW in {' and '.join(below)}" if below else "at least as good"
+
+
+def shown(values: list[float]) -> str:
+    mean, error = mean_and_error(values)
+    return f"{mean:.1f} ± {error:.1f}"
+
+
+def markdown(found: dict[str, dict[str, list[dict[str, Any]]]], command: str) -> str:
+    lines = [
+        "# Defaults beside other libraries'",
+        "",
+        "Each library trains with its own defaults on the same env steps. The figures are the mean over seeds and its",
+        "standard error. `final` is the mean return of the last 100 training episodes, and `area` is the mean of that",
+        "over the run. CPU seconds include the start of the program. rlrun is at least as good where its means of final",
+        "score and area are not below the other's mean minus one standard error.",
+        "",
+        "| algorithm, environment | env steps | library | seeds | final | area | CPU seconds | rlrun |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for task in TASKS:
+        sides = found.get(task.name, {})
+        for side, runs in sides.items():
+            theirs = next((sides[peer] for peer in task.peers if sides.get(peer)), [])
+            said = verdict(task, runs, theirs) if side == "rlrun" and (theirs or task.floor is not None) else ""
+            cells = [f"{task.algo}, {task.env}", f"{task.env_steps:,}", TITLES[side], str(len(runs))]
+            cells += [shown([one[name] for one in runs]) for name in ("final", "area", "cpu_sec")]
+            lines.append(f"| {' | '.join([*cells, said])} |")
+    versions = sorted({f"{k} {v}" for sides in found.values() for runs in sides.values() for one in runs
+                       for k, v in one["versions"].items()})  # fmt: skip
+    commits = sorted({one["git_commit"] for sides in found.values() for one in sides.get("rlrun", [])})
+    lines += ["", f"Made by `{command}` with {', '.join(versions)}, rlrun at {', '.join(c[:12] for c in commits)}.", ""]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--learning", action="store_true")
+    parser.add_argument("--only", default=",".join(task.name for task in TASKS))
+    parser.add_argument("--sides", default=",".join(TITLES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=ROOT / ".peers" / "learning")
+    parser.add_argument("--environments", type=Path, default=ROOT / ".peers")
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--fresh", action="store_true")
+    said = parser.parse_args()
+    tasks = [task for task in TASKS if task.name in said.only.split(",")]
+    unknown = set(said.only.split(",")) - {task.name for task in TASKS}
+    if unknown:
+        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(task.name for task in TASKS)}")
+    if not set(said.sides.split(",")) <= set(TITLES):
+        parser.error(f"--sides: choose from {', '.join(TITLES)}")
+    if said.seeds < 1 or said.jobs < 1:
+        parser.error("--seeds and --jobs must be at least 1")
+    said.folder.mkdir(parents=True, exist_ok=True)
+    wanted = [
+        (side, task, seed)
+        for seed in range(1, said.seeds + 1)
+        for task in tasks
+        for side in said.sides.split(",")
+        if side == "rlrun" or side in task.peers
+    ]
+    pythons: dict[str, Path | None] = {"rlrun": None}
+    failed = False
+    for side in {side for side, _, _ in wanted} - {"rlrun"}:
+        pythons[side] = make_environment(side, said.environments.resolve())
+
+    def one(side: str, task: Task, seed: int) -> None:
+        nonlocal failed
+        path = kept(said.folder, side, task, seed)
+        if path.is_file() and not said.fresh:
+            return
+        try:
+            made = run(side, task, seed, pythons[side])
+        except Failed as error:
+            failed = True
+            print(f"{side:<18} {task.name:<20} seed {seed}: failed: {error}", flush=True)
+            return
+        path.write_text(json.dumps(made) + "\n")
+        told = f"final {made['final']:8.1f}  area {made['area']:8.1f}  {made['cpu_sec']:6.1f} CPU s"
+        print(f"{side:<18} {task.name:<20} seed {seed}: {told}", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(said.jobs) as pool:
+        list(pool.map(lambda args: one(*args), wanted))
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for side, task, seed in wanted:
+        path = kept(said.folder, side, task, seed)
+        if path.is_file():
+            found.setdefault(task.name, {}).setdefault(side, []).append(json.loads(path.read_text()))
+    text = markdown(found, " ".join(["scripts/compare_peers", *sys.argv[1:]]))
+    print(text)
+    if said.markdown:
+        said.markdown.parent.mkdir(parents=True, exist_ok=True)
+        said.markdown.write_text(text)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Each note on a run's health is given once, after its sign was seen for long enough, and never about a healthy run."""
+
+import math
+
+import pytest
+
+from rlrun.core.health import ROWS, Health, largest_entropy
+from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
+
+HEALTHY = {"learn/entropy": 0.4, "learn/explained_variance": 0.5, "learn/approx_kl": 0.01, "learn/grad_norm": 1.0}
+HEALTHY |= {"sample/return_mean": 20.0, "sample/return_min": 9.0, "sample/return_max": 30.0, "sample/episodes": 100}
+SIGNS = {
+    "hardly explores": {"learn/entropy": 0.001},
+    "acts at random": {"learn/entropy": 0.6931},
+    "worse than their mean": {"learn/explained_variance": -0.1},
+    "KL divergence of 0.9": {"learn/approx_kl": 0.9},
+    "returns of all 100 episodes are 0": {f"sample/return_{name}": 0.0 for name in ("mean", "min", "max")},
+    "no episode has ended": {"sample/episodes": 0},
+}
+
+
+def spec(action):
+    return EnvSpec("x", {"observation": Box(shape=(4,), dtype="float32", low=(-1.0,), high=(1.0,))}, action)
+
+
+def notes(rows, total=100):
+    said = []
+    health = Health(total, spec(Discrete(n=2)), said.append)
+    for number, row in enumerate(rows):
+        health.look({"env_steps": number, **row})
+    return said
+
+
+def test_a_healthy_run_gets_no_note():
+    assert notes([HEALTHY] * 100) == []
+
+
+@pytest.mark.parametrize("text", SIGNS)
+def test_a_sign_that_lasts_gets_one_note(text):
+    sick = HEALTHY | SIGNS[text]
+    (said,) = notes([sick] * 100)
+    assert text in said and "look at" in said
+    assert notes([HEALTHY] * 40 + [sick] * (ROWS - 1) + [HEALTHY] * 40) == [], "it did not last"
+
+
+def test_gradients_that_explode_or_are_not_finite():
+    wild = HEALTHY | {"learn/grad_norm": 5000.0}
+    (said,) = notes([HEALTHY] * 20 + [wild] * ROWS)
+    assert "5e+03, and 1 was usual" in said
+    (said,) = notes([HEALTHY, HEALTHY | {"learn/critic_grad_norm": None}])
+    assert "critic_grad_norm is not finite" in said
+
+
+def test_slow_progress_is_no_sign_at_the_beginning():
+    assert notes([HEALTHY | SIGNS["acts at random"] | SIGNS["no episode has ended"]] * 19) == []
+
+
+def test_the_largest_entropy_is_that_of_the_uniform_policy():
+    assert largest_entropy(spec(Discrete(n=18))) == pytest.approx(math.log(18))
+    assert largest_entropy(spec(MultiDiscrete(sizes=(2, 3), starts=(0, 0), shape=(2,)))) == pytest.approx(math.log(6))
+    assert largest_entropy(spec(MultiBinary(shape=(3,)))) == pytest.approx(math.log(8))
+    assert largest_entropy(spec(Box(shape=(1,), dtype="float32", low=(-1.0,), high=(1.0,)))) is None
