@@ -20,7 +20,9 @@ SIGNS = {
 
 
 def spec(action):
-    return EnvSpec("x", {"observation": Box(shape=(4,), dtype="float32", low=(-1.0,), high=(1.0,))}, action)
+    return EnvSpec(
+        name="x", obs={"observation": Box(shape=(4,), dtype="float32", low=(-1.0,), high=(1.0,))}, action=action
+    )
 
 
 def notes(rows, total=100):
