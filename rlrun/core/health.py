@@ -57,8 +57,8 @@ class Health:
             self._note(
                 "value",
                 late and row["learn/explained_variance"] < 0,
-                "the value function has explained less than nothing of the returns for long (learn/explained_variance <"
-                " 0); look at model.share_value, algo.value_coef, algo.lr and the scale of rewards",
+                "the value function predicts returns worse than their mean would (learn/explained_variance < 0); look"
+                " at model.share_value, algo.value_coef, algo.lr and the scale of rewards",
             )
         if kl is not None:
             self._note(
