@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import site
 import sys
 import warnings
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from rlrun.commands import COMMANDS
 from rlrun.core.errors import EnvError, Notice, RunFailed, UserError, closest
 from rlrun.core.passwords import masked
+from rlrun.core.plugins import TRUST, allow, modules_in, only_installed
 
 # Hydra's own flags that make sense here. --multirun is not one of them, because `rlrun sweep` replaces it.
 FLAGS = (
@@ -38,9 +40,7 @@ def usage() -> str:
 
 def main() -> None:
     """Runs the command. Exit codes: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
-    if os.getcwd() not in sys.path:
-        # This finds the user's own package, as python -m does. It comes last, so that it hides no installed package.
-        sys.path.append(os.getcwd())
+    leave_the_current_folder()
     with_line = warnings.formatwarning
     warnings.formatwarning = lambda said, kind, *place: (
         f"warning: {said}\n" if issubclass(kind, Notice) else with_line(said, kind, *place)
@@ -48,10 +48,10 @@ def main() -> None:
     try:
         sys.exit(_dispatch(sys.argv[1:]))
     except UserError as error:
-        print(f"rlrun: {masked(str(error))}", file=sys.stderr)
+        print(f"rlrun: {printable(error)}", file=sys.stderr)
         sys.exit(2)
     except (RunFailed, EnvError) as error:
-        print(f"rlrun: {masked(str(error))}", file=sys.stderr)
+        print(f"rlrun: {printable(error)}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("rlrun: interrupted", file=sys.stderr)
@@ -78,7 +78,30 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         raise UserError(f"There is no command {name!r}.{closest(name, COMMANDS)} rlrun --help lists them.")
     module = importlib.import_module(f"rlrun.commands.{name.replace('-', '_')}")
-    return module.main(rest)
+    trusted, _ = take_trust(rest)
+    with only_installed(not trusted):
+        allow(modules_in(rest))
+        return module.main(rest)
+
+
+def leave_the_current_folder() -> None:
+    """Takes the current folder from the path of this process and of those that it starts.
+
+    Otherwise any file there could be imported in place of a module that Python looks for. core/plugins.py imports the
+    user's own modules from there once they are named."""
+    package = Path(__file__).resolve().parent.parent
+    here = Path.cwd()
+    if here != package:
+        sys.path[:] = [path for path in sys.path if path and Path(path).resolve() != here]
+    os.environ["PYTHONSAFEPATH"] = "1"
+    if package not in (Path(path).resolve() for path in (*site.getsitepackages(), site.getusersitepackages())):
+        known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, str(package)]))
+
+
+def printable(error: BaseException) -> str:
+    """Returns an error's text without passwords and without characters that would control the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in masked(str(error)))
 
 
 def compose(words: list[str], job, config_name: str = "train") -> int:
@@ -89,8 +112,8 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     package contains. UserError: Hydra's errors as sentences.
     """
     import hydra
-    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
     from rlrun.config.foreign import names_hydra
@@ -127,25 +150,53 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     # These keys are the user's own: conf/ does not know them, so that Hydra has to be told to add them.
     theirs = tuple(f"{group}{sign}" for group in ("env.kwargs", "model.encoder_kwargs") for sign in (".", "={"))
     words = [f"++{word}" if word.startswith(theirs) else word for word in words]
-    result: list[int] = []
-    raised: list[BaseException] = []
+    shown = shown_config(words)
+    flags = [word for word in words if word.startswith("-")]
+    try:
+        if flags and shown is None:
+            return show(words, config_name)
+        # Hydra's compose() acts on nothing in Hydra's own config; hydra.main would set up logging and run callbacks.
+        with hydra.initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf"), job_name="rlrun"):
+            overrides = [word for word in words if "=" in word and not word.startswith("-")]
+            cfg = hydra.compose(config_name, overrides=overrides, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(translate(error, words)) from None
+    choices = dict(cfg.hydra.runtime.choices)
+    with open_dict(cfg):
+        del cfg["hydra"]
+    if shown is not None:
+        print(masked(OmegaConf.to_yaml(cfg, resolve="--resolve" in words)), end="")
+        return 0
+    return job(cfg, choices)
+
+
+def shown_config(words: list[str]) -> str | None:
+    """Returns "job" if --cfg job (or -c job) asks for the run's config to be printed, otherwise None."""
+    for index, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name in ("--cfg", "-c"):
+            value = value or (words[index + 1] if index + 1 < len(words) else "")
+            return "job" if value == "job" else None
+    return None
+
+
+def show(words: list[str], config_name: str) -> int:
+    """Lets Hydra answer its own flags, such as --help. It sees only rlrun's own files."""
+    import hydra
+
+    from rlrun.config.hydra_plugins import install
+    from rlrun.config.paths import root
+
+    install()
 
     @hydra.main(version_base="1.3", config_path=str(root() / "conf"), config_name=config_name)
     def app(cfg) -> None:
-        try:
-            result.append(job(cfg, dict(HydraConfig.get().runtime.choices)))
-        except BaseException as error:  # if it went through Hydra, Hydra would print the overrides above our sentence
-            raised.append(error)
+        pass
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise exceptions instead of printing them
     sys.argv = ["rlrun", *words]
-    try:
-        app()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(translate(error, words)) from None
-    if raised:
-        raise raised[0]
-    return result[0] if result else 0
+    app()
+    return 0
 
 
 def own_folder(words: list[str]) -> tuple[Path | None, bool, list[str]]:
@@ -225,6 +276,4 @@ def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:
 
 def take_trust(words: list[str]) -> tuple[bool, list[str]]:
     """Returns whether --trust is among the words, and the other words."""
-    from rlrun.config.foreign import TRUST
-
     return TRUST in words, [word for word in words if word != TRUST]

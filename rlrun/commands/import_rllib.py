@@ -8,6 +8,7 @@ accepts an environment whose module no installed package contains."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,16 @@ def main(words: list[str]) -> int:
         except UserError:  # a failed import leaves no file behind
             if before is None:
                 place.unlink()
+                for empty in (place.parent, place.parent.parent, folder):
+                    if not any(empty.iterdir()):
+                        empty.rmdir()
             else:
                 place.write_text(before)
             raise
         print(f"{place}")
         if not flags["--quiet"]:
             print("\n".join(told(one)))
-        print(f"  rlrun train --config-dir {folder} tuned={one.algo}/{one.name}" + sweep(folder, one))
+        print(f"  rlrun train --config-dir {shlex.quote(str(folder))} {choice(one)}" + sweep(folder, one))
     for reason in skipped:
         print(f"left out: {reason}")
     return 0
@@ -84,13 +88,18 @@ def told(one: Any) -> list[str]:
     return rows
 
 
+def choice(one: Any) -> str:
+    """The word that chooses an imported file, quoted for the shell."""
+    return shlex.quote(f"tuned={one.algo}/{one.name}")
+
+
 def sweep(folder: Path, one: Any) -> str:
     from rlrun.rllib.yaml_files import flow
 
     if not one.grid:
         return ""
     grid = " ".join(f"{key}={','.join(map(flow, values))}" for key, values in one.grid.items())
-    return f"\n  rlrun sweep --config-dir {folder} tuned={one.algo}/{one.name} {grid}"
+    return f"\n  rlrun sweep --config-dir {shlex.quote(str(folder))} {choice(one)} {grid}"
 
 
 def starts(folder: Path, one: Any, trusted: bool) -> None:

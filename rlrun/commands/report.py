@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.cli import take_flags
+from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 
 DRAWN = 6  # how many learning metrics are drawn for a run
@@ -45,7 +46,7 @@ def main(words: list[str]) -> int:
     sweep = any((Path(place) / "sweep.json").is_file() for place in places)
     text = of_run(runs[0]) if len(runs) == 1 and not sweep else of_many(runs, [Path(place) for place in places])
     try:
-        out.write_text(text)
+        write_atomically(out, text)
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}") from None
     print(out)

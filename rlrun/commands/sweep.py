@@ -229,8 +229,15 @@ def new_folder(root: Path) -> Path:
 
 
 def resume(folder: Path, flags: dict[str, Any]) -> int:
+    from rlrun.config.saved import refuse_links
+    from rlrun.config.signature import signed
+    from rlrun.experiments.record import read
+
     if not (folder / "sweep.json").is_file():
         raise UserError(f"{folder} is not the directory of a sweep: it has no sweep.json")
+    if not signed(folder / "sweep.json"):
+        refuse_links(folder)
+    read(folder, flags["--trust"])  # before anything is written there
     return work(folder, flags)
 
 

@@ -63,7 +63,8 @@ def main(words: list[str]) -> int:
         write_gif(picture, frames[:GIF_FRAMES], rate)
         print(picture)
     try:
-        add_artifact(path, movie)
+        mlflow = trained.config.run.logger.get("mlflow") or {}
+        add_artifact(path, movie, mlflow.get("uri"), Path(trained.config.run.runs_root))
     except Exception as error:
         print(f"rlrun: mlflow: the video was not added: {masked(str(error))}")
     return 0

@@ -18,16 +18,17 @@ TABLE = "by_observation"
 AUTO = "auto"
 
 
-def settled(values: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def settled(values: dict[str, Any], kind: str | None = None) -> tuple[dict[str, Any], str]:
     """Returns the config without tables and with their values in place of `auto`, and a sentence that lists the values.
 
-    The environment is made once if any option is `auto`. The sentence is empty if none was."""
+    kind: vectors or images; None: the environment is made to find out, if any option is `auto`. The sentence is empty
+    if none was. Raises UserError if the environment cannot be made."""
     made = copy.deepcopy(values)
     tables = [(path, node, node.pop(TABLE)) for path, node in _groups(made) if TABLE in node]
     open_ = [(path, node, table, name) for path, node, table in tables for name in _names(table) if node[name] == AUTO]
     if not open_:
         return made, ""
-    kind = observations(made["env"])
+    kind = kind or observations(made["env"])
     told = []
     for path, node, table, name in open_:
         node[name] = table[kind][name]

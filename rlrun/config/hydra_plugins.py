@@ -133,7 +133,7 @@ class UserSource(FileConfigSource):
 def _users(config_path: str) -> bool:
     """Tells whether a path is one that the user's folder may provide: neither Hydra's own nor outside the folder."""
     parts = config_path.split("/")
-    return parts[0] != "hydra" and ".." not in parts
+    return "hydra" not in parts and not any(part.startswith("hydra@") for part in parts) and ".." not in parts
 
 
 class RlrunSearchPath(SearchPathPlugin):

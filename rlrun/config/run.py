@@ -12,6 +12,7 @@ from rlrun.config.types import ConfigError, typed
 from rlrun.core.algorithm import Algorithm, Inner
 from rlrun.core.duties import CheckpointConfig, EvalConfig, StopConfig
 from rlrun.core.errors import UserError, closest
+from rlrun.core.plugins import import_named
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.envs import registry
 from rlrun.machine.resources import ResourcesConfig
@@ -97,7 +98,7 @@ def own_algorithm(module: str) -> type[Algorithm]:
     Raises UserError if it does not.
     """
     try:
-        made = importlib.import_module(module)
+        made = import_named(module, f"algo.module={module}")
     except ImportError as error:
         raise UserError(f"algo.module={module} cannot be imported: {error}") from None
     found = [
@@ -133,7 +134,10 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
 
 def type_config(values: dict[str, Any]) -> Typed:
     """Types a plain config, in which options may still be `auto`. Raises UserError that names what does not fit."""
-    values, _ = settled(values)
+    try:
+        values, _ = settled(values)
+    except UserError:  # the environment cannot be made, which plan() reports; only types matter until then
+        values, _ = settled(values, "vectors")
     # logger=[] composes to no `logger` at all, hence the default
     run = typed(RunConfig, {"logger": {}, "init": None, "callbacks": [], "replay": None, **values})
     algorithm = type_algorithm(run.algo)
@@ -144,6 +148,8 @@ def type_config(values: dict[str, Any]) -> Typed:
         if name not in SINKS:
             raise ConfigError(f"There is no logger {name!r}.{closest(name, SINKS)}")
         typed(SINKS[name], node, f"logger.{name}")
+    if run.runner.get("name") not in options("runner"):
+        raise ConfigError(f"There is no runner {run.runner.get('name')!r}; there are {', '.join(options('runner'))}")
     runner = importlib.import_module(f"rlrun.runners.{run.runner['name']}")
     return Typed(
         run=run,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from rlrun.config.foreign import check_values
 from rlrun.config.paths import options, root
 from rlrun.config.signature import sign, signed
 from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml
+from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked_values
+from rlrun.core.plugins import allow, modules_in
 
 
 def save_config(values: dict[str, Any], run_dir: Path) -> dict[str, Any]:
@@ -34,7 +37,14 @@ def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
 
     path = run_dir / "config.yaml"
     values = load_yaml(path)
-    check_values(values, str(path), trusted or signed(path))
+    own = trusted or signed(path)
+    if own:
+        allow(modules_in(values))
+    else:
+        refuse_links(run_dir)
+        values["runs_root"] = str(run_dir.resolve().parent)  # the file may not choose where results are written
+        values["run_dir"] = str(run_dir)
+    check_values(values, str(path), own, places=("directory", "uri"))
     try:
         type_config(values)
     except MissingOption:
@@ -44,6 +54,14 @@ def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
     return values
 
 
+def refuse_links(folder: Path) -> None:
+    """Raises UserError if a folder from elsewhere has symbolic links, because files outside would be overwritten."""
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if (Path(place) / name).is_symlink():
+                raise UserError(f"{Path(place) / name} is a symbolic link, and {folder} was not made here: remove it")
+
+
 def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Composes the defaults of the same groups, without the environment's own options."""
     from hydra import compose, initialize_config_dir
@@ -51,15 +69,17 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     from rlrun.config.hydra_plugins import install
 
     ours = "module" not in values["algo"] and values["algo"]["name"] in options("algo")
-    words = [f"algo={values['algo']['name'] if ours else 'impala'}", f"runner={values['runner']['name']}"]
-    if ours and isinstance(values["algo"].get("inner"), dict):
-        words.append(f"algo@algo.inner={values['algo']['inner']['name']}")
+    inner = values["algo"].get("inner")
+    words = [f"algo={values['algo']['name'] if ours else 'impala'}"]
+    words += [f"runner={values['runner']['name']}"] if values["runner"].get("name") in options("runner") else []
+    if ours and isinstance(inner, dict) and "module" not in inner and inner.get("name") in options("algo"):
+        words.append(f"algo@algo.inner={inner['name']}")
     if values["resources"].get("exact"):
         words.append("resources=debug")
     clip = values["env"].get("reward_clip")  # algo.reward_clip takes its default from it
-    if clip is not None:
+    if clip in ("none", "sign") or isinstance(clip, float):
         words.append(f"env.reward_clip={clip}")
-    if values.get("replay"):
+    if values.get("replay") and values["replay"].get("name") in options("replay"):
         words.append(f"replay={values['replay']['name']}")
     install()
     with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):

@@ -55,7 +55,8 @@ def beside(path: Path) -> Path:
 
 
 def _digest(path: Path, key: bytes) -> str:
-    return hmac.new(key, path.read_bytes(), hashlib.sha256).hexdigest()
+    # The file's name is part of what is signed, so that a signature of one kind of file does not fit another.
+    return hmac.new(key, path.name.encode() + b"\0" + path.read_bytes(), hashlib.sha256).hexdigest()
 
 
 def _key(make: bool) -> bytes:

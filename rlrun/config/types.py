@@ -20,6 +20,8 @@ from rlrun.core.ranges import Range
 from rlrun.core.schedule import Schedule
 
 T = TypeVar("T")
+LARGEST_YAML = 1_000_000  # characters of a config file
+MOST_ALIASES = 20
 
 
 class ConfigError(UserError):
@@ -162,7 +164,12 @@ def plain(cfg: Any) -> dict:
 def load_yaml(path: Path) -> dict:
     """Reads a yaml file as it is, without resolving interpolations. Raises UserError if it is missing or unreadable."""
     try:
-        made = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        text = path.read_text()
+        if len(text) > LARGEST_YAML or (text.count("*") > MOST_ALIASES and _aliases(text) > MOST_ALIASES):
+            raise UserError(f"{path} is too large for a config")
+        made = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run directory?") from None
     except Exception as error:
@@ -170,6 +177,13 @@ def load_yaml(path: Path) -> dict:
     if not isinstance(made, dict):
         raise UserError(f"{path} cannot be read: it holds no options")
     return made  # type: ignore[return-value]
+
+
+def _aliases(text: str) -> int:
+    """Counts references to other parts of a YAML file. A few nested ones can fill the memory."""
+    import yaml
+
+    return sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
 
 
 def save_yaml(values: dict, path: Path) -> None:

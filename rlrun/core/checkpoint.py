@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,13 +56,24 @@ def _compact(state: Any) -> Any:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes the text such that the file is either complete or unchanged."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Writes the text such that the file is either complete or unchanged. A symbolic link is replaced, not followed."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 class Checkpoints:
@@ -74,13 +87,16 @@ class Checkpoints:
         """The names of complete checkpoints, oldest first."""
         if not self.directory.is_dir():
             return []
-        return sorted(p.name for p in self.directory.iterdir() if p.is_dir() and p.name.isdigit())
+        return sorted(p.name for p in self.directory.iterdir() if p.is_dir() and re.fullmatch("[0-9]+", p.name))
 
     def best(self) -> str | None:
         try:
-            return json.loads((self.directory / "best.json").read_text())["name"]
+            name = json.loads((self.directory / "best.json").read_text())["name"]
         except FileNotFoundError:
             return None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{self.directory / 'best.json'} is damaged") from None
+        return str(name)
 
     def save(
         self,
@@ -166,7 +182,7 @@ class Checkpoints:
         if name in ("best", "last"):
             name = self.best() if name == "best" else None
         name = name or names[-1]
-        if name.isdigit():
+        if re.fullmatch("[0-9]+", name):
             name = f"{int(name):012d}"
         if name not in names:
             raise UserError(f"{self.directory} has no checkpoint {name}; it has {', '.join(names)}")
@@ -175,7 +191,10 @@ class Checkpoints:
         try:
             return {part: load_part(path, part) for part in parts}, json.loads((path / "run.json").read_text())
         except Exception as error:  # torch.load raises many kinds
-            raise UserError(f"checkpoint {path} cannot be read: {(str(error).splitlines() or [''])[0]}") from None
+            # The message of torch.load recommends to load any pickled code, so it is left out.
+            raise UserError(
+                f"checkpoint {path} cannot be read ({type(error).__name__}): it is not one of rlrun's"
+            ) from None
 
 
 def rows_file(number: int) -> str:

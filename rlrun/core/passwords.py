@@ -10,13 +10,19 @@ from rlrun.core.errors import UserError
 
 HIDDEN = "***"
 WHOLE = "RLRUN_MLFLOW_URI"  # the environment variable with the whole address, which jobs inherit
-_USER = re.compile(r"(://[^/\s:@]*:)[^/\s]*@")
-_QUERY = re.compile(r"([?&](?:password|passwd|token|secret|api_key|key)=)[^&\s'\"]+", re.IGNORECASE)
+_USER = re.compile(r"://[^\s'\"]*@")  # up to the last @ of a word, because a password may contain / and @
+_QUERY = re.compile(r"(://[^\s'\"?]*\?)([^\s'\"]+)")
+_PLAIN = ("sslmode", "charset", "connect_timeout")  # values of a query that are no secrets
 
 
 def masked(text: str) -> str:
-    """Returns the text with *** in place of every password in its addresses."""
-    return _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
+    """Returns the text with *** in place of users, passwords and secrets in its addresses."""
+
+    def query(found: re.Match) -> str:
+        pairs = (pair.partition("=") for pair in found[2].split("&"))
+        return found[1] + "&".join(f"{name}={value if name in _PLAIN else HIDDEN}" for name, _, value in pairs)
+
+    return _QUERY.sub(query, _USER.sub(f"://{HIDDEN}@", text))
 
 
 def masked_values(values: Any) -> Any:

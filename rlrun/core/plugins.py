@@ -1,25 +1,104 @@
-"""Loads objects of the user's own packages, which configs name as `package.module:Name`."""
+"""The one door through which code of the user's own packages comes in.
+
+Configs name such code as `package.module:Name`. Who may name it depends on where a config comes from:
+
+- Words of the command line, and configs that this user signed or trusts, may name any module. Modules in the current
+  folder can be imported once they are named in that way. The current folder is not on the path before, because a file
+  that merely lies there must not be imported in place of a missing package.
+- Other files may only name classes of installed packages (`only_installed()`). Functions and Python's own modules are
+  refused, since a call of one of them can do anything.
+"""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+from urllib.parse import unquote, urlparse
 
 from rlrun.core.errors import UserError, closest
+
+TRUST = "--trust"
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_NAMED = re.compile(r"([A-Za-z_][\w.]*):(?=[^\s/])|\bmodule=([A-Za-z_][\w.]*)")
+
+
+class _Door:
+    """Which modules may be imported in this process."""
+
+    closed = False  # whether only installed packages may be named, apart from `named`
+    named: ClassVar[set[str]] = set()  # top-level modules that the user named or trusts
+
+
+def allow(modules: Iterable[str]) -> None:
+    """Lets these modules be imported, also from the current folder, because the user named them."""
+    _Door.named |= {module.split(".")[0] for module in modules}
+
+
+@contextmanager
+def only_installed(closed: bool = True) -> Iterator[None]:
+    """Refuses modules of no installed package that the user has not named. If `closed` is false, it allows all."""
+    before = _Door.closed, set(_Door.named)
+    _Door.closed = closed
+    try:
+        yield
+    finally:
+        _Door.closed, _Door.named = before
+
+
+def modules_in(values: Any) -> set[str]:
+    """Returns the modules that words of a command line, or values of a config, may name."""
+    if isinstance(values, Mapping):
+        made = {str(values["module"])} if isinstance(values.get("module"), str) else set()
+        return made.union(*map(modules_in, values.values()))
+    if isinstance(values, list | tuple | set):
+        return set().union(*map(modules_in, values))
+    return {name for pair in _NAMED.findall(values) for name in pair if name} if isinstance(values, str) else set()
 
 
 def is_path(name: str) -> bool:
     return ":" in name
 
 
-def load_object(name: str, option: str) -> Any:
-    """The object that `package.module:Name` names. If it does not exist or cannot be imported, raises UserError, which
-    names the option."""
+def import_named(module: str, option: str) -> ModuleType:
+    """Imports a module that an option names. Raises UserError if it may not or cannot be imported."""
+    if not MODULE.fullmatch(module):
+        raise UserError(f"{option}: {module!r} is not the name of a module, such as my_package.module")
+    top = module.split(".")[0]
+    if top in _Door.named or not _Door.closed:
+        here = os.getcwd()
+        if here not in sys.path and (Path(here, top).is_dir() or Path(here, f"{top}.py").is_file()):
+            sys.path.append(here)  # last, so that it hides no installed package
+    else:
+        check_installed(module, option)
+    return importlib.import_module(module)
+
+
+def load_object(name: str, option: str, base: type | None = None) -> Any:
+    """Returns the object that `package.module:Name` names. Raises UserError, which names the option, if it does not
+    exist or cannot be imported.
+
+    base: a class from which it must derive if it is named by a file that only may name classes of installed packages.
+    """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(f"{option}={name}: name it as package.module:Name")
     try:
-        made: Any = importlib.import_module(module)
+        made: Any = import_named(module, f"{option}={name}")
+    except UserError:
+        raise
     except ImportError as error:
         raise UserError(f"{option}={name}: cannot import {module}: {error}") from None
     except Exception as error:  # the user's own module may raise anything
@@ -31,4 +110,57 @@ def load_object(name: str, option: str) -> Any:
         raise UserError(
             f"{option}={name}: {module} has no {attribute}.{closest(attribute, vars(importlib.import_module(module)))}"
         ) from None
+    if _Door.closed and module.split(".")[0] not in _Door.named and base is not None:
+        if not (isinstance(made, type) and issubclass(made, base)):
+            raise UserError(f"{option}={name} is not a class that derives from {base.__name__}; {TRUST} allows it")
+        check_installed(made.__module__, f"{option}={name}")
+    return made
+
+
+def check_installed(module: str, where: str) -> None:
+    """Raises UserError if a module belongs to no installed distribution."""
+    if not installed(module.split(".")[0]):
+        raise UserError(
+            f"{where} names the module {module}, which no installed package contains and which would be run;"
+            f" {TRUST} allows it, and so does installing its package"
+        )
+
+
+def installed(name: str) -> bool:
+    """Tells whether a top-level module belongs to an installed distribution. Imports nothing.
+
+    Python's own modules do not: no class of theirs belongs into a run, and many of their functions run commands."""
+    if name == "rlrun":
+        return True
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        return False
+    places = [Path(found.origin)] if found.origin else [Path(place) for place in found.submodule_search_locations or ()]
+    folders = [*_site_folders(), *_edited().get(name, ())]
+    return bool(places) and all(any(place.resolve().is_relative_to(one) for one in folders) for place in places)
+
+
+@cache
+def _site_folders() -> list[Path]:
+    """The folders into which packages are installed."""
+    names = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    return [Path(name).resolve() for name in (*names, site.getusersitepackages())]
+
+
+@cache
+def _edited() -> dict[str, list[Path]]:
+    """Top-level modules of distributions that were installed with pip install -e, with their source folders."""
+    made: dict[str, list[Path]] = {}
+    for distribution in importlib.metadata.distributions(path=[str(folder) for folder in _site_folders()]):
+        try:
+            said = json.loads(distribution.read_text("direct_url.json") or "{}")
+        except ValueError:
+            continue
+        if said.get("dir_info", {}).get("editable") and str(said.get("url", "")).startswith("file://"):
+            source = Path(unquote(urlparse(said["url"]).path)).resolve()
+            for name in (distribution.read_text("top_level.txt") or "").split():
+                made.setdefault(name, []).append(source)
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -13,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest
-from rlrun.core.plugins import load_object
+from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
@@ -47,7 +46,7 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
     module, _, name_only = name.rpartition(":")
     if module:
         try:
-            importlib.import_module(module)
+            import_named(module, f"env={name}")
         except ImportError as error:
             raise UserError(
                 f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on"
@@ -173,7 +172,7 @@ def make_one(cfg: GymConfig, **more: Any) -> gymnasium.Env:
     for entry in cfg.wrappers:
         options = {"name": entry} if isinstance(entry, str) else dict(entry)
         name = options.pop("name")
-        wrap = load_object(name, "env.wrappers")
+        wrap = load_object(name, "env.wrappers", gymnasium.Env)
         try:
             wrapped = wrap(env, **options)
         except Exception as error:  # the user's own constructor may raise anything

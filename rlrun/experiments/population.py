@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.config.saved import save_config
-from rlrun.config.types import load_yaml
+from rlrun.config.saved import save_config, saved_config
+from rlrun.config.signature import sign, signed
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import Interval, Space
@@ -242,8 +242,11 @@ class PopulationTraining:
             json.dumps({"members": members, "pending": self.pending, "rng": self.rng.bit_generator.state}, indent=1)
             + "\n",
         )
+        sign(self.state)
 
     def _load(self) -> None:
+        if not signed(self.state):
+            raise UserError(f"{self.state} was not written by you on this machine; start the sweep again elsewhere")
         try:
             said = json.loads(self.state.read_text())
             self.members = [Member(**one) for one in said["members"]]
@@ -294,7 +297,7 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     shutil.copytree(winner / "checkpoints" / name, fresh / name)
-    config = load_yaml(loser / "config.yaml")
+    config = saved_config(loser)
     for key, value in values.items():
         *groups, last = key.split(".")
         node = config

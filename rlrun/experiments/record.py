@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlrun.config.foreign import TRUST
 from rlrun.config.signature import sign, signed
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError, check_name
 from rlrun.core.passwords import masked, masked_values, whole
+from rlrun.core.plugins import TRUST
 from rlrun.experiments.jobs import DONE, Outcome, TrainingJob
 
 FORMAT = 1
@@ -74,6 +74,7 @@ def _write(folder: Path, said: dict[str, Any]) -> None:
 def job_in(folder: Path, name: str, words: Sequence[str]) -> TrainingJob:
     """A job whose run directory and log are in the sweep's directory."""
     place = folder.resolve()
+    check_name(name, "a job's name")
     return TrainingJob(name=name, words=tuple(words), run_dir=place / name, log=place / "logs" / f"{name}.log")
 
 
@@ -88,8 +89,6 @@ def read(folder: Path, trusted: bool = False) -> Record:
         said = json.loads((folder / "sweep.json").read_text())
         if said["format"] != FORMAT:
             raise UserError(f"{folder / 'sweep.json'} has format {said['format']}; this rlrun reads {FORMAT}")
-        for job in said["jobs"]:
-            check_name(job["name"], "a job's name")
         jobs = [job_in(folder, job["name"], job["words"]) for job in said["jobs"]]
         return Record(said["command"], said["words"], jobs, said["mlflow"], said["search"], said["cwd"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -107,7 +106,8 @@ def add(folder: Path, job: TrainingJob) -> None:
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Locks a sweep's directory for one process at a time. UserError where another process has it."""
-    with (folder / "sweep.lock").open("a+") as lock:
+    descriptor = os.open(folder / "sweep.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    with os.fdopen(descriptor, "r+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -89,10 +89,19 @@ class Trials:
                         trial,
                         self._job(
                             frozen.number,
-                            [Variation(key, self._text(key, value)) for key, value in frozen.params.items()],
+                            [Variation(key, self._text(key, value)) for key, value in self._known(frozen.params)],
                         ),
                     )
                 )
+
+    def _known(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Returns the parameters of a trial of the journal. Raises UserError if they lie outside the space."""
+        for key, value in params.items():
+            interval, choices = self.space.intervals.get(key), self.space.choices.get(key, ())
+            inside = interval is not None and isinstance(value, int | float) and interval.low <= value <= interval.high
+            if not inside and value not in choices:
+                raise UserError(f"{self.folder / 'study.jsonl'} has {key}={value}, which this search does not contain")
+        return list(params.items())
 
     def _text(self, key: str, value: Any) -> str:
         return str(value) if key in self.space.choices else f"{value:.6g}" if isinstance(value, float) else str(value)

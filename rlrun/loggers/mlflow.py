@@ -162,11 +162,16 @@ def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
-def add_artifact(run_dir: Path, file: Path) -> None:
-    """Adds a file to the MLflow run of this run directory, if there is one."""
+def add_artifact(run_dir: Path, file: Path, uri: str | None, root: Path) -> None:
+    """Adds a file to the MLflow run of this run directory, if there is one.
+
+    uri, root: those of the run's config, so that mlflow.json cannot send the file and its passwords elsewhere.
+    """
     memory = run_dir / "mlflow.json"
     if memory.exists() and available():
         known = json.loads(memory.read_text())
+        if known["uri"] != masked(uri or store_uri(root)):
+            raise UserError(f"{memory} names another store than the run's config")
         _client(whole(known["uri"]) or "").log_artifact(known["run_id"], str(file))
 
 

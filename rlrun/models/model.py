@@ -134,7 +134,7 @@ def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
     """The user's own encoder, made by name(space, **options). It must be a module from observations [N, ...] to
     features [N, F] with F in its attribute `features`. It is called once as a check, and UserError says what does not
     fit."""
-    kind, space = load_object(name, "model.encoder"), spec.observation
+    kind, space = load_object(name, "model.encoder", nn.Module), spec.observation
     wanted = UserError(
         f"model.encoder={name} must make a torch.nn.Module that has its number of features in the attribute `features`"
     )

@@ -336,7 +336,7 @@ def callbacks_of(names: tuple[str, ...]) -> list[Callback]:
     """Makes an instance of each class. Raises UserError for a name that is not a callback's."""
     made = []
     for name in names:
-        kind = load_object(name, "callbacks")
+        kind = load_object(name, "callbacks", Callback)
         if not (isinstance(kind, type) and issubclass(kind, Callback)):
             raise UserError(f"callbacks={name} is no subclass of rlrun.Callback")
         try:

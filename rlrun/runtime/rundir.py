@@ -55,7 +55,8 @@ class RunDir:
 
     def acquire(self) -> None:
         try:
-            self.lock = (self.path / "run.lock").open("a+")
+            place = os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            self.lock = os.fdopen(place, "r+")
         except OSError as error:
             raise UserError(f"the run directory {self.path} is not writable: {error.strerror}") from None
         try:

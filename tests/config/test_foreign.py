@@ -2,15 +2,19 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+import rlrun
 from rlrun.cli import _dispatch
 from rlrun.config import signature
-from rlrun.config.foreign import check_defaults, check_package, check_values, installed
+from rlrun.config.foreign import check_defaults, check_package, check_values
 from rlrun.core.errors import UserError
+from rlrun.core.plugins import installed, modules_in
 from rlrun.runtime.trained import load
 
 RUN = ["algo=pg", "env=CartPole-v1", "resources=debug", "logger=[]", "model.hidden=[8]", "env_steps=200"]
@@ -23,12 +27,14 @@ EVIL += "gymnasium.register('E-v0', entry_point=CartPoleEnv, max_episode_steps=5
 
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
-    """A folder with a module that leaves a file when it is imported. The current folder is on the path, as in a shell."""
+    """The current folder has modules that leave a file when they are imported."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "evilmod.py").write_text(EVIL)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    for name in ("evilmod", "evil-mod", "winreg"):
+        (tmp_path / f"{name}.py").write_text(EVIL)
     yield
-    sys.modules.pop("evilmod", None)
+    for name in ("evilmod", "evil-mod", "winreg"):
+        sys.modules.pop(name, None)
 
 
 def files():
@@ -46,14 +52,33 @@ def files():
         ("env: {name: 'evilmod:E-v0'}\n", "evilmod, which no installed package contains"),
         ("callbacks: ['evilmod:Spy']\n", "evilmod, which no installed package contains"),
         ("algo: {module: evilmod}\n", "evilmod, which no installed package contains"),
+        # Installed functions can do anything, and so can what Python itself brings.
+        ("model: {encoder: 'pydoc:pipepager', encoder_kwargs: {cmd: touch pwned}}\n", "pydoc"),
+        ("env: {wrappers: [{name: 'timeit:timeit', setup: 'open(0)'}]}\n", "timeit"),
+        ("model: {encoder: 'torch:load', encoder_kwargs: {f: evil.pt}}\n", "not a class that derives from Module"),
+        ("env: {wrappers: ['numpy:os.system']}\n", "numpy"),
+        # Names that a simple pattern would not see.
+        ("model: {encoder: 'evilmod:Name '}\n", "evilmod"),
+        ("model: {encoder: 'evil-mod:Name'}\n", "not the name of a module"),
+        ("env: {name: 'evilmod:Cart!'}\n", "evilmod"),
+        ("model: {encoder: 'evilmod://x'}\n", "evilmod"),
+        ("algo: {module: evil-mod}\n", "evil-mod"),
+        ("model: {encoder: '${measured.x}'}\nmeasured: {x: 'evilmod:Name'}\n", "evilmod"),
+        ("model: {encoder: 'evil${expected.m}'}\nexpected: {m: 'mod:Name'}\n", "evilmod"),
+        ("env: {wrappers: ['winreg:x']}\n", "winreg"),
+        # Folders and addresses.
+        ("run_dir: /tmp/anywhere\n", "lets this file choose where"),
+        ("runs_root: /tmp/anywhere\n", "lets this file choose where"),
+        ("logger: {mlflow: {uri: 'http://127.0.0.1:9'}}\n", "lets this file choose where"),
     ],
 )
 def test_a_tuned_file_cannot_run_code(added, said):
     Path("conf/tuned/ppo").mkdir(parents=True)
     Path("conf/tuned/ppo/good.yaml").write_text(TUNED + added)
     before = files()
+    words = ["tuned=ppo/good", "resources=debug", "env_steps=40", "logger=[mlflow]", "run_dir=out"]
     with pytest.raises(UserError, match=said):
-        _dispatch(["train", "--config-dir", "conf", "tuned=ppo/good", "resources=debug", "env_steps=40"])
+        _dispatch(["train", "--config-dir", "conf", *(words[:3] if "lets this" in said else words)])
     assert files() == before
 
 
@@ -61,6 +86,10 @@ def test_a_tuned_file_cannot_run_code(added, said):
     ("line", "said"),
     [
         ("override /hydra/callbacks: spy", "Hydra's own groups"),
+        ("optional hydra/job: evil", "Hydra's own groups"),
+        ("optional override hydra/job: evil", "Hydra's own groups"),
+        ("hydra/job@hydra.job: evil", "Hydra's own groups"),
+        ("/env/evilmod:CartPole-v1", "evilmod"),
         ("/spy@hydra.callbacks: spy", "Hydra's own groups"),
         ("/spy@_global_.hydra: spy", "Hydra's own groups"),
         ("override /env: evilmod:E-v0", "evilmod"),
@@ -71,7 +100,17 @@ def test_a_tuned_file_cannot_run_code(added, said):
 def test_a_defaults_list_cannot_choose_code(line, said):
     key, _, value = line.partition(": ")
     with pytest.raises(UserError, match=said):
-        check_defaults([{key: value}], "a.yaml", trusted=False)
+        check_defaults([{key: value}] if value else [key], "a.yaml", trusted=False)
+
+
+@pytest.mark.parametrize("line", ["optional hydra/job: evil", "hydra/job@hydra.job: evil"])
+def test_relative_groups_do_not_reach_hydra(line):
+    folder = Path("conf/tuned/hydra/job")
+    folder.mkdir(parents=True)
+    (folder / "evil.yaml").write_text("env_set: {PATH: evil}\n")
+    Path("conf/tuned/x.yaml").write_text("# @package _global_\ndefaults:\n  - " + line + "\n  - override /algo: pg\n")
+    with pytest.raises(UserError):
+        _dispatch(["train", "--config-dir", "conf", "tuned=x", *RUN[1:]])
 
 
 def test_other_ways_into_hydra_are_closed(tmp_path):
@@ -96,11 +135,39 @@ def test_other_ways_into_hydra_are_closed(tmp_path):
 
 
 def test_references_to_other_options_and_installed_modules_are_allowed():
-    values = {"algo": {"lr": "${algo.other}"}, "env": {"name": "gymnasium.envs:CartPole-v1"}, "uri": "sqlite:///a.db"}
+    values = {"algo": {"lr": "${algo.other}"}, "env": {"name": "gymnasium.envs:CartPole-v1"}}
     check_values(values, "a.yaml", trusted=False)
     check_values({"expected": {"source": "arXiv:1802.01561"}}, "a.yaml", trusted=False)
     check_values({"callbacks": ["evilmod:Spy"]}, "a.yaml", trusted=True)
-    assert installed("torch") and installed("json") and not installed("evilmod")
+    assert installed("torch") and not installed("json") and not installed("evilmod")
+    words = ["env=my_rl:Maze-v0", "env.wrappers=[{name: a.b:C, price: 0.1}]", "+algo.module=own.algo", "uri=http://x"]
+    assert modules_in(words) == {"my_rl", "a.b", "own.algo"}
+
+
+def test_nothing_in_the_current_folder_is_imported_by_chance(tmp_path):
+    """Files there must neither shadow a module, nor be found in place of a missing one, nor pass as a package."""
+    for path in ("hydra_plugins/evil.py", "tabulate.py", "hydra.py", "multiprocessing.py", "evilep.py"):
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text("import pathlib\npathlib.Path('pwned').touch()\n")
+    Path("evil.dist-info").mkdir()
+    Path("evil.dist-info/METADATA").write_text("Name: evil\nVersion: 1\n")
+    Path("evil.dist-info/entry_points.txt").write_text("[torch.backends]\nx = evilep:f\n")
+    Path("evil.dist-info/top_level.txt").write_text("evilmod\n")
+    Path("evil.dist-info/direct_url.json").write_text(
+        json.dumps({"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
+    )
+    root = Path(rlrun.__file__).parents[1]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        f"import sys; sys.path.append({str(root)!r}); import rlrun.cli as c; c.main()",
+    ]
+    words = ["train", "algo=impala", "env=CartPole-v1", "resources.inference=local", "env_steps=600", "logger=[]"]
+    for more in ([], ["model.encoder=evilmod:Name"]):
+        done = subprocess.run([*command, *words, *more], capture_output=True, text=True, timeout=120)
+        assert done.returncode == (2 if more else 0), done.stdout + done.stderr
+        assert Path("pwned").exists() == bool(more), "only what the words name is imported"
 
 
 @pytest.mark.parametrize(
@@ -165,9 +232,39 @@ def test_a_run_of_installed_modules_needs_nothing():
     signature.beside(Path("run/config.yaml")).unlink()
     assert _dispatch(["evaluate", "run", "episodes=1"]) == 0
     text = Path("run/config.yaml").read_text()
-    Path("run/config.yaml").write_text(text.replace("runs_root:", "hydra: {run: {dir: x}}\nruns_root:"))
-    with pytest.raises(UserError, match="`hydra` section"):
-        _dispatch(["evaluate", "run"])
+    for change, said in (
+        ("hydra: {run: {dir: x}}", "`hydra` section"),
+        ("extra: ${oc.env:HOME}", "interpolation"),
+        ("replay: {directory: /tmp/anywhere}", "lets this file choose"),
+        ("logger: {mlflow: {enabled: true, uri: 'http://127.0.0.1:9'}}", "lets this file choose"),
+        ("a: &a [1, 1]\n" + "".join(f"a{n}: [*a, *a]\n" for n in range(30)), "too large"),
+    ):
+        Path("run/config.yaml").write_text(f"{change}\n{text}")
+        with pytest.raises(UserError, match=said):
+            _dispatch(["evaluate", "run"])
+    Path("run/config.yaml").write_text(text.replace("runs_root: ", "runs_root: /elsewhere/"))
+    assert _dispatch(["resume", "run", "env_steps=1500"]) == 0 and not Path("/elsewhere").exists()
+    signature.beside(Path("run/config.yaml")).unlink()
+    Path("victim").write_text("precious")
+    Path("run/report.html").symlink_to(Path("victim").resolve())
+    with pytest.raises(UserError, match="symbolic link"):
+        _dispatch(["resume", "run", "env_steps=2000"])
+    assert _dispatch(["report", "run"]) == 0 and Path("victim").read_text() == "precious"
+
+
+def test_defaults_of_old_runs_come_from_rlruns_own_files(tmp_path):
+    assert _dispatch(["train", *RUN, "run_dir=run"]) == 0
+    signature.beside(Path("run/config.yaml")).unlink()
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    del config["callbacks"], config["init"]
+    outside = f"../../../../../../../..{tmp_path}/evil"
+    Path("evil.yaml").write_text("callbacks: ['evilmod:Name']\nexpected: {leak: '${oc.env:HOME}'}\n")
+    for group in ("runner", "replay"):
+        changed = {**config, group: {**(config.get(group) or {}), "name": outside}}
+        Path("run/config.yaml").write_text(yaml.safe_dump(changed))
+        with pytest.raises(UserError):
+            _dispatch(["train", "--from-run", "run", "run_dir=again"])
+    assert not Path("again").exists()
 
 
 def test_the_key_is_the_users_own():
@@ -186,6 +283,12 @@ def test_a_sweep_from_elsewhere_needs_trust():
     said = {"format": 1, "command": "", "words": [], "search": None, "cwd": ".", "mlflow": None}
     job = {"name": "../../x", "words": ["env=evilmod:E-v0"]}
     Path("sweep/sweep.json").write_text(json.dumps({**said, "jobs": [job]}))
+    Path("victim").write_text("precious")
+    Path("sweep/sweep.lock").symlink_to(Path("victim").resolve())
+    with pytest.raises(UserError, match="symbolic link"):
+        _dispatch(["sweep", "--resume", "sweep"])
+    assert Path("victim").read_text() == "precious"
+    Path("sweep/sweep.lock").unlink()
     with pytest.raises(UserError, match="was not written by you"):
         _dispatch(["sweep", "--resume", "sweep"])
     with pytest.raises(UserError, match="files are named after it"):

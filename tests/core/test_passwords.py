@@ -12,9 +12,12 @@ URI = "http://me:S3cret%2F@127.0.0.1:9/x"
 
 
 def test_passwords_are_masked_in_any_text():
-    assert masked(f"could not reach {URI}: refused") == "could not reach http://me:***@127.0.0.1:9/x: refused"
-    assert masked("postgresql://u:p@ss@host/db?a=x&password=y") == "postgresql://u:***@host/db?a=x&password=***"
-    for plain in ("sqlite:////tmp/mlflow.db", "http://host:5000/a@b", "my_package.envs:Maze-v0", "lr=[[0,1e-3]]"):
+    assert masked(f"could not reach {URI}: refused") == "could not reach http://***@127.0.0.1:9/x: refused"
+    for secret in ("u:p@ss@host/db", "me:se/cret@host", "token@host", "me@corp:secret@h", "me%3Asecret@h"):
+        assert masked(f"uri=postgresql://{secret}") == f"uri=postgresql://***@{secret.rpartition('@')[2]}"
+    asked = "mssql://host/db?pwd=a&access_token=b&odbc_connect=PWD%3Dc&sslmode=require"
+    assert masked(asked) == "mssql://host/db?pwd=***&access_token=***&odbc_connect=***&sslmode=require"
+    for plain in ("sqlite:////tmp/mlflow.db", "http://host:5000/a", "my_package.envs:Maze-v0", "lr=[[0,1e-3]]"):
         assert masked(plain) == plain
 
 
@@ -26,7 +29,7 @@ def test_the_whole_address_is_known_where_it_was_given(monkeypatch):
     assert whole(masked(URI)) == "http://127.0.0.1:9/x"
     assert whole(URI) == URI and whole(masked(URI)) == URI and whole(None) is None
     with pytest.raises(UserError):
-        whole("postgresql://u:***@host/db")
+        whole("postgresql://***@host/db")
 
 
 def test_no_file_and_no_line_of_a_run_has_the_password(tmp_path, monkeypatch, capfd):
