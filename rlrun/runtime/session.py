@@ -14,7 +14,7 @@ import torch
 
 from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.passwords import masked, whole
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
@@ -97,7 +97,7 @@ def _run(
         status, reason = (
             ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
         )
-        if not isinstance(caught, RunFailed | KeyboardInterrupt):
+        if not isinstance(caught, RunFailed | EnvError | KeyboardInterrupt):
             reason = masked("".join(traceback.format_exception(caught)).rstrip())
         job.failed(status, reason)
     summary = directory.summary(

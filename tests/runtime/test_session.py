@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -406,6 +407,15 @@ def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_an_env_that_fails_in_the_runs_own_process_is_one_sentence(tmp_path, capfd):
+    path = tmp_path / "run"
+    assert train(path, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=30") == 1
+    (said,) = capfd.readouterr().err.splitlines()
+    assert re.match(r"rlrun: rlrun/Counting-v0, env \d+ \(seed \d+\) failed in step 30 on action \d: Runtime", said)
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "FAILED" and f"rlrun: {summary['reason']}" == said
+
+
 def test_a_loaded_policy_acts_as_it_was_trained(tmp_path):
     import gymnasium
 
@@ -506,7 +516,7 @@ def test_an_env_whose_observations_do_not_fit_is_named(tmp_path):
             return np.zeros(5, dtype=np.float32), {}
 
     gymnasium.register("Wrong-v0", entry_point=Wrong, disable_env_checker=True)
-    with pytest.raises(UserError, match=r"Wrong-v0 failed in reset .*Box\(\[3\]"):
+    with pytest.raises(UserError, match=r"Wrong-v0, envs \d+ to \d+, failed in reset .*Box\(\[3\]"):
         type_and_wire("env=Wrong-v0")
     from rlrun.commands.watch import main as watch
 
