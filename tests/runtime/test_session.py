@@ -463,12 +463,36 @@ def test_a_run_without_a_checkpoint_says_what_can_be_done(tmp_path):
     with pytest.raises(UserError, match="ended before its first save"):
         resume(tmp_path / "run 1", "env_steps=400")
     for words, said in (
-        ("logger=[]", "no option logger"),
+        ("logger=[consol]", "There is no logger 'consol'. Did you mean console"),
+        ("logger.mlflow.experiment=x", "no option logger.mlflow.experiment"),
         ("resources=debug", "cannot be chosen anew"),
         ("env_stepss=4", "Did you mean env_steps"),
     ):
         with pytest.raises(UserError, match=said):
             resume(tmp_path / "run 1", words)
+
+
+def test_loggers_are_chosen_anew(tmp_path, capsys):
+    """On resume and with --from-run, as rlrun train takes it; a logger that is kept keeps its options."""
+    from rlrun.commands.train import main as train_again
+
+    path, again = tmp_path / "run", tmp_path / "again"
+    train(path, "env=CartPole-v1", "env_steps=100", "logger=[console,tensorboard]")
+    for words, expected in (
+        (["logger=[]"], {}),
+        (["logger.tensorboard.enabled=false", "logger=[console,tensorboard]"], {"console": True, "tensorboard": False}),
+        (["logger=tensorboard"], {"tensorboard": False}),
+        (["logger=[console]"], {"console": True}),
+    ):
+        steps = load_yaml(path / "config.yaml")["env_steps"] + 100
+        capsys.readouterr()
+        assert resume(path, f"env_steps={steps}", *words) == 0
+        logger = load_yaml(path / "config.yaml")["logger"]
+        assert {name: node["enabled"] for name, node in logger.items()} == expected
+        assert ("steps  " in capsys.readouterr().out) == bool(expected.get("console"))
+    assert len(list(path.glob("events.*"))) == 1, "of the first session alone"
+    assert train_again(["--from-run", str(path), "logger=[]", f"run_dir={again}", "env_steps=100"]) == 0
+    assert load_yaml(again / "config.yaml")["logger"] == {}
 
 
 def test_exact_resume_with_other_columns_is_refused(tmp_path):
