@@ -19,6 +19,7 @@ from rlrun.core.duties import (
     Play,
     Progress,
     Saves,
+    SecondLook,
     StopConfig,
     Stops,
 )
@@ -81,7 +82,9 @@ class Run:
         restored: tuple[dict[str, dict], dict] | None,
         callbacks: Sequence[Callback] = (),
         save_at_end: bool = True,
+        judge_env_sec: Callable[[float], str | None] | None = None,
     ):
+        """judge_env_sec: see SecondLook."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.timers = Timers()
@@ -90,6 +93,7 @@ class Run:
         self.evaluations = Evaluations(evaluation, evaluate, signals)
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log_every_sec, logger, self.progress, self.timers)
+        self.second_look = SecondLook(judge_env_sec)
         self.hold_learners: Callable[[], Clock] | None = None
         self.breaks: list[Callable[[int], None]] = []
         self.generation = 0
@@ -193,6 +197,7 @@ class Run:
                 self.episodes.add(ret, length, info)
                 self._tell("on_episode", ret, length, info)
             env_sec, policy_sec = report.seconds
+            self.second_look.note(env_sec, report.env_steps)
             self.logs.sample.add(
                 {
                     "policy_lag": float(report.lag),

@@ -88,6 +88,7 @@ def _run(
         exact=plan.resources.exact,
         restored=restored,
         callbacks=callbacks_of(config.run.callbacks),
+        judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
     )
     error: BaseException | None = None
     try:
