@@ -170,6 +170,60 @@ def test_every_package_is_installed():
     assert set(listed) == {"rlrun", *(f"rlrun.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py"))}
 
 
+# The distributions of top-level modules that have another name.
+DISTRIBUTIONS = {
+    "ale_py": "ale-py",
+    "hydra": "hydra-core",
+    "imageio_ffmpeg": "imageio-ffmpeg",
+    "PIL": "pillow",
+    "pynvml": "nvidia-ml-py",
+    "yaml": "pyyaml",
+}
+
+
+def test_every_import_is_declared():
+    """Modules that are imported with a file are dependencies; those imported inside a function may be optional."""
+    import sys
+    import tomllib
+
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+
+    def names(requirements) -> set[str]:
+        return {re.match(r"[\w.-]+", text)[0].lower() for text in requirements}  # type: ignore[index]
+
+    always = names(project["dependencies"])
+    extras = {name: part for name, part in project["optional-dependencies"].items() if name != "dev"}
+    sometimes = always.union(*(names(part) for part in extras.values()))
+
+    def outside(nodes) -> set[str]:
+        found = set()
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                found.add(node.module.split(".")[0])
+            elif isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+        return {DISTRIBUTIONS.get(name, name) for name in found - sys.stdlib_module_names - {"rlrun"}}
+
+    seen = set()
+    for path in sources():
+        tree = ast.parse(path.read_text())
+        inside = {
+            id(node)
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for node in ast.walk(function)
+        }
+        at_once = outside(node for node in ast.walk(tree) if id(node) not in inside)
+        assert at_once <= always, (
+            f"{path.relative_to(PACKAGE)} imports {at_once - always}, which rlrun does not depend on"
+        )
+        every = outside(ast.walk(tree))
+        assert every <= sometimes, f"{path.relative_to(PACKAGE)} imports {every - sometimes}, which no extra installs"
+        seen |= every
+    unused = always - seen - {"tensorboard"}  # torch.utils.tensorboard imports it
+    assert not unused, f"nothing imports {unused}"
+
+
 def test_every_algorithm_file_has_a_config():
     assert {p.stem for p in (PACKAGE / "algos").glob("*.py")} - {"__init__"} == set(options("algo"))
 

@@ -1,5 +1,4 @@
-"""Publishes tables from result files alone: as Markdown, HTML and PNG, and in TensorBoard and MLflow where there is a
-runs directory."""
+"""Publishes tables from result files alone: as Markdown, HTML and PNG, and in TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -270,7 +269,9 @@ def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
 def publish(tables: Sequence[Table], folder: Path, runs: Path | None) -> list[Path]:
     """Writes TABLES.md, tables.html and a PNG for every table that has a result; returns their paths.
 
-    UserError where a result file is invalid or the folder cannot be written.
+    runs: the folder of the tables' runs, which is made if it does not exist. The tables are also logged there to
+    TensorBoard, and to MLflow beside it; None logs them nowhere. UserError where a result file is invalid or the folder
+    cannot be written.
     """
     known = [(table, [measured(folder, Wanted(table, cell)) for cell in table.cells]) for table in tables]
     try:
@@ -287,7 +288,7 @@ def publish(tables: Sequence[Table], folder: Path, runs: Path | None) -> list[Pa
         raise UserError(
             f"{folder} cannot be written: {error.strerror} (--results DIR chooses another folder)"
         ) from None
-    if runs is not None and runs.is_dir():
+    if runs is not None:
         log(known, text, made, runs)
     return made
 
@@ -301,8 +302,10 @@ def log(known: Sequence[tuple[Table, Sequence[Measured]]], text: str, made: Sequ
         if one.scores
     }
     try:
+        runs.mkdir(parents=True, exist_ok=True)
         to_tensorboard(scores, text, made, runs)
         to_mlflow(scores, made, runs)
+        print(f"  the tables are also in TensorBoard ({runs / 'tables'}) and MLflow ({runs.parent})", flush=True)
     except Exception as error:  # each store has its own exceptions
         print(
             f"  the tables could not be written to TensorBoard and MLflow: {type(error).__name__}:"

@@ -1,5 +1,5 @@
-"""rlrun resume RUN_DIR [env_steps=... log_every_sec=... stop.*=... eval.*=... checkpoint.*=... logger.*=...
-                     resources.*=...] [--trust]
+"""rlrun resume RUN_DIR [env_steps=... log_every_sec=... stop.*=... eval.*=... checkpoint.*=... resources.*=...
+                     logger=[console,...] logger.*=...] [--trust]
 
 Continues a run from its last checkpoint. Schedules keep the horizons that they had at the first launch. Other options
 cannot change, because that would be another run. --trust runs modules of your own that the config of a run from
@@ -11,8 +11,9 @@ import shlex
 from typing import Any
 
 from rlrun.cli import run_dir_argument, take_trust
+from rlrun.config.paths import options, root
 from rlrun.config.saved import save_config, saved_config
-from rlrun.config.types import parse_assignments
+from rlrun.config.types import load_yaml, parse_assignments
 from rlrun.core.errors import UserError, closest
 
 CHANGEABLE = ("env_steps", "log_every_sec", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
@@ -26,7 +27,7 @@ def main(words: list[str]) -> int:
     path, rest = run_dir_argument(words, "resume")
     changes = parse_assignments(rest)
     values = saved_config(path, trusted)
-    for key, value in changes.items():
+    for key, value in loggers_first(changes):
         change(values, key, value)
     from rlrun.config.run import type_config
     from rlrun.core.passwords import check_logger
@@ -62,7 +63,10 @@ def main(words: list[str]) -> int:
 
 
 def change(values: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key that may change on resume. UserError for any other key."""
+    """Sets a dotted key that may change on resume, or chooses the loggers. UserError for any other key."""
+    if key == "logger":
+        choose_loggers(values, value)
+        return
     if not any(key == allowed or (allowed.endswith(".") and key.startswith(allowed)) for allowed in CHANGEABLE):
         known = sorted(dotted(values))
         if key not in known:
@@ -75,6 +79,27 @@ def change(values: dict[str, Any], key: str, value: Any) -> None:
         allowed = ", ".join(a + "*" if a.endswith(".") else a for a in CHANGEABLE)
         raise UserError(f"{key} cannot change on resume; these can: {allowed}")
     set_option(values, key, value)
+
+
+def loggers_first(changes: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Returns changes as pairs, beginning with logger=[...], so that an option of a logger finds its logger."""
+    return sorted(changes.items(), key=lambda change: change[0] != "logger")
+
+
+def choose_loggers(values: dict[str, Any], names: Any) -> None:
+    """Makes these the loggers of a config, as logger=[console,mlflow] does for rlrun train.
+
+    A logger that the config had keeps its options, and another gets the defaults of conf/logger. UserError for a name
+    that is not a logger's."""
+    known = options("logger")
+    chosen = [] if names is None else names if isinstance(names, list) else [names]
+    before = values.get("logger") or {}
+    for name in chosen:
+        if name not in known:
+            raise UserError(f"There is no logger {name!r}.{closest(str(name), known)} There are {', '.join(known)}.")
+    values["logger"] = {
+        name: before.get(name) or load_yaml(root() / "conf" / "logger" / f"{name}.yaml")[name] for name in chosen
+    }
 
 
 def set_option(values: dict[str, Any], key: str, value: Any) -> None:

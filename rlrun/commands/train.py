@@ -29,7 +29,7 @@ FROM_RUN = "--from-run"
 
 def again(words: list[str]) -> int:
     """Starts a new run with the config of an old one and these changes."""
-    from rlrun.commands.resume import dotted, set_option
+    from rlrun.commands.resume import choose_loggers, dotted, loggers_first, set_option
     from rlrun.config.types import parse_assignments
 
     trusted, words = take_trust(words)
@@ -43,7 +43,10 @@ def again(words: list[str]) -> int:
     values = saved_config(Path(given), trusted)
     values["run_dir"] = None
     print(f"  the config of {given}", flush=True)
-    for key, value in parse_assignments(rest).items():
+    for key, value in loggers_first(parse_assignments(rest)):
+        if key == "logger":
+            choose_loggers(values, value)
+            continue
         known = sorted(dotted(values))
         if isinstance(values.get(key), dict):
             example = next(k for k in known if k.startswith(f"{key}."))

@@ -215,6 +215,32 @@ class Saves:
                 self.best = metric
 
 
+LOOK_SEC = 5.0  # seconds between two looks
+
+
+class SecondLook:
+    """Looks at the speed of the environments while the run goes on, and prints once if it is not what was expected."""
+
+    def __init__(self, judge: Callable[[float], str | None] | None):
+        """judge: takes the mean seconds of an env step and returns a sentence for the user, or None. If it is None,
+        nothing was expected."""
+        self.judge = judge
+        self.env_sec, self.steps = 0.0, 0
+        self.last = time.monotonic()
+
+    def note(self, env_sec: float, steps: int) -> None:
+        """Counts a fragment."""
+        if self.judge is None:
+            return
+        self.env_sec, self.steps, now = self.env_sec + env_sec, self.steps + steps, time.monotonic()
+        if now - self.last >= LOOK_SEC and self.steps:
+            self.last = now
+            said = self.judge(self.env_sec / self.steps)
+            if said is not None:
+                print(f"  note: {said}", flush=True)
+                self.judge = None
+
+
 class Logs:
     """Collects metrics and writes a row of them at regular intervals of seconds."""
 

@@ -1,7 +1,12 @@
 """Errors that are shown to the user as a sentence instead of a traceback."""
 
+from __future__ import annotations
+
 import difflib
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -14,7 +19,36 @@ class RunFailed(Exception):
 
 
 class EnvError(Exception):
-    """An environment raised. The message names the environment, its seed and its last action."""
+    """An environment raised, or returned something wrong. The command prints the sentence and exits with 1.
+
+    The message names the environment, its number among all environments of the run (its column), and its seed."""
+
+    def __init__(self, name: str, numbers: range, seed: int | None, what: str):
+        """numbers: the environments among which it is; a library that steps several at once may not say which one it
+        was. what: what it did, such as "failed in reset: KeyError: 'x'"."""
+        super().__init__(name, numbers, seed, what)
+        self.name, self.numbers, self.seed, self.what = name, numbers, seed, what
+
+    def __str__(self) -> str:
+        first, last = self.numbers[0], self.numbers[-1]
+        which = f"env {first}" if first == last else f"envs {first} to {last},"
+        return f"{self.name}, {which}{'' if self.seed is None else f' (seed {self.seed})'} {self.what}"
+
+    def counted_from(self, first: int) -> EnvError:
+        """Returns the same error of an environment whose numbers begin at `first` and not at 0."""
+        moved = range(self.numbers.start + first, self.numbers.stop + first)
+        return EnvError(self.name, moved, self.seed, self.what)
+
+
+def told(error: BaseException, *ours: str) -> str:
+    """Returns an exception of the user's code as part of a sentence: its kind, its message and the line that raised it.
+
+    ours: files that only call the user's code."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
+    folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(one) for one in folders)]
+    place = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (own or frames)[-1:])
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 class Notice(UserWarning):

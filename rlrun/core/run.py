@@ -19,6 +19,7 @@ from rlrun.core.duties import (
     Play,
     Progress,
     Saves,
+    SecondLook,
     StopConfig,
     Stops,
 )
@@ -84,8 +85,10 @@ class Run:
         callbacks: Sequence[Callback] = (),
         save_at_end: bool = True,
         spec: EnvSpec | None = None,
+        judge_env_sec: Callable[[float], str | None] | None = None,
     ):
-        """spec: the environment's, for notes on the entropy of its actions; None: without those."""
+        """spec: the environment's, for notes on the entropy of its actions; None: without those. judge_env_sec: see
+        SecondLook."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.timers = Timers()
@@ -95,6 +98,7 @@ class Run:
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log_every_sec, logger, self.progress, self.timers)
         self.health = Health(env_steps, spec, lambda text: print(f"  note: {text}", flush=True))
+        self.second_look = SecondLook(judge_env_sec)
         self.hold_learners: Callable[[], Clock] | None = None
         self.breaks: list[Callable[[int], None]] = []
         self.generation = 0
@@ -198,6 +202,7 @@ class Run:
                 self.episodes.add(ret, length, info)
                 self._tell("on_episode", ret, length, info)
             env_sec, policy_sec = report.seconds
+            self.second_look.note(env_sec, report.env_steps)
             self.logs.sample.add(
                 {
                     "policy_lag": float(report.lag),

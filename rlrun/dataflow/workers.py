@@ -53,9 +53,7 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
         os._exit(0)  # the parent has ended
     except BaseException as error:
         try:
-            says_it = isinstance(error, RunFailed | UserError) or (
-                isinstance(error, EnvError) and error.__cause__ is None
-            )  # otherwise the traceback shows where the user's code failed
+            says_it = isinstance(error, RunFailed | UserError | EnvError)
             pipe.send(_Failure((str(error) if says_it else traceback.format_exc(),)))
         except OSError:
             pass  # the parent has ended, or does not read the pipe any more
@@ -198,7 +196,9 @@ class Workers:
                 there = False
                 message = worker.pipe.recv()
                 if isinstance(message, _Failure):
-                    raise RunFailed(f"{worker.name} failed:\n{message[0].rstrip()}")
+                    text = message[0].rstrip()
+                    between = "\n" if "\n" in text else " "  # a traceback begins on a line of its own
+                    raise RunFailed(f"{worker.name} failed:{between}{text}")
                 messages.append((worker, message))
         except (EOFError, ConnectionResetError, BrokenPipeError):
             raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}") from None

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from rlrun.core.env import Rows, Step
-from rlrun.core.errors import EnvError, UserError
+from rlrun.core.errors import EnvError, UserError, told
 from rlrun.core.ranges import Count, NotNegative, ShareBelowOne
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec
-from rlrun.envs.names import games
+from rlrun.envs.names import games, numbered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +115,9 @@ class AtariEnv:
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:  # ale-py steps all games at once and does not say which one failed
-            raise EnvError(
-                f"{self.cfg.name} failed on action {action.tolist()} (seeds"
-                f" {[self.seed_of(i) for i in range(self.count)]}): {error}"
-            ) from error
+            seeds = [self.seed_of(slot) for slot in range(self.count)]
+            what = f"failed on the actions {action.tolist()} (seeds {seeds}): {told(error, __file__)}"
+            raise EnvError(*numbered(self.cfg.name, self.stream, self.worker, self.count), None, what) from error
         frame, lives = info["episode_frame_number"], info["lives"]
         began = frame < self.frame  # this row only reset the game; lives do not show it: some games end with lives left
         if self.fire_action is not None:

@@ -11,12 +11,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlrun.core.env import Rows, Step, map_rows
-from rlrun.core.errors import EnvError, UserError, closest
+from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
 from rlrun.envs.mujoco import listen
+from rlrun.envs.names import numbered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,11 +198,11 @@ def render_modes(cfg: GymConfig) -> list[str]:
 
 
 class _Named(gymnasium.Wrapper):
-    """Adds the environment's name, index, seed and last action to its errors."""
+    """Adds the environment's name, number, seed and last action to its errors."""
 
-    def __init__(self, env: gymnasium.Env, name: str, index: int):
+    def __init__(self, env: gymnasium.Env, name: str, number: int):
         super().__init__(env)
-        self.name, self.index, self.seed, self.steps = name, index, None, 0
+        self.name, self.number, self.seed, self.steps = name, number, None, 0
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
@@ -216,12 +217,11 @@ class _Named(gymnasium.Wrapper):
         try:
             return self.env.step(action)
         except Exception as error:
-            raise self._failed(f"step {self.steps} on action {action}", error) from error
+            raise self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error) from error
 
     def _failed(self, doing: str, error: Exception) -> EnvError:
-        return EnvError(
-            f"{self.name}, env {self.index} (seed {self.seed}) failed in {doing}: {type(error).__name__}: {error}"
-        )
+        one = range(self.number, self.number + 1)
+        return EnvError(self.name, one, self.seed, f"failed in {doing}: {told(error, __file__)}")
 
 
 def numbers(info: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -242,6 +242,7 @@ class GymEnv:
     ):
         self.cfg, self.spec, self.count = cfg, spec, count
         self.seeds, self.stream, self.worker = seeds, stream, worker
+        self.name, self.numbers = numbered(cfg.name, stream, worker, count)
         registered = find(cfg.name)
         overrides = _overrides(cfg)
         self.env: Any
@@ -253,7 +254,7 @@ class GymEnv:
             more = {"render_mode": "rgb_array"} if render else {}
 
             def one(index: int):
-                return lambda: _Named(make_one(cfg, **more), cfg.name, index)
+                return lambda: _Named(make_one(cfg, **more), self.name, self.numbers[index])
 
             self.env = SyncVectorEnv(
                 [one(index) for index in range(count)], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP
@@ -295,10 +296,8 @@ class GymEnv:
         except EnvError:
             raise
         except Exception as error:  # for example, observations outside their space cannot be stacked
-            said = f"{type(error).__name__}: {error}"
-            raise EnvError(
-                f"{self.cfg.name} failed in {doing} (does what it returns fit {self.spec.observation}?): {said}"
-            ) from error
+            what = f"failed in {doing} (does what it returns fit {self.spec.observation}?): {told(error, __file__)}"
+            raise EnvError(self.name, self.numbers, None, what) from error
 
     def _checked(self, rows: Rows, ended: np.ndarray, action: Any = None) -> Rows:
         def check(part: np.ndarray) -> None:
@@ -319,7 +318,8 @@ class GymEnv:
     def _bad(self, index: int, what: str, action: Any) -> EnvError:
         seed = self.env_seeds[0 if self.native else index]
         last = None if action is None else map_rows(action, lambda value: value[index].tolist())
-        return EnvError(f"{self.cfg.name}, env {index} (seed {seed}) returned {what} after the action {last}")
+        one = self.numbers[index : index + 1]
+        return EnvError(self.name, one, seed, f"returned {what} after the action {last}")
 
     def frame(self) -> np.ndarray:
         """Renders the first environment: [H, W, 3] uint8. It needs render=True."""

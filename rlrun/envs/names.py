@@ -60,3 +60,9 @@ def family_of(name: str) -> tuple[str, str]:
         f"There is no env {name!r}.{closest(name, known)} (rlrun list envs shows all; your own:"
         " env=my_package:MyEnv-v0)"
     )
+
+
+def numbered(name: str, stream: str, worker: int, count: int) -> tuple[str, range]:
+    """Returns how messages call a worker's environments, and their numbers among all environments of the run."""
+    of = {"env": "", "eval": " (evaluation)"}.get(stream, f" ({stream})")
+    return f"{name}{of}", range(worker * count, (worker + 1) * count)

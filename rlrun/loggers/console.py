@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
+LINE_SEC = 1.0  # at most one line is printed in this time, so that a fast run does not fill the terminal
+REFRESHES = 2  # times per second that the live view is drawn
 SHOWN = (
-    ("sample/return_mean", "return, last 100"),
+    ("sample/return_mean", "return, last {window}"),
     ("sample/return_max", "best return of these"),
     ("sample/episode_length_mean", "episode length"),
     ("eval/return_mean", "evaluation"),
@@ -36,12 +39,21 @@ def left(row: dict[str, Any], total: int) -> str:
 
 
 class Lines:
-    """Prints one line for each row."""
+    """Prints one line for each row, but at most one in LINE_SEC. Evaluations and the last row are always printed."""
 
     def __init__(self, total: int):
         self.total = total
+        self.printed = -LINE_SEC  # when the last line was printed
+        self.waiting: dict[str, Any] | None = None  # the newest row, if it has not been printed
 
     def log(self, row: dict[str, Any]) -> None:
+        self.waiting = row
+        if time.monotonic() - self.printed >= LINE_SEC or row.get("eval/return_mean") is not None:
+            self._print()
+
+    def _print(self) -> None:
+        row, self.waiting, self.printed = self.waiting, None, time.monotonic()
+        assert row is not None
         ahead = f" (+{row['sample/ahead']:,.0f})" if row.get("sample/ahead") else ""
         parts = [
             f"{row['env_steps']:>11,}{ahead}/{self.total:,} steps",
@@ -60,26 +72,36 @@ class Lines:
         print("  ".join(parts), flush=True)
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
+        if self.waiting is not None:
+            self._print()
         sys.stdout.flush()
 
 
 class Live:
     """A table that is updated in place, with a progress bar, the time left and the machine's load."""
 
-    def __init__(self, total: int, title: str):
+    def __init__(self, total: int, title: str, window: int):
+        """window: the number of episodes that sample/return_mean looks at."""
         import psutil
         from rich.console import Console as RichConsole
         from rich.live import Live as RichLive
 
-        self.total, self.title, self.psutil = total, title, psutil
+        self.total, self.title, self.window, self.psutil = total, title, window, psutil
         psutil.cpu_percent()
-        self.last: dict[str, Any] = {}
-        self.live = RichLive(console=RichConsole(), refresh_per_second=2, transient=False)
+        self.row: dict[str, Any] = {}  # the newest row, with older values of what it lacks
+        self.live = RichLive(
+            console=RichConsole(), get_renderable=self._view, refresh_per_second=REFRESHES, transient=False
+        )
         self.live.start()
 
     def log(self, row: dict[str, Any]) -> None:
-        self.last.update({name: value for name, value in row.items() if value is not None})
-        self.live.update(self._table({**row, **self.last}))
+        known = {name: value for name, value in row.items() if value is not None}
+        self.row = {**row, **self.row, **known}  # a new dictionary, because the view is drawn by a thread of its own
+
+    def _view(self):
+        from rich.text import Text
+
+        return self._table(self.row) if self.row else Text(self.title, style="bold")
 
     def _table(self, row: dict[str, Any]):
         from rich.console import Group
@@ -93,8 +115,15 @@ class Live:
         )
         if left(row, self.total):
             head += f"   {left(row, self.total)} left"
+        # A bar does not end its line, and what follows it would be cropped. The row of a table does.
+        bar = Table.grid(expand=True)
+        bar.add_row(ProgressBar(total=self.total, completed=min(row["env_steps"], self.total)))
         grid = Table.grid(padding=(0, 2))
-        cells = [(label, f"{row[name]:,.4g}") for name, label in SHOWN if row.get(name) is not None]
+        cells = [
+            (label.format(window=self.window), f"{row[name]:,.4g}")
+            for name, label in SHOWN
+            if row.get(name) is not None
+        ]
         memory = self.psutil.virtual_memory()
         cells += [
             ("processor load", f"{self.psutil.cpu_percent():.0f}%"),
@@ -105,19 +134,17 @@ class Live:
         for index in range(half):
             pair = [*cells[index], *(cells[half + index] if half + index < len(cells) else ("", ""))]
             grid.add_row(*pair)
-        return Group(
-            Text(head, style="bold"), ProgressBar(total=self.total, completed=min(row["env_steps"], self.total)), grid
-        )
+        return Group(Text(head, style="bold"), bar, grid)
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
         self.live.stop()
 
 
-def console(total: int, title: str) -> Lines | Live:
+def console(total: int, title: str, window: int) -> Lines | Live:
     """The logger that suits standard output: a live view on a terminal, plain lines elsewhere."""
     if sys.stdout.isatty():
         from rich.console import Console as RichConsole
 
         if RichConsole().is_terminal and not RichConsole().is_dumb_terminal:
-            return Live(total, title)
+            return Live(total, title, window)
     return Lines(total)

@@ -13,7 +13,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked, whole
 
 FLUSH_SEC = 10.0
+LOCK_SEC = 300.0  # on a busy machine, another run may take a minute to create the store
 STATUS = {"COMPLETED": "FINISHED", "STOPPED": "FINISHED", "INTERRUPTED": "KILLED", "FAILED": "FAILED"}
 
 
@@ -48,17 +49,33 @@ def store_uri(root: Path) -> str:
     return f"sqlite:///{(root / 'mlflow.db').resolve()}"
 
 
+def nothing() -> None:
+    pass
+
+
 @contextmanager
-def _creation_lock(root: Path) -> Iterator[None]:
+def _creation_lock(root: Path, alive: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock of the store. While another run holds it, that run is at work, which counts as progress."""
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".mlflow.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        began = time.monotonic()
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() - began > LOCK_SEC:
+                    raise TimeoutError(f"another run has held {root / '.mlflow.lock'} for {LOCK_SEC:.0f} s") from None
+                alive()
+                time.sleep(0.1)
         yield
 
 
-def open_experiment(uri: str | None, root: Path, experiment: str) -> tuple[Any, str]:
+def open_experiment(
+    uri: str | None, root: Path, experiment: str, alive: Callable[[], None] = nothing
+) -> tuple[Any, str]:
     """A client and the id of the experiment, which is created if it is new. uri None means the store in root."""
-    with _creation_lock(root):
+    with _creation_lock(root, alive):
         client = _client(uri or store_uri(root))
         found = client.get_experiment_by_name(experiment)
         artifacts = None if uri else (root / "mlartifacts").resolve().as_uri()
@@ -70,7 +87,8 @@ def open_experiment(uri: str | None, root: Path, experiment: str) -> tuple[Any, 
 class Mlflow:
     """One MLflow run for each run directory.
 
-    mlflow.json remembers its id, so that a resumed run continues it. parent: the id of the parent MLflow run.
+    mlflow.json remembers its id, so that a resumed run continues it. parent: the id of the parent MLflow run. alive:
+    called whenever some of the work is done.
     """
 
     def __init__(
@@ -82,14 +100,15 @@ class Mlflow:
         values: dict[str, Any],
         facts: dict[str, Any],
         parent: str | None = None,
+        alive: Callable[[], None] = nothing,
     ):
         if not available():
             raise UserError("mlflow is not installed (pip install mlflow)")
-        self.run_dir = run_dir
+        self.run_dir, self.alive = run_dir, alive
         self.rows: list[tuple[float, dict[str, Any]]] = []
         self.flushed = time.monotonic()
         self.uri = uri or store_uri(root)
-        self.client, experiment_id = open_experiment(uri, root, experiment)
+        self.client, experiment_id = open_experiment(uri, root, experiment, alive)
         memory = run_dir / "mlflow.json"
         known = json.loads(memory.read_text()) if memory.exists() else {}
         if known.get("uri") == masked(self.uri):
@@ -109,6 +128,7 @@ class Mlflow:
             tags["mlflow.parentRunId"] = parent
         for name, value in tags.items():
             self.client.set_tag(self.run_id, name, value)
+            self.alive()
         self.client.log_artifact(self.run_id, str(run_dir / "config.yaml"))
 
     def _parameters(self, values: dict[str, Any]) -> None:
@@ -117,6 +137,7 @@ class Mlflow:
         params = [Param(name, str(value)[:6000]) for name, value in flatten(values)]
         for start in range(0, len(params), 100):
             self.client.log_batch(self.run_id, params=params[start : start + 100])
+            self.alive()
 
     def log(self, row: dict[str, Any]) -> None:
         self.rows.append((time.time(), row))
@@ -135,6 +156,7 @@ class Mlflow:
         self.rows, self.flushed = [], time.monotonic()
         for start in range(0, len(metrics), 1000):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
+            self.alive()
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
         try:
@@ -149,6 +171,7 @@ class Mlflow:
                     self.client.log_artifact(
                         self.run_id, str(self.run_dir / "checkpoints" / name / file), f"checkpoint/{name}"
                     )
+                    self.alive()
         finally:
             self.client.set_terminated(self.run_id, STATUS[status])
 

@@ -3,16 +3,20 @@ when it falls behind or fails."""
 
 from __future__ import annotations
 
+import math
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from rlrun.core.passwords import masked
 
-PENDING = 1000  # rows that may wait for slow sinks; further rows are dropped and counted
-CLOSE_SEC = 20.0
+PENDING = 10_000  # rows that may wait for slow sinks; further rows are dropped and counted
+CLOSE_SEC = 20.0  # at the end of a run, slow sinks that make no progress for so long are left behind
+SAY_SEC = 3.0  # a wait that is longer is announced
+CPU_SEC = 0.05  # so much work of the loggers' thread counts as progress, such as importing MLflow
 
 
 class Sink(Protocol):
@@ -21,13 +25,24 @@ class Sink(Protocol):
     def close(self, status: str, summary: dict[str, Any]) -> None: ...
 
 
+class Alive:
+    """Counts what the loggers' thread has done. A sink calls it during long work, to say that it makes progress."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
 class Sinks:
     """The run itself calls `direct` sinks. `slow` sinks are made and called on the loggers' thread."""
 
-    def __init__(self, direct: list[Sink], slow: dict[str, Callable[[], Sink]]):
+    def __init__(self, direct: list[Sink], slow: dict[str, Callable[[], Sink]], alive: Alive | None = None):
         self.direct = direct
         self.makers = slow
-        self.rows: queue.Queue = queue.Queue(PENDING)
+        self.alive = alive or Alive()
+        self.rows: queue.Queue = queue.Queue()
         self.dropped = 0
         self.warned: set[str] = set()
         self.thread = threading.Thread(target=self._work, name="loggers", daemon=True)
@@ -37,26 +52,60 @@ class Sinks:
         for sink in list(self.direct):
             if not self._guard(type(sink).__name__, lambda sink=sink: sink.log(row)):  # type: ignore[misc]
                 self.direct.remove(sink)
-        try:
-            self.rows.put_nowait(row)
-        except queue.Full:
+        if self.rows.qsize() < PENDING:
+            self.rows.put(row)
+        else:
             self.dropped += 1
 
-    def close(self, status: str, summary: dict[str, Any]) -> None:
-        """Closes all sinks. The slow ones get CLOSE_SEC to write what is waiting."""
+    def close(
+        self,
+        status: str,
+        summary: dict[str, Any],
+        hurried: Callable[[], bool] = lambda: False,
+        at_most: float = math.inf,
+    ) -> None:
+        """Closes all sinks, and waits for the slow ones as long as they make progress.
+
+        A short run may end before MLflow is even imported. The wait ends early when hurried() is true, at a Ctrl-C, or
+        after `at_most` seconds; the user is told then."""
         for sink in self.direct:
             self._guard(type(sink).__name__, lambda sink=sink: sink.close(status, summary))  # type: ignore[misc]
+        self.rows.put((status, summary))
         try:
-            self.rows.put((status, summary), timeout=CLOSE_SEC)
-            self.thread.join(CLOSE_SEC)
-        except queue.Full:
-            pass
-        if self.thread.is_alive():
-            self._warn(
-                "slow loggers", f"still busy after {CLOSE_SEC:.0f} s; the rest of their rows is only in progress.jsonl"
-            )
+            problem = self._wait(hurried, at_most)
+        except KeyboardInterrupt:
+            problem = "interrupted"
+        if problem:
+            self._warn("slow loggers", f"{problem}; the rest of their rows is only in progress.jsonl")
         if self.dropped:
             self._warn("dropped", f"{self.dropped} rows were dropped by slow sinks; progress.jsonl has them")
+
+    def _wait(self, hurried: Callable[[], bool], at_most: float) -> str:
+        """Returns an empty string when the thread is done, or why it was left behind."""
+        began = heard = time.monotonic()
+        done, said = self._done(), False
+        while self.thread.is_alive():
+            now = time.monotonic()
+            if (newer := self._done()) != done:
+                done, heard = newer, now
+            if hurried():
+                return "interrupted"
+            if now - heard >= CLOSE_SEC or now - began >= at_most:
+                return f"still busy after {now - began:.0f} s"
+            if now - began >= SAY_SEC and not said:
+                said = True
+                names = " and ".join(self.makers)
+                print(f"  waiting for {names} to store the last rows; Ctrl-C ends the wait", flush=True)
+            self.thread.join(0.05)
+        return ""
+
+    def _done(self) -> tuple[int, int]:
+        """A measure of what the loggers' thread has done; it changes while there is progress."""
+        try:
+            clock = time.pthread_getcpuclockid(self.thread.ident or 0)
+            return self.alive.count, int(time.clock_gettime(clock) / CPU_SEC)
+        except (OSError, AttributeError):  # the thread has just ended, or the system has no such clock
+            return self.alive.count, 0
 
     def _work(self) -> None:
         sinks: dict[str, Sink] = {}
@@ -64,6 +113,7 @@ class Sinks:
             self._guard(name, lambda name=name, make=make: sinks.__setitem__(name, make()))  # type: ignore[misc]
         while True:
             item = self.rows.get()
+            self.alive()
             for name in list(sinks):
                 if isinstance(item, tuple):
                     self._guard(name, lambda sink=sinks[name], item=item: sink.close(*item))  # type: ignore[misc]

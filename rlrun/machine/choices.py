@@ -13,7 +13,7 @@ from rlrun.core.algorithm import Needs
 from rlrun.core.env import EnvFactory
 from rlrun.core.errors import EnvError, UserError
 from rlrun.machine.machine import Machine
-from rlrun.machine.resources import BATCHED_GROUPS, Inference, Precision, Resources, ResourcesConfig
+from rlrun.machine.resources import BATCHED_GROUPS, Inference, Pace, Precision, Resources, ResourcesConfig
 
 MAX_ENVS = 64  # environments of one run that `auto` chooses at most; with more, short runs finish too few games
 MAX_GPU_ENVS = 256  # the same with inference on a GPU, where many small messages would cost more than acting
@@ -32,6 +32,7 @@ class Choice(NamedTuple):
 
     value: Any
     why: str = ""
+    pace: Pace | None = None  # the measurement behind it, if the run should look again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,24 +202,21 @@ def _inference_by_pace(asked: Asked, machine: Machine, learners: int, columns: i
     # Seconds of learning for one env step.
     learning = UPDATE_SEC * needs.replay.ratio / asked.update_rows if needs.replay is not None else 0.0
     on_cpu = cfg.device == "cpu" or not machine.gpus
-    chosen: Literal["serial", "local"] = "local"
-    reason = "worth more than one process"
+    takes_all_cores = on_cpu and len(replay_threads(asked, machine, "serial", torch.device("cpu"), learners).value) > 1
+    serial_below = max(CHEAP_STEP_SEC, MINOR_SHARE * learning if takes_all_cores else 0.0)
+    chosen: Literal["serial", "local"] = "serial" if seconds < serial_below else "local"
     if seconds < CHEAP_STEP_SEC:
-        reason, chosen = "too little to pay for handing rows between processes", "serial"
-    elif (
-        on_cpu
-        and seconds < MINOR_SHARE * learning
-        and len(replay_threads(asked, machine, "serial", torch.device("cpu"), learners).value) > 1
-    ):
-        reason, chosen = (
-            f"little beside the {learning * 1e3:.1g} ms and more of learning, which gets all cores",
-            "serial",
-        )
+        reason = "too little to pay for handing rows between processes"
+    elif chosen == "serial":
+        reason = f"little beside the {learning * 1e3:.1g} ms and more of learning, which gets all cores"
+    else:
+        reason = "worth more than one process"
     repeat = (
         f"; measured, so a busier machine may decide otherwise: resources.inference={chosen} repeats this run's random"
         " streams"
     )
-    return Choice(chosen, f"inference={chosen}: an env step takes {seconds * 1e6:.0f} us, {reason}{repeat}")
+    why = f"inference={chosen}: an env step takes {seconds * 1e6:.0f} us, {reason}{repeat}"
+    return Choice(chosen, why, Pace(inference=chosen, env_step_sec=seconds, serial_below_sec=serial_below))
 
 
 def inference_of_separate_samplers(asked: Asked, machine: Machine, learners: int, spread: Spread) -> Choice:
@@ -436,6 +434,7 @@ def resources(
         compile=asked.cfg.compile,
         exact=asked.cfg.exact,
         why=tuple(choice.why for choice in chosen if choice.why),
+        pace=inference.pace,
     )
 
 

@@ -11,6 +11,7 @@ from rlrun.core.ranges import Count
 
 Inference = Literal["serial", "local", "batched"]
 Precision = Literal["fp32", "bf16"]
+CLEARLY = 2.0  # env steps must differ from what was measured before the run by this factor to be worth a message
 BATCHED_GROUPS = 2  # with batched inference one group of a sampler's environments steps while the other is acted for
 
 
@@ -35,6 +36,34 @@ class ResourcesConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast an environment was when inference=auto was decided, so that a run can look again.
+
+    A short trial may miss a rare slow step, and a busy machine makes every step slow."""
+
+    inference: Literal["serial", "local"]  # what was chosen
+    env_step_sec: float  # as measured before the run
+    serial_below_sec: float  # for environments that are faster, serial inference is chosen
+
+    def second_look(self, env_step_sec: float) -> str | None:
+        """Returns a sentence if the mean of the run's own env steps, in seconds, shows that the choice was wrong."""
+        below = self.serial_below_sec
+        if self.inference == "serial":
+            wrong, better = env_step_sec > CLEARLY * below, "local"
+            gain = "gives the environments processes of their own"
+        else:
+            wrong, better = env_step_sec * CLEARLY < below, "serial"
+            gain = "spares handing rows between processes"
+        if not wrong:
+            return None
+        return (
+            f"an env step takes {env_step_sec * 1e6:.0f} us on average, and not the {self.env_step_sec * 1e6:.0f} us"
+            f" that were measured before the run, so inference={self.inference} was the wrong choice:"
+            f" resources.inference={better}, also on resume, {gain}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Resources:
     """What a run uses. `why` says each decision in a sentence.
 
@@ -52,6 +81,7 @@ class Resources:
     compile: bool
     exact: bool
     why: tuple[str, ...]
+    pace: Pace | None = None  # if inference was chosen by the measured speed of the environment
 
     @property
     def groups(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,7 +14,7 @@ import torch
 
 from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.passwords import masked, whole
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
@@ -20,7 +22,7 @@ from rlrun.core.signals import Signals
 from rlrun.loggers.console import console
 from rlrun.loggers.jsonl import Jsonl
 from rlrun.loggers.mlflow import Mlflow
-from rlrun.loggers.sinks import Sink, Sinks
+from rlrun.loggers.sinks import CLOSE_SEC, Alive, Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import notes
@@ -90,6 +92,7 @@ def _run(
         restored=restored,
         callbacks=callbacks_of(config.run.callbacks),
         spec=plan.spec,
+        judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
     )
     error: BaseException | None = None
     try:
@@ -99,7 +102,7 @@ def _run(
         status, reason = (
             ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
         )
-        if not isinstance(caught, RunFailed | KeyboardInterrupt):
+        if not isinstance(caught, RunFailed | EnvError | KeyboardInterrupt):
             reason = masked("".join(traceback.format_exception(caught)).rstrip())
         job.failed(status, reason)
     summary = directory.summary(
@@ -114,7 +117,10 @@ def _run(
         best_return_mean=job.best,
         **facts,
     )
-    logger.close(job.status, summary)
+    heard = signals.stop
+    # A scheduler that has sent SIGTERM kills the process soon.
+    at_most = CLOSE_SEC if heard == signal.SIGTERM else math.inf
+    logger.close(job.status, summary, hurried=lambda: signals.stop is not heard, at_most=at_most)
     print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
@@ -128,8 +134,10 @@ def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, fac
     chosen = {name: node for name, node in config.run.logger.items() if node["enabled"]}
     direct: list[Sink] = [Jsonl(path / "progress.jsonl", resume_at)]
     slow: dict = {}
+    alive = Alive()
     if "console" in chosen:
-        direct.append(console(config.run.env_steps, f"{config.algo.name} on {config.env.name}, seed {config.run.seed}"))
+        title = f"{config.algo.name} on {config.env.name}, seed {config.run.seed}"
+        direct.append(console(config.run.env_steps, title, 100))
     if "tensorboard" in chosen:
         slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
     if "mlflow" in chosen:
@@ -142,8 +150,9 @@ def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, fac
             values,
             facts,
             mlflow["parent"],
+            alive,
         )
-    return Sinks(direct, slow)
+    return Sinks(direct, slow, alive)
 
 
 def _evaluation(plan: Plan):

@@ -21,7 +21,7 @@ import torch
 
 from rlrun.core.batch import Batch
 from rlrun.core.env import EnvFactory, Rows, map_rows
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable, Played, Report, Rollout
 from rlrun.core.moments import Moments, merged, plain
 from rlrun.core.policy import Policy
@@ -71,11 +71,18 @@ class Player:
 
     def __init__(self, crew: Crew, number: int, policy: Any):
         self.crew, self.number, self.policy = crew, number, policy
-        self.env = crew.make_env(0, crew.columns)  # number 0 for every player: seeds depend on the order alone
+        # It is worker 0 for every player, because seeds depend on the order alone.
+        self.env = crew.make_env(0, crew.columns)
         self.box = self.env.spec.action.kind == "box"
 
     def play(self, order: Order, clock: Clock, alive: Callable[[], None] = lambda: None) -> Report:
         """Plays an order. The report depends only on the order and the clock, not on the player."""
+        try:
+            return self._play(order, clock, alive)
+        except EnvError as error:
+            raise error.counted_from(self.number * self.crew.columns) from error.__cause__
+
+    def _play(self, order: Order, clock: Clock, alive: Callable[[], None]) -> Report:
         crew, count, columns = self.crew, order.pairs, self.crew.columns
         center, size = self.policy.vector().detach(), self.policy.size
         draw = [crew.seeds.numpy("perturbation", clock.updates, order.first + i) for i in range(count)]

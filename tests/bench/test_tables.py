@@ -287,6 +287,31 @@ def test_a_cell_is_run_written_and_drawn(tmp_path, capsys):
     assert "0 of 1 runs to do" in capsys.readouterr().out
 
 
+def test_drawing_alone_makes_the_folder_of_runs_and_logs_the_tables(tmp_path):
+    """As in a fresh clone, where nobody has run anything yet."""
+    from mlflow import MlflowClient
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write(tmp_path / "results", *result(wanted(), score=402.0))
+    runs = tmp_path / "fresh" / "runs" / "benchmark"
+    words = ["--only-render", "--results", str(tmp_path / "results"), "--runs", str(runs)]
+    assert _dispatch(["benchmark", "reproduce-tables", *words]) == 0
+    events = EventAccumulator(str(runs / "tables"))
+    events.Reload()
+    (score,) = events.Scalars("tables/impala_10m/IMPALA/Breakout")
+    (text,) = events.Tensors("tables/text_summary")
+    assert score.value == 402.0 and b"| Breakout | IMPALA | 385 |" in text.tensor_proto.string_val[0]
+    assert events.Tags()["images"] == ["tables/impala_10m"]
+    client = MlflowClient(f"sqlite:///{runs.parent / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("rlrun tables").experiment_id])
+    assert run.info.status == "FINISHED" and run.data.metrics == {"impala_10m/IMPALA/Breakout": 402.0}
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {
+        "TABLES.md",
+        "tables.html",
+        "impala_10m.png",
+    }
+
+
 def test_thinning_keeps_both_ends():
     assert thinned(list(range(1000)), 5) == [0, 250, 500, 749, 999] and thinned([1, 2], 5) == [1, 2]
 

@@ -1,12 +1,15 @@
 """Logs are read back with the readers that people use, and failing loggers do not disturb a run."""
 
 import json
+import re
+import sys
 import threading
 import time
 import urllib.request  # noqa: F401
 
 import pytest
 from conftest import SMALL, compose
+from terminal import shown
 from wired import checked
 
 from rlrun.config.run import type_config
@@ -142,6 +145,45 @@ def test_a_hanging_sink_never_blocks_log(capsys, monkeypatch):
     assert "were dropped" in capsys.readouterr().err
 
 
+def test_the_end_waits_for_slow_sinks_that_make_progress(capsys, monkeypatch):
+    """As for MLflow, whose import takes longer than a short run: the thread computes first, and then takes each row."""
+    monkeypatch.setattr("rlrun.loggers.sinks.CLOSE_SEC", 0.6)
+    monkeypatch.setattr("rlrun.loggers.sinks.SAY_SEC", 0.5)
+
+    class Slow(Recorder):
+        def log(self, row):
+            time.sleep(0.2)
+            super().log(row)
+
+    slow = Slow()
+
+    def import_for_long():
+        begun = time.thread_time()
+        while time.thread_time() - begun < 1.5:
+            pass
+        return slow
+
+    sinks = Sinks([], {"slow": import_for_long})
+    for number in range(8):
+        sinks.log({"env_steps": number})
+    sinks.close("COMPLETED", {})
+    assert len(slow.rows) == 8 and slow.closed == "COMPLETED"
+    said = capsys.readouterr()
+    assert "waiting for slow to store the last rows" in said.out and not said.err
+
+
+@pytest.mark.parametrize("why", ["hurried", "at_most"])
+def test_the_wait_for_slow_sinks_can_be_ended(why, capsys):
+    gate = threading.Event()
+    sinks = Sinks([], {"stuck": lambda: Recorder(wait=gate)})
+    sinks.log({"env_steps": 0})
+    began = time.monotonic()
+    sinks.close("COMPLETED", {}, **{"hurried": {"hurried": lambda: True}, "at_most": {"at_most": 0.3}}[why])
+    gate.set()
+    assert time.monotonic() - began < 2
+    assert "the rest of their rows is only in progress.jsonl" in capsys.readouterr().err
+
+
 def test_lines_off_a_terminal(capsys):
     row = {
         "env_steps": 500,
@@ -151,32 +193,65 @@ def test_lines_off_a_terminal(capsys):
         "sample/episodes": 0,
         "learn/entropy": 0.5,
     }
-    made = console(1000, "impala on Pong")
+    made = console(1000, "impala on Pong", 100)
     assert isinstance(made, Lines)
     made.log(row)
     assert "500/1,000 steps" in (out := capsys.readouterr().out) and "no finished episode" in out and "left 5s" in out
     assert [duration(s) for s in (5, 65, 3725)] == ["5s", "1m05s", "1h02m"]
 
 
-def test_the_live_view_shows_progress_and_load():
-    from io import StringIO
+VIEW = """
+import time
+from rlrun.loggers.console import Live, console
+live = console(1000, "impala on Pong, seed 0", 100)
+assert isinstance(live, Live)
+row = {
+    "env_steps": 250, "time_sec": 65.0, "sample/env_steps_per_sec": 100.0, "sample/return_mean": -17.25,
+    "sample/return_max": 21.0, "sample/episodes": 7, "learn/entropy": 0.5, "learn/value_loss": 0.25,
+}
+live.log(row)
+time.sleep(0.7)
+live.log({**row, "env_steps": 500, "sample/return_mean": 18.125, "learn/entropy": None})
+time.sleep(0.7)
+print("  a note")
+live.log({**row, "env_steps": 1000})
+live.close("COMPLETED", {})
+print("the end")
+"""
 
-    from rich.console import Console
 
-    from rlrun.loggers.console import Live
+@pytest.mark.parametrize("columns", [80, 140])
+def test_the_live_view_shows_the_return_in_a_real_terminal(columns):
+    lines = str(shown([sys.executable, "-c", VIEW], columns)).splitlines()
+    assert lines[0].strip() == "a note" and lines[-1] == "the end", "what is printed meanwhile stays above the view"
+    head, bar, *table = lines[1:-1]
+    assert head == "impala on Pong, seed 0   1,000 of 1,000 env steps   100/s   1m05s"
+    assert bar == "\u2501" * columns
+    said = {cells[0]: cells[1] for line in table for cells in _pairs(line)}
+    assert said["return, last 100"] == "-17.25" and said["best return of these"] == "21"
+    assert said["entropy"] == "0.5" and said["value loss"] == "0.25" and said["episodes"] == "7"
+    assert said["processor load"].endswith("%") and said["memory used"].endswith("%")
 
-    live = Live(1000, "impala on Pong")
-    row = {
-        "env_steps": 500,
-        "time_sec": 65.0,
-        "sample/env_steps_per_sec": 100.0,
-        "sample/return_mean": 1.5,
-        "sample/episodes": 7,
-        "learn/entropy": 0.5,
-    }
-    live.log(row)
-    text = StringIO()
-    Console(file=text, width=120).print(live._table(row))
-    live.close("COMPLETED", {})
-    for said in ("500 of 1,000 env steps", "5s left", "return, last 100", "processor load", "entropy"):
-        assert said in text.getvalue()
+
+def _pairs(line):
+    """The labels and values in a line of the view."""
+    parts = re.split(r"  +", line.strip())
+    return [parts[i : i + 2] for i in range(0, len(parts), 2)]
+
+
+def test_a_run_in_a_terminal_ends_with_its_return_on_the_screen(tmp_path):
+    words = ["train", "algo=impala", "env=CartPole-v1", *SMALL, "logger=[console]", "env_steps=3000"]
+    screen = shown([sys.executable, "-m", "rlrun", *words, f"run_dir={tmp_path / 'run'}"], 80, lines=60)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
+    assert f"return, last 100      {rows[-1]['sample/return_mean']:,.4g}  " in str(screen), screen
+    assert "COMPLETED" in str(screen)
+
+
+def test_lines_are_few_and_the_last_row_is_among_them(capsys):
+    made = console(1000, "impala on Pong", 100)
+    row = {"time_sec": 1.0, "sample/env_steps_per_sec": 10.0, "sample/return_mean": 1.0, "sample/episodes": 1}
+    for steps in range(100):
+        made.log({**row, "env_steps": steps, **({"eval/return_mean": 5.0} if steps == 50 else {})})
+    made.close("COMPLETED", {})
+    said = capsys.readouterr().out.splitlines()
+    assert [int(line.split("/")[0]) for line in said] == [0, 50, 99]

@@ -1,12 +1,20 @@
 """The layout that each runner chooses for a machine."""
 
 import pickle
+import re
+import time
 
+import gymnasium
+import numpy as np
 import pytest
+from conftest import compose
 
+from rlrun.config.run import type_config
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
+from rlrun.runtime import session
 from rlrun.runtime.plan import plan
+from rlrun.runtime.rundir import RunDir
 
 SAC = ["algo=sac", "env=Pendulum-v1", "logger=[]"]
 
@@ -38,6 +46,54 @@ def test_env_steps_that_are_little_beside_learning_get_no_process(typed, cores, 
     assert "resources.inference=" in " ".join(made.why) or words[:1] == ["resources.num_samplers=2"], (
         "how to repeat what was measured is said"
     )
+
+
+class Sleepy(gymnasium.Env):
+    """Sleeps in every 20th step, so that a short trial does not see it."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, dtype=np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps % 20 == 0:
+            time.sleep(0.02)
+        return np.zeros(1, dtype=np.float32), 0.0, False, self.steps % 10 == 0, {}
+
+
+gymnasium.register("Sleepy-v0", entry_point=Sleepy)
+
+
+@pytest.mark.parametrize("env, env_steps, wrong", [
+    ("Sleepy-v0", 1500, True),  # on average a step takes 1 ms
+    ("CartPole-v1", 60000, False),
+])  # fmt: skip
+def test_a_run_looks_again_at_the_speed_of_its_environments(tmp_path, capsys, monkeypatch, env, env_steps, wrong):
+    monkeypatch.setattr("rlrun.core.duties.LOOK_SEC", 0.1)
+    words = ["algo=a2c", f"env={env}", "logger=[]", "algo.fragment_length=20", "algo.batch_size=640"]
+    values = compose(*words, "resources.device=cpu", f"env_steps={env_steps}", f"run_dir={tmp_path / 'run'}")
+    made = plan(type_config(values), machine(2, 5e-6))
+    assert made.resources.inference == "serial"
+    assert session.run(made, values, RunDir.create(tmp_path / "run"), None) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if "was the wrong choice" in line]
+    assert len(notes) == wrong, "it is said once"
+    assert not wrong or re.search(r"not the 5 us that .* resources\.inference=local, also on resume", notes[0])
+
+
+def test_only_a_clear_difference_is_worth_a_message(typed):
+    """CartPole with SAC learns for 2 ms at every env step: its environments get no process below 0.5 ms a step."""
+    serial, local = (decided(typed(*SAC), 2, sec).pace for sec in (1e-4, 1e-2))
+    assert serial.serial_below_sec == local.serial_below_sec == pytest.approx(5e-4)
+    assert serial.second_look(9e-4) is None and "resources.inference=local" in serial.second_look(1.1e-3)
+    assert local.second_look(3e-4) is None and "resources.inference=serial" in local.second_look(2e-4)
+    assert "takes 200 us on average, and not the 10000 us" in local.second_look(2e-4)
+    for words in (["resources=debug"], ["resources.inference=serial"], ["resources.inference=local"]):
+        assert decided(typed(*SAC, *words), 2, 1e-4).pace is None, "the user decided"
 
 
 def test_threads_are_tried_where_a_batch_is_large(typed):

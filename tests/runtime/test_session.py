@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -406,6 +407,15 @@ def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
+def test_an_env_that_fails_in_the_runs_own_process_is_one_sentence(tmp_path, capfd):
+    path = tmp_path / "run"
+    assert train(path, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=30") == 1
+    (said,) = capfd.readouterr().err.splitlines()
+    assert re.match(r"rlrun: rlrun/Counting-v0, env \d+ \(seed \d+\) failed in step 30 on action \d: Runtime", said)
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "FAILED" and f"rlrun: {summary['reason']}" == said
+
+
 def test_a_loaded_policy_acts_as_it_was_trained(tmp_path):
     import gymnasium
 
@@ -453,12 +463,36 @@ def test_a_run_without_a_checkpoint_says_what_can_be_done(tmp_path):
     with pytest.raises(UserError, match="ended before its first save"):
         resume(tmp_path / "run 1", "env_steps=400")
     for words, said in (
-        ("logger=[]", "no option logger"),
+        ("logger=[consol]", "There is no logger 'consol'. Did you mean console"),
+        ("logger.mlflow.experiment=x", "no option logger.mlflow.experiment"),
         ("resources=debug", "cannot be chosen anew"),
         ("env_stepss=4", "Did you mean env_steps"),
     ):
         with pytest.raises(UserError, match=said):
             resume(tmp_path / "run 1", words)
+
+
+def test_loggers_are_chosen_anew(tmp_path, capsys):
+    """On resume and with --from-run, as rlrun train takes it; a logger that is kept keeps its options."""
+    from rlrun.commands.train import main as train_again
+
+    path, again = tmp_path / "run", tmp_path / "again"
+    train(path, "env=CartPole-v1", "env_steps=100", "logger=[console,tensorboard]")
+    for words, expected in (
+        (["logger=[]"], {}),
+        (["logger.tensorboard.enabled=false", "logger=[console,tensorboard]"], {"console": True, "tensorboard": False}),
+        (["logger=tensorboard"], {"tensorboard": False}),
+        (["logger=[console]"], {"console": True}),
+    ):
+        steps = load_yaml(path / "config.yaml")["env_steps"] + 100
+        capsys.readouterr()
+        assert resume(path, f"env_steps={steps}", *words) == 0
+        logger = load_yaml(path / "config.yaml")["logger"]
+        assert {name: node["enabled"] for name, node in logger.items()} == expected
+        assert ("steps  " in capsys.readouterr().out) == bool(expected.get("console"))
+    assert len(list(path.glob("events.*"))) == 1, "of the first session alone"
+    assert train_again(["--from-run", str(path), "logger=[]", f"run_dir={again}", "env_steps=100"]) == 0
+    assert load_yaml(again / "config.yaml")["logger"] == {}
 
 
 def test_exact_resume_with_other_columns_is_refused(tmp_path):
@@ -506,7 +540,7 @@ def test_an_env_whose_observations_do_not_fit_is_named(tmp_path):
             return np.zeros(5, dtype=np.float32), {}
 
     gymnasium.register("Wrong-v0", entry_point=Wrong, disable_env_checker=True)
-    with pytest.raises(UserError, match=r"Wrong-v0 failed in reset .*Box\(\[3\]"):
+    with pytest.raises(UserError, match=r"Wrong-v0, envs \d+ to \d+, failed in reset .*Box\(\[3\]"):
         type_and_wire("env=Wrong-v0")
     from rlrun.commands.watch import main as watch
 

@@ -1,7 +1,11 @@
 """Runs the counting environment through every kind of sampler."""
 
 import dataclasses
+import os
+import re
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from counting import LENGTH, CountingAlgorithm, check_rows
@@ -16,9 +20,9 @@ KINDS = {
 }
 
 
-def counting(typed, kind: str, *words: str) -> Wired:
+def counting(typed, kind: str, *words: str, env: str = "rlrun/Counting-v0") -> Wired:
     config = typed(
-        "algo=impala", "env=rlrun/Counting-v0", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.device=cpu",
+        "algo=impala", f"env={env}", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20", "resources.device=cpu",
         "resources.envs_per_sampler=2", *KINDS[kind], *words,
     )  # fmt: skip
     return Wired(dataclasses.replace(config, algorithm=CountingAlgorithm))
@@ -115,8 +119,53 @@ def test_a_failing_env_ends_the_run_naming_the_worker(typed, kind, fault, said):
         assert said in text
         if kind != "serial":
             assert isinstance(caught.value, RunFailed) and "sampler-" in text
+        assert "Traceback" not in text and "\n" not in text, "one sentence"
         if fault == "raise":
-            assert "env 0" in text and "seed" in text and "action" in text
+            assert re.search(r"Counting-v0, env \d+ \(seed \d+\) failed in step 12 on action", text), text
+            assert re.search(r"RuntimeError: this env was told to fail \(.*envs/debug\.py, line \d+\)$", text), text
+    finally:
+        sampler.close()
+
+
+class FailsWithSeed(gymnasium.Env):
+    """Raises in its second step if it has the seed in FAILING, which names one env of the run."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,))
+    action_space = gymnasium.spaces.Discrete(5)
+
+    def reset(self, *, seed=None, options=None):
+        self.seed, self.steps = seed if seed is not None else self.seed, 0
+        return np.zeros(1, dtype=np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 2 and str(self.seed) == os.environ.get("FAILING"):
+            raise KeyError("lost")
+        return np.zeros(1, dtype=np.float32), 0.0, False, False, {}
+
+
+gymnasium.register("FailsWithSeed-v0", entry_point="test_samplers:FailsWithSeed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_env_is_named_by_its_number_among_all_of_the_run(typed, kind, monkeypatch):
+    """The run's number of an env is that of its column, whichever process steps it."""
+    from rlrun.core.errors import EnvError, RunFailed
+
+    wiring = counting(typed, kind, env="test_samplers:FailsWithSeed-v0")
+    plan = wiring.sampler_plan(0)
+    groups = plan.workers * (2 if kind == "batched" else 1)
+    assert groups > 1 and plan.columns > 1
+    worker, slot = groups - 1, plan.columns - 1
+    seed = wiring.seeds.integer("env", worker, slot, 0)
+    monkeypatch.setenv("FAILING", str(seed))
+    sampler = wiring.sampler(0)
+    try:
+        sampler.publish(wiring.algorithm().policy, Clock())
+        said = rf"FailsWithSeed-v0, env {groups * plan.columns - 1} \(seed {seed}\) failed in step 2 on action \d: KeyError: 'lost' \(.*test_samplers.py"
+        with pytest.raises(EnvError if kind == "serial" else RunFailed, match=said):
+            for _ in range(30):
+                sampler.free(sampler.take(1))
     finally:
         sampler.close()
 
