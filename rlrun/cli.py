@@ -225,7 +225,7 @@ def replacing(word: str) -> list[str]:
     """
     key, _, value = word.partition("=")
     schedule = value.startswith("[[") or (
-        value.startswith("{") and {"start", "end", "steps"} == set(re.findall(r"(\w+)\s*:", value))
+        value.startswith("{") and {"start", "end", "steps"} == set(re.findall(r"(\w+)\s*:", value)) - {"curve"}
     )
     return [f"{key}=null", word] if schedule else [word]
 

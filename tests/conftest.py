@@ -30,6 +30,14 @@ def small(algo: str, kind: str) -> list[str]:
     return [f"algo={algo}", *options[kind]]
 
 
+def optimizer_config(**options):
+    """OptimizerConfig with Adam's defaults and no momentum; options replaces some of its fields."""
+    from rlrun.core.optimizer import OptimizerConfig
+
+    plain = {"kind": "adam", "epsilon": 1e-8, "decay": 0.99, "momentum": 0.0, "centered": False, "beta1": 0.9}
+    return OptimizerConfig(**(plain | {"beta2": 0.999, "weight_decay": 0.0, "max_grad_value": 0.0} | options))
+
+
 def compose(*words: str) -> dict:
     """The plain config of `rlrun train words...`."""
     return copy.deepcopy(composed(words))

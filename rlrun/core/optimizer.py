@@ -1,6 +1,8 @@
 """Optimizer.step(loss) zeroes the gradient, differentiates, sums over learners, clips and steps. Nothing else calls
 backward.
 
+The formulas are PyTorch's, except for rmsprop_tf (core/rmsprop_tf.py).
+
 If several losses are differentiated side by side, differentiate() does the first two and apply() the rest.
 
 On a GPU nothing is read back: the device itself decides whether a gradient is finite, and check() reads how often it
@@ -12,7 +14,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from torch.optim.adam import adam
 from rlrun.core.errors import RunFailed
 from rlrun.core.ranges import NotNegative, Share, ShareBelowOne
 from rlrun.core.ranks import ALONE, Ranks
+from rlrun.core.rmsprop_tf import RMSpropTF, initial_statistics
 from rlrun.core.schedule import Clock, Schedule
 
 MAX_SKIPPED = 20  # consecutive non-finite gradients after which the run ends instead of idling
@@ -28,12 +31,23 @@ MAX_SKIPPED = 20  # consecutive non-finite gradients after which the run ends in
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    kind: Literal["adam", "radam", "rmsprop", "sgd"]
+    kind: Literal["adam", "adamw", "radam", "rmsprop", "rmsprop_tf", "sgd"]
     epsilon: Annotated[float, NotNegative]
     decay: Annotated[float, Share]
     momentum: Annotated[float, NotNegative]
+    centered: bool
     beta1: Annotated[float, ShareBelowOne]
     beta2: Annotated[float, ShareBelowOne]
+    weight_decay: Annotated[float, NotNegative]
+    max_grad_value: Annotated[float, NotNegative]
+
+    def __post_init__(self):
+        if self.centered and self.kind not in ("rmsprop", "rmsprop_tf"):
+            raise ValueError(f"centered is for kind=rmsprop and rmsprop_tf, not for {self.kind}")
+        if self.momentum > 0 and self.kind not in ("rmsprop", "rmsprop_tf", "sgd"):
+            raise ValueError(
+                f"momentum is for kind=rmsprop, rmsprop_tf and sgd, not for {self.kind}, which has beta1 instead"
+            )
 
 
 ALIGNED = 16  # numbers; every parameter begins at a multiple of these, which is a cache line of float32
@@ -67,9 +81,10 @@ def gathered(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
 
 
 class Optimizer:
-    """Adam, RAdam, RMSProp or SGD over some parameters, with a schedule for lr and a bound on the global gradient norm
-    (0: none). With several learners, a loss is this learner's share of the whole batch's loss, so gradients are summed.
-    A parameter on which the loss does not depend has gradient 0."""
+    """One of the kinds of OptimizerConfig over some parameters, with a schedule for lr and a bound on the global
+    gradient norm (0: none). cfg.max_grad_value, a bound on every single number of the gradient, is applied first. With
+    several learners, a loss is this learner's share of the whole batch's loss, so gradients are summed. A parameter on
+    which the loss does not depend has gradient 0."""
 
     def __init__(
         self,
@@ -110,23 +125,25 @@ class Optimizer:
     def _inner(self, whole: nn.Parameter) -> torch.optim.Optimizer:
         cfg, start, parameters = self.cfg, self.lr.values[0], [whole]
         on_gpu = whole.device.type == "cuda"
+        every: dict[str, Any] = {"lr": start, "weight_decay": cfg.weight_decay}
+        adam_like = every | {"betas": (cfg.beta1, cfg.beta2), "eps": cfg.epsilon}
+        rmsprop_like = every | {
+            "alpha": cfg.decay,
+            "eps": cfg.epsilon,
+            "momentum": cfg.momentum,
+            "centered": cfg.centered,
+        }
         if cfg.kind == "adam":
-            return torch.optim.Adam(parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True)
+            return torch.optim.Adam(parameters, **adam_like, fused=True)
+        if cfg.kind == "adamw":  # Loshchilov & Hutter 2019, arXiv:1711.05101
+            return torch.optim.AdamW(parameters, **adam_like, fused=True)
         if cfg.kind == "radam":  # Liu et al. 2020, arXiv:1908.03265
-            return torch.optim.RAdam(
-                parameters, lr=start, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, foreach=True, capturable=on_gpu
-            )
+            return torch.optim.RAdam(parameters, **adam_like, foreach=True, capturable=on_gpu)
         if cfg.kind == "sgd":
-            return torch.optim.SGD(parameters, lr=start, momentum=cfg.momentum, foreach=True)
-        return torch.optim.RMSprop(
-            parameters,
-            lr=start,
-            alpha=cfg.decay,
-            eps=cfg.epsilon,
-            momentum=cfg.momentum,
-            foreach=True,
-            capturable=on_gpu,
-        )
+            return torch.optim.SGD(parameters, **every, momentum=cfg.momentum, foreach=True)
+        if cfg.kind == "rmsprop_tf":
+            return RMSpropTF(parameters, **rmsprop_like)
+        return torch.optim.RMSprop(parameters, **rmsprop_like, foreach=True, capturable=on_gpu)
 
     def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
         """Takes one gradient step on a scalar loss, or on the sum of several losses, of which only one graph is in
@@ -166,8 +183,12 @@ class Optimizer:
             self.check()
             return {"grad_norm": norm, "lr": lr, "skipped_updates": 1.0}
         self.skips.zero_()
-        if 0 < self.max_grad_norm < norm:
-            gradient.mul_(self.max_grad_norm / norm)
+        clipped = norm
+        if self.cfg.max_grad_value > 0:
+            gradient.clamp_(-self.cfg.max_grad_value, self.cfg.max_grad_value)
+            clipped = float(torch.linalg.vector_norm(gradient)) if self.max_grad_norm > 0 else norm
+        if 0 < self.max_grad_norm < clipped:
+            gradient.mul_(self.max_grad_norm / clipped)
         self._step()
         return {"grad_norm": norm, "lr": lr, "skipped_updates": 0.0}
 
@@ -175,21 +196,29 @@ class Optimizer:
     def _apply_deferred(self, gradient: Tensor, lr: Tensor | float) -> dict[str, Tensor | float]:
         """apply() without reading anything back: the device undoes the step if the gradient is not finite."""
         norm = torch.linalg.vector_norm(gradient)
-        failed = ~norm.isfinite()
+        failed, clipped = ~norm.isfinite(), norm
+        if self.cfg.max_grad_value > 0:
+            gradient.clamp_(-self.cfg.max_grad_value, self.cfg.max_grad_value)
+            clipped = torch.linalg.vector_norm(gradient)
         if self.max_grad_norm > 0:
-            gradient.mul_((self.max_grad_norm / norm).clamp(max=1.0))
+            gradient.mul_((self.max_grad_norm / clipped).clamp(max=1.0))
         state = self.inner.state[self.stepped]
-        if self.cfg.kind == "adam":
+        if self.cfg.kind in ("adam", "adamw"):
             self.stepped.grad = gradient
             self._adam(gradient, state, lr, failed.float())
         else:
             place, before = self.stepped.data, self.stepped.data.clone()
             kept = [(statistic, statistic.clone()) for statistic in state.values()]
-            for group in self.inner.param_groups:
-                # A recording fixes this number. Steps of these kinds are proportional to it, so lr is applied below.
-                group["lr"] = 1.0
-            self.inner.step()
-            place.copy_(torch.where(failed, before, torch.lerp(before, place, lr)))
+            if isinstance(self.inner, RMSpropTF):
+                self.inner.step_with(lr)
+                after = place
+            else:
+                for group in self.inner.param_groups:
+                    # A recording fixes this number. Steps of these kinds are proportional to it, so lr follows below.
+                    group["lr"] = 1.0
+                self.inner.step()
+                after = torch.lerp(before, place, lr)
+            place.copy_(torch.where(failed, before, after))
             for statistic, old in kept:
                 statistic.copy_(torch.where(failed, old, statistic))
         self.skips.copy_(torch.where(failed, self.skips + 1, 0.0))
@@ -218,7 +247,7 @@ class Optimizer:
         gradient = self.stepped.grad = self.whole.grad
         assert gradient is not None
         state = self.inner.state.get(self.stepped)
-        if self.cfg.kind != "adam" or not state or self.stepped.device.type != "cpu":
+        if self.cfg.kind not in ("adam", "adamw") or not state or self.stepped.device.type != "cpu":
             self.inner.step()
             return
         self._adam(gradient, state, self.inner.param_groups[0]["lr"])
@@ -242,7 +271,8 @@ class Optimizer:
             beta1=self.cfg.beta1,
             beta2=self.cfg.beta2,
             lr=lr,
-            weight_decay=0.0,
+            weight_decay=self.cfg.weight_decay,
+            decoupled_weight_decay=self.cfg.kind == "adamw",
             eps=self.cfg.epsilon,
             maximize=False,
         )
@@ -264,7 +294,11 @@ class Optimizer:
         self.whole.grad.fill_(1.0)  # type: ignore[union-attr]
         self.inner.step()
         self.whole.copy_(before)
-        for statistic in self.inner.state[self.whole].values():
+        state = self.inner.state[self.whole]
+        if isinstance(self.inner, RMSpropTF):
+            state.update(initial_statistics(self.whole.detach(), self.cfg.momentum, self.cfg.centered))
+            return
+        for statistic in state.values():
             statistic.zero_()
 
     def attach(self, shared: SharedState) -> None:

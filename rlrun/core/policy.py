@@ -36,8 +36,9 @@ class Policy(nn.Module):
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         """The state of `columns` new columns, leaves [B, ...]; an empty Batch for policies without memory. It may hold
-        more than core_spec() names: the rest is carried from row to row but not stored with the rows. place [B] is each
-        column's place among all columns of the run, from 0 to 1; it is None in evaluations."""
+        more than core_spec() names: the rest is what exploring needs, which is carried from row to row but not stored
+        with the rows. place [B] is each column's place among all columns of the run, from 0 to 1. It is None outside
+        of training; every column then explores as much as the schedule says."""
         raise NotImplementedError
 
     def act(

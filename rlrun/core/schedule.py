@@ -7,9 +7,15 @@ import itertools
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+
+Curve = Literal["linear", "cosine", "exponential"]
+FORMS = (
+    'a schedule is a number, "A to B over N" (env steps), "A to B over N cosine" or exponential, {start, end, steps},'
+    " {start, end, steps, curve} or [[env_steps, value], ...]"
+)
 
 
 class Clock(NamedTuple):
@@ -27,10 +33,15 @@ class Clock(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A function of env steps that is linear between (env_steps, value) points, and constant before the first point and
-    after the last."""
+    """A function of env steps between (env_steps, value) points, which is constant before the first point and after the
+    last. With x from 0 to 1 between the points A and B, its curve is
+
+    linear: A + x (B - A)
+    cosine: B + (A - B) (1 + cos(pi x)) / 2, as PyTorch's CosineAnnealingLR until T_max
+    exponential: A (B / A)^x, as PyTorch's ExponentialLR with gamma (B / A)^(1 / steps)"""
 
     points: tuple[tuple[float, float], ...]
+    curve: Curve = "linear"
 
     def __call__(self, clock: Clock) -> float:
         if isinstance(clock, GraphClock):
@@ -42,40 +53,50 @@ class Schedule:
         if right == len(self.points):
             return self.points[-1][1]
         (x0, y0), (x1, y1) = self.points[right - 1], self.points[right]
+        if self.curve == "cosine":
+            return y1 + (y0 - y1) * (1 + math.cos(math.pi * (clock.env_steps - x0) / (x1 - x0))) / 2
+        if self.curve == "exponential":
+            return y0 * (y1 / y0) ** ((clock.env_steps - x0) / (x1 - x0))
         return y0 + (y1 - y0) * (clock.env_steps - x0) / (x1 - x0)
 
     @property
     def values(self) -> tuple[float, ...]:
+        """The values at the points. All others are between them."""
         return tuple(value for _, value in self.points)
 
     def __post_init__(self):
         if not all(math.isfinite(number) for point in self.points for number in point):
             raise ValueError("a schedule's numbers must be finite")
+        if self.curve == "exponential" and not all(value > 0 for value in self.values):
+            raise ValueError("an exponential schedule multiplies by a constant factor, so its values must be positive")
 
     @staticmethod
     def parse(value: object) -> Schedule:
-        """Parses a number, "A to B over N", {start, end, steps}, or [[env_steps, value], ...] with rising env_steps.
-        Raises ValueError for anything else."""
+        """Parses a number, "A to B over N" with an optional curve behind it, {start, end, steps} with an optional
+        curve, or [[env_steps, value], ...] with rising env_steps. Raises ValueError for anything else."""
         if isinstance(value, bool) or value is None:
-            raise ValueError(
-                'a schedule is a number, "A to B over N" (env steps), {start, end, steps} or [[env_steps, value], ...]'
-            )
+            raise ValueError(FORMS)
         if isinstance(value, int | float):
             return Schedule(((0.0, float(value)),))
         if isinstance(value, str):
-            words = re.fullmatch(r"\s*(\S+) to (\S+) over (\S+)\s*", value)
+            words = re.fullmatch(r"\s*(\S+) to (\S+) over (\S+)(?: (\S+))?\s*", value)
             try:
-                value = (
-                    dict(zip(("start", "end", "steps"), map(float, words.groups()), strict=True)) if words else value
-                )
+                if words:
+                    numbers = dict(zip(("start", "end", "steps"), map(float, words.groups()[:3]), strict=True))
+                    value = numbers | {"curve": words[4] or "linear"}
             except ValueError:
                 pass  # the error is raised below
         if isinstance(value, dict):
-            if set(value) != {"start", "end", "steps"} or not all(isinstance(v, int | float) for v in value.values()):
-                raise ValueError("a linear schedule has the numbers start, end and steps (env steps)")
-            if value["steps"] <= 0:
-                raise ValueError("a linear schedule's steps must be positive")
-            return Schedule(((0.0, float(value["start"])), (float(value["steps"]), float(value["end"]))))
+            numbers = {name: number for name, number in value.items() if name != "curve"}
+            curve = value.get("curve", "linear")
+            if set(numbers) != {"start", "end", "steps"} or not all(_is_number(n) for n in numbers.values()):
+                raise ValueError("a schedule between two values has the numbers start, end and steps (env steps)")
+            if curve not in get_args(Curve):
+                raise ValueError(f"a schedule's curve must be one of {', '.join(get_args(Curve))}, not {curve!r}")
+            if numbers["steps"] <= 0:
+                raise ValueError("a schedule's steps must be positive")
+            start, end, steps = (float(numbers[name]) for name in ("start", "end", "steps"))
+            return Schedule(((0.0, start), (steps, end)), curve)
         if (
             isinstance(value, list | tuple)
             and value
@@ -85,9 +106,11 @@ class Schedule:
             if any(a[0] >= b[0] for a, b in itertools.pairwise(points)):
                 raise ValueError("a schedule's points need rising env_steps")
             return Schedule(points)
-        raise ValueError(
-            'a schedule is a number, "A to B over N" (env steps), {start, end, steps} or [[env_steps, value], ...]'
-        )
+        raise ValueError(FORMS)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class GraphClock:

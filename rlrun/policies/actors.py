@@ -131,9 +131,7 @@ class DeterministicPolicy(Actor):
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         state: dict[str, Tensor] = {}
         device = next(self.parameters()).device
-        if place is None:
-            return Batch()
-        if self.explore.scale_min is not None:
+        if place is not None and self.explore.scale_min is not None:
             state["place"] = place.to(device)
         if self.explore.kind == "ou":
             state["ou"] = torch.zeros(columns, self.size, device=device)

@@ -56,7 +56,8 @@ class NoisyEpisodes:
         far = distance(state["moved"] / state["rows"].clamp(min=1))
         adapted = state["deviation"] * torch.where(far < near, ADAPTATION, 1 / ADAPTATION)
         deviation = torch.where(is_first & (state["rows"] > 0), adapted, state["deviation"])
-        noise, begins = state["noise"], is_first.nonzero().squeeze(1)
+        # A user may begin to explore in the middle of an episode, in which there is no noise yet.
+        noise, begins = state["noise"], (is_first | (state["rows"] == 0)).nonzero().squeeze(1)
         if begins.numel():
             fresh = torch.randn(begins.numel(), noise.shape[1], generator=rng, device=noise.device)
             noise = noise.index_copy(0, begins, fresh)

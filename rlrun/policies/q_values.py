@@ -56,7 +56,7 @@ class QPolicy(FiltersObservations, Policy):
         state = {name: torch.zeros(columns, *field.shape, device=device) for name, field in self.core_spec().items()}  # type: ignore[union-attr]
         if place is not None and self.explore.epsilon_min is not None:
             state["place"] = place.to(device)
-        if place is not None and self.episodes is not None:
+        if self.episodes is not None:
             state |= self.episodes.state(columns, device)
         return Batch(state)
 
@@ -116,7 +116,7 @@ class QPolicy(FiltersObservations, Policy):
         q, after = self(rows, is_first.unsqueeze(0), core)
         q, carried = q[0], dict(state.items()) | dict(after.items())
         chosen = q
-        if "noise" in state and mode == "explore":
+        if self.episodes is not None and mode == "explore":
             chosen, changed = self._disturbed(obs, is_first, state, q, rng)
             carried |= changed
         soft = mode == "explore" and self.explore.kind == "soft_q"

@@ -103,18 +103,24 @@ class Trained:
         obs = to_torch(rows).clone()
         count = len(next(obs.leaves()))
         obs = self._told(obs, count, reward)
-        if self._state is None or not len(self._state):
-            self._state = self.policy.initial_state(count)
-        elif len(next(iter(self._state.values()))) != count:
-            raise ValueError(
-                f"the policy remembers {len(next(iter(self._state.values())))} episodes and is given {count}: call"
-                " reset() first"
-            )
-        first = torch.zeros(count, dtype=torch.bool) if self._first is None else self._first
+        state = self._remembered(count, mode)
+        first = self._first
+        if first is None:
+            first = torch.full((count,), self._state is None)
         with torch.inference_mode():
-            act = self.policy.act(obs, first, self._state, self.clock, mode, self.rng)
+            act = self.policy.act(obs, first, state, self.clock, mode, self.rng)
         self._state, self._first, self._action = act.state, None, act.action
         return act.action.numpy()
+
+    def _remembered(self, count: int, mode: Mode) -> Batch:
+        """Returns the state of `count` episodes. Greedy acting without memory may change their number at every call."""
+        if self._state is not None and len(self._state):
+            held = len(next(iter(self._state.values())))
+            if held == count:
+                return self._state
+            if mode == "explore" or self.policy.core_spec():
+                raise ValueError(f"the policy remembers {held} episodes and is given {count}: call reset() first")
+        return self.policy.initial_state(count)
 
     def _told(self, obs: Batch, count: int, reward: Any) -> Batch:
         """Adds the previous action and reward where the model takes them; they are 0 where an episode begins."""

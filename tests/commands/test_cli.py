@@ -35,7 +35,7 @@ BAD = [
     ([*PONG, "algo.lr=fast"], "algo.lr: a schedule is"),
     ([*PONG, "algo.discount=1.5"], "algo.discount must be between 0 and 1, not 1.5"),
     ([*PONG, "algo.batch_size=501"], "multiple of fragment_length"),
-    ([*PONG, "algo.optimizer.kind=lamb"], "must be one of adam, radam, rmsprop, sgd"),
+    ([*PONG, "algo.optimizer.kind=lamb"], "must be one of adam, adamw, radam, rmsprop, rmsprop_tf, sgd"),
     ([*PONG, "model=nature_cn"], "Did you mean nature_cnn"),
     ([*PONG, "env.size=50"], "size must be 84, 64 or 42"),
     ([*PONG, "resources.device=cuda:99"], "CUDA devices are visible"),
@@ -181,7 +181,8 @@ def test_hydras_help_and_cfg_work(capsys):
     assert "fragment_length: 50" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("lr", ["0.001", "[[0,0.0],[100,0.001]]", "{start: 0.1, end: 0.0, steps: 10}"])
+@pytest.mark.parametrize("lr", ["0.001", "[[0,0.0],[100,0.001]]", "{start: 0.1, end: 0.0, steps: 10}",
+                                "{start: 0.1, end: 0.01, steps: 10, curve: exponential}"])  # fmt: skip
 @pytest.mark.parametrize("base", [["tuned=impala/cartpole"], ["algo=impala", "env=CartPole-v1"]])
 def test_a_schedule_replaces_whatever_stood_there(base, lr, capsys):
     import yaml

@@ -6,19 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import optimizer_config
 from torch import nn
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Update
 from rlrun.core.batch import Batch
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.duties import CheckpointConfig, EvalConfig, StopConfig
-from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.policy import Policy
 from rlrun.core.run import Run
 from rlrun.core.schedule import Schedule
 from rlrun.core.signals import Signals
 
-ADAM = OptimizerConfig(kind="adam", epsilon=1e-8, decay=0.99, momentum=0.9, beta1=0.9, beta2=0.999)
+ADAM = optimizer_config()
 LR = Schedule(((0.0, 0.1), (400.0, 0.0)))
 COLUMNS = 10
 

@@ -8,11 +8,12 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from conftest import optimizer_config
 
 from rlrun.core.batch import Batch, Field, allocate, fragment_layout, layout_bytes, stack_columns
 from rlrun.core.checkpoint import Checkpoints, load_part
 from rlrun.core.errors import RunFailed, closest
-from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
+from rlrun.core.optimizer import MAX_SKIPPED, Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
@@ -85,7 +86,26 @@ def test_schedules():
     assert Schedule.parse("1.0 to 0.0 over 1e2") == linear
     points = Schedule.parse([[10, 1.0], [20, 3.0], [40, 3.0]])
     assert [points(Clock(s)) for s in (0, 10, 15, 30, 50)] == [1.0, 1.0, 2.0, 3.0, 3.0]
+    cosine = Schedule.parse("1.0 to 0.2 over 100 cosine")
+    assert cosine == Schedule.parse({"start": 1.0, "end": 0.2, "steps": 100, "curve": "cosine"})
+    falling = Schedule.parse("1.0 to 0.01 over 100 exponential")
+    assert [falling(Clock(s)) for s in (0, 50, 100, 1000)] == pytest.approx([1.0, 0.1, 0.01, 0.01])
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    annealing = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100, eta_min=0.2)
+    other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    exponential = torch.optim.lr_scheduler.ExponentialLR(other, gamma=0.01 ** (1 / 100))
+    for step in range(101):
+        assert cosine(Clock(step)) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-9)
+        assert falling(Clock(step)) == pytest.approx(other.param_groups[0]["lr"], rel=1e-6)
+        for one, its in ((optimizer, annealing), (other, exponential)):
+            one.step()
+            its.step()
+    assert cosine(Clock(1000)) == 0.2, "after its last point it stays, where CosineAnnealingLR would rise again"
     for bad in (
+        "1 to 0 over 100 exponential",
+        "1 to 0.5 over 100 square",
+        {"start": 1, "end": 0, "steps": 10, "curve": 3},
+        {"start": 1, "end": True, "steps": 10},
         "x",
         None,
         True,
@@ -126,8 +146,7 @@ def test_actions_outside_the_space_are_refused():
 
 
 def adam(parameters, lr=0.1, bound=1.0):
-    cfg = OptimizerConfig(kind="adam", epsilon=1e-8, decay=0.99, momentum=0.0, beta1=0.9, beta2=0.999)
-    return Optimizer(parameters, cfg, Schedule.parse(lr), bound)
+    return Optimizer(parameters, optimizer_config(), Schedule.parse(lr), bound)
 
 
 def test_optimizer_clips_schedules_and_survives_nan():
@@ -144,18 +163,46 @@ def test_optimizer_clips_schedules_and_survives_nan():
             optimizer.step((parameter * math.nan).sum(), Clock())
 
 
-def torch_s_own(kind, parameters):
-    more = {"momentum": 0.5} if kind in ("sgd", "rmsprop") else {}
-    return {
-        "adam": torch.optim.Adam,
-        "radam": torch.optim.RAdam,
-        "sgd": torch.optim.SGD,
-        "rmsprop": torch.optim.RMSprop,
-    }[kind](parameters, lr=0.1, **more)
+KINDS = {
+    "adam": (torch.optim.Adam, {}),
+    "adamw": (torch.optim.AdamW, {}),
+    "radam": (torch.optim.RAdam, {}),
+    "sgd": (torch.optim.SGD, {"momentum": 0.5}),
+    "rmsprop": (torch.optim.RMSprop, {"momentum": 0.5}),
+    "rmsprop_tf": (None, {"momentum": 0.5}),
+}
 
 
-@pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop", "sgd"])
-def test_steps_are_those_of_pytorch_s_optimisers_over_single_parameters(kind):
+class TensorFlows:
+    """tf.compat.v1.train.RMSPropOptimizer by its documentation, in NumPy and float64. The kernel's names are kept:
+    ms, mg, mom, rho."""
+
+    def __init__(self, parameters, lr, alpha, eps, momentum=0.0, centered=False, weight_decay=0.0):
+        self.parameters, self.lr, self.rho, self.epsilon = parameters, lr, alpha, eps
+        self.momentum, self.centered, self.weight_decay = momentum, centered, weight_decay
+        self.var = [p.detach().numpy().astype(np.float64) for p in parameters]
+        self.ms, self.mg, self.mom = ([np.full(v.shape, begin) for v in self.var] for begin in (1.0, 0.0, 0.0))
+
+    def step(self):
+        for i, parameter in enumerate(self.parameters):
+            grad = parameter.grad.numpy().astype(np.float64) + self.weight_decay * self.var[i]
+            self.ms[i] = self.rho * self.ms[i] + (1 - self.rho) * grad**2
+            self.mg[i] = self.rho * self.mg[i] + (1 - self.rho) * grad
+            mean_square = self.ms[i] - self.mg[i] ** 2 if self.centered else self.ms[i]
+            self.mom[i] = self.momentum * self.mom[i] + self.lr * grad / np.sqrt(mean_square + self.epsilon)
+            self.var[i] = self.var[i] - self.mom[i]
+            parameter.data = torch.from_numpy(np.asarray(self.var[i])).float()
+
+
+@pytest.mark.parametrize(
+    "kind, more",
+    [
+        *((kind, more) for kind in KINDS for more in ({}, {"weight_decay": 0.1})),
+        *((kind, {"centered": True}) for kind in ("rmsprop", "rmsprop_tf")),
+        *((kind, {"centered": True, "momentum": 0.0}) for kind in ("rmsprop", "rmsprop_tf")),
+    ],
+)
+def test_steps_are_those_of_the_original_optimisers_over_single_parameters(kind, more):
     """Parameters of which some end in the middle of a cache line and one has an unusual dimension order, with
     clipping."""
     rng = torch.Generator().manual_seed(0)
@@ -163,14 +210,17 @@ def test_steps_are_those_of_pytorch_s_optimisers_over_single_parameters(kind):
     mine = [torch.nn.Parameter(torch.randn(shape, generator=rng)) for shape in shapes]
     mine[-1] = torch.nn.Parameter(mine[-1].detach().contiguous(memory_format=torch.channels_last))
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in mine]
-    optimizer = Optimizer(
-        mine,
-        OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.99, momentum=0.5, beta1=0.9, beta2=0.999),
-        Schedule.parse(0.1),
-        1.0,
-    )
+    original, momentum = KINDS[kind]
+    epsilon = 1e-2 if kind.startswith("rmsprop") else 1e-8
+    options = momentum | more
+    optimizer = Optimizer(mine, optimizer_config(kind=kind, epsilon=epsilon, **options), Schedule.parse(0.1), 1.0)
     assert mine[-1].is_contiguous(memory_format=torch.channels_last)
-    other = torch_s_own(kind, theirs)
+    if kind == "rmsprop_tf":
+        other = TensorFlows(theirs, lr=0.1, alpha=0.99, eps=epsilon, **options)
+    else:
+        if kind != "sgd":
+            options = options | {"eps": epsilon}
+        other = original(theirs, lr=0.1, **({"weight_decay": 0.0} | options))
     for index in range(4):
         scale = [torch.randn(p.shape, generator=rng) * 10**-index for p in mine]
         metrics = optimizer.step(sum((p * s).sum() for p, s in zip(mine, scale, strict=True)), Clock())
@@ -181,6 +231,44 @@ def test_steps_are_those_of_pytorch_s_optimisers_over_single_parameters(kind):
         assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
     for p, q in zip(mine, theirs, strict=True):
         torch.testing.assert_close(p, q)
+
+
+def test_tensorflow_s_rmsprop_takes_a_small_first_step_and_continues_where_it_was_saved():
+    """PyTorch's first step is 10 lr for gradients of any size; TensorFlow's is about lr times the gradient."""
+    gradients = torch.tensor([1e-3, 1.0, -100.0])
+    made = of("rmsprop_tf", 0.9, torch.nn.Parameter(torch.zeros(3)))
+    made.step((made.parameters[0] * gradients).sum(), Clock())
+    wanted = -0.1 * gradients / (0.99 + 0.01 * gradients.square() + 1e-8).sqrt()
+    torch.testing.assert_close(made.parameters[0].detach(), wanted)
+    again = of("rmsprop_tf", 0.9, torch.nn.Parameter(made.parameters[0].detach().clone()))
+    again.load_state_dict(made.state_dict())
+    for one in (made, again):
+        one.step((one.parameters[0] * gradients).sum(), Clock())
+    assert torch.equal(made.parameters[0], again.parameters[0])
+    fresh = of("rmsprop_tf", 0.9, torch.nn.Parameter(torch.zeros(3)))
+    fresh._begin()
+    assert fresh.state_dict()["inner"]["state"][0]["square_avg"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_gradients_are_clipped_by_value_before_the_norm_is_bounded():
+    """[3, -0.1, 0.4] clipped to 0.5 is [0.5, -0.1, 0.4], of norm 0.6481; the bound 0.3 then scales that."""
+    gradient = torch.tensor([3.0, -0.1, 0.4])
+    clipped = torch.tensor([0.5, -0.1, 0.4])
+    for bound, wanted in ((0.0, clipped), (0.3, clipped * 0.3 / clipped.norm()), (1.0, clipped)):
+        for deferred in (False, True):
+            parameter = torch.nn.Parameter(torch.zeros(3))
+            cfg = optimizer_config(kind="sgd", max_grad_value=0.5)
+            made = Optimizer([parameter], cfg, Schedule.parse(1.0), bound, deferred=deferred)
+            metrics = made.step((parameter * gradient).sum(), Clock())
+            torch.testing.assert_close(parameter.detach(), -wanted)
+            assert float(metrics["grad_norm"]) == pytest.approx(float(gradient.norm())), "the norm before any clipping"
+
+
+def test_options_of_another_kind_of_optimiser_are_refused():
+    with pytest.raises(ValueError, match="centered is for kind=rmsprop"):
+        optimizer_config(centered=True)
+    with pytest.raises(ValueError, match="momentum is for kind=rmsprop"):
+        optimizer_config(kind="radam", momentum=0.5)
 
 
 def test_an_optimizer_s_state_is_by_parameter_and_another_one_s_is_refused():
@@ -205,21 +293,22 @@ def test_an_optimizer_s_state_is_by_parameter_and_another_one_s_is_refused():
 
 
 def of(kind, momentum=0.0, parameter=None):
-    cfg = OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.99, momentum=momentum, beta1=0.9, beta2=0.999)
+    cfg = optimizer_config(kind=kind, momentum=momentum)
     return Optimizer(
         [torch.nn.Parameter(torch.ones(3)) if parameter is None else parameter], cfg, Schedule.parse(0.1), 0.0
     )
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rmsprop"])
+@pytest.mark.parametrize("kind", ["sgd", "rmsprop", "rmsprop_tf"])
 @pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.0), (0.9, 0.5)])
 def test_momentum_may_change_between_two_parts_of_a_run(kind, before, after):
     first, second = of(kind, before), of(kind, after)
     for _ in range(3):
         first.step(first.parameters[0].square().sum(), Clock())
     second.load_state_dict(first.state_dict())
-    for name, value in second.inner.state[second.whole].items():
-        known = first.inner.state[first.whole].get(name)
+    statistics = [one.state_dict()["inner"]["state"].get(0, {}) for one in (first, second)]
+    for name, value in statistics[1].items():
+        known = statistics[0].get(name)
         assert torch.equal(value, torch.zeros_like(value) if known is None else known)
 
 

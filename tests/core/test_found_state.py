@@ -5,15 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import optimizer_config
 from torch import nn
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Update
 from rlrun.core.errors import RunFailed
 from rlrun.core.found_state import find_state
-from rlrun.core.optimizer import Optimizer, OptimizerConfig
+from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 
-ADAM = OptimizerConfig(kind="adam", epsilon=1e-3, decay=0.9, momentum=0.5, beta1=0.9, beta2=0.99)
+ADAM = optimizer_config(epsilon=1e-3, beta2=0.99)
 
 
 def optimizer(net: nn.Module) -> Optimizer:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import small
+from conftest import optimizer_config, small
 from machine.test_graphs import CASES, batches, clocks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
@@ -215,15 +215,17 @@ def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop", "sgd"])
+@pytest.mark.parametrize("kind", ["adam", "adamw", "radam", "rmsprop", "rmsprop_tf", "sgd"])
 def test_every_optimiser_is_recorded(kind):
     """With a schedule, and with a gradient that is not finite in between."""
     from rlrun.core.batch import Batch
-    from rlrun.core.optimizer import Optimizer, OptimizerConfig
+    from rlrun.core.optimizer import Optimizer
     from rlrun.core.schedule import Clock, Schedule
     from rlrun.machine.graphs import CudaGraphs, Recorded
 
-    cfg = OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.99, momentum=0.9, beta1=0.9, beta2=0.999)
+    more = {"momentum": 0.9} if kind in ("rmsprop", "rmsprop_tf", "sgd") else {}
+    centered = kind.startswith("rmsprop")
+    cfg = optimizer_config(kind=kind, centered=centered, weight_decay=0.1, max_grad_value=0.4, **more)
     made = []
     for recorder in (None, CudaGraphs(torch.device("cuda"))):
         parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], device="cuda"))

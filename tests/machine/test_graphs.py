@@ -4,16 +4,17 @@ import threading
 
 import pytest
 import torch
+from conftest import optimizer_config
 from tape import Tapes, Unrecordable
 from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed
-from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
+from rlrun.core.optimizer import MAX_SKIPPED, Optimizer
 from rlrun.core.schedule import Clock, GraphClock, Schedule
 from rlrun.machine.graphs import MOST_SHAPES, RECORDING, WARM_UP, Recorded, map_tensors
 
-ADAM = OptimizerConfig(kind="adam", epsilon=1e-8, decay=0.99, momentum=0.9, beta1=0.9, beta2=0.999)
+ADAM = optimizer_config()
 FALLING = Schedule(((0.0, 1.0), (100.0, 0.0)))
 ON_POLICY = ["env=CartPole-v1", "algo.fragment_length=5", "algo.batch_size=20", "algo.lr=1e-2 to 0 over 500"]
 MINIBATCHES = [*ON_POLICY, "algo.minibatch_size=10"]
@@ -46,6 +47,14 @@ UPDATES = 9
 CASES = {
     "impala": [*ON_POLICY, "algo.entropy_coef=0.1 to 0 over 400"],
     "impala rmsprop": [*ON_POLICY, "algo.optimizer.kind=rmsprop", "algo.optimizer.momentum=0.5"],
+    "impala rmsprop_tf": [
+        *ON_POLICY,
+        "algo.optimizer.kind=rmsprop_tf",
+        "algo.optimizer.momentum=0.5",
+        "algo.optimizer.centered=true",
+        "algo.optimizer.max_grad_value=0.01",
+    ],
+    "impala adamw": [*ON_POLICY, "algo.optimizer.kind=adamw", "algo.optimizer.weight_decay=0.1"],
     "impala sgd": [*ON_POLICY, "algo.optimizer.kind=sgd", "algo.optimizer.momentum=0.5"],
     "impala two optimisers": [*ON_POLICY, "model.share_value=false", "algo.value_lr=1e-2"],
     "appo": [*ON_POLICY, "algo.kl_coef=0.1", "algo.clip=0.4 to 0.1 over 300"],
@@ -276,16 +285,19 @@ def test_map_tensors_keeps_the_tree():
     assert batch.a.item() == 2 and names["b"].tolist() == [2, 2] and names["c"] is None and number == 4
 
 
-@pytest.mark.parametrize("kind", ["adam", "rmsprop", "radam", "sgd"])
-def test_a_deferred_optimiser_steps_as_the_other_does(kind):
-    cfg = OptimizerConfig(**{**vars(ADAM), "kind": kind})
+@pytest.mark.parametrize("more", [{}, {"weight_decay": 0.1, "max_grad_value": 0.4}])
+@pytest.mark.parametrize("kind", ["adam", "adamw", "rmsprop", "rmsprop_tf", "radam", "sgd"])
+def test_a_deferred_optimiser_steps_as_the_other_does(kind, more):
+    if kind in ("rmsprop", "rmsprop_tf", "sgd"):
+        more = more | {"momentum": 0.9, "centered": kind != "sgd"}
+    cfg = optimizer_config(kind=kind, **more)
     made = []
     for deferred in (False, True):
         parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
-        optimizer = Optimizer([parameter], cfg, Schedule(((0.0, 0.1),)), 0.5, deferred=deferred)
+        optimizer = Optimizer([parameter], cfg, Schedule(((0.0, 0.1), (9.0, 0.0))), 0.5, deferred=deferred)
         told = []
         for factor in (1.0, 0.01, float("nan"), 2.0, float("inf"), 1.0):
-            told.append(optimizer.step((parameter * factor).square().sum(), Clock()))
+            told.append(optimizer.step((parameter * factor).square().sum(), Clock(len(told))))
         made.append(
             (parameter.detach().clone(), [float(one["skipped_updates"]) for one in told], optimizer.state_dict())
         )

@@ -7,13 +7,13 @@ import time
 
 import pytest
 import torch
-from conftest import SMALL
+from conftest import SMALL, optimizer_config
 from test_actor_learner import run_wired
 from wired import Wired
 
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed, UserError
-from rlrun.core.optimizer import Optimizer, OptimizerConfig
+from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.workers import Workers
@@ -23,11 +23,12 @@ ASYNC = ["algo=a3c", "resources.num_learners=2", "logger=[]", "model.hidden=[64]
 
 
 def optimizer(parameter, kind="rmsprop"):
-    cfg = OptimizerConfig(kind=kind, epsilon=1e-3, decay=0.9, momentum=0.5, beta1=0.9, beta2=0.99)
+    more = {"momentum": 0.5, "centered": True} if kind.startswith("rmsprop") else {"weight_decay": 0.1}
+    cfg = optimizer_config(kind=kind, epsilon=1e-3, decay=0.9, beta2=0.99, **more)
     return Optimizer([parameter], cfg, Schedule.parse(0.1), 1.0)
 
 
-@pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop"])
+@pytest.mark.parametrize("kind", ["adam", "adamw", "radam", "rmsprop", "rmsprop_tf"])
 @pytest.mark.parametrize("steps_before", [0, 2])
 def test_a_shared_step_is_an_ordinary_step(kind, steps_before):
     """Two copies that take turns on shared weights do the same as a single optimiser, also after a restart."""
