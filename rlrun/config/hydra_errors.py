@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rlrun.config.paths import base_options, files, included_groups, inner_algorithm, options, package, root
+from rlrun.config.paths import (
+    base_options,
+    files,
+    group_defaults,
+    included_groups,
+    inner_algorithm,
+    options,
+    package,
+    root,
+)
 from rlrun.core.errors import UserError, closest
 
 GROUPS = ("algo", "model", "resources", "runner", "tuned")
@@ -46,9 +55,9 @@ def translate(error: Exception, words: list[str]) -> str:
     cause = str(error.__cause__ or "")
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in struct" in text + cause:
-        return (
-            "There is no option"
-            f" {unknown[1]}{elsewhere(unknown[1])}.{counterpart(unknown[1], words) or nearest(unknown[1], words)}"
+        key = unknown[1]
+        return belonging(key) or (
+            f"There is no option {key}{elsewhere(key)}.{counterpart(key, words) or nearest(key, words)}"
         )
     if "Ambiguous value" in text:
         return (
@@ -99,6 +108,22 @@ def nearest(key: str, words: list[str]) -> str:
 def elsewhere(key: str) -> str:
     """Returns ' with the ... that were chosen' for a key that exists in other groups."""
     return " with the algo, env and runner that were chosen" if key in known_keys() else ""
+
+
+def belonging(key: str) -> str:
+    """Returns a sentence that names the choices of a group that have this option, or '' if there are none."""
+    found = [
+        (group, name)
+        for group in ("replay", "runner", "model/memory")
+        if key.startswith(f"{group.replace('/', '.')}.")
+        for name in options(group)
+        if key.rpartition(".")[2] in group_defaults(group, name)
+    ]
+    if not found:
+        return ""
+    names = [name for _, name in found]
+    listed = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+    return f"{key} is an option of {found[0][0].split('/')[0]}={listed}, which was not chosen"
 
 
 def counterpart(key: str, words: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -28,6 +29,19 @@ def base_options(algo: str) -> list[str]:
     Examples: algo/ppo; q_learning/base; off_policy/deterministic and off_policy/actor_critic.
     """
     return _bases("algo", algo)
+
+
+def group_defaults(group: str, name: str) -> dict[str, Any]:
+    """Returns the values of a choice of a group, such as replay/prioritized, including those that it inherits.
+
+    Groups inside are left out, as they are choices of their own (model/memory)."""
+    import yaml
+
+    merged: dict[str, Any] = {}
+    for path in reversed([f"{group}/{name}", *_bases(group, name)]):
+        merged |= yaml.safe_load((root() / "conf" / f"{path}.yaml").read_text()) or {}
+    merged.pop("defaults", None)
+    return merged
 
 
 def included_groups(algo: str) -> dict[str, str]:

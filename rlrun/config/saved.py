@@ -45,6 +45,7 @@ def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
         values["runs_root"] = str(run_dir.resolve().parent)  # the file may not choose where results are written
         values["run_dir"] = str(run_dir)
     check_values(values, str(path), own, places=("directory", "uri"))
+    _retire(values)
     try:
         type_config(values)
     except MissingOption:
@@ -60,6 +61,28 @@ def refuse_links(folder: Path) -> None:
         for name in (*folders, *files):
             if (Path(place) / name).is_symlink():
                 raise UserError(f"{Path(place) / name} is a symbolic link, and {folder} was not made here: remove it")
+
+
+# Options that once existed with every choice of their group, and that did nothing with these choices, with the values
+# that they had by default.
+_RETIRED: dict[tuple[str, ...], dict[str, Any]] = {
+    ("uniform",): {"alpha": 0.6, "beta": 0.4, "priority_epsilon": 1e-6},
+    ("lstm", "gru"): {"layers": 1, "heads": 2, "length": 50},
+    ("none",): {"size": 256, "layers": 1, "heads": 2, "length": 50, "prev_action": False, "prev_reward": False},
+}
+
+
+def _retire(values: dict[str, Any]) -> None:
+    """Drops options of older versions that did nothing. One that was not at its default is named on stderr."""
+    replay, model = values.get("replay"), values.get("model")
+    memory = model.get("memory") if isinstance(model, dict) else None
+    for path, node, key in (("replay", replay, "name"), ("model.memory", memory, "kind")):
+        if not isinstance(node, dict):
+            continue
+        choice = node.get(key)
+        for option, default in next((named for kinds, named in _RETIRED.items() if choice in kinds), {}).items():
+            if option in node and (given := node.pop(option)) != default:
+                print(f"  {path}.{option}={given} never did anything with {choice}, and is left out", file=sys.stderr)
 
 
 def _defaults(values: dict[str, Any]) -> dict[str, Any]:
@@ -81,6 +104,9 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
         words.append(f"env.reward_clip={clip}")
     if values.get("replay") and values["replay"].get("name") in options("replay"):
         words.append(f"replay={values['replay']['name']}")
+    memory = values.get("model", {}).get("memory", {}).get("kind")
+    if memory in options("model/memory"):
+        words.append(f"model/memory={memory}")
     install()
     with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
         made, _ = settled(plain(compose("train", overrides=[*words, "env=CartPole-v1"])))

@@ -35,13 +35,17 @@ class MissingOption(ConfigError):
 def typed(cls: type[T], values: Any, path: str = "") -> T:
     """Makes an instance of a dataclass from a plain mapping.
 
-    The mapping must have every field and no other key. Values must have the types of their fields and lie in the ranges
-    that annotations give (`Annotated[float, Share]`, core/ranges.py). The dataclass's __post_init__ checks combinations
-    of options.
+    A dataclass whose options depend on one of their values has a classmethod variant(values), which returns the
+    subclass for these values. The mapping must have every field and no other key. Values must have the types of their
+    fields and lie in the ranges that annotations give (`Annotated[float, Share]`, core/ranges.py). The dataclass's
+    __post_init__ checks combinations of options.
 
     Raises ConfigError with the path of the value (`algo.lr`) and, for an unknown key, the closest one."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path or 'the config'} must be a group of keys, not {values!r}")
+    variant = getattr(cls, "variant", None)
+    if variant is not None:
+        cls = variant(values)
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     prefix = f"{path}." if path else ""

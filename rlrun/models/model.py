@@ -27,18 +27,44 @@ ENCODERS = ("auto", "mlp", "nature_cnn", "impala_resnet")
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
+    """No memory, or one of the kinds below."""
+
     kind: Literal["none", "lstm", "gru", "gtrxl"]
+
+    @classmethod
+    def variant(cls, values: Mapping[str, Any]) -> type[MemoryConfig]:
+        kinds = {"lstm": RecurrentConfig, "gru": RecurrentConfig, "gtrxl": AttentionConfig}
+        return kinds.get(values.get("kind"), MemoryConfig)  # type: ignore[arg-type]
+
+    @property
+    def previous(self) -> tuple[bool, bool]:
+        """Whether the last action and the last reward are inputs of the memory."""
+        return False, False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(MemoryConfig):
+    """An LSTM or a GRU."""
+
     size: Annotated[int, Count]
-    layers: Annotated[int, Count]
-    heads: Annotated[int, Count]
-    length: Annotated[int, Count]
     prev_action: bool
     prev_reward: bool
 
+    @property
+    def previous(self) -> tuple[bool, bool]:
+        return self.prev_action, self.prev_reward
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(RecurrentConfig):
+    """A gated transformer."""
+
+    layers: Annotated[int, Count]
+    heads: Annotated[int, Count]
+    length: Annotated[int, Count]
+
     def __post_init__(self):
-        if self.kind == "none" and (self.prev_action or self.prev_reward):
-            raise ValueError("prev_action and prev_reward are inputs of a memory: choose model=lstm, gru or gtrxl")
-        if self.kind == "gtrxl" and self.size % self.heads:
+        if self.size % self.heads:
             raise ValueError(f"size {self.size} must be a multiple of heads {self.heads}")
 
 
@@ -270,13 +296,9 @@ class Model:
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:
         cfg = self.cfg.memory
-        if cfg.kind == "none":
-            return None
-        return (
-            GTrXL(inputs, cfg.size, cfg.layers, cfg.heads, cfg.length)
-            if cfg.kind == "gtrxl"
-            else Memory(cfg.kind, inputs, cfg.size)
-        )
+        if isinstance(cfg, AttentionConfig):
+            return GTrXL(inputs, cfg.size, cfg.layers, cfg.heads, cfg.length)
+        return Memory(cfg.kind, inputs, cfg.size) if isinstance(cfg, RecurrentConfig) else None
 
     def linear(self, inputs: int, outputs: int, gain: float) -> nn.Linear:
         """A linear layer of a head. The gain sets how large its first outputs are if init is orthogonal."""

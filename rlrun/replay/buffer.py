@@ -21,7 +21,7 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
-from rlrun.replay.layout import Layout, ReplayConfig
+from rlrun.replay.layout import Layout, PrioritizedReplayConfig, ReplayConfig
 from rlrun.replay.storage import Frames, Packed, Plain, Tree, build, in_files, in_memory, put, read, stores, write
 from rlrun.replay.sum_tree import SumTree
 
@@ -102,7 +102,8 @@ class Replay:
         self.spots = self.length // layout.starts_every  # number of possible starts in a column
         self.may_start = np.zeros(columns * self.spots, dtype=bool)  # starts at which a fragment may be drawn
         self.starts = 0  # number of true entries in may_start
-        self.tree_of_priorities = SumTree(columns * self.spots) if cfg.name == "prioritized" else None
+        self.priorities = cfg if isinstance(cfg, PrioritizedReplayConfig) else None
+        self.tree_of_priorities = None if self.priorities is None else SumTree(columns * self.spots)
         self.largest_weight = 1.0  # largest P^-beta in the last batch, by which its weights were divided
         self.largest = 1.0  # largest priority ** alpha so far, which new rows get
 
@@ -178,7 +179,7 @@ class Replay:
             column, row = np.repeat(columns, new.size), np.tile(new, columns.size)
             alive = self._startable(column, row)
             value: np.ndarray | float = self.largest
-            if self.first_priority is not None:
+            if self.first_priority is not None and self.priorities is not None:
                 value = self._scaled(self.first_priority(self._recorded(column, row)))
             self._set_starts(self._leaf(column, row), alive, np.where(alive, value, 0.0))
 
@@ -204,7 +205,8 @@ class Replay:
         value = priority.detach().double().cpu().numpy()
         if not np.isfinite(value).all() or (value < 0).any():
             raise RunFailed("a priority is negative or not finite: the loss has diverged")
-        return (value + self.cfg.priority_epsilon) ** self.cfg.alpha
+        assert self.priorities is not None
+        return (value + self.priorities.priority_epsilon) ** self.priorities.alpha
 
     def _window(self, block: int) -> tuple[int, int]:
         """Returns the absolute rows [low, high), multiples of starts_every, at which complete fragments of this block
@@ -316,7 +318,8 @@ class Replay:
         row = head - 1 - (head - 1 - slot) % self.length  # the absolute number of the newest row in this slot
         # w = (N P)^-beta. N (the same for all learners) and the sum of priorities cancel when weights are divided by
         # the largest of the batch.
-        beta = self.cfg.beta(clock)
+        assert self.priorities is not None
+        beta = self.priorities.beta(clock)
         weight = tree.leaves[leaf] ** -beta
         self.largest_weight = float(weight.max()) * total**beta
         return column, row, (weight / weight.max()).astype(np.float32)

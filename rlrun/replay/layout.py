@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
@@ -21,6 +21,8 @@ FLAGS: RowSpec = {name: Field((), torch.bool) for name in ("terminated", "valid"
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
+    """Options of every replay."""
+
     name: Literal["uniform", "prioritized"]
     capacity: Annotated[int, Count]
     compress: bool
@@ -28,15 +30,23 @@ class ReplayConfig:
     device: Literal["auto", "cpu", "learner"]
     checkpoint: Literal["auto"] | bool
     checkpoint_max_gb: Annotated[float, NotNegative]
-    alpha: Annotated[float, NotNegative]
-    beta: Annotated[Schedule, NotNegative]
-    priority_epsilon: Annotated[float, NotNegative]
 
     def __post_init__(self):
         if self.compress and (self.directory is not None or self.device == "learner"):
             raise ValueError("compress is for replay in memory: directory=null and device=cpu")
         if self.directory is not None and self.device == "learner":
             raise ValueError("directory is for replay on the CPU: device=cpu")
+
+    @classmethod
+    def variant(cls, values: Mapping[str, Any]) -> type[ReplayConfig]:
+        return PrioritizedReplayConfig if values.get("name") == "prioritized" else ReplayConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrioritizedReplayConfig(ReplayConfig):
+    alpha: Annotated[float, NotNegative]
+    beta: Annotated[Schedule, NotNegative]
+    priority_epsilon: Annotated[float, NotNegative]
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,7 @@ def plan(config: Typed, machine: Machine) -> Plan:
     """Decides everything about a run.
 
     Raises UserError if parts do not fit together, numbers do not divide or memory is too small."""
-    memory = config.run.model.memory
-    spec = registry.make_spec(config.env, memory.prev_action, memory.prev_reward)
+    spec = registry.make_spec(config.env, *config.run.model.memory.previous)
     needs: Needs = config.algorithm.needs(config.algo)
     check_fitting(config, spec, needs)
     whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes

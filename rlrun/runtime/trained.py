@@ -162,7 +162,7 @@ def load(run_dir: str | Path, checkpoint: str = "last", trust: bool = False) -> 
     path = Path(run_dir)
     config = type_config(saved_config(path, trust))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
-    spec = registry.make_spec(config.env, config.run.model.memory.prev_action, config.run.model.memory.prev_reward)
+    spec = registry.make_spec(config.env, *config.run.model.memory.previous)
     policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)
     try:
         policy.load_state_dict(tensors["policy"])

@@ -57,7 +57,7 @@ def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
     cfg = ModelConfig(
         encoder="auto", hidden=(), activation="tanh", init="orthogonal", share_value=True, action_distribution="gaussian", log_std=0.0,
         observation_filter="none", observation_clip=0.0, encoder_kwargs={}, autoregressive=False, layer_norm=False, action_embedding=None,
-        memory=MemoryConfig(kind="none", size=1, layers=1, heads=1, length=1, prev_action=False, prev_reward=False),
+        memory=MemoryConfig(kind="none"),
     )  # fmt: skip
     policy = DistributionPolicy(spec, Model(cfg, "bf16"))
     exact = DistributionPolicy(spec, Model(cfg, "fp32"))

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlrun.config.types import typed
 from rlrun.core.batch import Batch, Field
 from rlrun.core.ranks import Ranks
-from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.replay.buffer import Replay
 from rlrun.replay.late import Writes
@@ -98,9 +99,11 @@ class History:
 
 
 def config(**changes) -> ReplayConfig:
-    values = {"name": "uniform", "capacity": 60, "compress": False, "directory": None, "device": "cpu", "checkpoint": "auto", "checkpoint_max_gb": 1.0,
-              "alpha": 0.6, "beta": Schedule.parse(0.4), "priority_epsilon": 1e-6}  # fmt: skip
-    return ReplayConfig(**{**values, **changes})
+    values = {"name": "uniform", "capacity": 60, "compress": False, "directory": None, "device": "cpu", "checkpoint": "auto", "checkpoint_max_gb": 1.0}  # fmt: skip
+    if changes.get("name") == "prioritized":
+        values |= {"alpha": 0.6, "beta": 0.4, "priority_epsilon": 1e-6}
+    values |= changes
+    return typed(ReplayConfig, values)
 
 
 def layout(
@@ -229,7 +232,7 @@ def test_uniform_draws_are_uniform():
 
 def test_draws_and_weights_follow_the_priorities():
     replay, sources = make(
-        config(name="prioritized", alpha=0.5, beta=Schedule.parse(1.0), priority_epsilon=0.0),
+        config(name="prioritized", alpha=0.5, beta=1.0, priority_epsilon=0.0),
         layout(rows=1, capacity=24, blocks=1, block=2),
     )
     for _ in range(9):
