@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 
 from rlrun.commands.list import docstring
-from rlrun.config.paths import base_options, included_groups, inner_algorithm, options, root
+from rlrun.config.paths import base_options, included_groups, inner_algorithm, options, root, runner_of
 from rlrun.core.errors import UserError, closest
 from rlrun.rllib.option_map import option_map
 
@@ -55,7 +55,7 @@ def main(words: list[str]) -> int:
             f"The algorithm inside is {inner}; algo@algo.inner=<name> chooses another. Its options are"
             f" algo.inner.<name>=<value>: rlrun explain {inner}\n"
         )
-    runner = compose_runner(name) or (compose_runner(inner) if inner else None)
+    runner = runner_of(name) or (runner_of(inner) if inner else None)
     if runner:
         print(
             "Options of its runner:"
@@ -66,15 +66,6 @@ def main(words: list[str]) -> int:
     for row in option_map(name):
         print(f"  {row['rllib']:<46} {row['rlrun'] or '-':<34} {row.get('why', '')}".rstrip())
     return 0
-
-
-def compose_runner(name: str) -> str | None:
-    """The runner that conf/algo/<name>.yaml chooses, or a file that it inherits from; None where none does."""
-    for file in (f"algo/{name}", *base_options(name)):
-        for line in (root() / "conf" / f"{file}.yaml").read_text().splitlines():
-            if "/runner@" in line:
-                return line.split(":")[-1].strip()
-    return None
 
 
 def without_defaults(text: str) -> str:

@@ -1,36 +1,78 @@
 """rlrun import-rllib FILE.yaml [...] [--dir rllib_imported] [--env my_package:MyEnv-v0] [--quiet] [--force] [--trust]
+                   FILE.yaml [...] --table [--env ...]
 
 Reads RLlib's tuned YAML files (0.5 to 2.x) and writes rlrun's into DIR/tuned/<algo>/, one for every environment of a
 file's grid. RLlib's defaults for options that a file does not set are written out, so that the run means the same.
-Every option is listed as mapped, dropped (with the reason) or not mapped. --env names an environment to use instead of
+Every option is listed: mapped, added (written, though no option of RLlib's says it), dropped (nothing that is learnt
+changes without it) or not mapped (something may change), with the reason. --env names an environment to use instead of
 the file's, for a file whose environment rlrun cannot import. --force overwrites existing files that differ. --trust
-accepts an environment whose module no installed package contains."""
+accepts an environment whose module no installed package contains. If one of the files would not start, none is written.
+--table writes no file and prints the lists as a Markdown page."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlrun.cli import take_flags
 from rlrun.core.errors import UserError, check_name
 
-MARKS = {"mapped": " ", "default": " ", "dropped": "-", "not mapped": "!"}
+if TYPE_CHECKING:
+    from rlrun.rllib.yaml_files import Imported, Line
+
+MARKS = {"mapped": " ", "added": "+", "dropped": "-", "not mapped": "!"}
+FLAGS = {"--dir": str, "--env": str, "--quiet": bool, "--force": bool, "--trust": bool, "--table": bool}
 
 
 def main(words: list[str]) -> int:
     if not words or any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0 if words else 2
-    flags, files = take_flags(words, {"--dir": str, "--env": str, "--quiet": bool, "--force": bool, "--trust": bool})
+    flags, files = take_flags(words, FLAGS)
     if not files:
         raise UserError("import-rllib needs an RLlib file, such as atari-ppo.yaml")
     folder = Path(flags["--dir"] or "rllib_imported")
+    made, refused = translated(files, flags["--env"])
+    if flags["--table"]:
+        print(page(files, made, refused))
+        return 0
+    if not made:
+        raise UserError("; ".join(refused.values()))
+    texts: dict[Path, str] = {}
+    for one, source in made:
+        place = folder / "tuned" / one.algo / f"{one.name}.yaml"
+        if place in texts:
+            raise UserError(f"two experiments are called {one.name}, and {place} has room for one of them")
+        texts[place] = one.text(source)
+        if place.exists() and place.read_text() != texts[place] and not flags["--force"]:
+            raise UserError(
+                f"{place} exists and differs from what would be written, so it may have been changed by hand (--force"
+                " overwrites it, --dir writes elsewhere)"
+            )
+    write(folder, texts, [one for one, _ in made], flags["--trust"])
+    for place, (one, _) in zip(texts, made, strict=True):
+        print(f"{place}")
+        if not flags["--quiet"]:
+            print("\n".join(told(one)))
+        command = f"--config-dir {shlex.quote(str(folder))} {shlex.quote(f'tuned={one.algo}/{one.name}')}"
+        print(f"  rlrun train {command}")
+        if one.grid:
+            print(f"  rlrun sweep {command} {' '.join(one.sweep())}")
+    for reason in refused.values():
+        print(f"left out: {reason}")
+    return 0
+
+
+def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, str]], dict[str, str]]:
+    """Returns the translated experiments of all files, each with its file's name, and why others are refused, by name.
+
+    env: an environment to use instead of the files' own. Raises UserError for a file that is none of RLlib's."""
     from rlrun.rllib.translate import translate
-    from rlrun.rllib.yaml_files import Imported, read
+    from rlrun.rllib.yaml_files import read
 
     made: list[tuple[Imported, str]] = []
-    skipped: list[str] = []
+    refused: dict[str, str] = {}
     for file in files:
         try:
             text = Path(file).read_text()
@@ -38,71 +80,93 @@ def main(words: list[str]) -> int:
             raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
         for name, experiment in read(text, file).items():
             check_name(name, f"{Path(file).name}: the experiment's name")
-            if flags["--env"]:
-                experiment = {**experiment, "env": flags["--env"]}
+            if env is not None:
+                experiment = {**experiment, "env": env}
             try:
                 made += [(one, Path(file).name) for one in translate(name, experiment, Path(file).name)]
             except UserError as error:  # other experiments in the file may still be translated
-                skipped.append(str(error))
-    if not made:
-        raise UserError("; ".join(skipped))
-    for one, source in made:
-        place = folder / "tuned" / one.algo / f"{one.name}.yaml"
-        if place.exists() and place.read_text() != one.text(source) and not flags["--force"]:
-            raise UserError(
-                f"{place} exists and differs from what would be written, so it may have been changed by hand (--force"
-                " overwrites it, --dir writes elsewhere)"
-            )
-        before = place.read_text() if place.exists() else None
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(one.text(source))
-        try:
-            starts(folder, one, flags["--trust"])
-        except UserError:  # a failed import leaves no file behind
-            if before is None:
-                place.unlink()
-                for empty in (place.parent, place.parent.parent, folder):
-                    if not any(empty.iterdir()):
-                        empty.rmdir()
+                refused[name] = str(error)
+    return made, refused
+
+
+def write(folder: Path, texts: dict[Path, str], made: list[Imported], trusted: bool) -> None:
+    """Writes the files. If one of them would not start, everything is left as it was, and UserError is raised."""
+    before = {place: place.read_text() if place.exists() else None for place in texts}
+    folders = {parent for place in texts for parent in place.parents if not parent.exists()}
+    try:
+        for place, text in texts.items():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+        for one in made:
+            starts(folder, one, trusted)
+    except BaseException:
+        for place, text_before in before.items():
+            if text_before is not None:
+                place.write_text(text_before)
             else:
-                place.write_text(before)
-            raise
-        print(f"{place}")
-        if not flags["--quiet"]:
-            print("\n".join(told(one)))
-        print(f"  rlrun train --config-dir {shlex.quote(str(folder))} {choice(one)}" + sweep(folder, one))
-    for reason in skipped:
-        print(f"left out: {reason}")
-    return 0
+                place.unlink(missing_ok=True)
+        for parent in sorted(folders, key=lambda parent: len(parent.parts), reverse=True):
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
+        raise
 
 
-def told(one: Any) -> list[str]:
+def page(files: list[str], made: list[tuple[Imported, str]], refused: dict[str, str]) -> str:
+    """Returns a Markdown page with the fate of every option that the files name."""
+    from rlrun.rllib.yaml_files import flow
+
+    command = " ".join(["rlrun import-rllib --table", *map(shlex.quote, files)])
+    lines = [
+        f"# RLlib's options in rlrun: `{cell(command)}`",
+        "",
+        "The command above prints this page. Each section is an experiment of its files. Mapped: the option has a",
+        "counterpart. Dropped: nothing that is learnt changes without it. Not mapped: something may change. An option",
+        "that an experiment does not name has RLlib's default, in an imported file too; such options are listed here",
+        "only where they are lost.",
+        "",
+        "| experiment | rlrun | options | mapped | dropped | not mapped |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for one, _ in made:
+        given = [line for line in one.lines if line.given and line.how != "added"]
+        counts = [sum(line.how == how for line in given) for how in ("mapped", "dropped", "not mapped")]
+        chosen = next(line.became for line in one.lines if line.key == "run")
+        lines.append(f"| {cell(one.name)} | `{chosen}` | {len(given)} | {' | '.join(map(str, counts))} |")
+    lines += [f"| {cell(name)} | refused: {cell(reason)} | | | | |" for name, reason in refused.items()]
+    for one, _ in made:
+        lines += ["", f"## {cell(one.name)}", "", "| RLlib | rlrun | why |", "| --- | --- | --- |"]
+        for line in sorted(one.lines, key=lambda line: list(MARKS).index(line.how)):
+            if line.how != "added" and (line.given or line.how == "not mapped"):
+                was = f"`{cell(f'{line.key}={flow(line.value)}')}`" + default(line)
+                became = f"`{cell(line.became)}`" if line.became else line.how
+                lines.append(f"| {was} | {became} | {cell(line.why)} |")
+    return "\n".join(lines)
+
+
+def cell(text: str) -> str:
+    """Text that cannot leave a cell of a Markdown table, nor a code span in it, nor become HTML."""
+    kept = " ".join(text.split()).replace("`", "'").replace("|", "/")
+    return kept.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def default(line: Line) -> str:
+    return "" if line.given else " (RLlib's default)"
+
+
+def told(one: Imported) -> list[str]:
     """One line for every option: its old name and value, what became of it, and why."""
     from rlrun.rllib.yaml_files import flow
 
     rows = []
     for line in sorted(one.lines, key=lambda line: list(MARKS).index(line.how)):
-        was = f"{line.key}={flow(line.value)}" + (" (RLlib's default)" if line.how == "default" else "")
-        became = line.became or line.how
+        was, became = f"{line.key}={flow(line.value)}{default(line)}", line.became or line.how
+        if line.how == "added":
+            was, became = line.became, "added"
         rows.append(f"  {MARKS[line.how]} {was:<58} {became}" + (f"  ({line.why})" if line.why else ""))
     return rows
 
 
-def choice(one: Any) -> str:
-    """The word that chooses an imported file, quoted for the shell."""
-    return shlex.quote(f"tuned={one.algo}/{one.name}")
-
-
-def sweep(folder: Path, one: Any) -> str:
-    from rlrun.rllib.yaml_files import flow
-
-    if not one.grid:
-        return ""
-    grid = " ".join(f"{key}={','.join(map(flow, values))}" for key, values in one.grid.items())
-    return f"\n  rlrun sweep --config-dir {shlex.quote(str(folder))} {choice(one)} {grid}"
-
-
-def starts(folder: Path, one: Any, trusted: bool) -> None:
+def starts(folder: Path, one: Imported, trusted: bool) -> None:
     """Raises UserError where rlrun would not accept the imported file."""
     from rlrun.cli import compose
     from rlrun.config.run import type_config

@@ -83,6 +83,16 @@ def inner_algorithm(algo: str) -> str | None:
     )
 
 
+def runner_of(algo: str) -> str | None:
+    """The runner that conf/algo/<algo>.yaml chooses, or a file that it inherits from; None if none does."""
+    for file in (f"algo/{algo}", *base_options(algo)):
+        for line in _defaults(file):
+            chosen = line.get("override /runner@_global_.runner") if isinstance(line, dict) else None
+            if chosen:
+                return chosen
+    return None
+
+
 def package() -> Path:
     """The folder rlrun/ of the package."""
     return _PACKAGE

@@ -10,6 +10,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -46,7 +47,7 @@ def typed(cls: type[T], values: Any, path: str = "") -> T:
     variant = getattr(cls, "variant", None)
     if variant is not None:
         cls = variant(values)
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _hints(cls)  # type: ignore[arg-type]
     fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     prefix = f"{path}." if path else ""
     for key in values:
@@ -60,6 +61,28 @@ def typed(cls: type[T], values: Any, path: str = "") -> T:
         return cls(**made)
     except ValueError as error:
         raise ConfigError(f"{path or 'config'}: {error}") from None
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Types of a dataclass's fields, with their ranges. Callers must not change the result."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def check_value(cls: type, path: list[str], value: Any, option: str) -> None:
+    """Checks one value against the type of an option. path: the names that lead from cls to it.
+
+    Raises ConfigError, which names `option`, if there is no such option or if it cannot have the value."""
+    hints = _hints(cls)
+    if path[0] not in hints:
+        raise ConfigError(f"There is no option {option}.{closest(path[0], hints)}")
+    kind = hints[path[0]]
+    if len(path) == 1:
+        _convert(kind, value, option)
+        return
+    inside = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and dataclasses.is_dataclass(one)]
+    if inside:
+        check_value(inside[0], path[1:], value, option)
 
 
 def _convert(kind: Any, value: Any, path: str) -> Any:

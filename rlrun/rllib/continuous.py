@@ -5,133 +5,116 @@ Noise is converted to units of an action's range; networks and learning rates ge
 
 from __future__ import annotations
 
-from typing import Any
+from rlrun.rllib.networks import activated, own_net
+from rlrun.rllib.q_learning import EPSILONS, from_replay
+from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, Translation
+from rlrun.rllib.yaml_files import flow, rounded
 
-from rlrun.rllib.q_learning import from_replay
-from rlrun.rllib.translation import Translation
-from rlrun.rllib.yaml_files import rounded
-
-ACTIVATIONS = {"swish": "silu"}
 RANGE = 2.0  # width of an action's range here, -1 to 1; RLlib multiplies OU noise by high - low
+TD3 = ("twin_q", "policy_delay", "smooth_target_policy", "target_noise", "target_noise_clip", "noise_clip")
 
 
 def continuous(one: Translation) -> None:
-    if one.run in ("ES", "ARS"):
+    if one.core in EVOLUTION:
         _evolution(one)
         return
-    if one.run not in ("DDPG", "TD3", "APEX_DDPG", "SAC"):
+    if one.core not in OFF_POLICY:
         return
-    from_replay(one, always="apex" in one.algo)
+    from_replay(one)
     at = one.inner
-    if one.run == "SAC":
+    if one.core == "sac":
         _soft(one)
     else:
         _deterministic(one)
-        one.set(f"{at}.actor_lr", float(one.get("actor_lr", "lr")), "actor_lr", "lr")
-        one.set(f"{at}.critic_lr", float(one.get("critic_lr", "lr")), "critic_lr")
+        for net in ("actor", "critic"):
+            key = f"{net}_lr" if f"{net}_lr" in one.given or "lr" not in one.given else "lr"
+            one.set(
+                f"{at}.{net}_lr", one.get(key), key, why="lr is the rate of actor and critics" if key == "lr" else ""
+            )
+            one.taken.add(f"{net}_lr")
+        one.say("lr", "dropped", why="actor_lr and critic_lr win")
         one.set(
             f"{at}.huber_delta",
             float(one.get("huber_threshold")) if one.get("use_huber") else None,
             "use_huber",
             "huber_threshold",
         )
+    if one.given.get("lr_schedule") is not None:
+        why = "of actor and critics" + ("; alpha_lr is its own" if one.core == "sac" else "")
+        for net in ("actor", "critic"):
+            one.set(f"{at}.{net}_lr", one.given["lr_schedule"], why=why)
+        one.say("lr_schedule", "mapped", f"{at}.actor_lr={flow(one.given['lr_schedule'])}", why)
     bound = one.get("grad_clip", "grad_norm_clipping")
-    one.set(f"{at}.max_grad_norm", float(bound or 0.0), "grad_clip", "grad_norm_clipping")
-    if "Async" not in str(one.given.get("optimizer_class", "")):
-        one.say("optimizer_class", "dropped", why="it corresponds to runner=replay")
+    why = "" if bound else "RLlib does not bound these gradients"
+    one.set(f"{at}.max_grad_norm", float(bound or 0.0), "grad_clip", "grad_norm_clipping", why=why)
     one.say("actor_loss_coeff", "dropped", why="Adam is independent of the loss's scale")
     one.say("critic_loss_coeff", "dropped", why="Adam is independent of the loss's scale")
 
 
-def _net(one: Translation, net: str, said: Any, key: str) -> None:
-    """Sets the widths and the activation from a dictionary of RLlib's."""
-    said = said or {}
-    widths = said.get("fcnet_hiddens", said.get("hidden_layer_sizes"))
-    if widths is not None:
-        one.set(f"algo.{net}.hidden", [int(width) for width in widths], key)
-    activation = said.get("fcnet_activation", said.get("hidden_activation"))
-    if activation is not None:
-        one.set(f"algo.{net}.activation", ACTIVATIONS.get(activation, activation), key)
-
-
 def _soft(one: Translation) -> None:
-    _net(one, "critic", one.get("q_model_config", "Q_model"), "q_model_config")
-    _net(one, "actor", one.get("policy_model_config", "policy_model"), "policy_model_config")
-    for old, new in (("Q_model", "q_model_config"), ("policy_model", "policy_model_config")):
-        if old in one.given:
-            one.say(old, "mapped", f"algo.{'critic' if 'q' in new else 'actor'}.hidden")
-    rates = one.get("optimization", "optimization_config") or {}
+    at = one.inner
+    own_net(one, "critic", ("q_model_config", "Q_model"), [256, 256], "relu")
+    own_net(one, "actor", ("policy_model_config", "policy_model"), [256, 256], "relu")
     for ours, theirs in (("actor_lr", "actor"), ("critic_lr", "critic"), ("alpha_lr", "entropy")):
-        newer = one.get({"actor_lr": "actor_lr", "critic_lr": "critic_lr", "alpha_lr": "alpha_lr"}[ours])
-        one.set(
-            f"algo.{ours}",
-            float(newer if newer is not None else rates.get(f"{theirs}_learning_rate", 3e-4)),
-            "optimization",
-            "optimization_config",
-            ours,
-        )
-    one.set("algo.twin_q", bool(one.get("twin_q", default=True)), "twin_q")
+        keys = (ours, *(f"{group}.{theirs}_learning_rate" for group in ("optimization", "optimization_config")))
+        one.set(f"{at}.{ours}", one.get(*keys), *keys)
+    one.say("lr", "dropped", why="RLlib's SAC takes actor_lr, critic_lr and alpha_lr")
+    one.set(f"{at}.twin_q", bool(one.get("twin_q", default=True)), "twin_q")
     target = one.get("target_entropy", default="auto")
-    one.set("algo.target_entropy", "auto" if target in ("auto", None) else float(target), "target_entropy")
+    auto = target in ("auto", None)
+    why = "0.98 log A for A discrete actions, as in the paper; -A in RLlib's new API stack" if auto else ""
+    why = "" if one.discrete is False else why
+    one.set(f"{at}.target_entropy", "auto" if auto else float(target), "target_entropy", why=why)
     if one.get("_use_beta_distribution", default=False):
         one.set("model.action_distribution", "beta", "_use_beta_distribution")
+    one.say("_use_beta_distribution", "dropped", why="false: model.action_distribution=squashed_gaussian")
+    loss = "not mapped" if one.given.get("_deterministic_loss") else "dropped"
+    one.say("_deterministic_loss", loss, why="it is a switch for RLlib's own tests")  # type: ignore[arg-type]
     random = one.get("exploration_config.random_timesteps", default=0)
-    one.set("algo.random_steps", int(random or 0), "exploration_config.random_timesteps")
-    for key in ("exploration_config.type", "exploration_config"):
-        one.say(key, "dropped", why="the policy explores by sampling from its distribution (StochasticSampling)")
+    why = "" if "exploration_config.random_timesteps" in one.given else "StochasticSampling begins with the policy"
+    one.set(f"{at}.random_steps", int(random or 0), "exploration_config.random_timesteps", why=why)
 
 
 def _deterministic(one: Translation) -> None:
     at, group = one.inner, "exploration_config"
     for net in ("actor", "critic"):
         one.set(f"{at}.{net}.hidden", [int(width) for width in one.get(f"{net}_hiddens")], f"{net}_hiddens")
-        one.set(
-            f"{at}.{net}.activation",
-            str(one.get(f"{net}_hidden_activation", default="relu")),
-            f"{net}_hidden_activation",
-        )
+        function = activated(one.get(f"{net}_hidden_activation", default="relu"))
+        one.set(f"{at}.{net}.activation", function, f"{net}_hidden_activation")
     one.set(f"{at}.l2", float(one.get("l2_reg", default=0.0)), "l2_reg")
-    td3 = one.algo == "td3"
-    if td3:
-        one.set("algo.twin_q", bool(one.get("twin_q")), "twin_q")
-        one.set("algo.policy_delay", int(one.get("policy_delay")), "policy_delay")
-        smooth = bool(one.get("smooth_target_policy"))
-        one.set(
-            "algo.target_noise",
-            float(one.get("target_noise")) if smooth else 0.0,
-            "smooth_target_policy",
-            "target_noise",
-        )
-        one.set(
-            "algo.target_noise_clip",
-            float(one.get("target_noise_clip", "noise_clip", default=0.5)),
-            "target_noise_clip",
-            "noise_clip",
-        )
-    else:
-        for key in (
-            "twin_q",
-            "policy_delay",
-            "smooth_target_policy",
-            "target_noise",
-            "target_noise_clip",
-            "noise_clip",
-        ):
-            wanted = one.given.get(key)
-            how = (
-                "dropped"
-                if wanted in (None, False, 1) or not one.given.get("smooth_target_policy", True)
-                else "not mapped"
-            )
-            one.say(key, how, why="algo=td3 has it")  # type: ignore[arg-type]
-    kind = str(one.get(f"{group}.type"))
+    smooth = bool(one.get("smooth_target_policy"))
+    if one.core == "td3":
+        one.set(f"{at}.twin_q", bool(one.get("twin_q")), "twin_q")
+        one.set(f"{at}.policy_delay", int(one.get("policy_delay")), "policy_delay")
+        noise = float(one.get("target_noise")) if smooth else 0.0
+        why = "" if smooth else "smooth_target_policy is false"
+        one.set(f"{at}.target_noise", noise, "smooth_target_policy", "target_noise", why=why)
+        bound = float(one.get("target_noise_clip", "noise_clip", default=0.5))
+        one.set(f"{at}.target_noise_clip", bound, "target_noise_clip", "noise_clip")
+    for key in TD3:
+        one.say(key, "dropped", why="it belongs to TD3, of which nothing is switched on")
+    _noise(one, at, group, smooth)
+    _scale(one, at, group)
+
+
+def _noise(one: Translation, at: str, group: str, smooth: bool) -> None:
+    kind = str(one.get(f"{group}.type")).rsplit(".", 1)[-1]
     if one.given.get("parameter_noise"):
         kind = "ParameterNoise"
-    gaussian = "Gaussian" in kind or bool(one.given.get("smooth_target_policy"))
+    gaussian = "Gaussian" in kind or (one.era == "old" and smooth and kind != "ParameterNoise")
     ours = "parameter_noise" if kind == "ParameterNoise" else "gaussian" if gaussian else "ou"
-    one.set(f"{at}.exploration.kind", ours, f"{group}.type", "parameter_noise")
-    random = one.get(f"{group}.random_timesteps", "pure_exploration_steps", default=0)
-    one.set(f"{at}.random_steps", int(random or 0), f"{group}.random_timesteps", "pure_exploration_steps")
+    if not gaussian and kind != "ParameterNoise" and "OrnsteinUhlenbeck" not in kind:
+        one.say(f"{group}.type", "not mapped", why=f"rlrun has no {kind} here, and explores by {ours}")
+    keys = (f"{group}.type",) if not (gaussian and smooth and one.era == "old") else ()
+    why = "smooth_target_policy took Gaussian noise up to RLlib 0.8" if not keys else ""
+    one.set(f"{at}.exploration.kind", ours, *keys, why=why)
+    if f"{group}.type" not in one.given:
+        one.taken.add(f"{group}.type")
+    if one.given.get("parameter_noise"):
+        one.say("parameter_noise", "mapped", f"{at}.exploration.kind={ours}")
+    one.say("parameter_noise", "dropped", why=f"false: {at}.exploration.kind={ours}")
+    randoms = (f"{group}.random_timesteps", "pure_exploration_steps")
+    one.set(f"{at}.random_steps", int(one.get(*randoms, default=0) or 0), *randoms)
     sigma_keys = (f"{group}.ou_sigma", "exploration_ou_sigma", "exploration_sigma")
     base_keys = (f"{group}.ou_base_scale", "exploration_ou_noise_scale", "noise_scale")
     theta_keys = (f"{group}.ou_theta", "exploration_ou_theta", "exploration_theta")
@@ -146,27 +129,16 @@ def _deterministic(one: Translation) -> None:
         )
         one.set(f"{at}.exploration.theta", float(one.get(*theta_keys, default=0.15)), *theta_keys)
     elif ours == "gaussian":
-        one.set(
-            f"{at}.exploration.std",
-            float(one.get(f"{group}.stddev", "act_noise", default=0.1)),
-            f"{group}.stddev",
-            "act_noise",
-        )
+        why = "actions range from -1 to 1 here; RLlib 0.7 adds it to actions in the environment's units"
+        std = float(one.get(f"{group}.stddev", "act_noise", default=0.1))
+        one.set(f"{at}.exploration.std", std, f"{group}.stddev", "act_noise", why=why if one.era == "old" else "")
     else:
-        one.set(
-            f"{at}.exploration.std",
-            float(one.get(*sigma_keys, default=0.2)),
-            *sigma_keys,
-            why="the distance to which weight noise adapts",
-        )
-        one.say(
-            f"{group}.initial_stddev",
-            "not mapped",
-            why="the noise in weights starts from exploration.std and adapts to it",
-        )
+        std, why = float(one.get(*sigma_keys, default=0.2)), "the distance to which weight noise adapts"
+        one.set(f"{at}.exploration.std", std, *sigma_keys, why=why)
+        why = "the noise in weights starts from exploration.std and adapts to it"
+        one.say(f"{group}.initial_stddev", "not mapped", why=why)
     for key in (*base_keys, *sigma_keys, *theta_keys, "act_noise", f"{group}.stddev"):
         one.say(key, "dropped", why=f"exploration.kind={ours} does not have it")
-    _scale(one, at, group)
 
 
 def _scale(one: Translation, at: str, group: str) -> None:
@@ -181,16 +153,13 @@ def _scale(one: Translation, at: str, group: str) -> None:
         "exploration_final_eps",
         "exploration_should_anneal",
     )
-    if one.algo == "apex_ddpg":
-        one.set(
-            f"{at}.exploration.scale",
-            0.4,
-            *keys,
-            "per_worker_exploration",
-            why="each environment has a constant scale, spaced as in Ape-X",
-        )
-        one.set(f"{at}.exploration.scale_min", 0.4**8)
+    everywhere = one.given.get("per_worker_exploration", "PerWorker" in str(one.get(f"{group}.type")))
+    if everywhere:
+        why = "as in Ape-X, each environment has a constant scale between these two"
+        one.set(f"{at}.exploration.scale", EPSILONS[0], *keys, "per_worker_exploration", why=why)
+        one.set(f"{at}.exploration.scale_min", EPSILONS[1], why=why)
         return
+    one.set(f"{at}.exploration.scale_min", None, why="all environments explore alike")
     first = float(one.get(f"{group}.initial_scale", default=1.0))
     last = float(one.get("exploration_final_scale", "exploration_final_eps", f"{group}.final_scale", default=0.02))
     steps = float(one.get(f"{group}.scale_timesteps", default=10000))
@@ -204,15 +173,13 @@ def _scale(one: Translation, at: str, group: str) -> None:
         {"start": first, "end": last, "steps": rounded(max(steps, 1.0))} if anneals else first,
         *keys,
     )
-    if not one.given.get("per_worker_exploration"):
-        one.say("per_worker_exploration", "dropped", why="all environments explore alike")
+    one.say("per_worker_exploration", "dropped", why=f"false: {at}.exploration.scale_min=null")
 
 
 def _evolution(one: Translation) -> None:
     """Sets the options that differ in more than their name."""
     one.set("algo.actor.hidden", [int(width) for width in one.get("model.fcnet_hiddens")], "model.fcnet_hiddens")
-    activation = str(one.get("model.fcnet_activation"))
-    one.set("algo.actor.activation", ACTIVATIONS.get(activation, activation), "model.fcnet_activation")
+    one.set("algo.actor.activation", activated(one.get("model.fcnet_activation")), "model.fcnet_activation")
     one.set("algo.noise_size", int(one.get("noise_size")), "noise_size")
     chance = float(one.get("eval_prob"))
     share = min(1.0, chance / (1 - chance)) if chance < 1 else 1.0
@@ -222,9 +189,7 @@ def _evolution(one: Translation) -> None:
         "eval_prob",
         why="episodes per pair of perturbations; RLlib's is a probability",
     )
-    filtered = one.get("observation_filter") in ("MeanStdFilter", "ConcurrentMeanStdFilter")
-    one.set("model.observation_filter", "mean_std" if filtered else "none", "observation_filter")
-    if one.run == "ES":
+    if one.core == "es":
         one.set("algo.env_steps_per_batch", int(one.get("train_batch_size", default=10000)), "train_batch_size")
         episodes = int(one.get("episodes_per_batch"))
         one.set("algo.episodes_per_batch", episodes + episodes % 2, "episodes_per_batch")

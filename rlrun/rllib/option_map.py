@@ -12,10 +12,12 @@ import yaml
 from rlrun.config.paths import base_options, inner_algorithm, package
 
 
-def option_map(algo: str) -> list[dict[str, Any]]:
-    """Returns rows {rllib, rlrun, why}. If an option has no counterpart, rlrun is None and why gives the reason.
+def option_map(algo: str, inner: str | None = None) -> list[dict[str, Any]]:
+    """Returns rows {rllib, rlrun, why, same}. If an option has no counterpart, rlrun is None and why gives the reason;
+    `same`, if there, is RLlib's value that means what rlrun does, so that nothing is lost with it.
 
-    A row of the algorithm's own table replaces the common row of an option that the algorithm does not have.
+    A row of the algorithm's own table replaces the common row of an option that the algorithm does not have. inner: the
+    algorithm inside; None: that of conf/algo/<algo>.yaml, if there is one.
     """
     folder = package() / "rllib" / "options"
     rows: dict[str, dict[str, Any]] = {}
@@ -26,7 +28,7 @@ def option_map(algo: str) -> list[dict[str, Any]]:
             rows.setdefault(row["rllib"], row)
         if name != "common":
             own |= rows.keys()
-    inner = inner_algorithm(algo)
+    inner = inner or inner_algorithm(algo)
     for row in option_map(inner) if inner else []:
         inside = (row["rlrun"] or "").replace("algo.", "algo.inner.") or None
         if row["rllib"] not in own:

@@ -6,184 +6,243 @@ It converts the units of the replay and the schedules of exploration and priorit
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from rlrun.rllib.translation import Translation
-from rlrun.rllib.yaml_files import flow, rounded
+from rlrun.rllib.translation import Q_LEARNING, Translation
+from rlrun.rllib.yaml_files import rounded
+
+EPSILONS = (0.4, 6.5536e-4)  # Ape-X's first and last environment (Horgan et al. 2018, section 4.1)
+KINDS = {
+    "EpsilonGreedy": "epsilon_greedy",
+    "PerWorkerEpsilonGreedy": "epsilon_greedy",
+    "SoftQ": "soft_q",
+    "ParameterNoise": "parameter_noise",
+}
 
 
 def replayed(
     one: Translation, length: int, batch: int, envs: int, lengths: tuple[str, ...], batches: tuple[str, ...]
 ) -> None:
     at, sequence = one.inner, 1
-    if one.algo == "r2d2":
+    if one.core == "r2d2":
         sequence = int(one.get("model.max_seq_len", default=20))
-        one.set("algo.sequence_length", sequence, "model.max_seq_len")
-        one.set("algo.sequence_stride", sequence)
-        one.set(
-            "algo.burn_in",
-            int(one.get("replay_buffer_config.replay_burn_in", "replay_burn_in", default=0)),
-            "replay_buffer_config.replay_burn_in",
-            "replay_burn_in",
-        )
-        zero = bool(one.get("replay_buffer_config.zero_init_states", "zero_init_states", default=True))
-        one.set("algo.zero_init_state", zero, "replay_buffer_config.zero_init_states", "zero_init_states")
+        one.set(f"{at}.sequence_length", sequence, "model.max_seq_len")
+        one.set(f"{at}.sequence_stride", sequence, why="RLlib's sequences do not overlap")
+        burns = ("replay_buffer_config.replay_burn_in", "replay_burn_in", "burn_in")
+        one.set(f"{at}.burn_in", int(one.get(*burns, default=0)), *burns)
+        zeros = ("replay_buffer_config.zero_init_states", "zero_init_states")
+        one.set(f"{at}.zero_init_state", bool(one.get(*zeros, default=True)), *zeros)
         scale = float(one.get("h_function_epsilon")) if one.get("use_h_function") else None
-        one.set("algo.value_rescaling", scale, "use_h_function", "h_function_epsilon")
+        one.set(f"{at}.value_rescaling", scale, "use_h_function", "h_function_epsilon")
         length = math.ceil(length / sequence) * sequence
     size = max(1, batch // sequence)
     one.set(f"{at}.fragment_length", length, *lengths)
-    one.set(f"{at}.num_envs", envs)
+    one.set(f"{at}.num_envs", envs, why="the environments of all of RLlib's workers")
     one.set(f"{at}.batch_size", size, *batches, why=f"sequences of {sequence} rows" if sequence > 1 else "")
-    natural, apex = batch / (length * envs), "apex" in one.algo
+    natural, apex = batch / (length * envs), one.outer in ("apex", "apex_ddpg")
     ratio = one.get("training_intensity") or natural
     if not apex or one.get("training_intensity"):
-        one.set(f"{at}.replay_ratio", rounded(float(ratio)), "training_intensity")
-    every = float(one.get("target_network_update_freq"))
+        every = "every env step" if length * envs == 1 else f"every {length * envs} env steps"
+        why = "" if one.get("training_intensity") else f"an update of {batch} rows for {every}"
+        one.set(f"{at}.replay_ratio", rounded(float(ratio)), "training_intensity", why=why)
+    rows = float(one.get("target_network_update_freq"))
     if apex:
-        updates, why = every / batch, f"{every:g} rows learnt"
+        updates, why = rows / batch, f"{rows:g} rows learnt"
     else:
-        updates, why = every * float(ratio) / batch, f"{every:g} env steps"
+        updates, why = rows * float(ratio) / batch, f"{rows:g} env steps"
     one.set(f"{at}.target_update_interval", max(1, round(updates)), "target_network_update_freq", why=why)
-    starts = one.get(
-        "num_steps_sampled_before_learning_starts", "replay_buffer_config.learning_starts", "learning_starts"
-    )
-    one.set(
-        f"{at}.learning_starts",
-        int(starts),
+    starts = (
         "num_steps_sampled_before_learning_starts",
         "replay_buffer_config.learning_starts",
         "learning_starts",
     )
+    fewest = one.get("n_step", default=1)
+    fewest = int(max(fewest) if isinstance(fewest, list) else fewest)
+    first = int(one.get(*starts))
+    why = f"the replay must hold n_step {fewest} rows" if first < fewest else ""
+    one.set(f"{at}.learning_starts", max(first, fewest), *starts, why=why)
 
 
 def q_learning(one: Translation) -> None:
-    if one.run not in ("DQN", "SimpleQ", "APEX", "R2D2"):
+    if one.core not in Q_LEARNING:
         return
     at = one.inner
-    from_replay(one, always=one.algo == "apex")
+    from_replay(one)
     _exploration(one)
-    one.set(f"{at}.head.gradient_scale", 1.0)  # RLlib does not scale the gradient of a dueling head
+    one.set(f"{at}.head.gradient_scale", 1.0, why="RLlib does not scale the gradient of a dueling head")
     if one.atari:
-        one.set(f"{at}.head.encoder_layer", True)  # RLlib's networks keep the encoder's last layer
-    one.set(f"{at}.head.hidden", [int(width) for width in one.get("hiddens")], "hiddens")
-    if one.algo in ("c51", "rainbow", "dqn", "apex"):
-        if one.algo in ("dqn", "apex"):
-            one.say("num_atoms", "mapped", f"algo={one.algo}")
-        else:
-            one.set("algo.num_atoms", int(one.get("num_atoms")), "num_atoms")
-    if one.algo == "rainbow":
+        one.set(f"{at}.head.encoder_layer", True, why="RLlib's networks keep the encoder's last layer")
+    widths = one.get("hiddens")
+    one.set(f"{at}.head.hidden", [int(width) for width in widths or []], "hiddens")
+    _atoms(one)
+    if one.core == "rainbow":
         one.say("double_q", "mapped", "algo=rainbow", "always double")
     else:
         one.set(f"{at}.double", bool(one.get("double_q", default=False)), "double_q")
+    _error(one)
 
 
-def from_replay(one: Translation, always: bool) -> None:
-    """Sets the kind and size of the replay. always: it is prioritized even if the file does not say so."""
+def _atoms(one: Translation) -> None:
+    """Sets the support of a distribution over returns."""
+    number = int(one.get("num_atoms", default=1) or 1)
+    if one.core in ("c51", "rainbow"):
+        one.set(f"{one.inner}.num_atoms", number, "num_atoms")
+        return
+    if number > 1:
+        why = f"algo={one.outer} cannot be around c51 or rainbow" if one.outer else f"{one.core} learns no distribution"
+        one.say("num_atoms", "not mapped", why=why)
+    one.say("num_atoms", "dropped", why="1 stands for values without a distribution")
+    for key in ("v_min", "v_max"):
+        one.say(key, "dropped", why="num_atoms is 1" if number == 1 else "see num_atoms")
+
+
+def _error(one: Translation) -> None:
+    """Sets the loss of the TD error, which RLlib's new API stack can choose; before, it was Huber's."""
+    kind = str(one.get("td_error_loss_fn", default="huber")).lower()
+    if one.core in ("c51", "rainbow"):
+        one.say("td_error_loss_fn", "dropped", why="a distribution has the cross-entropy, in RLlib too")
+    elif kind not in ("huber", "mse"):
+        one.say("td_error_loss_fn", "not mapped", why="RLlib has huber and mse")
+    else:
+        delta = 1.0 if kind == "huber" else None
+        one.set(f"{one.inner}.huber_delta", delta, "td_error_loss_fn", why="RLlib's loss is Huber's" if delta else "")
+
+
+def from_replay(one: Translation) -> None:
+    """Sets the kind and size of the replay."""
     at, buffer = one.inner, "replay_buffer_config"
+    always = one.outer in ("apex", "apex_ddpg")
     kind = str(one.get(f"{buffer}.type", default=""))
-    prioritized = (
-        bool(one.given["prioritized_replay"]) if "prioritized_replay" in one.given else "Prioritized" in kind or always
-    )
-    one.made.values["replay._choice"] = "prioritized" if prioritized else "uniform"
-    for key in ("prioritized_replay", f"{buffer}.type"):
-        one.say(key, "mapped", f"replay={'prioritized' if prioritized else 'uniform'}")
-    capacity = int(one.get("buffer_size", f"{buffer}.capacity"))
-    if one.algo == "r2d2":
-        capacity *= one.made.values["algo.sequence_length"]
+    asked = bool(one.given["prioritized_replay"]) if "prioritized_replay" in one.given else "Prioritized" in kind
+    prioritized = asked or always
+    why = "Ape-X's replay always has priorities" if always and not asked else ""
+    file = "prioritized" if prioritized else "uniform"
+    one.choose("replay", file, "prioritized_replay", f"{buffer}.type", why=why)
+    capacities = (f"{buffer}.capacity", "buffer_size")
+    capacity = int(one.get(*capacities))
+    if one.core == "r2d2":
+        capacity *= one.made.values[f"{at}.sequence_length"]
     one.set(
-        "replay.capacity",
-        capacity,
-        f"{buffer}.capacity",
-        "buffer_size",
-        why="rows, where RLlib counts sequences" if one.algo == "r2d2" else "",
+        "replay.capacity", capacity, *capacities, why="rows, where RLlib counts sequences" if one.core == "r2d2" else ""
     )
     one.say(f"{buffer}.storage_unit", "dropped", why="r2d2 draws sequences, the other algorithms draw transitions")
-    one.say(f"{buffer}.replay_batch_size", "dropped", why="the size of a batch is algo.batch_size")
-    one.say(
-        f"{buffer}.worker_side_prioritization",
-        "mapped",
-        f"{at}.input_priorities={flow(bool(one.get(f'{buffer}.worker_side_prioritization')))}",
-    )
+    for name in ("replay_batch_size", "_enable_replay_buffer_api"):
+        one.say(f"{buffer}.{name}", "dropped", why=f"the size of a batch is {at}.batch_size, in RLlib too")
+    length = int(one.get(f"{buffer}.replay_sequence_length", default=1) or 1)
+    fits = length == (one.made.values[f"{at}.sequence_length"] if one.core == "r2d2" else 1)
+    why = "r2d2's is algo.sequence_length" if one.core == "r2d2" else "algo=r2d2 learns from sequences"
+    one.say(f"{buffer}.replay_sequence_length", "dropped" if fits else "not mapped", why=why)
+    _first_priorities(one)
+    betas = ("beta_annealing_fraction", "final_prioritized_replay_beta", "prioritized_replay_beta_annealing_timesteps")
     if prioritized:
-        _priorities(one)
+        _priorities(one, betas)
     else:
-        unused = ("alpha", "beta", "eps")
-        for key in (
-            *(f"prioritized_replay_{name}" for name in unused),
-            *(f"{buffer}.prioritized_replay_{name}" for name in unused),
-            "beta_annealing_fraction",
-            "final_prioritized_replay_beta",
-            "prioritized_replay_beta_annealing_timesteps",
-        ):
+        for key in (*(key for name in ("alpha", "beta", "eps") for key in priority_names(name)), *betas):
             one.say(key, "dropped", why="the replay is not prioritized")
 
 
-def _priorities(one: Translation) -> None:
+def priority_names(name: str) -> tuple[str, ...]:
+    """RLlib's names of alpha, beta or eps of a prioritized replay, the newest first."""
     buffer = "replay_buffer_config"
-    one.set(
-        "replay.alpha",
-        float(one.get("prioritized_replay_alpha", f"{buffer}.prioritized_replay_alpha", default=0.6)),
-        "prioritized_replay_alpha",
-        f"{buffer}.prioritized_replay_alpha",
-    )
-    one.set(
-        "replay.priority_epsilon",
-        float(one.get("prioritized_replay_eps", f"{buffer}.prioritized_replay_eps", default=1e-6)),
-        "prioritized_replay_eps",
-        f"{buffer}.prioritized_replay_eps",
-    )
-    beta = float(one.get("prioritized_replay_beta", f"{buffer}.prioritized_replay_beta", default=0.4))
+    return (f"{buffer}.{name}", f"prioritized_replay_{name}", f"{buffer}.prioritized_replay_{name}")
+
+
+def _first_priorities(one: Translation) -> None:
+    keys = ("replay_buffer_config.worker_side_prioritization", "worker_side_prioritization")
+    asked = bool(one.get(*keys, default=False))
+    always = one.outer in ("apex", "apex_ddpg")
+    if always and not asked and any(key in one.given for key in keys):
+        for key in keys:
+            one.say(key, "not mapped", why="Ape-X's samplers always compute the first priorities")
+    elif asked and (one.core in ("c51", "rainbow", "sac") or one.outer == "icm") and not always:
+        why = "samplers know no intrinsic reward" if one.outer == "icm" else f"{one.core} has no first priorities"
+        for key in keys:
+            one.say(key, "not mapped", why=f"{why}: new rows get the largest priority so far")
+    else:
+        why = "" if asked or always else "new rows get the largest priority so far, as in RLlib"
+        one.set(f"{one.inner}.input_priorities", asked or always, *keys, why=why)
+
+
+def _priorities(one: Translation, betas: tuple[str, ...]) -> None:
+    alphas, epsilons, firsts = (priority_names(name) for name in ("alpha", "eps", "beta"))
+    one.set("replay.alpha", float(one.get(*alphas, default=0.6)), *alphas)
+    one.set("replay.priority_epsilon", float(one.get(*epsilons, default=1e-6)), *epsilons)
+    beta = float(one.get(*firsts, default=0.4))
     final = float(one.get("final_prioritized_replay_beta", default=beta))
     steps = float(one.get("beta_annealing_fraction", default=0.2)) * float(
         one.get("schedule_max_timesteps", default=100000)
     )
     steps = float(one.get("prioritized_replay_beta_annealing_timesteps", default=steps))
     value = beta if final == beta else {"start": beta, "end": final, "steps": steps}
-    keys = (
-        "prioritized_replay_beta",
-        f"{buffer}.prioritized_replay_beta",
-        "final_prioritized_replay_beta",
-        "beta_annealing_fraction",
-        "prioritized_replay_beta_annealing_timesteps",
-    )
-    one.set("replay.beta", value, *keys)
+    one.set("replay.beta", value, *firsts, *betas)
 
 
 def _exploration(one: Translation) -> None:
     at, group = one.inner, "exploration_config"
-    kind = str(one.get(f"{group}.type", default="EpsilonGreedy"))
-    kinds = {
-        "EpsilonGreedy": "epsilon_greedy",
-        "PerWorkerEpsilonGreedy": "epsilon_greedy",
-        "SoftQ": "soft_q",
-        "ParameterNoise": "parameter_noise",
-    }
-    old = {"soft_q": "SoftQ", "parameter_noise": "ParameterNoise"}
-    for key, name in old.items():
+    kind = str(one.get(f"{group}.type", default="EpsilonGreedy")).rsplit(".", 1)[-1]
+    for key, name in {"soft_q": "SoftQ", "parameter_noise": "ParameterNoise"}.items():
         if one.given.get(key):
             kind = name
             one.say(key, "mapped", f"{at}.exploration.kind={key}")
-    if kind not in kinds:
-        one.say(f"{group}.type", "not mapped", why=f"rlrun explores by {', '.join(sorted(set(kinds.values())))}")
+    per_worker = one.given.get("per_worker_exploration")
+    if per_worker is not None and KINDS.get(kind) == "epsilon_greedy":
+        kind = "PerWorkerEpsilonGreedy" if per_worker else "EpsilonGreedy"
+    if kind not in KINDS:
+        one.say(f"{group}.type", "not mapped", why=f"rlrun explores by {', '.join(sorted(set(KINDS.values())))}")
         kind = "EpsilonGreedy"
-    if one.algo == "apex" and kind == "PerWorkerEpsilonGreedy":
-        one.say(
-            f"{group}.type",
-            "mapped",
-            f"{at}.exploration.epsilon_min",
-            "Ape-X's epsilons from 0.4 to 0.4^8, constant in time",
-        )
-        for key in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps"):
-            one.say(f"{group}.{key}", "dropped", why="each environment has a constant epsilon, spaced as in Ape-X")
-        for key in (
-            "schedule_max_timesteps",
-            "exploration_fraction",
-            "exploration_final_eps",
-            "per_worker_exploration",
-        ):
+    why = "" if any(key.startswith(f"{group}.") for key in one.given) else "as RLlib explores"
+    one.set(f"{at}.exploration.kind", KINDS[kind], f"{group}.type", why=why)
+    for key in ("soft_q", "parameter_noise"):
+        one.say(key, "dropped", why=f"false: {at}.exploration.kind={KINDS[kind]}")
+    schedule = (
+        *(f"{group}.{name}" for name in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps")),
+        "epsilon",
+        "schedule_max_timesteps",
+        "exploration_fraction",
+        "exploration_final_eps",
+    )
+    if kind == "PerWorkerEpsilonGreedy":
+        first, last = EPSILONS
+        why = "as in Ape-X, each environment has a constant epsilon between these two"
+        one.set(f"{at}.exploration.epsilon", first, "per_worker_exploration", why=why)
+        one.set(f"{at}.exploration.epsilon_min", last, why=why)
+        for key in schedule:
             one.say(key, "dropped", why="each environment has a constant epsilon, spaced as in Ape-X")
+    else:
+        one.set(f"{at}.exploration.epsilon_min", None, why="all environments explore alike")
+        if per_worker and kind != "EpsilonGreedy":
+            one.say("per_worker_exploration", "not mapped", why=f"{KINDS[kind]} is the same in all environments")
+        one.say("per_worker_exploration", "dropped", why=f"false: {at}.exploration.epsilon_min=null")
+        _epsilons(one, kind, schedule)
+    for name in ("softmax_temp", f"{group}.temperature"):
+        one.say(name, "dropped", why="it belongs to soft_q")
+    for name in ("initial_stddev", "random_timesteps"):
+        one.say(f"{group}.{name}", "dropped", why="it belongs to parameter_noise")
+
+
+def _epsilons(one: Translation, kind: str, keys: tuple[str, ...]) -> None:
+    """Sets the probability of a random action over time, and what soft_q and parameter_noise have of their own."""
+    at, group = one.inner, "exploration_config"
+    random = float(one.get(f"{group}.random_timesteps", default=0.0))
+    if kind == "SoftQ":
+        one.set(f"{at}.exploration.epsilon", 0.0, *keys)
+        temperature = float(one.get(f"{group}.temperature", "softmax_temp", default=1.0))
+        one.set(f"{at}.exploration.temperature", temperature, f"{group}.temperature", "softmax_temp")
         return
-    one.set(f"{at}.exploration.kind", kinds[kind], f"{group}.type")
+    if kind == "ParameterNoise":
+        points = [[0, 1.0], [random, 1.0], [random + 1, 0.0]] if random else 0.0
+        one.set(f"{at}.exploration.epsilon", points, f"{group}.random_timesteps", *keys)
+        deviation = float(one.get(f"{group}.initial_stddev", default=1.0))
+        one.set(f"{at}.exploration.noise_std", deviation, f"{group}.initial_stddev")
+        return
+    one.set(f"{at}.exploration.epsilon", _schedule(one), *keys)
+
+
+def _schedule(one: Translation) -> Any:
+    group = "exploration_config"
+    if one.given.get("epsilon") is not None or (one.era == "new" and "epsilon" in one.defaults):
+        if not any(key.startswith(f"{group}.") for key in one.given):
+            return one.get("epsilon")  # the new API stack's
     horizon = float(one.get("schedule_max_timesteps", default=100000))
     # 0.1 is the default of the RLlib releases that had schedule_max_timesteps
     fraction = one.get("exploration_fraction", default=0.1 if "schedule_max_timesteps" in one.given else None)
@@ -195,33 +254,6 @@ def _exploration(one: Translation) -> None:
     first = float(one.get(f"{group}.initial_epsilon", default=1.0))
     last = float(one.get("exploration_final_eps", f"{group}.final_epsilon", default=0.02))
     warm = float(one.get(f"{group}.warmup_timesteps", default=0.0))
-    keys = (
-        *(f"{group}.{name}" for name in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps")),
-        "schedule_max_timesteps",
-        "exploration_fraction",
-        "exploration_final_eps",
-    )
-    random = float(one.get(f"{group}.random_timesteps", default=0.0))
-    if kind == "SoftQ":
-        one.set(f"{at}.exploration.epsilon", 0.0, *keys)
-        temperature = float(one.get(f"{group}.temperature", "softmax_temp", default=1.0))
-        one.set(f"{at}.exploration.temperature", temperature, f"{group}.temperature", "softmax_temp")
-    elif kind == "ParameterNoise":
-        one.set(
-            f"{at}.exploration.epsilon",
-            [[0, 1.0], [random, 1.0], [random + 1, 0.0]] if random else 0.0,
-            f"{group}.random_timesteps",
-            *keys,
-        )
-        one.set(
-            f"{at}.exploration.noise_std",
-            float(one.get(f"{group}.initial_stddev", default=1.0)),
-            f"{group}.initial_stddev",
-        )
-    else:
-        points = (
-            [[0, first], [warm, first], [warm + steps, last]]
-            if warm
-            else {"start": first, "end": last, "steps": max(steps, 1.0)}
-        )
-        one.set(f"{at}.exploration.epsilon", points, *keys)
+    if warm:
+        return [[0, first], [warm, first], [warm + steps, last]]
+    return {"start": first, "end": last, "steps": max(steps, 1.0)}

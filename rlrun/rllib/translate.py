@@ -1,7 +1,7 @@
 """Translates RLlib's tuned experiments (0.5 to 2.x) to rlrun's options.
 
-Names come from options/ (the tables of `rlrun explain`) and RLlib's defaults from defaults.yaml. This module computes
-what depends on several options at once: fragments, schedules and units.
+Names come from options/ (the tables of `rlrun explain`) and RLlib's defaults from defaults.yaml. This module and those
+that it calls compute what depends on several options at once: fragments, schedules, networks and units.
 """
 
 from __future__ import annotations
@@ -10,12 +10,26 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from rlrun.config.paths import runner_of
 from rlrun.core.errors import UserError, closest
 from rlrun.envs.names import family_of, resolve
 from rlrun.rllib.continuous import continuous
+from rlrun.rllib.curiosity import curiosity
+from rlrun.rllib.networks import continuous_actions, networks
 from rlrun.rllib.q_learning import q_learning, replayed
-from rlrun.rllib.translation import RUNS, Translation
-from rlrun.rllib.yaml_files import NESTED, How, Imported, Line, flow, machinery, numbers, options_of, rounded, slug
+from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, RUNS, WITH_VALUE, Translation
+from rlrun.rllib.yaml_files import (
+    NESTED,
+    Imported,
+    Line,
+    around,
+    flow,
+    machinery,
+    numbers,
+    options_of,
+    rounded,
+    slug,
+)
 
 LATER = ("QMIX", "MADDPG", "BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
 NEWER = {
@@ -41,8 +55,21 @@ EXAMPLES = {
     "RepeatAfterMeEnv": "rlrun/RepeatAfterMe-v0",
     "ParametricActionsCartPole": "ParametricActionsCartPole-v0",
 }
-OWN_NETS = ("DDPG", "TD3", "APEX_DDPG", "SAC", "ES", "ARS")  # algorithms whose hidden layers are not the model's
+PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
+FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
+MEANS = ("episode_reward_mean", "episode_return_mean")
+STEPS = ("timesteps_total", "agent_timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime")
+OFF = "null: nothing is asked for"
+# RLlib's optimizer_class and the runner that does the same
+OPTIMIZERS = {
+    "SyncReplayOptimizer": "replay",
+    "AsyncReplayOptimizer": "distributed_replay",
+    "AsyncSamplesOptimizer": "actor_learner",
+    "AsyncGradientsOptimizer": "async_gradients",
+    "SyncSamplesOptimizer": "on_policy",
+    "LocalMultiGPUOptimizer": "on_policy",
+}
 
 
 def translate(name: str, experiment: dict[str, Any], source: str) -> list[Imported]:
@@ -58,32 +85,47 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
             else f"rlrun has no {run}.{closest(run, RUNS)}"
         )
         raise UserError(f"{source}, {name}: {later}")
+    for part in PARTS[2:]:
+        if not isinstance(experiment.get(part) or {}, dict):
+            raise UserError(f"{source}, {name}: `{part}` must be a group of keys")
     config = numbers(experiment.get("config") or {})
-    stop = numbers(experiment.get("stop") or {})
-    passes = numbers(experiment.get("pass_criteria") or {})
     env = experiment.get("env", config.get("env"))
     if env is None:
         raise UserError(f"{source}, {name}: it names no environment")
     envs = options_of(env) or [env]
-    return [
-        Experiment(name if len(envs) == 1 else f"{name}-{slug(one)}", run, str(one), config, stop, passes, source).made
-        for one in envs
-    ]
+    names = [name if len(envs) == 1 else f"{name}-{slug(one)}" for one in envs]
+    try:
+        return [
+            Experiment(named, run, str(one), config, numbers(experiment), source).made
+            for named, one in zip(names, envs, strict=True)
+        ]
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise UserError(
+            f"{source}, {name}: an option has a value that RLlib does not have ({type(error).__name__}: {error})"
+        ) from None
 
 
 class Experiment(Translation):
     """The translation of one experiment on one environment."""
 
-    def __init__(self, name: str, run: str, env: str, config: dict, stop: dict, passes: dict, source: str):
-        super().__init__(name, run, config, stop, passes, source)
+    def __init__(self, name: str, run: str, env: str, config: dict, experiment: dict, source: str):
+        passes = experiment.get("pass_criteria") or {}
+        super().__init__(name, run, config, experiment.get("stop") or {}, passes, source)
         self._env(env, config.get("env_config") or {})
         self._machinery()
+        curiosity(self)
         self._batches()
         q_learning(self)
         continuous(self)
-        self._model()
+        networks(self)
+        self._losses()
+        self._sampling()
+        self._evaluation()
+        self._optimizer()
         self._the_rest()
+        self._around({key: value for key, value in experiment.items() if key not in PARTS})
         self._end()
+        self.list_the_rest()
 
     # Environment
 
@@ -91,35 +133,14 @@ class Experiment(Translation):
         name = env.removeprefix("ale_py:")
         self.atari = resolve(name) is not None
         self.taken.add("env")
+        self.discrete = True if self.atari else None
         if self.atari:
             self.made.env = str(resolve(name))
             self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", ""))
             if name.startswith("ALE/") and name.endswith("-v5") and "repeat_action_probability" not in kwargs:
-                self.made.values["env.sticky_actions"] = 0.25
-                self.made.lines.append(
-                    Line("env", env, "default", "env.sticky_actions=0.25", "as the Gymnasium id means")
-                )
-            for key, value in kwargs.items():
-                known = {
-                    "frameskip": "frame skipping is rlrun's own: env.frame_skip=4",
-                    "full_action_space": "",
-                    "repeat_action_probability": "",
-                }
-                if key == "full_action_space":
-                    self.set("env.full_action_space", bool(value))
-                elif key == "repeat_action_probability":
-                    self.set("env.sticky_actions", float(value))
-                became = {
-                    "full_action_space": "env.full_action_space",
-                    "repeat_action_probability": "env.sticky_actions",
-                }.get(key, "")
-                how: How = "mapped" if became else "dropped" if key in known else "not mapped"
-                self.made.lines.append(
-                    Line(
-                        f"env_config.{key}", value, how, f"{became}={flow(value)}" if became else "", known.get(key, "")
-                    )
-                )
-            self.taken |= {f"env_config.{key}" for key in kwargs}
+                self.set("env.sticky_actions", 0.25, why=f"{name} has them")
+            for key in kwargs:
+                self._atari_option(f"env_config.{key}", kwargs[key])
             return
         short = name.rsplit(".", 1)[-1]
         if short in EXAMPLES:
@@ -142,6 +163,8 @@ class Experiment(Translation):
             else ""
         )
         self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", why))
+        continuous = continuous_actions(self.made.env)
+        self.discrete = None if continuous is None else not continuous
         inside = (
             kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
         )
@@ -150,53 +173,63 @@ class Experiment(Translation):
             self.made.lines.append(Line("env_config", kwargs, "mapped", f"env.kwargs={flow(inside)}", ""))
         self.taken |= {"env_config", *(f"env_config.{key}" for key in kwargs)}
 
+    def _atari_option(self, key: str, value: Any) -> None:
+        option = key.partition(".")[2]
+        if option == "full_action_space":
+            self.set("env.full_action_space", bool(value), key)
+        elif option == "repeat_action_probability":
+            self.set("env.sticky_actions", float(value), key)
+        elif option == "frameskip":
+            self.say(key, "dropped", why="frame skipping is rlrun's own: env.frame_skip=4")
+        else:
+            self.say(key, "not mapped", why="Atari games have no such option here")
+
     def _machinery(self) -> None:
         unseen = machinery()
         for key in [*self.given, *self.defaults]:
             plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
-            if plain in unseen and not (plain in ("num_workers", "num_env_runners") and self.algo in ("a3c", "ddppo")):
+            if plain in unseen and not (plain in ("num_workers", "num_env_runners") and self.core in ("a3c", "ddppo")):
                 self.say(key, "dropped", why=unseen[plain])
 
     # Numbers of rows and environments
 
     def _batches(self) -> None:
+        at = self.inner
         workers = int(self.get("num_workers", "num_env_runners", default=0))
         per_worker = int(self.get("num_envs_per_worker", "num_envs_per_env_runner", default=1))
         envs = max(workers, 1) * per_worker
         lengths = ("rollout_fragment_length", "sample_batch_size")
         length, batch = self.get(*lengths), self.get("train_batch_size", "train_batch_size_per_learner")
         batches = ("train_batch_size", "train_batch_size_per_learner")
-        if (
-            self.run == "PPO"
-            and not any(key in self.given for key in lengths)
-            and {"num_env_runners", "train_batch_size_per_learner"} & self.given.keys()
-        ):
-            length = "auto"  # RLlib's default since 2.0
-        if self.algo in ("pg", "a2c", "ppo"):
+        learners = int(self.get("num_learners", default=0) or 0)
+        if "train_batch_size_per_learner" in self.given and learners > 1:
+            batch = float(batch) * learners
+        if self.core in ("pg", "a2c", "ppo"):
             rows, columns = self._whole(length, float(batch), envs)
             total = rows * columns
             why = f"of {columns} environments" + (f", where RLlib's {envs} take turns" if columns > envs else "")
-            self.set("algo.fragment_length", rows, *lengths, why=why)
+            self.set(f"{at}.fragment_length", rows, *lengths, why=why)
             self.set(
-                "algo.batch_size",
+                f"{at}.batch_size",
                 total,
                 *batches,
                 why="" if total == batch else f"RLlib rounds {batch} up to whole fragments of all {envs} environments",
             )
-            if self.algo == "ppo":
-                self._minibatch(total, 1)
-            self._microbatch(rows, total)
-        elif self.algo == "ddppo":
+            if self.core == "ppo":
+                self._minibatch(total, max(learners, 1))
+            if self.core == "a2c":
+                self._microbatch(rows, total)
+        elif self.core == "ddppo":
             workers, rows = max(workers, 1), int(length)
             one = rows * per_worker  # rows of one worker
             rounds = max(1, math.ceil(float(batch) / one))
-            self.set("algo.fragment_length", rows * rounds, *lengths)
-            self.set("algo.batch_size", one * rounds * workers, *batches, why=f"of all {workers} workers together")
+            self.set(f"{at}.fragment_length", rows * rounds, *lengths)
+            self.set(f"{at}.batch_size", one * rounds * workers, *batches, why=f"of all {workers} workers together")
             self._minibatch(one * rounds * workers, workers)
             self.set("resources.num_learners", workers, "num_workers", "num_env_runners", why="every worker learns")
-        elif self.algo == "a3c":
-            self.set("algo.fragment_length", int(length), *lengths)
-            self.set("algo.batch_size", int(length) * per_worker, *batches, why="of one gradient")
+        elif self.core == "a3c":
+            self.set(f"{at}.fragment_length", int(length), *lengths)
+            self.set(f"{at}.batch_size", int(length) * per_worker, *batches, why="of one gradient")
             self.set(
                 "resources.num_learners",
                 max(workers, 1),
@@ -204,21 +237,23 @@ class Experiment(Translation):
                 "num_env_runners",
                 why="processes that apply gradients",
             )
-        elif self.algo in ("impala", "appo"):
+        elif self.core in ("impala", "appo"):
             rows = 50 if length == "auto" else int(length)
             total = max(rows, round(float(batch) / rows) * rows)
-            self.set("algo.fragment_length", rows, *lengths)
+            self.set(f"{at}.fragment_length", rows, *lengths)
             self.set(
-                "algo.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows"
+                f"{at}.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows"
             )
-        elif self.algo not in ("es", "ars"):
-            replayed(self, int(4 if length == "auto" else length), int(batch), envs, lengths, batches)
+        elif self.core not in EVOLUTION:
+            steps = self.get("n_step", default=1)
+            automatic = max(steps) if isinstance(steps, list) else steps  # as RLlib's `auto`
+            replayed(self, int(automatic if length == "auto" else length), int(batch), envs, lengths, batches)
         mode = self.get("batch_mode")
-        if self.algo in ("es", "ars"):
+        if self.core in EVOLUTION:
             self.say("batch_mode", "dropped", why="whole episodes are played")
-        elif self.algo in ("pg", "a2c", "ppo", "ddppo"):
+        elif self.core in ("pg", "a2c", "ppo", "ddppo"):
             self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
-        elif mode == "complete_episodes" and self.algo in ("impala", "appo"):
+        elif mode == "complete_episodes" and self.core in ("impala", "appo"):
             self.say(
                 "batch_mode",
                 "not mapped",
@@ -253,16 +288,12 @@ class Experiment(Translation):
         several = next(
             (options_of(self.given[key]) for key in keys if options_of(self.given.get(key)) is not None), None
         )
+        target = f"{self.inner}.minibatch_size"
         if several is not None:
-            self.made.grid["algo.minibatch_size"] = [fitting(int(one) * workers) for one in several]
+            self.made.grid[target] = [fitting(int(one) * workers) for one in several]
         asked = int(self.get(*reversed(keys))) * workers
         why = "" if fitting(asked) == asked else f"{asked} does not divide the batch of {total}"
-        self.set(
-            "algo.minibatch_size",
-            fitting(asked),
-            *keys,
-            why="of all workers together" if workers > 1 and not why else why,
-        )
+        self.set(target, fitting(asked), *keys, why="of all workers together" if workers > 1 and not why else why)
 
     def _microbatch(self, rows: int, total: int) -> None:
         asked = self.get("microbatch_size")
@@ -271,151 +302,253 @@ class Experiment(Translation):
                 size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0
             )
             self.set(
-                "algo.microbatch_size",
+                f"{self.inner}.microbatch_size",
                 size,
                 "microbatch_size",
                 why="" if size == asked else "whole fragments that divide the batch",
             )
 
-    # Networks and the other options
+    # Losses and optimisers
 
-    def _model(self) -> None:
-        if self.atari:
-            self.set("env.size", int(self.get("model.dim", "dim")), "model.dim", "dim")
-            for key in ("model.fcnet_hiddens", "model.fcnet_activation"):
-                self.say(key, "dropped", why="screens go through the Nature CNN")
-        elif self.run in OWN_NETS:
-            self.say("model.dim", "dropped", why="there are no screens")
-            for key in ("model.fcnet_hiddens", "model.fcnet_activation"):
-                self.say(key, "dropped", why="actor and critics have nets of their own")
-        else:
-            self.say("model.dim", "dropped", why="there are no screens")
-            hidden, activation = self.get("model.fcnet_hiddens"), str(self.get("model.fcnet_activation"))
-            if activation == "linear":
-                why = "layers without a nonlinearity are one linear map, which the head is"
-                self.set("model.hidden", [], "model.fcnet_hiddens", "model.fcnet_activation", why=why)
+    def _losses(self) -> None:
+        """Sets what depends on several options of the losses of policies and values."""
+        at = self.inner
+        if self.core in ("ppo", "ddppo"):
+            self.set(f"{at}.normalize_advantage", "batch", why="as RLlib does")
+        if self.core == "pg":
+            self.set(f"{at}.normalize_advantage", False, why="as RLlib does")
+        if self.core in ("ppo", "ddppo", "a2c", "a3c", "pg"):
+            self.set(f"{at}.optimizer.kind", "adam", why="RLlib's optimiser")
+            self.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
+        if self.core in WITH_VALUE:
+            self._lambda()
+            self._entropy()
+        self._bound()
+        if self.core in ("ppo", "ddppo", "appo"):
+            self._divergence()
+        if self.core == "appo":
+            self._target()
+        if self.core in ("impala", "appo"):
+            rmsprop = self.get("opt_type", default="adam") == "rmsprop"
+            kind = "rmsprop" if rmsprop else "adam"
+            self.set(f"{at}.optimizer.kind", kind, "opt_type", why="" if rmsprop else "RLlib's optimiser")
+            for key, default in (("epsilon", 0.1), ("decay", 0.99), ("momentum", 0.0)):
+                if rmsprop:
+                    why = "" if key in self.given else "RLlib's default for RMSProp"
+                    self.set(f"{at}.optimizer.{key}", float(self.get(key, default=default)), key, why=why)
+                else:
+                    self.say(key, "dropped", why="RLlib's applies to RMSProp alone; the optimiser is Adam")
+        self._value()
+
+    def _lambda(self) -> None:
+        keys = ("lambda", "lambda_")
+        if self.get("use_gae", default=True) is False:
+            self.set(f"{self.inner}.lambda_", 1.0, "use_gae", *keys, why="without GAE returns run to the last row")
+        self.say("use_gae", "dropped", why=f"true: {self.inner}.lambda_ is GAE's")
+
+    def _entropy(self) -> None:
+        """Sets the weight of the entropy. Up to RLlib 0.6 it was added to the loss of A3C and IMPALA: -0.01 was a bonus
+        there, and since 0.7 RLlib refuses it."""
+        keys = [key for key in ("entropy_coeff_schedule", "entropy_coeff") if self.given.get(key) is not None]
+        if not keys or options_of(self.given[keys[0]]) is not None:
+            return
+        value = self.given[keys[0]]
+        weights = [point[1] for point in value] if isinstance(value, list) else [value]
+        why = ""
+        if any(weight < 0 for weight in weights):
+            if self.core in ("ppo", "ddppo"):
+                why = "a negative weight penalises entropy, as it did in RLlib"
             else:
-                self.set("model.hidden", [int(width) for width in hidden], "model.fcnet_hiddens")
-                self.set("model.activation", {"swish": "silu"}.get(activation, activation), "model.fcnet_activation")
-        if self.run in ("A2C", "A3C", "PPO", "DDPPO", "IMPALA", "APPO"):
-            shared = bool(self.get("vf_share_layers", "model.vf_share_layers"))
-            self.set("model.share_value", shared, "vf_share_layers", "model.vf_share_layers")
-        else:
-            for key in ("vf_share_layers", "model.vf_share_layers"):
-                self.say(key, "dropped", why="there is no value head")
-        if self.get("model.use_lstm", "use_lstm") or self.algo == "r2d2":
-            self.made.values["model._choice"] = "lstm"
-            self.say("model.use_lstm", "mapped", "model=lstm")
-            self.set("model.memory.size", int(self.get("model.lstm_cell_size")), "model.lstm_cell_size")
-            if self.algo in ("ppo", "ddppo"):
-                rows, longest = self.made.values["algo.fragment_length"], int(self.get("model.max_seq_len"))
-                size = next(length for length in range(min(longest, rows), 0, -1) if rows % length == 0)
-                why = "" if size == longest else f"the longest up to {longest} that divides {rows} rows"
-                self.set("algo.sequence_length", size, "model.max_seq_len", why=why)
-            else:
-                self.say("model.max_seq_len", "dropped", why="memory is trained through the whole fragment")
-        else:
-            for key in ("use_lstm", "lstm_cell_size", "max_seq_len"):
-                self.say(f"model.{key}", "dropped", why="no memory is asked for")
-        for key in ("conv_filters", "conv_activation"):
-            self.say(
-                f"model.{key}",
-                "not mapped",
-                why="the encoder is the Nature CNN, or one of your own: model.encoder=my_package.module:MyEncoder",
+                value = [[t, -weight] for t, weight in value] if isinstance(value, list) else -value
+                why = "up to RLlib 0.6 the weight was added to the loss, so that a negative one was a bonus"
+        self.set(f"{self.inner}.entropy_coef", value, keys[0], why=why)
+        if len(keys) > 1:
+            self.say(keys[1], "dropped", why="entropy_coeff_schedule wins")
+
+    def _bound(self) -> None:
+        """Sets the bound on the gradient. RLlib's A3C sums its loss over the rows of a batch and rlrun takes the mean,
+        which matters for the bound."""
+        if self.core in (*OFF_POLICY, *EVOLUTION):
+            return  # continuous.py sets it
+        target, keys = f"{self.inner}.max_grad_norm", ("grad_clip", "grad_norm_clipping")
+        if any(options_of(self.given.get(key)) is not None for key in keys):
+            return
+        bound = self.get(*keys)
+        by = str(self.given.get("grad_clip_by", "global_norm"))
+        if by != "global_norm":
+            for key in ("grad_clip_by", *keys):
+                self.say(key, "not mapped", why=f"the bound is one on the norm of the whole gradient, not on {by}")
+            self.set(target, 0.0, why=f"RLlib's bound by {by} has no counterpart")
+        elif self.core in ("a2c", "a3c"):
+            mean = float(bound or 0.0) / self.made.values[f"{self.inner}.batch_size"]
+            why = (
+                "divided by the batch, because RLlib's loss is a sum and rlrun's a mean" if bound else "null: no bound"
             )
-        self.say(
-            "model.free_log_std",
-            "mapped",
-            "model.action_distribution=gaussian",
-            "its deviation is always free of the observation",
+            self.set(target, float(f"{mean:.4g}"), *keys, why=why)
+        elif bound is None:
+            self.set(target, 0.0, *keys, why="RLlib has no bound where grad_clip is null")
+        else:
+            self.set(target, rounded(float(bound)), *keys)
+        self.say("grad_clip_by", "dropped", why="global_norm is the only kind here")
+
+    def _divergence(self) -> None:
+        """Sets the weight of the KL divergence, which RLlib's PPO has unless use_kl_loss is false."""
+        used = bool(self.get("use_kl_loss", default=True))
+        if not used:
+            keys = ("use_kl_loss", *(["kl_coeff"] if "kl_coeff" in self.given else []))
+            self.set(f"{self.inner}.kl_coef", 0.0, *keys, why="use_kl_loss is false")
+            self.taken.add("kl_coeff")
+            self.taken.add("kl_coeff")
+        elif options_of(self.given.get("kl_coeff")) is None:
+            self.set(f"{self.inner}.kl_coef", float(self.get("kl_coeff") or 0.0), "kl_coeff")
+        self.say("use_kl_loss", "dropped", why=f"true: {self.inner}.kl_coef is kl_coeff")
+
+    def _target(self) -> None:
+        """Sets how often APPO's target policy follows, which rlrun counts in updates.
+
+        RLlib's target_network_update_freq n counts buffers of N batches that are each learnt K times, so that it stands
+        for n x N x K updates (Luo et al. 2020, section 4.1.1). The older target_update_frequency counts rounds of
+        num_sgd_iter minibatches. Without either, the target follows every update."""
+        target = f"{self.inner}.target_update_interval"
+        batches = int(self.get("circular_buffer_num_batches", "minibatch_buffer_size", default=1))
+        passes = int(self.get("circular_buffer_iterations_per_batch", "num_sgd_iter", "num_epochs", default=1))
+        buffers, rounds = self.get("target_network_update_freq"), self.given.get("target_update_frequency")
+        if buffers is not None:
+            updates = max(1, round(float(buffers) * batches * passes))
+            why = f"updates: {buffers:g} x {batches} batches x {passes} passes"
+            self.set(target, updates, "target_network_update_freq", why=why)
+        elif rounds is not None:
+            updates = max(1, round(float(rounds) * passes))
+            self.set(target, updates, "target_update_frequency", why=f"updates: {rounds:g} x {passes} passes")
+        else:
+            self.set(target, 1, why="RLlib's target policy follows after every update")
+        self.say("target_update_frequency", "dropped", why="target_network_update_freq wins")
+
+    def _value(self) -> None:
+        """Sets the bound on the value's loss of PPO, and IMPALA's own optimiser for the value."""
+        if self.core in ("ppo", "ddppo"):
+            at, bound = self.inner, self.get("vf_clip_param")
+            if options_of(self.given.get("vf_clip_param")) is None:
+                old = self.era == "old"
+                why = "up to RLlib 0.8 it bounds a value's change, later the squared error" if old else ""
+                self.set(f"{at}.value_{'clip' if old else 'loss_clip'}", float(bound or 0.0), "vf_clip_param", why=why)
+                other = "loss_clip" if old else "clip"
+                self.set(f"{at}.value_{other}", 0.0, why="RLlib's PPO has one bound on the value")
+        if self.core == "appo":
+            lost = self.get("_separate_vf_optimizer", default=False)
+            for key in ("_separate_vf_optimizer", "_lr_vf"):
+                why = "there is one optimiser; algo=impala can have a second one"
+                self.say(key, "not mapped" if lost else "dropped", why=why)
+        if self.core == "impala":
+            if self.get("_separate_vf_optimizer", default=False):
+                rate = self.get("_lr_vf", default=0.0005)
+                self.set(f"{self.inner}.value_lr", rate, "_separate_vf_optimizer", "_lr_vf")
+            self.say("_separate_vf_optimizer", "dropped", why="false: algo.value_lr=null")
+            self.say("_lr_vf", "dropped", why="_separate_vf_optimizer is false")
+
+    # Everything else
+
+    def _evaluation(self) -> None:
+        """Lists RLlib's options of evaluation, which is counted in iterations there and in env steps here."""
+        for key in [key for key in self.given if key.startswith("evaluation_config.")]:
+            value = self.given[key]
+            if key.endswith(".explore") and isinstance(value, bool):
+                self.set("eval.greedy", not value, key)
+            else:
+                self.say(key, "not mapped", why="evaluation has the options of training; eval.greedy concerns it alone")
+        unit = self.given.get("evaluation_duration_unit", "episodes")
+        for key in ("evaluation_duration", "evaluation_num_episodes"):
+            number = self.given.get(key)
+            if isinstance(number, int | float) and unit == "episodes":
+                self.set("eval.episodes", int(number), key)
+            elif number is not None:
+                self.say(key, "not mapped", why="eval.episodes counts full games")
+        fits = "dropped" if unit == "episodes" else "not mapped"
+        self.say("evaluation_duration_unit", fits, why="eval.episodes counts full games")  # type: ignore[arg-type]
+        if self.given.get("evaluation_interval"):
+            why = "counted in iterations of RLlib's loop; eval.every= counts env steps and is off by default"
+            self.say("evaluation_interval", "dropped", why=why)
+
+    def _sampling(self) -> None:
+        """Lists the exploration of algorithms that draw actions from their policy."""
+        if self.core not in (*WITH_VALUE, "pg", "sac"):
+            return
+        kind = str(self.given.get("exploration_config.type", "StochasticSampling")).rsplit(".", 1)[-1]
+        own = kind == "StochasticSampling"
+        why = "the policy explores by sampling from its distribution" + (
+            "" if own else f", and rlrun has no {kind} here"
         )
-        if self.run == "PPO" or self.run == "DDPPO":
-            self.set("algo.normalize_advantage", "batch")
-        if self.run in ("PPO", "DDPPO", "A2C", "A3C", "PG"):
-            self.set("algo.optimizer.kind", "adam")
-            self.set("algo.optimizer.epsilon", 1.0e-8)
-        if self.run in OWN_NETS:
-            self.say("model.vf_share_layers", "dropped", why="actor and critics share nothing")
-        if self.run == "PG":
-            self.set("algo.normalize_advantage", False)
+        for key in [key for key in self.given if key.split(".")[0] == "exploration_config"]:
+            lost = not own or (key.endswith(".random_timesteps") and self.given[key])
+            self.say(key, "not mapped" if lost else "dropped", why=why)
+
+    def _optimizer(self) -> None:
+        """Lists RLlib's optimizer_class (0.5 to 0.8), whose counterpart is the runner that the algorithm chooses."""
+        wanted = str(self.given.get("optimizer_class", "")).rsplit(".", 1)[-1]
+        ours = (runner_of(self.outer) if self.outer else None) or runner_of(self.core)
+        if OPTIMIZERS.get(wanted) == ours:
+            self.say("optimizer_class", "mapped", f"runner={ours}", "the algorithm chooses it by itself")
+        why = f"{self.algo} has runner={ours}, which stands for no {wanted}"
+        self.say("optimizer_class", "not mapped", why=why)
 
     def _the_rest(self) -> None:
         special: dict[str, Callable[[Any], Any]] = {
-            "observation_filter": lambda value: {
-                "MeanStdFilter": "mean_std",
-                "ConcurrentMeanStdFilter": "mean_std",
-                "NoFilter": "none",
-            }[value],
-            "clip_rewards": lambda value: (
-                "sign" if value is True else "none" if value in (False, None) else float(value)
-            ),
-            "opt_type": str,
-            "framestack": lambda value: 4 if value else 1,
+            "observation_filter": lambda value: FILTERS[value],
+            "clip_rewards": lambda value: "sign" if value is True else "none" if value is False else float(value),
         }
-        if self.algo in ("ppo", "ddppo"):
+        if self.core in ("ppo", "ddppo"):
             special["vf_loss_coeff"] = lambda value: 2.0 * float(value)
-        pending = {**self.given, **{key: value for key, value in self.defaults.items() if key not in self.given}}
-        set_by_file: set[str] = set()
-        if not self.get("use_kl_loss", default=True):
-            self.set("algo.kl_coef", 0.0, "use_kl_loss", "kl_coeff")
-        if self.get("use_gae") is False:
-            self.set("algo.lambda_", 1.0, "use_gae", "lambda")
-        if "grad_clip" not in pending and self.run in ("PPO", "DDPPO", "PG"):
-            self.set("algo.max_grad_norm", 0.0)
-        # RLlib sums the loss over the rows of a batch and rlrun takes the mean, which matters for the bound on the norm
-        if self.algo in ("a2c", "a3c"):
-            bound = float(self.get("grad_clip") or 0.0) / self.made.values["algo.batch_size"]
-            self.set(
-                "algo.max_grad_norm",
-                float(f"{bound:.4g}"),
-                "grad_clip",
-                why="divided by the batch, because RLlib's loss is a sum and rlrun's a mean",
-            )
-        if self.algo in ("impala", "appo"):
-            rmsprop = self.get("opt_type", default="adam") == "rmsprop"
-            for key, default in (("epsilon", 0.1), ("decay", 0.99), ("momentum", 0.0)):
-                if rmsprop:
-                    self.set(f"algo.optimizer.{key}", float(self.get(key, default=default)), key)
-                else:
-                    self.say(key, "dropped", why="RLlib's applies to RMSProp alone; the optimiser is Adam")
-        if self.old and self.algo in ("ppo", "ddppo"):
-            why = "up to RLlib 0.8 it bounds a value's change, later the squared error"
-            self.set("algo.value_clip", float(self.get("vf_clip_param")), "vf_clip_param", why=why)
-        if self.given.get("lr_schedule"):
+        if self.given.get("lr_schedule") is not None and self.core not in OFF_POLICY:
             self.set(f"{self.inner}.lr", self.given["lr_schedule"], "lr_schedule")
             self.say("lr", "dropped", why="lr_schedule wins")
-            pending.pop("lr", None)
-        if self.given.get("entropy_coeff_schedule"):
-            self.set("algo.entropy_coef", self.given["entropy_coeff_schedule"], "entropy_coeff_schedule")
-            self.say("entropy_coeff", "dropped", why="entropy_coeff_schedule wins")
+        if self.given.get("horizon") and self.atari:
+            frames = int(self.given["horizon"]) * 4
+            self.set("env.max_frames", frames, "horizon", why="4 frames for every env step")
+        pending = {**self.given, **{key: value for key, value in self.defaults.items() if key not in self.given}}
+        set_by_file: set[str] = set()
         for key, value in pending.items():
-            if key in self.taken or value in ({}, None):
-                self.taken.add(key)
+            if key in self.taken:
                 continue
             plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
-            row = self.table.get(plain)
-            if plain in ("evaluation_interval", "checkpoint_freq"):
-                self.say(
-                    key,
-                    "dropped",
-                    why="counted in iterations of RLlib's loop; eval.every= and checkpoint.every= count env steps",
-                )
+            row = self.table.get(key, self.table.get(plain))
+            if value in ({}, None):
+                self.say(key, "dropped", why="{}: nothing is asked for" if value == {} else OFF)
             elif row is not None and row["rlrun"] in set_by_file and key not in self.given:
                 self.taken.add(key)  # a default of RLlib's for an option that the file has under another name
             elif row is None:
                 self.say(key, "not mapped", why=f"rlrun knows no such option of {self.run}")
-            elif row["rlrun"] is None:
-                self.say(key, "dropped", why=row.get("why", ""))
+            elif row["rlrun"] is None or row["rlrun"] == "callbacks":
+                lost = "same" in row and value != row["same"]
+                self.say(key, "not mapped" if lost else "dropped", why=row.get("why", ""))
             elif options_of(value) is not None:
-                made = [special.get(plain, _plain)(one) for one in options_of(value) or []]
-                self.made.grid[row["rlrun"]] = made
-                self.set(row["rlrun"], made[0], key, why=f"the first of {len(made)}; the file's head has the sweep")
+                self._grid(key, row["rlrun"], [special.get(plain, _plain)(one) for one in options_of(value) or []])
             else:
                 try:
-                    self.set(row["rlrun"], special.get(plain, _plain)(value), key)
-                    set_by_file |= {row["rlrun"]} if key in self.given else set()
+                    if self.set(row["rlrun"], special.get(plain, _plain)(value), key) and key in self.given:
+                        set_by_file.add(row["rlrun"])
                 except (KeyError, ValueError, TypeError):
                     self.say(key, "not mapped", why=f"{row['rlrun']} cannot be {value!r}")
+
+    def _grid(self, key: str, target: str, values: list[Any]) -> None:
+        self.made.grid[target] = values
+        if not self.set(target, values[0], key, why=f"the first of {len(values)}; the file's head has the sweep"):
+            del self.made.grid[target]
+
+    def _around(self, others: dict[str, Any]) -> None:
+        """Lists what stands beside `config` in the experiment."""
+        known = around()
+        for key, value in others.items():
+            how, became, why = known.get(key, ("not mapped", "", "rlrun knows no such part of an experiment"))
+            if key == "num_samples" and isinstance(value, int | float) and "seed" not in self.made.grid:
+                first = self.made.values.get("seed", 1)
+                if value > 1:
+                    self.made.grid["seed"] = list(range(first, first + int(value)))
+                    became = f"seed={','.join(map(str, self.made.grid['seed']))}"
+                how, why = ("mapped", "in the sweep") if value > 1 else ("dropped", "one run")
+            elif key == "keep_checkpoints_num" and value is not None:
+                if self.set("checkpoint.keep", rounded(value)):
+                    how, became, why = "mapped", f"checkpoint.keep={flow(rounded(value))}", ""
+            self.made.lines.append(Line(key, value, how, became, why))
 
     def _end(self) -> None:
         """What ends the run, and what it is to reach."""
@@ -423,61 +556,27 @@ class Experiment(Translation):
         steps: float | None = None
         for where, criteria in (("stop", self.stop), ("pass_criteria", self.passes)):
             for key, value in criteria.items():
-                last = key.rsplit("/", 1)[-1]
-                if last in ("episode_reward_mean", "episode_return_mean"):
-                    if key.startswith("evaluation/"):
-                        self.made.values["eval.every"] = 50000
-                        why = (
-                            "eval.every=50000 shows it; stop.return_mean looks at training games, so that the run goes"
-                            " on to its env_steps"
-                        )
-                        self.made.lines.append(Line(f"{where}.{key}", value, "not mapped", "", why))
-                        continue
+                last, name = key.rsplit("/", 1)[-1], f"{where}.{key}"
+                how, became, why = "not mapped", "", "rlrun ends at a return, a number of env steps or a time"
+                if last in MEANS and key.startswith("evaluation/"):
+                    shows = "stop.return_mean looks at training games, so that the run goes on to its env_steps"
+                    self.set("eval.every", 50000, why="the file looks at evaluations")
+                    why = f"eval.every=50000 shows it; {shows}"
+                elif last in MEANS:
                     reached = float(value)
                     self.made.values["stop.return_mean"] = reached
-                    self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"stop.return_mean={reached:g}", ""))
-                elif last in (
-                    "timesteps_total",
-                    "agent_timesteps_total",
-                    "num_env_steps_sampled",
-                    "num_env_steps_sampled_lifetime",
-                ):
+                    how, became, why = "mapped", f"stop.return_mean={flow(reached)}", ""
+                elif last in STEPS:
                     steps = float(value)
-                    self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"env_steps={rounded(steps)}", ""))
+                    how, became, why = "mapped", f"env_steps={flow(rounded(steps))}", ""
                 elif last == "time_total_s":
                     self.made.values["stop.wall_sec"] = float(value)
-                    self.made.lines.append(Line(f"{where}.{key}", value, "mapped", f"stop.wall_sec={value:g}", ""))
+                    how, became, why = "mapped", f"stop.wall_sec={flow(float(value))}", ""
                 elif last == "training_iteration":
-                    self.made.lines.append(
-                        Line(
-                            f"{where}.{key}",
-                            value,
-                            "dropped",
-                            "",
-                            "iterations of RLlib's loop have no fixed number of env steps",
-                        )
-                    )
-                else:
-                    self.made.lines.append(
-                        Line(
-                            f"{where}.{key}",
-                            value,
-                            "not mapped",
-                            "",
-                            "rlrun ends at a return, a number of env steps or a time",
-                        )
-                    )
-        if steps is None:
-            self.made.lines.append(
-                Line(
-                    "stop",
-                    self.stop,
-                    "default",
-                    f"env_steps={rounded(FILES_END)}",
-                    "the file names no number of env steps",
-                )
-            )
-        self.made.values["env_steps"] = rounded(steps if steps is not None else FILES_END)
+                    how, why = "dropped", "iterations of RLlib's loop have no fixed number of env steps"
+                self.made.lines.append(Line(name, value, how, became, why))  # type: ignore[arg-type]
+        why = "" if steps is not None else "the file names no number of env steps; RLlib's Atari tables end there"
+        self.set("env_steps", rounded(steps if steps is not None else FILES_END), why=why)
         if reached is not None and steps is not None:
             self.made.values["expected"] = {
                 "return": reached,
@@ -486,6 +585,7 @@ class Experiment(Translation):
                 "seeds": 1,
                 "source": f"RLlib {self.source}",
             }
+            self.reasons["expected"] = "what the file stops at"
 
 
 def _plain(value: Any) -> Any:

@@ -1,13 +1,17 @@
-"""One of RLlib's experiments while translate.py, q_learning.py and continuous.py translate its options to rlrun's."""
+"""One of RLlib's experiments while the other modules of this folder translate its options to rlrun's."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
+from rlrun.config.paths import inner_algorithm
+from rlrun.config.run import algorithm_class
+from rlrun.rllib.fits import misfit
 from rlrun.rllib.option_map import option_map
-from rlrun.rllib.yaml_files import How, Imported, Line, defaults, flattened, flow, options_of
+from rlrun.rllib.yaml_files import Era, How, Imported, Line, defaults, flattened, flow, options_of
 
+# The algorithm of rlrun's that learns the policy, for every algorithm of RLlib's
 RUNS = {
     "PG": "pg",
     "A2C": "a2c",
@@ -31,36 +35,106 @@ RUNS = {
     "ARS": "ars",
 }
 DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN"}
+APEX = {"dqn": "apex", "ddpg": "apex_ddpg"}  # Ape-X around them
+Q_LEARNING = ("dqn", "c51", "rainbow", "r2d2")
+OFF_POLICY = ("ddpg", "td3", "sac")
+EVOLUTION = ("es", "ars")
+WITH_VALUE = ("a2c", "a3c", "ppo", "ddppo", "impala", "appo")  # a policy and a value of states
+# Options that only the new API stack has; an experiment with one of them has that stack's defaults
+NEW = (
+    "num_env_runners",
+    "num_envs_per_env_runner",
+    "num_learners",
+    "train_batch_size_per_learner",
+    "circular_buffer_num_batches",
+    "circular_buffer_iterations_per_batch",
+    "target_worker_clipping",
+)
+STACK = ("enable_rl_module_and_learner", "enable_env_runner_and_connector_v2")
 
 
 @cache
-def _table(algo: str) -> dict[str, dict[str, Any]]:
-    return {row["rllib"]: row for row in option_map(algo)}
+def _table(algo: str, inner: str | None) -> dict[str, dict[str, Any]]:
+    return {row["rllib"]: row for row in option_map(algo, inner)}
 
 
 class Translation:
     """The options of an experiment and their translation.
 
-    Every option is taken once. Options that are left at the end were read by no part of the translation.
+    Every option is taken once. Options that are left at the end were read by no part of the translation. Every value
+    that is written has a line in `made.lines`, and a value that rlrun would refuse is not written.
     """
 
     atari: bool  # whether the environment is an Atari game
+    discrete: bool | None  # whether actions are discrete; None: unknown
 
     def __init__(self, name: str, run: str, config: dict, stop: dict, passes: dict, source: str):
         self.run, self.stop, self.passes, self.source = DEFAULTS_OF.get(run, run), stop, passes, source
         self.given = flattened(config)
-        self.defaults = flattened(defaults(self.run, "sample_batch_size" in config))
-        self.algo = self._algorithm(RUNS[run])
-        self.table = _table(self.algo)
-        self.inner = "algo.inner" if "apex" in self.algo else "algo"
-        self.old = "sample_batch_size" in config  # RLlib 0.5 to 0.8.2
+        self.shown: dict[str, str] = {}  # names under which options are listed, where these differ
+        self.era = self._era()
+        said = flattened(defaults(self.run, self.era))
+        self.defaults = {key: value for key, value in said.items() if value is not None}
+        self.curious = self._sub_exploration()
+        self.outer, self.core, why = self._algorithms(RUNS[run])
+        self.algo = self.outer or self.core
+        self.inner = "algo.inner" if self.outer else "algo"  # where the options of `core` are
+        self.table = _table(self.algo, self.core if self.outer else None)
         self.made = Imported(name, self.algo, "", comment=source)
+        chosen = f"algo={self.algo}"
+        if self.outer and self.core != inner_algorithm(self.outer):
+            self.made.inner = self.core
+            chosen += f" algo@algo.inner={self.core}"
+        self.made.lines.append(Line("run", run, "mapped", chosen, why))
         self.taken: set[str] = set()
+        self.reasons: dict[str, str] = {}  # why an option of rlrun's is written
 
-    def _algorithm(self, algo: str) -> str:
-        if algo == "dqn" and float(self.get("num_atoms", default=1)) > 1:
-            return "rainbow" if self.get("noisy") and self.get("dueling") and self.get("double_q") else "c51"
-        return algo
+    # What is imported
+
+    def _era(self) -> Era:
+        if "sample_batch_size" in self.given:
+            return "old"
+        if any(self.given.get(key) is False for key in STACK):
+            return "middle"
+        new = any(key in self.given for key in NEW) or any(self.given.get(key) for key in STACK)
+        new = new or "EpisodeReplayBuffer" in str(self.given.get("replay_buffer_config.type"))
+        return "new" if new else "middle"
+
+    def _sub_exploration(self) -> dict[str, Any]:
+        """Returns the options of RLlib's Curiosity; empty if it is not used.
+
+        The options of its sub_exploration take their place in the config."""
+        group = "exploration_config"
+        kind = str(self.given.get(f"{group}.type", "")).rsplit(".", 1)[-1]
+        learner = {key: value for key, value in self.given.items() if key.startswith("learner_config_dict.")}
+        if kind != "Curiosity":
+            return learner if "learner_config_dict.intrinsic_reward_coeff" in learner else {}
+        found = {key: self.given.pop(key) for key in list(self.given) if key.startswith(f"{group}.")}
+        sub = found.pop(f"{group}.sub_exploration", None)
+        for key, value in (sub if isinstance(sub, dict) else {}).items():
+            self.given[f"{group}.{key}"] = value
+            self.shown[f"{group}.{key}"] = f"{group}.sub_exploration.{key}"
+        return found
+
+    def _algorithms(self, wanted: str) -> tuple[str | None, str, str]:
+        """Returns the algorithm around another one, if there is one, the algorithm that learns the policy, and why."""
+        outer = wanted if wanted in APEX.values() else None
+        core = {"apex": "dqn", "apex_ddpg": "ddpg"}.get(wanted, wanted)
+        why = ""
+        if outer is None and core in APEX and self.given.get("optimizer_class") == "AsyncReplayOptimizer":
+            outer, why = APEX[core], "AsyncReplayOptimizer is Ape-X"
+        if core == "dqn" and float(self.get("num_atoms", default=1) or 1) > 1:
+            full = self.get("noisy") and self.get("dueling") and self.get("double_q")
+            atoms = "rainbow" if full else "c51"
+            if outer is None or _holds(outer, atoms) is None:
+                core = atoms
+                why = "num_atoms is above 1" + (", with noisy, dueling and double Q-learning" if full else "")
+        twins = self.get("twin_q") or float(self.get("policy_delay", default=1) or 1) > 1
+        if core == "ddpg" and (twins or self.get("smooth_target_policy")):
+            core, why = "td3", "DDPG with twin_q, policy_delay or smooth_target_policy is TD3"
+        if self.curious and outer is None and curious_problem(core) is None:
+            outer, why = "icm", f"Curiosity is ICM around {core}"
+        return outer, core, why
 
     def get(self, *keys: str, default: Any = None) -> Any:
         """Returns the first of these options in the file or else in RLlib's defaults, without taking it."""
@@ -71,24 +145,70 @@ class Translation:
                     return source[key] if several is None else several[0]
         return default
 
+    # What becomes of it
+
     def say(self, key: str, how: How, became: str = "", why: str = "") -> None:
+        """Lists what becomes of one of RLlib's options. A default is listed if it is mapped, or if it is lost."""
         if key in self.taken:
             return
         self.taken.add(key)
         several = options_of(self.given.get(key))
         # the file's grid has no sweep over the other values
-        if several is not None and how == "mapped" and not any(flow(one) in became for one in self.made.grid):
+        if several is not None and how == "mapped" and became.partition("=")[0] not in self.made.grid:
             why = f"the first of {len(several)}: a sweep over the others is yours to make" + (f"; {why}" if why else "")
+        name = self.shown.get(key, key)
         if key in self.given:
-            self.made.lines.append(Line(key, self.given[key], how, became, why))
-        elif how == "mapped" and key in self.defaults:
-            self.made.lines.append(Line(key, self.defaults[key], "default", became, why))
+            self.made.lines.append(Line(name, self.given[key], how, became, why))
+        elif key in self.defaults and how != "dropped":
+            self.made.lines.append(Line(name, self.defaults[key], how, became, why, given=False))
 
-    def set(self, target: str, value: Any, *keys: str, why: str = "") -> None:
-        """Sets one of rlrun's options and marks those of RLlib's options that it was computed from."""
+    def set(self, target: str, value: Any, *keys: str, why: str = "") -> bool:
+        """Sets one of rlrun's options and marks those of RLlib's options that it was computed from.
+
+        Returns whether rlrun accepts the value. If it does not, nothing is written and the reason is listed."""
+        self._take(keys)
+        problem = misfit(self.outer, self.core, self.made.env, self.atari, target, value)
+        if problem is not None:
+            for key in keys:
+                self.say(key, "not mapped", why=problem)
+            return False
         self.made.values[target] = value
-        # the option's other names, which the file does not use, are taken too
-        if any(key in self.given for key in keys):
-            self.taken |= {key for key in keys if key not in self.given}
+        self.reasons[target] = why
         for key in keys:
             self.say(key, "mapped", f"{target}={flow(value)}", why)
+        return True
+
+    def choose(self, group: str, file: str, *keys: str, why: str = "") -> None:
+        """Chooses the file of a group, such as model=lstm."""
+        self._take(keys)
+        self.made.values[f"{group}._choice"] = file
+        self.reasons[f"{group}._choice"] = why
+        for key in keys:
+            self.say(key, "mapped", f"{group}={file}", why)
+
+    def _take(self, keys: tuple[str, ...]) -> None:
+        """Takes the other names of an option, which the file does not use."""
+        if any(key in self.given for key in keys):
+            self.taken |= {key for key in keys if key not in self.given}
+
+    def list_the_rest(self) -> None:
+        """Lists the values that are written and that no other line names."""
+        said = " ".join(line.became for line in self.made.lines) + " "
+        for target, value in self.made.values.items():
+            text = f"{target.removesuffix('._choice')}={value if target.endswith('._choice') else flow(value)}"
+            if f"{text} " not in said:
+                self.made.lines.append(Line("", None, "added", text, self.reasons.get(target, "")))
+
+
+def _holds(outer: str, inner: str) -> str | None:
+    """Returns the reason why an algorithm of rlrun's cannot be around another one; None if it can."""
+    return algorithm_class({"name": outer}).can_hold(algorithm_class({"name": inner}))
+
+
+def curious_problem(core: str) -> str | None:
+    """Returns the reason why algo=icm cannot be around an algorithm; None if it can."""
+    if core == "a3c":
+        return "algo=icm cannot be around a3c; a2c is its synchronous form"
+    if core in EVOLUTION:
+        return f"algo=icm cannot be around {core}, which learns from returns alone"
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -12,19 +13,38 @@ from rlrun.config.paths import package
 from rlrun.core.errors import UserError
 from rlrun.envs.names import resolve
 
-How = Literal["mapped", "default", "dropped", "not mapped"]
+# Releases of RLlib. old: 0.5 to 0.8; middle: 1.0 to 2.39, and the old API stack; new: the new API stack, the default
+# since 2.40
+Era = Literal["old", "middle", "new"]
+# mapped: the option has a counterpart; added: an option of rlrun's that is written although no option of RLlib's says
+# it; dropped: leaving the option out changes nothing that is learnt; not mapped: leaving it out may change that.
+How = Literal["mapped", "added", "dropped", "not mapped"]
 # RLlib's groups whose keys are options of their own
 NESTED = ("model", "exploration_config", "replay_buffer_config", "optimizer")
+# Groups that are options of their own too, whose keys have no row in options/
+GROUPS = (
+    *NESTED,
+    "env_config",
+    "evaluation_config",
+    "learner_config_dict",
+    "q_model_config",
+    "policy_model_config",
+    "Q_model",
+    "policy_model",
+    "optimization",
+    "optimization_config",
+)
 
 
 class Line(NamedTuple):
     """The fate of one of RLlib's options."""
 
-    key: str
+    key: str  # empty if how is added
     value: Any
     how: How
     became: str  # rlrun's option with its value; empty if there is none
     why: str
+    given: bool = True  # False: the value is RLlib's default, which the file does not change
 
 
 @dataclass
@@ -38,6 +58,7 @@ class Imported:
     grid: dict[str, list[Any]] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
     comment: str = ""
+    inner: str | None = None  # the algorithm inside, unless it is the one that conf/algo/<algo>.yaml has
 
     def text(self, source: str) -> str:
         """Returns the text of the tuned file. source: the name of RLlib's file."""
@@ -49,6 +70,8 @@ class Imported:
                 node = node.setdefault(group, {})
             node[last] = value
         defaults = [{"override /env": self.env}, {"override /algo": self.algo}]
+        if self.inner is not None:
+            defaults.append({"override /algo@algo.inner": self.inner})
         for group in ("model", "replay"):
             chosen = nested.get(group, {}).pop("_choice", None)
             if chosen:
@@ -57,14 +80,15 @@ class Imported:
                 del nested[group]
         said = [f"# Imported from RLlib's {source} ({self.name})."]
         if self.grid:
-            said.append(
-                "# Its grid: rlrun sweep tuned=... "
-                + " ".join(f"{key}={','.join(map(flow, values))}" for key, values in self.grid.items())
-            )
+            said.append(f"# Its grid: rlrun sweep tuned=... {' '.join(self.sweep())}")
         chosen_files = yaml.safe_dump({"defaults": defaults}, sort_keys=False, default_flow_style=False)
         body = yaml.safe_dump(nested, sort_keys=False, default_flow_style=None, width=140)
         comments = [" ".join(line.split()) for line in said]  # no text of the file may begin a line of its own
         return "\n".join(["# @package _global_", *comments, chosen_files, body])
+
+    def sweep(self) -> list[str]:
+        """Returns the words of `rlrun sweep` for the file's grid, quoted for a shell."""
+        return [shlex.quote(f"{key}={','.join(map(flow, values))}") for key, values in self.grid.items()]
 
 
 def flow(value: Any) -> str:
@@ -128,32 +152,41 @@ def _data(name: str) -> Any:
     return yaml.safe_load((package() / "rllib" / name).read_text())
 
 
-def defaults(run: str, old: bool) -> dict[str, Any]:
-    """Returns RLlib's defaults of an algorithm. old: those of releases 0.5 to 0.8."""
+def defaults(run: str, era: Era) -> dict[str, Any]:
+    """Returns RLlib's defaults of an algorithm in the releases of an era."""
     table = _data("defaults.yaml")
     made = dict(table["common"])
     own = dict(table[run])
-    before = own.pop("old", {})
-    for part in (own, before if old else {}):
+    eras = {name: own.pop(name, {}) for name in ("old", "new")}
+    for part in (own, eras.get(era, {})):
         for key, value in part.items():
             made[key] = {**made[key], **value} if isinstance(value, dict) and isinstance(made.get(key), dict) else value
     return made
 
 
 def flattened(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the config with the options of NESTED groups and env_config under dotted keys."""
+    """Returns the config with the options of GROUPS under dotted keys. A grid of one value becomes that value."""
     made: dict[str, Any] = {}
     for key, value in config.items():
-        if key in NESTED and isinstance(value, dict) and options_of(value) is None:
-            made |= {f"{key}.{inner}": one for inner, one in value.items()}
-        elif key == "env_config" and isinstance(value, dict):
+        if key in GROUPS and isinstance(value, dict) and options_of(value) is None:
             made |= {f"{key}.{inner}": one for inner, one in value.items()}
         else:
             made[key] = value
-    return made
+    several = {key: options_of(value) for key, value in made.items()}
+    return {key: several[key][0] if len(several[key] or []) == 1 else value for key, value in made.items()}  # type: ignore[index]
 
 
 def machinery() -> dict[str, str]:
     """Maps options that do not affect algorithms to the reason why they are left out."""
     groups = _data("machinery.yaml")
     return {name: group["why"] for group in groups for name in group["names"]}
+
+
+def around() -> dict[str, tuple[How, str, str]]:
+    """Maps keys that stand beside `config` in an experiment to (what becomes of them, "", why)."""
+    groups = _data("experiment.yaml")
+    return {
+        name: ("not mapped" if group.get("lost") else "dropped", "", group["why"])
+        for group in groups
+        for name in group["names"]
+    }

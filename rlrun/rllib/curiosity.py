@@ -1,0 +1,99 @@
+"""Translates RLlib's Curiosity to algo=icm around another algorithm, as a part of translate.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.rllib.networks import activated
+from rlrun.rllib.translation import Translation, curious_problem
+from rlrun.rllib.yaml_files import Line, flow, rounded
+
+GROUP = "exploration_config"
+# Curiosity's own names, and those of the ICM example of RLlib's new API stack
+NAMES = {
+    "eta": ("eta", f"{GROUP}.eta", "learner_config_dict.intrinsic_reward_coeff"),
+    "beta": ("beta", f"{GROUP}.beta", "learner_config_dict.forward_loss_weight"),
+    "lr": ("lr", f"{GROUP}.lr"),
+    "feature_dim": ("feature_size", f"{GROUP}.feature_dim"),
+    "inverse_net_hiddens": ("inverse_hidden", f"{GROUP}.inverse_net_hiddens"),
+    "forward_net_hiddens": ("forward_hidden", f"{GROUP}.forward_net_hiddens"),
+}
+# RLlib's defaults
+DEFAULTS: dict[str, Any] = {
+    "eta": 1.0,
+    "beta": 0.2,
+    "lr": 0.001,
+    "feature_dim": 288,
+    "inverse_net_hiddens": [256],
+    "forward_net_hiddens": [256],
+    "inverse_net_activation": "relu",
+    "forward_net_activation": "relu",
+}
+
+
+def curiosity(one: Translation) -> None:
+    """Sets the options of ICM, or lists Curiosity's as not mapped if algo=icm cannot be around the algorithm."""
+    if not one.curious:
+        return
+    left = dict(one.curious)
+
+    def say(key: str, value: Any, how: Any, became: str = "", why: str = "", given: bool = True) -> None:
+        one.made.lines.append(Line(key, value, how, became, why, given))
+
+    if one.outer != "icm":
+        why = curious_problem(one.core) or f"algo=icm cannot be around {one.outer}"
+        for key, value in left.items():
+            say(key, value, "not mapped", why=why)
+        one.taken |= left.keys() - one.given.keys()
+        return
+    say(f"{GROUP}.type", left.pop(f"{GROUP}.type", "Curiosity"), "mapped", "algo=icm")
+    for name, (ours, *keys) in NAMES.items():
+        key = next((key for key in keys if key in left), keys[0])
+        value = left.pop(key, DEFAULTS[name])
+        value = value if isinstance(value, list) else rounded(float(value))
+        if one.set(f"algo.{ours}", value):
+            say(key, value, "mapped", f"algo.{ours}={flow(value)}", given=key in one.curious)
+        else:
+            say(key, value, "not mapped", why=f"algo.{ours} cannot have this value")
+    _features(one, left, say)
+    for key, value in left.items():
+        say(key, value, "not mapped", why="algo=icm knows no such option")
+    one.taken |= one.curious.keys() - one.given.keys()  # the sub_exploration's options are still to come
+    one.set("algo.max_grad_norm", 0.0, why="RLlib does not bound these gradients")
+    one.set("algo.num_minibatches", 1, why="RLlib's networks take one step with each batch")
+
+
+def _features(one: Translation, left: dict[str, Any], say: Any) -> None:
+    """Sets the feature network's layers, and the activation function, which all three networks share here."""
+    key = f"{GROUP}.feature_net_config"
+    given, net = key in left, left.pop(key, None)
+    net = dict(net) if isinstance(net, dict) else {}
+    widths = net.pop("fcnet_hiddens", one.get("model.fcnet_hiddens"))
+    kind = activated(net.pop("fcnet_activation", one.get("model.fcnet_activation")))
+    names = [f"{GROUP}.{part}_net_activation" for part in ("inverse", "forward")]
+    kinds = {name: activated(left.pop(name, DEFAULTS[name.rpartition(".")[2]])) for name in names}
+    chosen = kinds[names[0]]
+    one.set("algo.activation", chosen, why="of all three networks")
+    for name, wanted in kinds.items():
+        how = "mapped" if wanted == chosen else "not mapped"
+        became = f"algo.activation={chosen}" if wanted == chosen else ""
+        why = "" if wanted == chosen else "all three networks have the same one"
+        say(name, wanted, how, became, why, given=name in one.curious)
+    one.set("algo.feature_hidden", list(widths))
+    why = "" if given else "RLlib's feature network is the policy's"
+    say(f"{key}.fcnet_hiddens", widths, "mapped", f"algo.feature_hidden={flow(list(widths))}", why, given)
+    if widths and kind != chosen:
+        say(f"{key}.fcnet_activation", kind, "not mapped", why="all three networks have the same one", given=given)
+    elif given:
+        why = "" if widths else "there are no layers with it"
+        say(
+            f"{key}.fcnet_activation",
+            kind,
+            "mapped" if widths else "dropped",
+            f"algo.activation={chosen}" if widths else "",
+            why,
+        )
+    for name, value in net.items():
+        lost = value not in (None, [], {}, False)
+        why = "the feature network has hidden layers, or the Nature CNN for images"
+        say(f"{key}.{name}", value, "not mapped" if lost else "dropped", why=why)

@@ -1,0 +1,60 @@
+"""Says whether rlrun would accept a value for one of its options, before a file with the value is written."""
+
+from __future__ import annotations
+
+import importlib
+import typing
+from functools import cache
+from typing import Any
+
+import yaml
+
+from rlrun.config.paths import root, runner_of
+from rlrun.config.run import RunConfig, algorithm_class
+from rlrun.config.types import ConfigError, check_value, typed
+from rlrun.envs.atari import AtariConfig
+from rlrun.envs.gym import GymConfig
+
+
+def misfit(outer: str | None, core: str, env: str, atari: bool, option: str, value: Any) -> str | None:
+    """Returns the reason why an option cannot have this value; None if it can.
+
+    outer, core: the algorithm around another one, if there is one, and the algorithm that learns the policy. atari:
+    whether the environment is an Atari game. option: such as algo.inner.lr.
+    """
+    first, *rest = option.split(".")
+    try:
+        if first == "env":
+            values = {**_env_options("atari" if atari else "gym"), "name": env}
+            if rest[0] not in values:
+                return f"{'Atari games' if atari else 'Gymnasium environments'} have no option {option}"
+            typed(AtariConfig if atari else GymConfig, {**values, rest[0]: value}, "env")
+        elif first == "algo":
+            inside = rest[0] == "inner"
+            made = _config(core if inside or outer is None else outer)
+            check_value(made, rest[1:] if inside else rest, value, option)
+        elif first == "runner":
+            check_value(_runner(outer, core), rest, value, option)
+        else:
+            check_value(RunConfig, [first, *rest], value, option)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@cache
+def _env_options(family: str) -> dict[str, Any]:
+    return yaml.safe_load((root() / "conf" / "env" / f"{family}.yaml").read_text())
+
+
+@cache
+def _config(algo: str) -> type:
+    """The class of an algorithm's options."""
+    return importlib.import_module(algorithm_class({"name": algo}).__module__).Config
+
+
+@cache
+def _runner(outer: str | None, core: str) -> type:
+    """The class of the options of the runner that an algorithm has."""
+    name = (runner_of(outer) if outer else None) or runner_of(core) or ""
+    return typing.cast(type, importlib.import_module(f"rlrun.runners.{name}").Config)
