@@ -150,7 +150,7 @@ class _Parts:
             else min(needed, DIFFERENT)
         ):
             batch = allocate(layout, pin=self.on_gpu)
-            header = collector.collect(batch, acting, 1, Clock())
+            header = collector.collect(batch, acting, 1, Clock(), 0)
             if parts.needs.replay is not None:
                 self.replay = self.replay or parts.replay(0)
                 for block in range(self.replay.layout.blocks):  # every producer stores the same rows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -15,19 +15,22 @@ from rlrun.dataflow.slots import Fragment
 class FragmentReplay:
     """Keeps copies of the last `slots` fragments, and adds `proportion` of them on average to every new fragment.
 
-    The replayed fragments are drawn uniformly (IMPALA section 5.2.2; RLlib's replay_proportion and
-    replay_buffer_num_slots).
+    The replayed fragments are drawn uniformly from those that are kept, of which the newest is one (IMPALA section
+    5.2.2; RLlib's replay_proportion and replay_buffer_num_slots). A fragment that was drawn stays what it was until it
+    is given back with release(), however many new fragments arrive meanwhile.
     """
 
     def __init__(self, proportion: float, slots: int, rng: torch.Generator):
         self.proportion, self.slots, self.rng = proportion, slots, rng
         self.kept: list[Batch] = []
         self.next = 0
+        self.drawn: Counter[int] = Counter()  # how often a fragment, by its id, was drawn and not yet given back
 
     def clear(self, rng: torch.Generator) -> None:
         """Forgets all fragments and continues with this generator. At a bit-exact checkpoint both the saving and the
         resumed run do this."""
         self.kept, self.next, self.rng = [], 0, rng
+        self.drawn.clear()
 
     def accompany(self, fragment: Fragment) -> list[Batch]:
         """Keeps a copy of the fragment, and returns the replayed fragments to use with it."""
@@ -36,13 +39,25 @@ class FragmentReplay:
         if len(self.kept) < self.slots:
             self.kept.append(fragment.batch.clone())
         else:
-            self.kept[self.next].copy_(fragment.batch)
+            oldest = self.kept[self.next]
+            if self.drawn[id(oldest)]:  # it waits for its train batch, so that its memory cannot be used yet
+                self.kept[self.next] = fragment.batch.clone()
+            else:
+                oldest.copy_(fragment.batch)
             self.next = (self.next + 1) % self.slots
         count = int(self.proportion)
         if float(torch.rand((), generator=self.rng)) < self.proportion - count:
             count += 1
-        picks = torch.randint(len(self.kept), (count,), generator=self.rng).tolist()
-        return [self.kept[pick] for pick in picks]
+        picks = [self.kept[pick] for pick in torch.randint(len(self.kept), (count,), generator=self.rng).tolist()]
+        self.drawn.update(map(id, picks))
+        return picks
+
+    def release(self, batches: Iterable[Batch]) -> None:
+        """Takes fragments back that accompany() returned and whose rows have been copied."""
+        for batch in batches:
+            self.drawn[id(batch)] -= 1
+            if not self.drawn[id(batch)]:
+                del self.drawn[id(batch)]
 
 
 class PassRing:

@@ -35,7 +35,7 @@ class Header(NamedTuple):
     slot: Key  # the place of its rows (stores.FragmentStore)
     first_row: int  # absolute number of the fragment's row 0 in its columns
     version: int  # version of the weights that the fragment was made with
-    updates: int  # number of the learner's updates at that version
+    updates: int  # number of the learner's updates that made these weights
     env_steps: int
     episodes: tuple[Episode, ...]
     seconds: tuple[float, float]  # time spent in the environment and in the policy

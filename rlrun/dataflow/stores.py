@@ -52,7 +52,7 @@ class WeightStore(Protocol):
         """Makes these weights the newest; None repeats the old ones with a new clock. Returns the version."""
         ...
 
-    def read(self, module: nn.Module, seen: int) -> tuple[int, Clock] | None:
-        """Copies weights newer than version `seen` into the module and returns (version, clock), or None if there are
-        none."""
+    def read(self, module: nn.Module, seen: int) -> tuple[int, Clock, int] | None:
+        """Copies weights newer than version `seen` into the module and returns (version, clock, number of updates that
+        made the weights), or None if there are none. The clock may be newer than the weights."""
         ...

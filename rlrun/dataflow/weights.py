@@ -26,7 +26,8 @@ class WeightBus:
         count = sum(t.numel() for t in _tensors(module))
         self.data = torch.zeros(2, count).share_memory_()
         self.header = torch.zeros(2, dtype=torch.int64).share_memory_()
-        self.clocks = torch.zeros(2, 2, dtype=torch.int64).share_memory_()
+        # For each buffer: env steps and updates of the clock, and the number of updates that made the weights.
+        self.clocks = torch.zeros(2, 3, dtype=torch.int64).share_memory_()
 
     @property
     def version(self) -> int:
@@ -40,7 +41,9 @@ class WeightBus:
         side = version % 2
         if module is None:
             self.data[side].copy_(self.data[1 - side])
+            self.clocks[side, 2] = self.clocks[1 - side, 2]
         else:
+            self.clocks[side, 2] = clock.updates
             offset = 0
             for tensor in _tensors(module):
                 self.data[side, offset : offset + tensor.numel()].view(tensor.shape).copy_(tensor)
@@ -50,9 +53,9 @@ class WeightBus:
         return version
 
     @torch.no_grad()
-    def read(self, module: nn.Module, seen: int) -> tuple[int, Clock] | None:
-        """Copies weights newer than version `seen` into the module and returns (version, clock), or None if there are
-        none."""
+    def read(self, module: nn.Module, seen: int) -> tuple[int, Clock, int] | None:
+        """Copies weights newer than version `seen` into the module and returns (version, clock, number of updates that
+        made the weights), or None if there are none."""
         while True:
             version = int(self.header[DONE])
             if version == seen:
@@ -62,6 +65,6 @@ class WeightBus:
             for tensor in _tensors(module):
                 tensor.copy_(self.data[side, offset : offset + tensor.numel()].view(tensor.shape))
                 offset += tensor.numel()
-            clock = Clock(int(self.clocks[side, 0]), int(self.clocks[side, 1]))
+            env_steps, updates, made = self.clocks[side].tolist()
             if int(self.header[BEGUN]) <= version + 1:  # the writer touched at most the other buffer
-                return version, clock
+                return version, Clock(env_steps, updates), made

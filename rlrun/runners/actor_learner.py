@@ -150,6 +150,7 @@ class _Stream:
         batch = self.gather([part for part, _ in chosen], old)
         used: Sequence[Fragment] = [fragment for _, fragment in chosen if fragment is not None]
         self.sampler.free(used)
+        self.replay.release(part for part, fragment in chosen if fragment is None)
         if self.fake:
             self.kept, self.again = batch, [fragment.header._replace(episodes=(), returns=None) for fragment in used]
         return batch

@@ -45,12 +45,13 @@ class ActingCopy:
             columns,
             groups,
         )
-        self.version, self.clock = 0, Clock()  # those of the weights that act now
+        # Those of the weights that act now; made is the number of updates that made the weights.
+        self.version, self.clock, self.made = 0, Clock(), 0
         self.recorder = recorder if policy.recordable("acting") else None
         self._call = self._act if self.recorder is None else Recorded(self._act, self.recorder, lambda: [self.rng])
         self.on_gpu, self.newest_only = device.type == "cuda", newest_only
         self.lock = threading.Lock()  # guards the letter box; on a CPU also the weights
-        self.published, self.newest = 0, Clock()
+        self.published, self.newest, self.newest_made = 0, Clock(), 0
         self.letter = (
             [tensor.clone() for tensor in self._weights(self.policy)] if self.on_gpu else self._weights(self.policy)
         )
@@ -80,6 +81,7 @@ class ActingCopy:
                     mine.copy_(theirs)
                 if self.on_gpu:
                     self.written = torch.cuda.current_stream(self.device).record_event()
+                self.newest_made = clock.updates
             self.published, self.newest = self.published + 1, clock
 
     @torch.no_grad()
@@ -95,7 +97,7 @@ class ActingCopy:
                 for mine, theirs in zip(self._weights(self.policy), self.letter, strict=True):
                     mine.copy_(theirs)
                 self.written, self.taken = None, torch.cuda.current_stream(self.device).record_event()
-            self.version, self.clock = self.published, self.newest
+            self.version, self.clock, self.made = self.published, self.newest, self.newest_made
 
     def act(self, rows: Sequence[Batch], states: Sequence[Batch]) -> tuple[Tensor | Batch, Batch, Batch]:
         """Takes obs and is_first (rows) and policy states of every group, with leaves [columns, ...].

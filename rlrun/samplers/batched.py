@@ -242,7 +242,7 @@ class BatchedSampler(ProcessSampler):
                 group.env_sec += seconds
                 if group.t == BEGIN:
                     group.first_row = row
-                    group.version, group.updates = self.copy.version, self.copy.clock.updates
+                    group.version, group.updates = self.copy.version, self.copy.made
                 if group.t == self.rows - 1:
                     self._finish(group, live, episodes, returns)
                     idle.append(group)

@@ -36,9 +36,18 @@ class Collector:
         self.state: Batch | None = None  # the policy's state, created at the first row
 
     def collect(
-        self, out: Batch, policy: Policy, version: int, clock: Clock, slot: int = 0, cut: LearnersCut | None = None
+        self,
+        out: Batch,
+        policy: Policy,
+        version: int,
+        clock: Clock,
+        made: int,
+        slot: int = 0,
+        cut: LearnersCut | None = None,
     ) -> Header:
         """Steps every column through the T rows of a fragment, or until the cut is due.
+
+        made: the number of updates that made the policy's weights, which may be older than the clock.
 
         Rows after the cut are dead, and the episodes continue in the next fragment.
         """
@@ -73,7 +82,7 @@ class Collector:
             slot,
             first_row,
             version,
-            clock.updates,
+            made,
             columns.live,
             tuple(columns.episodes),
             (env_sec, policy_sec),

@@ -49,7 +49,7 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
         plan.place(number),
     )
     views = {}
-    version, clock = 0, Clock()
+    version, clock, made = 0, Clock(), 0
     pipe.send(READY)
     while True:
         slot = pipe.recv()
@@ -57,8 +57,8 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
             views[slot] = job.slots.view(slot)
         newer = job.bus.read(policy, version)
         if newer is not None:
-            version, clock = newer
-        pipe.send(collector.collect(views[slot], policy, version, clock, slot))
+            version, clock, made = newer
+        pipe.send(collector.collect(views[slot], policy, version, clock, made, slot))
 
 
 class LocalSampler(ProcessSampler):

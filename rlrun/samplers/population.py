@@ -206,7 +206,7 @@ def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) 
         order = pipe.recv()
         newer = bus.read(policy, version)
         if newer is not None:
-            version, clock = newer
+            version, clock, _ = newer
         pipe.send(player.play(order, clock, lambda: pipe.send(ALIVE)))
 
 

@@ -63,7 +63,9 @@ class SerialSampler:
         fragments = []
         for _ in range(count):
             batch = self.spare.pop() if self.spare else allocate(self.layout)
-            header = self.collectors[self.next].collect(batch, self.policy, self.version, self.clock, cut=self.cut)
+            made = self.clock.updates  # the policy is the learner's own, which is always the newest
+            collector = self.collectors[self.next]
+            header = collector.collect(batch, self.policy, self.version, self.clock, made, cut=self.cut)
             self.next = (self.next + 1) % self.groups
             fragments.append(Fragment(header, batch))
         if self.cut is not None:

@@ -25,10 +25,13 @@ def test_publish_and_read():
     bus, reader = WeightBus(Net()), Net()
     assert bus.read(reader, 0) is None
     bus.publish(Net().fill(3.0), Clock(10, 1))
-    assert bus.read(reader, 0) == (1, Clock(10, 1)) and (reader.a.weight == 3).all() and (reader.count == 3).all()
+    assert bus.read(reader, 0) == (1, Clock(10, 1), 1) and (reader.a.weight == 3).all() and (reader.count == 3).all()
     assert bus.read(reader, 1) is None
     bus.publish(None, Clock(20, 2))
-    assert bus.read(reader, 1) == (2, Clock(20, 2)) and (reader.a.bias == 3).all(), "a clock alone keeps the weights"
+    bus.publish(None, Clock(30, 3))
+    assert bus.read(reader, 1) == (3, Clock(30, 3), 1) and (reader.a.bias == 3).all(), "a clock alone keeps the weights"
+    bus.publish(Net().fill(4.0), Clock(40, 4))
+    assert bus.read(reader, 3) == (4, Clock(40, 4), 4) and (reader.a.bias == 4).all()
 
 
 def test_a_reader_in_bfloat16_gets_converted_weights():

@@ -1,21 +1,28 @@
 """Runs the counting environment and algorithm through the runner, with every way of reusing fragments."""
 
+import dataclasses
 import json
+import math
 import multiprocessing
 import time
+from collections import Counter
 
 import pytest
 import torch
+from counting import CountingAlgorithm, CountingPolicy
 from tape import Tapes
 from test_samplers import KINDS, counting
 from wired import Wired
 
+from rlrun.core.batch import Batch, Field
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed
 from rlrun.core.run import Run
 from rlrun.core.signals import Signals
-from rlrun.dataflow.reuse import FragmentReplay, PassRing
+from rlrun.core.timing import Timers
+from rlrun.dataflow.reuse import FragmentReplay, Gatherer, PassRing
 from rlrun.dataflow.slots import Fragment, Header
+from rlrun.runners.actor_learner import _Stream
 
 
 class Rows:
@@ -96,6 +103,68 @@ def test_weights_are_broadcast_at_their_interval(typed, tmp_path):
     assert [updates for _, updates in published] == list(range(job.clock.updates + 1))
 
 
+class WeightPolicy(CountingPolicy):
+    """Also records its weight, which is the number of updates that made it."""
+
+    def record_spec(self, names):
+        return {name: Field((), torch.float32) for name in names}
+
+    def act(self, obs, is_first, state, clock, mode, rng, record=()):
+        made = super().act(obs, is_first, state, clock, mode, rng, ())
+        known = {"log_prob": torch.where(is_first, 0.0, state.count), "value": self.weight[0].expand(len(is_first))}
+        return made._replace(record=Batch({name: known[name] for name in record}))
+
+
+class WeightAlgorithm(CountingAlgorithm):
+    @classmethod
+    def needs(cls, cfg):
+        return dataclasses.replace(super().needs(cfg), record=("log_prob", "value"))
+
+    @classmethod
+    def make_policy(cls, spec, model, cfg):
+        return WeightPolicy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_policy_lag_is_the_age_of_the_weights_that_acted(typed, tmp_path, kind, monkeypatch):
+    """The clock is sent after every update and the weights after every fifth, so that they get up to four updates
+    older. A serial sampler acts with the learner's own weights, which have no age."""
+    words = ["runner.broadcast_interval=5", "env_steps=900", "log_every_sec=0.001"]
+    wiring = counting(typed, kind, *words)
+    wiring = Wired(dataclasses.replace(wiring.config, algorithm=WeightAlgorithm))
+    told, ages = [], []
+    original, collected = wiring.sampler, Run.collected
+
+    class Listening:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def take(self, count):
+            fragments = self.inner.take(count)
+            told.extend((f.header.updates, int(f.batch.value[0, 0])) for f in fragments)
+            return fragments
+
+    def noting(self, headers):
+        ages.extend(self.clock.updates - header.updates for header in headers)
+        return collected(self, headers)
+
+    monkeypatch.setattr(Run, "collected", noting)
+    wiring.sampler = lambda generation: Listening(original(generation))  # type: ignore[method-assign]
+    _, job, rows = run_wired(wiring, tmp_path)
+    assert job.clock.updates > 30 and len(told) > 60
+    if kind == "serial":
+        assert all(said == acted for said, acted in told) and max(ages) == 0
+        return
+    assert {said % 5 for said, _ in told} == {0} and max(said for said, _ in told) >= 25
+    # A batched sampler on a CPU acts with new weights a moment before it hears of them.
+    assert all(said == acted or (kind == "batched" and said == acted - 5) for said, acted in told)
+    assert sum(ages) / len(ages) > 2, "weights are two updates old on average, and fragments wait for a while"
+    assert max(row["sample/policy_lag"] for row in rows if row.get("sample/policy_lag") is not None) >= 4
+
+
 @pytest.mark.parametrize("fault", ["raise", "kill"])
 def test_a_broken_sampler_ends_the_run_fast(typed, tmp_path, fault):
     started = time.monotonic()
@@ -135,18 +204,52 @@ def test_pass_ring_emits_each_batch_as_often_as_asked():
     assert [ring.emit() for _ in range(12)] == [0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3]
 
 
-def test_replay_keeps_the_last_fragments_and_mixes_in_proportion(typed):
-    from rlrun.core.batch import Batch
-
-    replay = FragmentReplay(1.5, 4, torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(("proportion", "count"), [(1.5, 4), (1.0, 3), (0.5, 2), (4.0, 7)])
+def test_replayed_fragments_are_drawn_uniformly_from_the_last_ones(proportion, count):
+    """Train batches of `count` fragments are made as the runner makes them. A replayed fragment may wait for its batch
+    while newer ones arrive; what is learnt must be what was drawn."""
+    slots, batches = 4, 3000
+    fragments = iter(range(10**6))
     header = Header(0, 0, 0, 0, 0, 0, (), (0.0, 0.0))
-    drawn, count = [], 400
-    for number in range(count):
-        fragment = Fragment(header, Batch(reward=torch.full((1, 1), float(number))))
-        batches = replay.accompany(fragment)
-        drawn += [(number, int(b.reward[0, 0])) for b in batches]
-    assert len(drawn) / count == pytest.approx(1.5, abs=0.1)
-    assert all(number - 4 < old <= number for number, old in drawn)
+
+    class Numbers:
+        """Makes fragments that hold their number."""
+
+        columns = 1
+
+        def take(self, count):
+            return [Fragment(header, Batch(reward=torch.full((1, 1), float(next(fragments))))) for _ in range(count)]
+
+        def free(self, fragments):
+            pass
+
+    replay, newest = FragmentReplay(proportion, slots, torch.Generator().manual_seed(0)), [-1]
+    drawn: list[tuple[int, int]] = []
+    accompany = replay.accompany
+
+    def noting(fragment):
+        newest[0] = int(fragment.batch.reward)
+        picks = accompany(fragment)
+        drawn.extend((newest[0], int(pick.reward)) for pick in picks)
+        return picks
+
+    replay.accompany = noting  # type: ignore[method-assign]
+    timers = Timers()
+    stream = _Stream(
+        Numbers(), replay, count, False, timers, lambda fragment: None, Gatherer(torch.device("cpu"), timers)
+    )
+    learnt: list[int] = []
+    for _ in range(batches):
+        learnt += [int(number) for number in stream.train_batch(None).reward[0]]
+    new, again = Counter(range(newest[0] + 1)), Counter(number for _, number in drawn)
+    waiting = Counter(int(batch.reward) for batch, _ in stream.ready)
+    assert Counter(learnt) + waiting == new + again
+    ages = Counter(now - number for now, number in drawn if now >= slots)
+    total = sum(ages.values())
+    assert set(ages) == set(range(slots)) and total / newest[0] == pytest.approx(proportion, rel=0.05)
+    for age in range(slots):
+        assert ages[age] / total == pytest.approx(1 / slots, abs=4 * math.sqrt(0.19 / total)), "four standard errors"
+    assert sum(replay.drawn.values()) == sum(fragment is None for _, fragment in stream.ready)
 
 
 @pytest.mark.parametrize("words", [
