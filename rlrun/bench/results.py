@@ -53,6 +53,7 @@ def protocol(table: Table, config: Mapping[str, Any]) -> dict[str, Any]:
     """What a score depends on besides the algorithm, from a run's config. It is the same for all rows of a table."""
     env = config["env"]
     score = SECONDS.format(target=table.target_return) if table.target_return is not None else SCORE
+    score = score.replace("100", str(config.get("episode_window", 100)))
     said = {"score": score, "ends_env_steps": table.env_steps, "ends_wall_sec": table.wall_sec, "env": env["name"]}
     if env["family"] == "atari":
         names = (

@@ -33,7 +33,7 @@ import torch
 from rlrun.config.run import Typed
 from rlrun.core.batch import Batch, allocate
 from rlrun.core.checkpoint import Checkpoints
-from rlrun.core.duties import CheckpointConfig, EvalConfig, StopConfig
+from rlrun.core.duties import CheckpointConfig, EvalConfig, LogConfig, StopConfig
 from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
 from rlrun.core.run import Run
@@ -395,7 +395,7 @@ def _train(
             env_steps=2**62,
             stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None),
             evaluation=EvalConfig(every=None, episodes=1, greedy=True),
-            log_every_sec=0.5,
+            log=LogConfig(every_sec=0.5, every_steps=None),
             logger=logger,
             signals=Signals(),
             evaluate=None,

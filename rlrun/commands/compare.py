@@ -82,7 +82,7 @@ def return_at(run, steps: int) -> float | None:
 
 
 def outcomes(one, other) -> list[list[str]]:
-    from rlrun.experiments.runs import RETURN, metrics
+    from rlrun.experiments.runs import RETURN, last_games, metrics
     from rlrun.loggers.console import duration
 
     both = (one, other)
@@ -93,7 +93,7 @@ def outcomes(one, other) -> list[list[str]]:
     speeds = [row["env_steps"] / row["time_sec"] if row.get("time_sec") else None for row in last]
     rows.append(["env steps/s", *(short(speed) for speed in speeds)])
     best = [max(run.series(RETURN)[1], default=None) for run in both]
-    rows.append(["best return, last 100", *(short(value) for value in best)])
+    rows.append([f"best return, {last_games(both)}", *(short(value) for value in best)])
     shared = min(row.get("env_steps", 0) for row in last)
     at = [return_at(run, shared) for run in both]
     rows.append([f"return at {shared:,} env steps", *(short(value) for value in at)])

@@ -14,12 +14,14 @@ from rlrun.rllib.option_map import option_map
 
 EVERY_RUN = """Metrics of every run, in addition to those above
 
-  sample/return_mean, _min, _max     unclipped returns of full games, over the last 100 training episodes
-  sample/episode_length_mean         over the last 100 training episodes; sample/episodes counts all of them
-  sample/env_steps_per_sec           since the previous row
+  sample/return_mean, _std, _min,    unclipped returns of full games, over the last training episodes, of which
+    _max                             episode_window says how many (100)
+  sample/episode_length_mean, _min,  over the same episodes; sample/episodes counts all of them
+    _max
+  sample/env_steps_per_sec           since the previous row, or over the last 5 seconds if that is longer
   sample/policy_lag                  updates between the weights that acted and the weights that learn
   sample/queued_fragments            filled fragments that wait for the learner
-  sample/info/<name>, success_rate   numeric entries of the environment's info and its is_success, last 100 episodes
+  sample/info/<name>, success_rate   numeric entries of the environment's info and its is_success, same episodes
   learn/skipped_updates              share of gradient steps that were skipped because the gradient was not finite
   time/<section>_share               share of the learner's time: wait (for samplers), copy, learn, publish (weights),
                                      save, evaluate

@@ -76,16 +76,17 @@ def returns(run) -> tuple[float | None, float | None]:
 def of_run(run) -> str:
     from rlrun.bench import charts, page
     from rlrun.commands.plot import curves
-    from rlrun.experiments.runs import RETURN, metrics
+    from rlrun.experiments.runs import RETURN, last_games, metrics
     from rlrun.loggers.console import duration
 
+    games = last_games([run])
     last, best = returns(run)
     row = run.rows[-1] if run.rows else {}
     steps, seconds = row.get("env_steps", 0), row.get("time_sec", 0.0)
     body = [
         page.cards(
             [
-                ("return, mean of last 100 games", shown(None if last is None else float(last)) or "no game has ended"),
+                (f"return, mean of {games}", shown(None if last is None else float(last)) or "no game has ended"),
                 ("its best value", shown(best)),
                 ("env steps", f"{steps:,}"),
                 ("wall time", duration(seconds)),
@@ -99,7 +100,7 @@ def of_run(run) -> str:
     if run.series(RETURN)[0]:
         body += [
             "<h2>Return</h2>",
-            page.picture(charts.svg(charts.learning_curves(*curves([run], RETURN), "mean of last 100 games", ""))),
+            page.picture(charts.svg(charts.learning_curves(*curves([run], RETURN), f"mean of {games}", ""))),
         ]
     if run.series("eval/return_mean")[0]:
         body += [
@@ -137,7 +138,7 @@ def of_many(runs, places: list[Path]) -> str:
     from rlrun.bench.publish import number
     from rlrun.bench.stats import iqm
     from rlrun.commands.plot import curves
-    from rlrun.experiments.runs import RETURN, groups, telling
+    from rlrun.experiments.runs import RETURN, groups, last_games, telling
     from rlrun.loggers.console import duration
 
     together = groups(runs)
@@ -160,7 +161,7 @@ def of_many(runs, places: list[Path]) -> str:
     if any(run.series(RETURN)[0] for run in runs):
         body += [
             "<h2>Return</h2>",
-            page.picture(charts.svg(charts.learning_curves(*curves(runs, RETURN), "mean of last 100 games", ""))),
+            page.picture(charts.svg(charts.learning_curves(*curves(runs, RETURN), f"mean of {last_games(runs)}", ""))),
         ]
     rows = []
     for label, members in sorted(together, key=standing, reverse=True):

@@ -1,5 +1,5 @@
-"""rlrun resume RUN_DIR [env_steps=... log_every_sec=... stop.*=... eval.*=... checkpoint.*=... resources.*=...
-                     logger=[console,...] logger.*=...] [--trust]
+"""rlrun resume RUN_DIR [env_steps=... log_every_sec=... log_every_steps=... stop.*=... eval.*=... checkpoint.*=...
+                     resources.*=... logger=[console,...] logger.*=...] [--trust]
 
 Continues a run from its last checkpoint. Schedules keep the horizons that they had at the first launch. Other options
 cannot change, because that would be another run. --trust runs modules of your own that the config of a run from
@@ -16,7 +16,7 @@ from rlrun.config.saved import save_config, saved_config
 from rlrun.config.types import load_yaml, parse_assignments
 from rlrun.core.errors import UserError, closest
 
-CHANGEABLE = ("env_steps", "log_every_sec", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
+CHANGEABLE = ("env_steps", "log_every_sec", "log_every_steps", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
 
 
 def main(words: list[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from rlrun.config.automatic import settled
 from rlrun.config.paths import options
@@ -44,7 +44,9 @@ class RunConfig:
     env_steps: Annotated[int, Count]
     run_dir: str | None
     runs_root: str
-    log_every_sec: Annotated[float, Positive]
+    log_every_sec: Annotated[float, Positive] | None
+    log_every_steps: Literal["auto"] | Annotated[int, Count] | None
+    episode_window: Annotated[int, Count]
     init: str | None
     callbacks: tuple[str, ...]
     algo: Any
@@ -59,6 +61,10 @@ class RunConfig:
     checkpoint: CheckpointConfig
     expected: dict[str, Any] | None
     measured: dict[str, Any] | None
+
+    def __post_init__(self):
+        if self.log_every_sec is None and self.log_every_steps is None:
+            raise ValueError("log_every_sec and log_every_steps are both null, and rows would never be written")
 
 
 @dataclass(frozen=True)

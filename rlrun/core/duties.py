@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 
 from rlrun.core.algorithm import Algorithm
-from rlrun.core.metrics import EpisodeStatistics, Means, finite
+from rlrun.core.metrics import EpisodeStatistics, Means, finite, spread
 from rlrun.core.ranges import Count, Positive
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
@@ -49,9 +51,9 @@ class Logger(Protocol):
 class Progress:
     """Counts what a run has done and how well it does. Checkpoints hold all of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, episode_window: int = 100) -> None:
         self.clock = Clock()
-        self.episodes = EpisodeStatistics()
+        self.episodes = EpisodeStatistics(episode_window)
         self.best: float | None = None  # the best metric seen
         self.best_at = 0  # env steps of the last improvement
         self.wall_before = 0.0  # seconds of earlier sessions
@@ -147,7 +149,7 @@ class Evaluations:
         if self.signals.stop is not None or not returns:
             return []
         self.fresh, self.mean = True, sum(returns) / len(returns)
-        self.row = {"eval/return_mean": self.mean, "eval/return_min": min(returns), "eval/return_max": max(returns)}
+        self.row = {f"eval/{name}": value for name, value in spread("return", returns).items()}
         return returns
 
     def take_row(self) -> dict[str, float | None]:
@@ -178,7 +180,7 @@ class Saves:
     def metric(self) -> float | None:
         """The metric that decides which checkpoint is the best.
 
-        It is the last evaluation's mean if evaluation is on, otherwise the mean of the last 100 episodes."""
+        It is the last evaluation's mean if evaluation is on, otherwise the mean of the last training episodes."""
         if self.evaluations.on:
             return self.evaluations.mean
         return self.progress.episodes.mean if self.progress.episodes.full else None
@@ -241,36 +243,69 @@ class SecondLook:
                 self.judge = None
 
 
-class Logs:
-    """Collects metrics and writes a row of them at regular intervals of seconds."""
+RATE_SEC = 5.0  # rows that follow each other faster share a rate over this time, which is steadier
 
-    def __init__(self, every_sec: float, logger: Logger, progress: Progress, timers: Timers):
-        self.every_sec, self.logger, self.progress, self.timers = every_sec, logger, progress, timers
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """When a row is written: whichever of the two comes first."""
+
+    every_sec: float | None  # None: rows follow env steps alone
+    every_steps: int | Literal["auto"] | None  # None: rows follow the clock alone
+
+    def steps_after(self, at: int, total: int) -> float:
+        """The env steps of the next row after one at `at` env steps, of a run of `total`.
+
+        auto: a row is due when the env steps have grown by a thirtieth, or by a hundredth of the whole run. So a run
+        has at least 100 rows, one that is stopped early has many too, and a fast one has few hundred."""
+        if self.every_steps is None:
+            return math.inf
+        return at + (max(1, min(at // 30, total // 100)) if self.every_steps == "auto" else self.every_steps)
+
+
+class Logs:
+    """Collects metrics and writes a row of them at regular intervals of seconds and of env steps."""
+
+    def __init__(self, cfg: LogConfig, total: int, logger: Logger, progress: Progress, timers: Timers):
+        """total: env steps of the whole run."""
+        self.cfg, self.total, self.logger, self.progress, self.timers = cfg, total, logger, progress, timers
         self.learn, self.sample = Means(), Means()
         self.last_steps = 0
+        self.next = math.inf
         self.begin_clock()
 
     def begin(self, clock: Clock) -> None:
         self.last_steps = clock.env_steps
+        self.next = self.cfg.steps_after(clock.env_steps, self.total)
 
     def begin_clock(self) -> None:
         """Starts measuring rates."""
         self.last = time.monotonic()
+        self.marks = deque([(self.last, self.last_steps)])  # times and env steps of the last rows
 
     def due(self, clock: Clock) -> bool:
-        return time.monotonic() - self.last >= self.every_sec
+        every = self.cfg.every_sec
+        return clock.env_steps >= self.next or (every is not None and time.monotonic() - self.last >= every)
+
+    def _rate(self, now: float, steps: int) -> float:
+        """Env steps per second since the previous row, or since RATE_SEC ago if that is longer."""
+        self.marks.append((now, steps))
+        while len(self.marks) > 2 and now - self.marks[1][0] >= RATE_SEC:
+            self.marks.popleft()
+        then, before = self.marks[0]
+        return (steps - before) / max(now - then, 1e-9)
 
     def row(self, evaluation: dict[str, float | None], queued: int | None, ahead: int) -> dict[str, Any]:
         """Returns all metrics since the last row.
 
         queued: number of filled fragments that wait. ahead: env steps of the next update, not counted by the clock."""
         now, progress = time.monotonic(), self.progress
-        seconds, steps = max(now - self.last, 1e-9), progress.clock.env_steps + ahead
+        steps = progress.clock.env_steps + ahead
         sample = self.sample.result()
         env_sec, policy_sec, fragment = (sample.pop(name, 0.0) for name in ("env_sec", "policy_sec", "fragment_steps"))
         row: dict[str, Any] = {
             **{f"sample/{name}": value for name, value in progress.episodes.metrics().items()},
-            "sample/env_steps_per_sec": (steps - self.last_steps) / seconds,
+            "sample/env_steps_per_sec": self._rate(now, steps),
             **{f"sample/{name}": value for name, value in sample.items()},
             **{f"learn/{name}": value for name, value in self.learn.result().items()},
             **{f"time/{name}": value for name, value in self.timers.result().items()},
@@ -284,7 +319,7 @@ class Logs:
         row |= evaluation
         if ahead:
             row["sample/ahead"] = ahead
-        self.last, self.last_steps = now, steps
+        self.last, self.next = now, self.cfg.steps_after(progress.clock.env_steps, self.total)
         head = {"env_steps": progress.clock.env_steps, "time_sec": progress.wall_sec, "updates": progress.clock.updates}
         return {**head, **finite(row)}
 

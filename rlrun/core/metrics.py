@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -45,6 +45,17 @@ class Sums:
             self.totals[name] = self.totals[name] + value if name in self.totals else value
 
 
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """<name>_mean, _std (of a population), _min and _max of at least one number."""
+    mean = sum(values) / len(values)
+    return {
+        f"{name}_mean": mean,
+        f"{name}_std": math.sqrt(sum((value - mean) ** 2 for value in values) / len(values)),
+        f"{name}_min": min(values),
+        f"{name}_max": max(values),
+    }
+
+
 class EpisodeStatistics:
     """Statistics of the last `window` finished episodes."""
 
@@ -71,21 +82,10 @@ class EpisodeStatistics:
 
     def metrics(self) -> dict[str, float | int | None]:
         if not self.returns:
-            return {
-                "return_mean": None,
-                "return_min": None,
-                "return_max": None,
-                "episode_length_mean": None,
-                "episodes": self.count,
-            }
-        return {
-            "return_mean": self.mean,
-            "return_min": min(self.returns),
-            "return_max": max(self.returns),
-            "episode_length_mean": sum(self.lengths) / len(self.lengths),
-            "episodes": self.count,
-            **self._info_means(),
-        }
+            return {**dict.fromkeys(spread("return", [0.0])), "episode_length_mean": None, "episodes": self.count}
+        lengths = spread("episode_length", self.lengths)
+        del lengths["episode_length_std"]
+        return {**spread("return", self.returns), **lengths, "episodes": self.count, **self._info_means()}
 
     def _info_means(self) -> dict[str, float]:
         """success_rate and info/<name>: means over those of the last episodes that have the entry."""

@@ -14,6 +14,7 @@ from rlrun.core.duties import (
     CheckpointConfig,
     EvalConfig,
     Evaluations,
+    LogConfig,
     Logger,
     Logs,
     Play,
@@ -75,7 +76,7 @@ class Run:
         stop: StopConfig,
         evaluation: EvalConfig,
         checkpoint: CheckpointConfig,
-        log_every_sec: float,
+        log: LogConfig,
         checkpoints: Checkpoints,
         logger: Logger,
         signals: Signals,
@@ -85,18 +86,19 @@ class Run:
         callbacks: Sequence[Callback] = (),
         save_at_end: bool = True,
         spec: EnvSpec | None = None,
+        episode_window: int = 100,
         judge_env_sec: Callable[[float], str | None] | None = None,
     ):
-        """spec: the environment's, for notes on the entropy of its actions; None: without those. judge_env_sec: see
-        SecondLook."""
+        """spec: the environment's, for notes on the entropy of its actions; None: without those. episode_window: number
+        of finished episodes that statistics look at. judge_env_sec: see SecondLook."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.timers = Timers()
-        self.progress = Progress()
+        self.progress = Progress(episode_window)
         self.stops = Stops(env_steps, stop, signals, self.progress)
         self.evaluations = Evaluations(evaluation, evaluate, signals)
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
-        self.logs = Logs(log_every_sec, logger, self.progress, self.timers)
+        self.logs = Logs(log, env_steps, logger, self.progress, self.timers)
         self.health = Health(env_steps, spec, lambda text: print(f"  note: {text}", flush=True))
         self.second_look = SecondLook(judge_env_sec)
         self.hold_learners: Callable[[], Clock] | None = None

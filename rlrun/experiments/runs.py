@@ -23,7 +23,8 @@ SAME = (
     "expected",
     "measured",
     "checkpoint.",
-    "log_every_sec",
+    "log_every_",
+    "episode_window",
     "callbacks",
     "init",
     "stop.",
@@ -95,6 +96,12 @@ def find(places: Sequence[str]) -> list[SavedRun]:
 def science_of(options: dict[str, Any]) -> dict[str, Any]:
     """Dotted options without those that only change a run's directory, seed, end and the like."""
     return {key: value for key, value in options.items() if not key.startswith(SAME)}
+
+
+def last_games(runs: Sequence[SavedRun]) -> str:
+    """What the mean returns of these runs are means of: "last 100 games", or "last games" where runs differ."""
+    windows = {run.options.get("episode_window", 100) for run in runs}
+    return f"last {windows.pop():,} games" if len(windows) == 1 else "last games"
 
 
 def science(run: SavedRun) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 
 from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
+from rlrun.core.duties import LogConfig
 from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.passwords import masked, whole
 from rlrun.core.run import Run
@@ -83,7 +84,7 @@ def _run(
         stop=config.run.stop,
         evaluation=config.run.eval,
         checkpoint=config.run.checkpoint,
-        log_every_sec=config.run.log_every_sec,
+        log=LogConfig(every_sec=config.run.log_every_sec, every_steps=config.run.log_every_steps),
         checkpoints=checkpoints_of(directory.path, config.run.checkpoint.keep),
         logger=logger,
         signals=signals,
@@ -92,6 +93,7 @@ def _run(
         restored=restored,
         callbacks=callbacks_of(config.run.callbacks),
         spec=plan.spec,
+        episode_window=config.run.episode_window,
         judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
     )
     error: BaseException | None = None
@@ -137,7 +139,7 @@ def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, fac
     alive = Alive()
     if "console" in chosen:
         title = f"{config.algo.name} on {config.env.name}, seed {config.run.seed}"
-        direct.append(console(config.run.env_steps, title, 100))
+        direct.append(console(config.run.env_steps, title, config.run.episode_window))
     if "tensorboard" in chosen:
         slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
     if "mlflow" in chosen:

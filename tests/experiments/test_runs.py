@@ -121,7 +121,7 @@ def test_compare_says_options_machine_and_outcome(runs, tmp_path, capsys):
     )
     assert (
         re.search(r"return at 2,000 env steps\s+20\s+2\n", said)
-        and re.search(r"best return, last 100\s+20\s+4\n", said)
+        and re.search(r"best return, last 100 games\s+20\s+4\n", said)
         and "run_dir" not in said
     )
     assert _dispatch(["compare", str(other), str(other)]) == 0

@@ -16,6 +16,7 @@ from wired import Wired
 
 from rlrun.core.batch import Batch, Field
 from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.duties import LogConfig
 from rlrun.core.errors import RunFailed
 from rlrun.core.run import Run
 from rlrun.core.signals import Signals
@@ -46,7 +47,7 @@ def run_wired(wiring, tmp_path, evaluate=None):
     original = wiring.algorithm
     wiring.algorithm = lambda: made.append(original()) or made[-1]  # type: ignore[method-assign]
     job = Run(
-        env_steps=cfg.env_steps, stop=cfg.stop, evaluation=cfg.eval, checkpoint=cfg.checkpoint, log_every_sec=cfg.log_every_sec,
+        env_steps=cfg.env_steps, stop=cfg.stop, evaluation=cfg.eval, checkpoint=cfg.checkpoint, log=LogConfig(every_sec=cfg.log_every_sec, every_steps=cfg.log_every_steps),
         checkpoints=Checkpoints(tmp_path / "checkpoints", 3), logger=logger, signals=Signals(), evaluate=evaluate, exact=False, restored=None,
     )  # fmt: skip
     wiring.train(job)
@@ -95,7 +96,7 @@ def test_weights_are_broadcast_at_their_interval(typed, tmp_path):
     wiring.sampler = lambda generation: Recording(original(generation))  # type: ignore[method-assign]
     cfg = wiring.config.run
     job = Run(
-        env_steps=cfg.env_steps, stop=cfg.stop, evaluation=cfg.eval, checkpoint=cfg.checkpoint, log_every_sec=99, logger=Rows(), signals=Signals(),
+        env_steps=cfg.env_steps, stop=cfg.stop, evaluation=cfg.eval, checkpoint=cfg.checkpoint, log=LogConfig(every_sec=99, every_steps=None), logger=Rows(), signals=Signals(),
         checkpoints=Checkpoints(tmp_path / "checkpoints", 3), evaluate=None, exact=False, restored=None,
     )  # fmt: skip
     wiring.train(job)

@@ -184,6 +184,25 @@ def test_the_same_seed_repeats_and_another_does_not(tmp_path):
     assert same(a, b) and not same(a, c)
 
 
+@pytest.mark.parametrize("kind", ["vector", "replay", "temperature", "evolution"])
+def test_two_debug_runs_write_the_same_rows(tmp_path, kind):
+    """Except for times. Rows follow env steps, because the clock is never the same twice."""
+    made = []
+    for name in ("a", "b"):
+        assert train(tmp_path / name, *ENVS[kind], "env_steps=600") == 0
+        rows = [json.loads(line) for line in (tmp_path / name / "progress.jsonl").read_text().splitlines()]
+        assert all({"time_sec", "sample/env_steps_per_sec"} <= row.keys() for row in rows)
+        timed = ("time_sec", "time/", "sample/env_steps_per_sec")
+        made.append([{key: value for key, value in row.items() if not key.startswith(timed)} for row in rows])
+        time.sleep(0.1 * len(made))
+    assert made[0] == made[1] and len(made[0]) > (2 if kind == "evolution" else 15)
+
+
+def test_a_run_that_would_never_log_is_refused():
+    with pytest.raises(UserError, match="log_every_sec and log_every_steps are both null"):
+        type_config(compose("algo=impala", "env=CartPole-v1", *SMALL, "log_every_steps=null"))
+
+
 def test_a_run_leaves_its_files_and_refuses_a_second_one(tmp_path):
     path = tmp_path / "run"
     assert train(path, "env=CartPole-v1", "env_steps=400", "log_every_sec=0.01") == 0
