@@ -157,7 +157,7 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
             return show(words, config_name)
         # Hydra's compose() acts on nothing in Hydra's own config; hydra.main would set up logging and run callbacks.
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf"), job_name="rlrun"):
-            overrides = [word for word in words if "=" in word and not word.startswith("-")]
+            overrides = words_without_flags(words)
             cfg = hydra.compose(config_name, overrides=overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(translate(error, words)) from None
@@ -168,6 +168,18 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
         print(masked(OmegaConf.to_yaml(cfg, resolve="--resolve" in words)), end="")
         return 0
     return job(cfg, choices)
+
+
+def words_without_flags(words: list[str]) -> list[str]:
+    """Returns the words that set options, without --cfg job, --resolve and the like."""
+    rest, given = [], list(words)
+    while given:
+        word = given.pop(0)
+        if not word.startswith("-"):
+            rest.append(word)
+        elif word in ("--cfg", "-c", "--package", "-p") and given:
+            given.pop(0)  # the flag's value
+    return rest
 
 
 def shown_config(words: list[str]) -> str | None:

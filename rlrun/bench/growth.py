@@ -183,6 +183,7 @@ def setting_of(words: list[str]) -> Setting:
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         from rlrun.commands.train import check_tuned
+        from rlrun.config.automatic import settled
         from rlrun.config.run import type_config
         from rlrun.config.types import plain
         from rlrun.machine.machine import measured
@@ -190,6 +191,7 @@ def setting_of(words: list[str]) -> Setting:
 
         values = plain(cfg)
         check_tuned(choices, values)
+        values, _ = settled(values)
         machine = measured()
         planned = plan(type_config(values), machine)
         if planned.needs.population is not None:

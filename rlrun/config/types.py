@@ -82,7 +82,14 @@ def check_value(cls: type, path: list[str], value: Any, option: str) -> None:
         return
     inside = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and dataclasses.is_dataclass(one)]
     if inside:
-        check_value(inside[0], path[1:], value, option)
+        known = [inside[0], *_variants(inside[0])]  # an option may exist with one choice of its group only
+        check_value(next((one for one in known if path[1] in _hints(one)), known[0]), path[1:], value, option)
+
+
+def _variants(cls: type) -> list[type]:
+    """Returns the subclasses that a class of options has for its choices."""
+    own = cls.__subclasses__() if hasattr(cls, "variant") else []
+    return [found for one in own for found in (one, *_variants(one))]
 
 
 def _convert(kind: Any, value: Any, path: str) -> Any:

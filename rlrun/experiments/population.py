@@ -22,8 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from rlrun.config.saved import save_config, saved_config
+from rlrun.config.foreign import check_values
+from rlrun.config.saved import save_config
 from rlrun.config.signature import sign, signed
+from rlrun.config.types import load_yaml
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import Interval, Space
@@ -297,7 +299,9 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     shutil.copytree(winner / "checkpoints" / name, fresh / name)
-    config = saved_config(loser)
+    path = loser / "config.yaml"
+    config = load_yaml(path)
+    check_values(config, str(path), signed(path), places=("directory", "uri"))
     for key, value in values.items():
         *groups, last = key.split(".")
         node = config

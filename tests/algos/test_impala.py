@@ -105,4 +105,4 @@ def test_a_value_lr_without_separate_trunks_is_refused(typed):
     from rlrun.core.errors import UserError
 
     with pytest.raises(UserError, match="shares its trunk"):
-        algorithm(typed, "algo.value_lr=0.001")
+        algorithm(typed, "algo.value_lr=0.001", "model.share_value=true")

@@ -44,7 +44,7 @@ BAD = [
     ([*PONG, "runner.replay_proportion=1"], "needs replay_slots"),
     ([*CARTPOLE, "model=nature_cnn"], "reads images"),
     ([*CARTPOLE, "resources=debug", "resources.inference=local"], "need inference=serial"),
-    ([*CARTPOLE, "algo.value_lr=0.1"], "shares its trunk"),
+    ([*CARTPOLE, "algo.value_lr=0.1", "model.share_value=true"], "shares its trunk"),
     (
         ["train", "algo=impala", "env=spaces_of_text:Text-v0"],
         "rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these",
@@ -55,7 +55,7 @@ BAD = [
     (["train", "algo=ppo", "env=CartPole-v1", "algo.simple_optimizer=true"], "has no counterpart: one learner"),
     (
         ["train", "algo=ppo", "env=CartPole-v1", "runner.broadcast_interval=3"],
-        "with the algo, env and runner that were chosen",
+        "is an option of runner=actor_learner, which was not chosen",
     ),
     (["train", "algo=ppo", "env=CartPole-v1", "runner=actor_learner"], "newest policy's rows alone"),
     (

@@ -11,6 +11,7 @@ from wired import checked
 from rlrun.cli import _dispatch
 from rlrun.config import saved
 from rlrun.config.run import type_config
+from rlrun.config.signature import sign
 from rlrun.config.types import save_yaml
 from rlrun.core.errors import UserError
 from rlrun.runtime import session
@@ -263,6 +264,7 @@ def test_a_run_that_is_older_than_some_options_goes_on(tmp_path, capsys):
     values["model"].pop("layer_norm")
     values.pop("callbacks")
     (run / "config.yaml").write_text(yaml.safe_dump(values))
+    sign(run / "config.yaml")
     capsys.readouterr()
     assert _dispatch(["resume", str(run), "env_steps=600"]) == 0
     said = capsys.readouterr().err
@@ -291,4 +293,4 @@ def test_explain_says_the_outer_algorithms_runner_and_names(capsys):
     said = capsys.readouterr().out
     assert "name: distributed_replay" in said and "num_shards: 1" in said
     (row,) = [line for line in said.splitlines() if line.split()[:1] == ["optimizer_class"]]
-    assert "AsyncReplayOptimizer corresponds to runner=distributed_replay" in row
+    assert "AsyncReplayOptimizer is runner=distributed" in row

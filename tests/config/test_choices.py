@@ -5,6 +5,7 @@ import yaml
 
 from rlrun.cli import _dispatch
 from rlrun.config.saved import saved_config
+from rlrun.config.signature import sign
 from rlrun.core.errors import UserError
 
 RUN = ["env=CartPole-v1", "resources=debug", "logger=[]", "model.hidden=[8]"]
@@ -45,10 +46,12 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
         node = values["replay"] if group == "replay" else values["model"]["memory"]
         node |= old
         file.write_text(yaml.safe_dump(values))
+        sign(file)
         capsys.readouterr()
         assert saved_config(run) == now and capsys.readouterr().err == ""
-        assert _dispatch(["resume", str(run), "env_steps=100"]) == 0
+        assert _dispatch(["resume", str(run), "env_steps=2000"]) == 0
         node[next(iter(old))] = 3
         file.write_text(yaml.safe_dump(values))
+        sign(file)
         assert saved_config(run) == now
         assert f"{next(iter(old))}=3 never did anything" in capsys.readouterr().err

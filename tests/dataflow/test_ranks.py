@@ -242,7 +242,8 @@ def test_only_broken_connections_are_blamed_on_other_learners():
 def test_a_named_gpu_is_the_only_one():
     gpus = Machine(cores=8, gpus=("a GPU",) * 4, gpu_memory=(2**36,) * 4)
     for device, learners in (("auto", 4), ("cuda", 4), ("cuda:1", 1), ("cpu", 8)):
-        config = typed("algo=ddppo", "env=CartPole-v1", f"resources.device={device}")
+        batch = ("algo.fragment_length=128", "algo.batch_size=1024", "algo.minibatch_size=256")
+        config = typed("algo=ddppo", "env=CartPole-v1", *batch, f"resources.device={device}")
         assert plan(config, gpus).resources.num_learners == learners
 
 

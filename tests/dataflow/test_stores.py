@@ -9,7 +9,7 @@ from counting import CountingPolicy, check_rows
 from wired import Wired
 
 from rlrun.core.batch import fragment_layout
-from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Slots
 from rlrun.dataflow.stores import FragmentStore, WeightStore
@@ -110,8 +110,7 @@ def test_samplers_work_with_stores_of_any_keys(source, kind):
 
 def test_shards_read_fragments_from_any_store(source):
     spec = source.spec
-    cfg = ReplayConfig(name="uniform", capacity=200, compress=False, directory=None, device="cpu", checkpoint="auto", checkpoint_max_gb=1.0,
-                       alpha=0.6, beta=Schedule.parse(0.4), priority_epsilon=1e-6)  # fmt: skip
+    cfg = ReplayConfig(name="uniform", capacity=200, compress=False, directory=None, device="cpu", checkpoint="auto", checkpoint_max_gb=1.0)  # fmt: skip
     layout = Layout(obs=spec.obs_rows, action=spec.action_row, record={}, core={}, core_every=1, block=COLUMNS, blocks=2, fragment_rows=ROWS, rows=1,
                     rows_from=1, ends=True, starts_every=1, sequences=False, capacity=200)  # fmt: skip
     sampler = LocalSampler(source.plan, Named)

@@ -88,6 +88,6 @@ def trained_seeds():
     return Seeds(3)
 
 
-def test_only_a_memory_can_be_told(typed):
-    with pytest.raises(UserError, match="choose model=lstm"):
-        typed("algo=ppo", "env=CartPole-v1", "model.memory.prev_reward=true")
+def test_only_a_memory_can_be_told():
+    with pytest.raises(UserError, match="prev_reward is an option of model"):
+        _dispatch(["train", "algo=ppo", "env=CartPole-v1", "model.memory.prev_reward=true"])

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
+from rlrun.config.signature import sign
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import parse
 from rlrun.experiments.jobs import Outcome
@@ -208,6 +209,9 @@ def test_a_population_goes_on_where_it_was(tmp_path):
         names.append(job.name)
     assert names == ["member-01", "member-02", "member-03"] and later.members[0].score == 2.0
     (tmp_path / "population.json").write_text("{")
+    with pytest.raises(UserError, match="was not written by you"):
+        population(tmp_path)
+    sign(tmp_path / "population.json")
     with pytest.raises(UserError, match="is damaged"):
         population(tmp_path)
 

@@ -12,7 +12,7 @@ from counting import LENGTH, CountingPolicy
 from wired import Wired
 
 from rlrun.core.batch import Batch, Field, fragment_layout
-from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents
 from rlrun.replay.buffer import Replay
@@ -119,8 +119,7 @@ def test_an_evaluation_reports_the_sum(maker):
 
 def test_a_replay_gives_both_numbers_back(maker):
     spec = maker.spec
-    cfg = ReplayConfig(name="uniform", capacity=100, compress=False, directory=None, device="cpu", checkpoint="auto", checkpoint_max_gb=1.0,
-                       alpha=0.6, beta=Schedule.parse(0.4), priority_epsilon=1e-6)  # fmt: skip
+    cfg = ReplayConfig(name="uniform", capacity=100, compress=False, directory=None, device="cpu", checkpoint="auto", checkpoint_max_gb=1.0)  # fmt: skip
     layout = Layout(obs=spec.obs_rows, action=spec.action_row, record={}, core={}, core_every=1, block=COLUMNS, blocks=1, fragment_rows=ROWS, rows=2,
                     rows_from=2, ends=False, starts_every=1, sequences=False, capacity=100, reward=spec.reward_row)  # fmt: skip
     replay = Replay(cfg, layout, torch.Generator().manual_seed(0), torch.device("cpu"))
