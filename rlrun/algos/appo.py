@@ -34,7 +34,7 @@ from rlrun.models.model import Model
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
-from rlrun.ops.vtrace import vtrace
+from rlrun.ops.vtrace import Bootstrap, vtrace
 from rlrun.policies import DistributionPolicy
 
 
@@ -42,6 +42,7 @@ from rlrun.policies import DistributionPolicy
 class Config(ActorCriticConfig):
     vtrace: bool
     lambda_: Annotated[float, Share]
+    advantage_bootstrap: Bootstrap
     rho_clip: float
     c_clip: float
     pg_rho_clip: float
@@ -51,6 +52,11 @@ class Config(ActorCriticConfig):
     target_tau: Annotated[float, PositiveShare]
     kl_coef: Annotated[float, NotNegative]
     kl_target: Annotated[float, Positive]
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.advantage_bootstrap != "target" and not self.vtrace:
+            raise ValueError("advantage_bootstrap belongs to V-trace: with vtrace=false advantages are GAE anyway")
 
 
 class APPO(Algorithm):
@@ -118,6 +124,7 @@ class APPO(Algorithm):
                     c_clip=cfg.c_clip,
                     pg_rho_clip=cfg.pg_rho_clip,
                     lambda_=cfg.lambda_,
+                    bootstrap=cfg.advantage_bootstrap,
                 )
             else:
                 advantage = gae(reward, discount, old_value[:-1], old_value[1:], valid, cfg.lambda_)

@@ -5,6 +5,8 @@ runner.replay_proportion use it again.
 Recorded: log_prob, the behaviour policy's log mu(a|x) (eq. 1); the recurrent state at row 0.
 Differs from the paper: Adam may replace RMSProp. The loss may be a mean over rows instead of their sum. With
 vtrace=false every importance weight is 1, which leaves n-step returns (as RLlib's switch of that name does).
+advantage_bootstrap=mixed makes lambda_ shorten advantages as well as targets, as GAE does; the paper's shortens targets
+alone.
 Metrics: learn/policy_loss, value_loss and entropy per row; rho_mean and rho_clipped: the mean importance weight pi/mu
 and the share of weights above rho_clip; explained_variance: 1 - Var(target - value) / Var(target); grad_norm before
 clipping; lr.
@@ -27,7 +29,7 @@ from rlrun.core.specs import EnvSpec
 from rlrun.families.actor_critic import ActorCriticConfig
 from rlrun.models.model import Model
 from rlrun.ops.transforms import clip_reward
-from rlrun.ops.vtrace import vtrace
+from rlrun.ops.vtrace import Bootstrap, vtrace
 from rlrun.policies import DistributionPolicy
 
 
@@ -39,6 +41,7 @@ class Config(ActorCriticConfig):
     c_clip: float
     pg_rho_clip: float
     lambda_: Annotated[float, Share]
+    advantage_bootstrap: Bootstrap
     loss_reduction: Literal["mean", "sum"]
 
 
@@ -103,6 +106,7 @@ class Impala(Algorithm):
             c_clip=cfg.c_clip,
             pg_rho_clip=cfg.pg_rho_clip,
             lambda_=cfg.lambda_,
+            bootstrap=cfg.advantage_bootstrap,
         )
         policy_loss = -mean(log_prob * advantage)
         value_loss = mean(0.5 * (target - value).square())

@@ -95,6 +95,38 @@ def test_agrees_with_torch(kind):
         assert (at_mode >= ours.log_prob(samples[:500]).max(0).values - 1e-4).all()
 
 
+def test_the_entropy_of_a_squashed_gaussian_is_the_integral_over_its_actions():
+    """For every deviation that a head can have. The integral is taken over the actions themselves, in float64, on grids
+    that are much finer than the density."""
+    fine = torch.linspace(-9.0, 9.0, 40001, dtype=torch.float64)
+    for log_std in torch.arange(-5.0, 2.01, 0.5).tolist():
+        for mean in torch.arange(-3.0, 3.01, 0.5).tolist():
+            x = mean + math.exp(log_std) * fine  # before tanh
+            log_normal = theirs.Normal(torch.tensor(mean).double(), torch.tensor(math.exp(log_std)).double()).log_prob(
+                x
+            )
+            log_slope = -2.0 * (x.abs() + torch.log1p(torch.exp(-2.0 * x.abs())) - math.log(2.0))  # log d tanh(x) / dx
+            wanted = float(torch.trapezoid(log_normal.exp() * (log_slope - log_normal), x))
+            numbers = [torch.tensor([value], requires_grad=True) for value in (mean, log_std)]
+            got = SquashedGaussian(*numbers, (1,)).entropy()
+            assert float(got.detach()) == pytest.approx(wanted, abs=2e-3), (mean, log_std)
+            got.backward()
+            by_mean = float(torch.trapezoid(log_normal.exp() * -2.0 * torch.tanh(x), x))
+            by_log_std = 1.0 + float(torch.trapezoid(log_normal.exp() * -2.0 * torch.tanh(x) * (x - mean), x))
+            for number, slope in zip(numbers, (by_mean, by_log_std), strict=True):
+                assert float(number.grad) == pytest.approx(slope, abs=5e-3), (mean, log_std)
+
+
+def test_the_mode_of_a_flat_beta_is_its_middle():
+    """Below a logit of -16.6, 1 + softplus is exactly 1 in float32."""
+    logits = torch.tensor([[-17.0, -40.0, -17.0, 2.0], [-17.0, -40.0, -15.5, -17.0]])
+    alpha, beta = 1.0 + torch.nn.functional.softplus(logits)
+    assert alpha[0] == beta[0] == 1.0
+    assert Beta(alpha, beta, (4,)).mode().tolist() == [0.0, 0.0, -1.0, 1.0]
+    almost = 1.0 + torch.tensor([2.0**-23])  # alpha + beta is 2 in float32, alpha - 1 is not 0
+    assert Beta(almost, torch.ones(1), (1,)).mode().item() == 1.0
+
+
 def everything():
     logits = torch.randn(4, 5)
     return Joint({"a": Categorical(torch.randn(4, 3)), "b": MultiCategorical(logits, (2, 3), (2,)), "c": Gaussian(torch.randn(4, 6), torch.zeros(6), (2, 3)),
