@@ -145,7 +145,8 @@ def page(files: list[str], made: list[tuple[Imported, str]], refused: dict[str, 
 
 def cell(text: str) -> str:
     """Text that cannot leave a cell of a Markdown table, nor a code span in it, nor become HTML."""
-    kept = " ".join(text.split()).replace("`", "'").replace("|", "/")
+    kept = "".join(character if character.isprintable() else " " for character in text)
+    kept = " ".join(kept.split()).replace("`", "'").replace("|", "/")
     return kept.replace("&", "&amp;").replace("<", "&lt;")
 
 
@@ -162,7 +163,8 @@ def told(one: Imported) -> list[str]:
         was, became = f"{line.key}={flow(line.value)}{default(line)}", line.became or line.how
         if line.how == "added":
             was, became = line.became, "added"
-        rows.append(f"  {MARKS[line.how]} {was:<58} {became}" + (f"  ({line.why})" if line.why else ""))
+        row = f"  {MARKS[line.how]} {was:<58} {became}" + (f"  ({line.why})" if line.why else "")
+        rows.append("".join(character if character.isprintable() else "?" for character in row))
     return rows
 
 

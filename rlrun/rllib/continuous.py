@@ -8,7 +8,7 @@ from __future__ import annotations
 from rlrun.rllib.networks import activated, own_net
 from rlrun.rllib.q_learning import EPSILONS, from_replay
 from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, Translation
-from rlrun.rllib.yaml_files import flow, rounded
+from rlrun.rllib.yaml_files import rounded
 
 RANGE = 2.0  # width of an action's range here, -1 to 1; RLlib multiplies OU noise by high - low
 TD3 = ("twin_q", "policy_delay", "smooth_target_policy", "target_noise", "target_noise_clip", "noise_clip")
@@ -26,24 +26,13 @@ def continuous(one: Translation) -> None:
         _soft(one)
     else:
         _deterministic(one)
-        for net in ("actor", "critic"):
-            key = f"{net}_lr" if f"{net}_lr" in one.given or "lr" not in one.given else "lr"
-            one.set(
-                f"{at}.{net}_lr", one.get(key), key, why="lr is the rate of actor and critics" if key == "lr" else ""
-            )
-            one.taken.add(f"{net}_lr")
-        one.say("lr", "dropped", why="actor_lr and critic_lr win")
         one.set(
             f"{at}.huber_delta",
             float(one.get("huber_threshold")) if one.get("use_huber") else None,
             "use_huber",
             "huber_threshold",
         )
-    if one.given.get("lr_schedule") is not None:
-        why = "of actor and critics" + ("; alpha_lr is its own" if one.core == "sac" else "")
-        for net in ("actor", "critic"):
-            one.set(f"{at}.{net}_lr", one.given["lr_schedule"], why=why)
-        one.say("lr_schedule", "mapped", f"{at}.actor_lr={flow(one.given['lr_schedule'])}", why)
+    _rates(one)
     bound = one.get("grad_clip", "grad_norm_clipping")
     why = "" if bound else "RLlib does not bound these gradients"
     one.set(f"{at}.max_grad_norm", float(bound or 0.0), "grad_clip", "grad_norm_clipping", why=why)
@@ -51,15 +40,36 @@ def continuous(one: Translation) -> None:
     one.say("critic_loss_coeff", "dropped", why="Adam is independent of the loss's scale")
 
 
+def _rates(one: Translation) -> None:
+    """Sets the learning rates of actor, critics and alpha: each one's own, else lr_schedule, else lr."""
+    schedule = one.given.get("lr_schedule")
+    own = {"actor_lr": "actor", "critic_lr": "critic"} | ({"alpha_lr": "entropy"} if one.core == "sac" else {})
+    for name, theirs in own.items():
+        keys = (name, *(f"{group}.{theirs}_learning_rate" for group in ("optimization", "optimization_config")))
+        if any(key in one.given for key in keys):
+            one.set(f"{one.inner}.{name}", one.get(*keys), *keys)
+        elif schedule is not None and name != "alpha_lr":
+            one.set(
+                f"{one.inner}.{name}", schedule, "lr_schedule", why="of actor and critics, unless they have their own"
+            )
+            one.taken |= set(keys)
+        elif "lr" in one.given and one.core != "sac":
+            one.set(f"{one.inner}.{name}", one.get("lr"), "lr", why="of actor and critics, unless they have their own")
+            one.taken |= set(keys)
+        else:
+            one.set(f"{one.inner}.{name}", one.get(*keys), *keys)
+    one.say("lr_schedule", "dropped", why="actor_lr and critic_lr win" if schedule is not None else "null: no schedule")
+    sac = "RLlib's SAC takes actor_lr, critic_lr and alpha_lr"
+    one.say("lr", "dropped", why=sac if one.core == "sac" else "actor_lr, critic_lr or lr_schedule win")
+
+
 def _soft(one: Translation) -> None:
     at = one.inner
     own_net(one, "critic", ("q_model_config", "Q_model"), [256, 256], "relu")
     own_net(one, "actor", ("policy_model_config", "policy_model"), [256, 256], "relu")
-    for ours, theirs in (("actor_lr", "actor"), ("critic_lr", "critic"), ("alpha_lr", "entropy")):
-        keys = (ours, *(f"{group}.{theirs}_learning_rate" for group in ("optimization", "optimization_config")))
-        one.set(f"{at}.{ours}", one.get(*keys), *keys)
-    one.say("lr", "dropped", why="RLlib's SAC takes actor_lr, critic_lr and alpha_lr")
     one.set(f"{at}.twin_q", bool(one.get("twin_q", default=True)), "twin_q")
+    old = one.era == "old"
+    one.set(f"{at}.huber_delta", None if old else 1.0, why=f"RLlib's SAC has {'the squared' if old else 'Huber'} error")
     target = one.get("target_entropy", default="auto")
     auto = target in ("auto", None)
     why = "0.98 log A for A discrete actions, as in the paper; -A in RLlib's new API stack" if auto else ""

@@ -20,7 +20,9 @@ CONVOLUTIONS = ("conv_filters", "conv_activation", "post_fcnet_hiddens", "post_f
 def networks(one: Translation) -> None:
     size = one.get("model.dim", "dim")
     if one.atari:
-        one.set("env.size", int(size), "model.dim", "dim")
+        if not one.set("env.size", int(size), "model.dim", "dim"):
+            one.set("env.size", 84, why="RLlib's default, because rlrun has no screens of the file's size")
+            size = 84
         _frames(one)
         for key in ("model.fcnet_hiddens", "model.fcnet_activation"):
             one.say(key, "dropped", why="screens go through the Nature CNN")
@@ -122,10 +124,18 @@ def is_nature(filters: Any, after: list[int]) -> bool:
 
 
 def _no_screens(one: Translation) -> None:
-    for name in ("conv_filters", "conv_activation"):
-        lost = one.given.get(f"model.{name}") not in (None, [])
-        why = "images that are no Atari screens go through the Nature CNN" if lost else "nothing is asked for"
-        one.say(f"model.{name}", "not mapped" if lost else "dropped", why=why)
+    filters = one.given.get("model.conv_filters")
+    if filters and is_nature(
+        filters, [int(width) for width in one.get("model.post_fcnet_hiddens", default=None) or []]
+    ):
+        why = "the encoder of images is the Nature CNN"
+        one.set("model.encoder", "auto", "model.conv_filters", "model.post_fcnet_hiddens", why=why)
+    why = "the encoder of images is the Nature CNN, with relu"
+    one.say(
+        "model.conv_filters", "not mapped" if filters else "dropped", why=why if filters else "nothing is asked for"
+    )
+    same = str(one.get("model.conv_activation", default="relu")).lower() == "relu"
+    one.say("model.conv_activation", "dropped" if same else "not mapped", why=why)
 
 
 def _layers(one: Translation) -> None:

@@ -80,6 +80,8 @@ def q_learning(one: Translation) -> None:
     else:
         one.set(f"{at}.double", bool(one.get("double_q", default=False)), "double_q")
     _error(one)
+    if one.get("tau") is None:
+        one.set(f"{at}.target_tau", 1.0, why="RLlib copies the whole network")
 
 
 def _atoms(one: Translation) -> None:

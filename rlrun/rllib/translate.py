@@ -315,8 +315,11 @@ class Experiment(Translation):
         at = self.inner
         if self.core in ("ppo", "ddppo"):
             self.set(f"{at}.normalize_advantage", "batch", why="as RLlib does")
-        if self.core == "pg":
+        if self.core in ("a2c", "a3c", "pg"):
             self.set(f"{at}.normalize_advantage", False, why="as RLlib does")
+        if self.core == "pg":
+            self.set(f"{at}.baseline", False, why="RLlib's PG has no critic")
+            self.set(f"{at}.entropy_coef", 0.0, "entropy_coeff", why="RLlib's PG has no such term")
         if self.core in ("ppo", "ddppo", "a2c", "a3c", "pg"):
             self.set(f"{at}.optimizer.kind", "adam", why="RLlib's optimiser")
             self.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
@@ -338,6 +341,8 @@ class Experiment(Translation):
                     self.set(f"{at}.optimizer.{key}", float(self.get(key, default=default)), key, why=why)
                 else:
                     self.say(key, "dropped", why="RLlib's applies to RMSProp alone; the optimiser is Adam")
+            if not rmsprop:
+                self.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
         self._value()
 
     def _lambda(self) -> None:
@@ -415,11 +420,11 @@ class Experiment(Translation):
         buffers, rounds = self.get("target_network_update_freq"), self.given.get("target_update_frequency")
         if buffers is not None:
             updates = max(1, round(float(buffers) * batches * passes))
-            why = f"updates: {buffers:g} x {batches} batches x {passes} passes"
+            why = f"updates: {buffers:g} x batches of a buffer ({batches}) x passes ({passes})"
             self.set(target, updates, "target_network_update_freq", why=why)
         elif rounds is not None:
             updates = max(1, round(float(rounds) * passes))
-            self.set(target, updates, "target_update_frequency", why=f"updates: {rounds:g} x {passes} passes")
+            self.set(target, updates, "target_update_frequency", why=f"updates: {rounds:g} x passes ({passes})")
         else:
             self.set(target, 1, why="RLlib's target policy follows after every update")
         self.say("target_update_frequency", "dropped", why="target_network_update_freq wins")
@@ -505,7 +510,6 @@ class Experiment(Translation):
             frames = int(self.given["horizon"]) * 4
             self.set("env.max_frames", frames, "horizon", why="4 frames for every env step")
         pending = {**self.given, **{key: value for key, value in self.defaults.items() if key not in self.given}}
-        set_by_file: set[str] = set()
         for key, value in pending.items():
             if key in self.taken:
                 continue
@@ -513,7 +517,7 @@ class Experiment(Translation):
             row = self.table.get(key, self.table.get(plain))
             if value in ({}, None):
                 self.say(key, "dropped", why="{}: nothing is asked for" if value == {} else OFF)
-            elif row is not None and row["rlrun"] in set_by_file and key not in self.given:
+            elif row is not None and row["rlrun"] in self.made.values and key not in self.given:
                 self.taken.add(key)  # a default of RLlib's for an option that the file has under another name
             elif row is None:
                 self.say(key, "not mapped", why=f"rlrun knows no such option of {self.run}")
@@ -524,8 +528,7 @@ class Experiment(Translation):
                 self._grid(key, row["rlrun"], [special.get(plain, _plain)(one) for one in options_of(value) or []])
             else:
                 try:
-                    if self.set(row["rlrun"], special.get(plain, _plain)(value), key) and key in self.given:
-                        set_by_file.add(row["rlrun"])
+                    self.set(row["rlrun"], special.get(plain, _plain)(value), key)
                 except (KeyError, ValueError, TypeError):
                     self.say(key, "not mapped", why=f"{row['rlrun']} cannot be {value!r}")
 
@@ -539,7 +542,9 @@ class Experiment(Translation):
         known = around()
         for key, value in others.items():
             how, became, why = known.get(key, ("not mapped", "", "rlrun knows no such part of an experiment"))
-            if key == "num_samples" and isinstance(value, int | float) and "seed" not in self.made.grid:
+            if key == "num_samples" and "seed" in self.made.grid:
+                why = "the file has a grid of seeds of its own"
+            elif key == "num_samples" and isinstance(value, int | float):
                 first = self.made.values.get("seed", 1)
                 if value > 1:
                     self.made.grid["seed"] = list(range(first, first + int(value)))

@@ -97,6 +97,7 @@ class Translation:
         if any(self.given.get(key) is False for key in STACK):
             return "middle"
         new = any(key in self.given for key in NEW) or any(self.given.get(key) for key in STACK)
+        new = new or (self.run == "APPO" and "target_network_update_freq" in self.given)
         new = new or "EpisodeReplayBuffer" in str(self.given.get("replay_buffer_config.type"))
         return "new" if new else "middle"
 

@@ -199,6 +199,20 @@ def test_text_of_an_rllib_file_stays_text():
     assert not any(line.startswith("hydra") for line in text.splitlines())
 
 
+def test_text_of_an_rllib_file_cannot_steer_a_terminal_or_a_page(capsys):
+    config = {"a\x1b[2J\nrun": 1, "b|<img src=x>`": "`<script>`|\n# b", "exploration_config": {"type": "\x1b[31mX"}}
+    Path("theirs.yaml").write_text(json.dumps({"good": {"run": "PPO", "env": "CartPole-v1", "config": config}}))
+    assert _dispatch(["import-rllib", "theirs.yaml", "--dir", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "a?[2J?run=1" in said
+    before = files()
+    assert _dispatch(["import-rllib", "theirs.yaml", "--table"]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "<" not in said and files() == before
+    (row,) = [line for line in said.splitlines() if "script" in line]
+    assert row.count("|") == 4 and row.count("`") == 2
+
+
 def test_a_run_from_elsewhere_needs_trust_for_its_modules(capsys):
     assert _dispatch(["train", *RUN[:1], "env=evilmod:E-v0", *RUN[2:], "run_dir=run"]) == 0
     Path("pwned").unlink()

@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -109,6 +111,46 @@ def test_every_line_is_true_and_every_value_is_listed():
         assert written.keys() | {key for key, value in chosen.items() if value} <= said, (name, written.keys() - said)
 
 
+# What options mean that an imported file leaves to conf/: what RLlib does, or nothing that matters there. Where conf/
+# changes one of these, rlrun/rllib has to write it.
+LEFT = {
+    "optimizer.kind": "adam", "optimizer.epsilon": 1e-8, "optimizer.decay": 0.99, "optimizer.momentum": 0.0, "optimizer.beta1": 0.9, "optimizer.beta2": 0.999,
+    "value_coef": 0.5, "reward_clip": "none", "microbatch_size": None, "sequence_length": 16, "lr_kl_target": None, "lr_kl_bounds": [1e-6, 0.01],
+    "stop_kl": None, "normalize_value": False, "normalize_reward": False, "c_clip": 1.0, "rho_clip": 1.0, "pg_rho_clip": 1.0, "lambda_": 1.0, "value_lr": None,
+    "loss_reduction": "sum", "runner.replay_slots": 0, "runner.fake_sampler": False, "runner.queue_timeout_sec": 300.0, "head.encoder_layer": False,
+    "head.sigma0": 0.5, "exploration.eval_epsilon": 0.0, "exploration.temperature": 1.0, "exploration.noise_std": 1.0, "exploration.noise_epsilon": 0.1,
+    "exploration.theta": 0.15, "priority_eta": 0.9, "num_atoms": 51, "v_min": -10.0, "v_max": 10.0, "actor.layer_norm": False, "critic.layer_norm": False,
+    "l2": 0.0, "counted_share": 0.34, "return_processing": "centered_rank", "cut_share": 0.6, "kl_target": 0.01,
+    "model.encoder": "auto", "model.encoder_kwargs": {}, "model.layer_norm": False, "model.observation_clip": 10.0, "model.autoregressive": False,
+    "model.action_embedding": None, "model.log_std": 0.0, "model.memory.kind": "none", "model.memory.prev_action": False, "model.memory.prev_reward": False,
+}  # fmt: skip
+# those that mean nothing where they are left, such as the nets of models that are not used
+MEANINGLESS = ("model.memory.", "model.hidden", "model.activation", "model.init", "model.share_value", "replay_ratio")
+OTHERS = {("ars", "optimizer.kind"): "sgd", ("sac", "model.action_distribution"): "squashed_gaussian"}
+
+
+def leaves(values, path=""):
+    for key, value in values.items():
+        if isinstance(value, dict) and value and set(value) != {"start", "end", "steps"}:
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield path + key, value
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_what_is_not_written_means_what_rllib_does(run):
+    (one,) = translate("a", {"run": run, "env": "Pendulum-v1" if run in ("DDPG", "TD3", "SAC", "APEX_DDPG") else "CartPole-v1"}, "a")
+    config = base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice"))
+    for path, value in leaves({group: config[group] for group in ("algo", "runner", "model")}):
+        option = path.removeprefix("algo.inner.").removeprefix("algo.")
+        if path in one.values or path.endswith("name") or option.startswith(MEANINGLESS):
+            continue
+        if option == "model.action_distribution" and one.algo != "sac":
+            continue  # gaussian, which model.free_log_std is about
+        wanted = OTHERS.get((one.algo, option), LEFT.get(option, "unknown"))
+        assert value == wanted, f"{one.algo}: {path} is {value}, which is not known to be RLlib's"
+
+
 # RLlib's own defaults: those of defaults.yaml, of Curiosity, and conv_filters, of which null is the default
 KNOWN_DEFAULTS = {
     key
@@ -119,26 +161,15 @@ KNOWN_DEFAULTS = {
 
 
 @functools.cache
-def base(algo, env, model, replay):
-    chosen = [f"{group}={name}" for group, name in (("model", model), ("replay", replay)) if name]
+def base(algo, env, model, replay, *inner):
+    chosen = [*inner, *(f"{group}={name}" for group, name in (("model", model), ("replay", replay)) if name)]
     return compose(f"algo={algo}", f"env={env}", *chosen)
 
 
 def test_every_imported_file_would_start():
     for files in translated()[0].values():
         for one in files:
-            config = copy.deepcopy(
-                base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice"))
-            )
-            for key, value in one.values.items():
-                *groups, last = key.split(".")
-                node = config
-                for group in groups:
-                    node = node[group]
-                if last != "_choice":
-                    assert last in node, key
-                    node[last] = value
-            type_config(config)
+            type_config(whole(one))
 
 
 def test_ppo_of_atari_means_the_same():
@@ -270,10 +301,8 @@ def test_bounds_and_epsilons_mean_what_they_meant():
     assert a2c.values["algo.batch_size"] == 500 and a2c.values["algo.max_grad_norm"] == 0.08
     block = {"opt_type": "adam", "decay": 0.99, "momentum": 0.0, "epsilon": 0.1}
     (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": block}, "a")
-    assert (
-        "algo.optimizer.epsilon" not in impala.values
-        and {line.key: line.how for line in impala.lines}["epsilon"] == "dropped"
-    )
+    assert impala.values["algo.optimizer.epsilon"] == 1e-8
+    assert {line.key: line.how for line in impala.lines}["epsilon"] == "dropped"
     (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": {"opt_type": "rmsprop"}}, "a")
     assert impala.values["algo.optimizer.epsilon"] == 0.1 and impala.values["algo.optimizer.kind"] == "rmsprop"
     (new,) = translate(
@@ -366,6 +395,164 @@ def test_defaults_are_not_said_beside_what_the_file_says_under_another_name():
     assert [line.value for line in dqn.lines if line.became.startswith("replay.capacity")] == [7000]
 
 
+def told_of(run, config, env=None, **beside):
+    """(values, {option: (how, became, why)}, the translation) of an experiment with these options."""
+    env = env or ("Pendulum-v1" if run in ("DDPG", "SAC", "TD3", "APEX_DDPG") else "CartPole-v1")
+    (one,) = translate("a", {"run": run, "env": env, "config": config, **beside}, "a")
+    type_config(whole(one))
+    return one.values, {line.key: (line.how, line.became, line.why) for line in one.lines if line.given}, one
+
+
+def whole(one):
+    """The config of a translated file, with all of its values."""
+    inner = [f"algo@algo.inner={one.inner}"] if one.inner else []
+    config = base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice"), *inner)
+    config = copy.deepcopy(config)
+    for key, value in one.values.items():
+        *groups, last = key.split(".")
+        node = config
+        for group in groups:
+            node = node[group]
+        if last != "_choice":
+            assert last in node, key
+            node[last] = value
+    return config
+
+
+LOST = [  # (run, option, value, environment, what is not mapped, a part of the reason)
+    ("APEX", "num_atoms", 51, None, "num_atoms", "cannot be around c51"),
+    ("DQN", "optimizer_class", "AsyncGradientsOptimizer", None, "optimizer_class", "runner=replay"),
+    ("SAC", "exploration_config", {"type": "RE3"}, None, "exploration_config.type", "no RE3"),
+    ("A3C", "exploration_config", {"type": "Curiosity", "eta": 2.0}, None, "exploration_config.eta", "a2c is its synchronous form"),
+    ("PPO", "explore", False, None, "explore", "training always explores"),
+    ("PPO", "callbacks", "my_package.Mine", None, "callbacks", r"\[my_package.module:MyCallback\]"),
+    ("PPO", "model", {"free_log_std": False}, "Pendulum-v1", "model.free_log_std", "is a parameter here"),
+    ("PPO", "model", {"dim": 96}, "PongNoFrameskip-v4", "model.dim", "84, 64 or 42"),
+    ("PPO", "model", {"num_framestacks": 4}, None, "model.num_framestacks", "only the frames of Atari games"),
+    ("PPO", "model", {"conv_filters": [[16, 4, 2], [32, 4, 2], [256, 11, 1]]}, "PongNoFrameskip-v4", "model.conv_filters", "Nature CNN"),
+    ("PPO", "model", {"custom_model": "mine"}, None, "model.custom_model", "model.encoder="),
+    ("SAC", "policy_model_config", {"custom_model": "mine"}, None, "policy_model_config.custom_model", "hidden layers"),
+    ("SAC", "model", {"use_lstm": True}, None, "model.use_lstm", "without memory"),
+    ("DQN", "model", {"use_attention": True}, None, "model.use_attention", "algo=r2d2"),
+    ("PPO", "lambda", 3.0, None, "lambda", "between 0 and 1"),
+    ("PPO", "grad_clip_by", "value", None, "grad_clip_by", "norm of the whole gradient"),
+    ("PPO", "evaluation_duration_unit", "timesteps", None, "evaluation_duration_unit", "full games"),
+    ("DQN", "prioritised", True, None, "prioritised", "no such option of DQN"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "option", "value", "env", "lost", "why"), LOST)
+def test_what_has_no_counterpart_is_said_with_its_reason(run, option, value, env, lost, why):
+    how, became, said = told_of(run, {option: value}, env)[1][lost]
+    assert (how, became) == ("not mapped", "") and re.search(why, said), said
+
+
+SAME = [  # (run, options, what rlrun's options become)
+    ("DQN", {"soft_q": False, "parameter_noise": False}, {"algo.exploration.kind": "epsilon_greedy"}),
+    ("DQN", {"soft_q": True, "softmax_temp": 0.5}, {"algo.exploration.kind": "soft_q", "algo.exploration.temperature": 0.5}),
+    ("DQN", {"per_worker_exploration": True}, {"algo.exploration.epsilon": 0.4, "algo.exploration.epsilon_min": pytest.approx(0.4**8)}),
+    ("APEX", {"per_worker_exploration": False}, {"algo.inner.exploration.epsilon_min": None, "algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000}}),
+    ("DQN", {"td_error_loss_fn": "mse"}, {"algo.huber_delta": None}),
+    ("DQN", {"td_error_loss_fn": "huber"}, {"algo.huber_delta": 1.0}),
+    ("DQN", {"replay_buffer_config": {"alpha": 0.7, "beta": 0.2}}, {"replay.alpha": 0.7, "replay.beta": 0.2}),
+    ("APPO", {"use_kl_loss": True, "kl_coeff": 0.4}, {"algo.kl_coef": 0.4}),
+    ("APPO", {"use_kl_loss": False, "kl_coeff": 0.4}, {"algo.kl_coef": 0.0}),
+    ("PPO", {"use_kl_loss": False}, {"algo.kl_coef": 0.0}),
+    ("DDPG", {"lr_schedule": [[0, 0.1], [9, 0.0]]}, {"algo.actor_lr": [[0, 0.1], [9, 0.0]], "algo.critic_lr": [[0, 0.1], [9, 0.0]]}),
+    ("SAC", {"lr_schedule": [[0, 0.1], [9, 0.0]], "critic_lr": 0.2}, {"algo.actor_lr": [[0, 0.1], [9, 0.0]], "algo.critic_lr": 0.2, "algo.alpha_lr": 3e-4}),
+    ("SAC", {"actor_lr": [[0, 0.1], [9, 0.0]]}, {"algo.actor_lr": [[0, 0.1], [9, 0.0]]}),
+    ("SAC", {"lr": 0.7}, {"algo.actor_lr": 3e-4}),
+    ("SAC", {"policy_model_config": {"fcnet_activation": "swish"}}, {"algo.actor.hidden": [256, 256], "algo.actor.activation": "silu"}),
+    ("DDPG", {"twin_q": True}, {"algo.twin_q": True, "algo.policy_delay": 1, "algo.target_noise": 0.0, "algo.exploration.kind": "ou"}),
+    ("APEX_DDPG", {"policy_delay": 3}, {"algo.inner.policy_delay": 3, "algo.inner.twin_q": False}),
+    ("PPO", {"model": {"framestack": True, "dim": 96}}, {}),
+    ("PPO", {"grad_clip": None}, {"algo.max_grad_norm": 0.0}),
+    ("IMPALA", {"grad_clip": None}, {"algo.max_grad_norm": 0.0}),
+    ("IMPALA", {"entropy_coeff_schedule": [[0, -0.01], [9, 0.0]]}, {"algo.entropy_coef": [[0, 0.01], [9, 0.0]]}),
+    ("PPO", {"entropy_coeff": -0.01}, {"algo.entropy_coef": -0.01}),
+    ("PPO", {"evaluation_config": {"explore": False}}, {"eval.greedy": True}),
+    ("PPO", {"evaluation_config": {"explore": True}}, {"eval.greedy": False}),
+    ("APPO", {"target_network_update_freq": 2}, {"algo.target_update_interval": 16, "runner.num_sgd_iter": 2, "runner.minibatch_buffer_size": 4}),
+    ("APPO", {"target_update_frequency": 2, "num_sgd_iter": 3}, {"algo.target_update_interval": 6}),
+    ("A2C", {"microbatch_size": 30}, {"algo.microbatch_size": 40, "algo.batch_size": 200}),
+    ("PPO", {"model": {"fcnet_hiddens": [8], "post_fcnet_hiddens": [4], "fcnet_activation": "relu"}}, {"model.hidden": [8, 4], "model.activation": "relu"}),
+    ("DDPG", {"use_state_preprocessor": True, "model": {"fcnet_hiddens": [8]}}, {"model.hidden": [8]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "config", "wanted"), SAME)
+def test_options_become_what_they_mean(run, config, wanted):
+    values, said, _ = told_of(run, config)
+    assert {key: values[key] for key in wanted} == wanted
+    assert not [key for key, (how, _, _) in said.items() if how == "not mapped"]
+
+
+def test_the_optimizer_class_chooses_the_algorithm_or_is_its_runner():
+    one = told_of("DQN", {"optimizer_class": "AsyncReplayOptimizer"})[2]
+    assert one.algo == "apex" and "runner.name" not in one.values
+    assert told_of("APEX", {"optimizer_class": "AsyncReplayOptimizer"})[1]["optimizer_class"][:2] == ("mapped", "runner=distributed_replay")
+    assert told_of("DDPG", {"optimizer_class": "SyncReplayOptimizer"})[1]["optimizer_class"][:2] == ("mapped", "runner=replay")
+
+
+def test_curiosity_is_icm_around_the_algorithm():
+    sub = {"type": "EpsilonGreedy", "initial_epsilon": 1.0, "final_epsilon": 0.1, "epsilon_timesteps": 500}
+    config = {"lr": 0.5, "exploration_config": {"type": "Curiosity", "eta": 0.25, "lr": 0.01, "feature_dim": 16, "sub_exploration": sub}}
+    values, said, one = told_of("DQN", config)
+    assert (one.algo, one.inner) == ("icm", "dqn")
+    wanted = {
+        "algo.lr": 0.01, "algo.eta": 0.25, "algo.feature_size": 16, "algo.feature_hidden": [256, 256], "algo.inner.lr": 0.5,
+        "algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.1, "steps": 500},
+    }  # fmt: skip
+    assert {key: values[key] for key in wanted} == wanted
+    assert said["exploration_config.sub_exploration.epsilon_timesteps"][0] == "mapped"
+    assert told_of("SAC", {"exploration_config": {"type": "Curiosity"}})[2].inner == "sac"
+    new = {"num_env_runners": 1, "learner_config_dict": {"intrinsic_reward_coeff": 0.05, "forward_loss_weight": 0.3}}
+    values, _, one = told_of("PPO", new)
+    assert (one.algo, one.inner, values["algo.eta"], values["algo.beta"]) == ("icm", None, 0.05, 0.3)
+
+
+def test_attention_is_gtrxl():
+    model = {"use_attention": True, "attention_dim": 32, "attention_num_heads": 2, "attention_head_dim": 16, "attention_num_transformer_units": 3,
+             "attention_memory_inference": 20, "attention_memory_training": 30, "attention_use_n_prev_actions": 1, "attention_use_n_prev_rewards": 2}  # fmt: skip
+    values, said, _ = told_of("PPO", {"model": model})
+    wanted = {"_choice": "gtrxl", "memory.size": 32, "memory.heads": 2, "memory.layers": 3, "memory.length": 20, "memory.prev_action": True}
+    assert {key: values[f"model.{key}"] for key in wanted} == wanted
+    lost = {key for key, (how, _, _) in said.items() if how == "not mapped"}
+    assert lost == {"model.attention_memory_training", "model.attention_use_n_prev_rewards"}
+
+
+@pytest.mark.parametrize(
+    ("filters", "after"),
+    [
+        ([[32, [8, 8], 4], [64, [4, 4], 2], [64, [3, 3], 1]], []),
+        ([[32, 8, 4], [64, 4, 2], [64, 3, 1]], [512]),
+        ([[32, [8, 8], 4], [64, [4, 4], 2], [64, [3, 3], 1], [512, [11, 11], 1]], []),
+    ],
+)
+def test_filters_of_the_nature_cnn_are_mapped(filters, after):
+    values, said, _ = told_of("PPO", {"model": {"conv_filters": filters, "post_fcnet_hiddens": after}}, "PongNoFrameskip-v4")
+    assert values["model.encoder"] == "nature_cnn" and said["model.conv_filters"][0] == "mapped"
+    assert not [key for key, (how, _, _) in said.items() if how == "not mapped"]
+
+
+def test_what_stands_beside_the_config_is_listed():
+    beside = {"num_samples": 3, "checkpoint_freq": 10, "local_dir": "/tmp/x", "keep_checkpoints_num": 2, "restore": "a", "mystery": 1}
+    values, said, one = told_of("PPO", {}, **beside)
+    assert one.grid == {"seed": [1, 2, 3]} and "seed=1,2,3" in one.text("a") and values["checkpoint.keep"] == 2
+    hows = {key: said[key][0] for key in beside}
+    assert hows == {"num_samples": "mapped", "checkpoint_freq": "dropped", "local_dir": "dropped", "keep_checkpoints_num": "mapped",
+                    "restore": "not mapped", "mystery": "not mapped"}  # fmt: skip
+
+
+def test_options_inside_ape_x_follow_what_rlrun_can_hold(monkeypatch):
+    """Ape-X takes distributions as soon as its algorithm says that it can hold them."""
+    from rlrun.algos.apex import Apex
+
+    monkeypatch.setattr(Apex, "can_hold", classmethod(lambda cls, inner: None))
+    (one,) = translate("a", {"run": "APEX", "env": "CartPole-v1", "config": {"num_atoms": 11}}, "a")
+    assert one.inner == "c51" and one.values["algo.inner.num_atoms"] == 11
+
+
 def test_files_changed_by_hand_are_not_written_over(tmp_path):
     file, out = tmp_path / "a.yaml", tmp_path / "out"
     file.write_text("x: {run: PG, env: CartPole-v1}")
@@ -379,6 +566,45 @@ def test_files_changed_by_hand_are_not_written_over(tmp_path):
         _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet", "--force"]) == 0
         and "by hand" not in made.read_text()
     )
+
+
+def test_a_failed_import_leaves_nothing_behind(tmp_path, monkeypatch):
+    """Of several files too: those that would start are not left alone, and what was there stays as it was."""
+    monkeypatch.chdir(tmp_path)
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("x: {run: PG, env: CartPole-v1}\ny: {run: A2C, env: CartPole-v1}")
+    bad.write_text("z: {run: PPO, env: 'evilmod:E-v0'}")
+    (tmp_path / "evilmod.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    both = ["import-rllib", "good.yaml", "bad.yaml", "--dir", "out", "--quiet", "--force"]
+
+    def files():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    before = files()
+    with pytest.raises(UserError, match="evilmod"):
+        _dispatch(both)
+    assert files() == before and not (tmp_path / "out").exists()
+    assert _dispatch(["import-rllib", "good.yaml", "--dir", "out", "--quiet"]) == 0
+    changed = tmp_path / "out" / "tuned" / "pg" / "x.yaml"
+    changed.write_text(changed.read_text() + "# by hand\n")
+    before = files()
+    with pytest.raises(UserError, match="evilmod"):
+        _dispatch(both)
+    assert files() == before and not (tmp_path / "out" / "tuned" / "ppo").exists()
+    with pytest.raises(UserError, match="two experiments are called x"):
+        good.write_text("x: {run: PG, env: CartPole-v1}")
+        _dispatch(["import-rllib", "good.yaml", "good.yaml", "--dir", "elsewhere"])
+
+
+def test_printed_commands_are_quoted_for_a_shell(tmp_path, capsys):
+    file = tmp_path / "a.yaml"
+    config = {"lr": {"grid_search": [[[0, 0.1], [9, 0.0]], 0.2]}}
+    file.write_text(yaml.safe_dump({"a b": {"run": "PG", "env": "CartPole-v1", "config": config, "num_samples": 2}}))
+    assert _dispatch(["import-rllib", str(file), "--dir", str(tmp_path / "my files"), "--quiet"]) == 0
+    _, train, sweep = capsys.readouterr().out.splitlines()
+    assert shlex.split(train)[2:] == ["--config-dir", str(tmp_path / "my files"), "tuned=pg/a b"]
+    assert shlex.split(sweep)[5:] == ["algo.lr=[[0, 0.1], [9, 0.0]],0.2", "seed=1,2"]
 
 
 def test_numbers_that_yaml_reads_as_text():
