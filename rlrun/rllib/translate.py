@@ -317,7 +317,7 @@ class Experiment(Translation):
         else:
             for key in ("use_lstm", "lstm_cell_size", "max_seq_len"):
                 self.say(f"model.{key}", "dropped", why="no memory is asked for")
-        for key in ("conv_filters", "conv_activation"):
+        for key in ("conv_filters", "conv_activation", "post_fcnet_hiddens", "post_fcnet_activation"):
             self.say(
                 f"model.{key}",
                 "not mapped",

@@ -47,7 +47,7 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
         file.write_text(yaml.safe_dump(values))
         capsys.readouterr()
         assert saved_config(run) == now and capsys.readouterr().err == ""
-        assert _dispatch(["resume", str(run), "env_steps=100"]) == 0
+        assert _dispatch(["resume", str(run), "env_steps=900"]) == 0
         node[next(iter(old))] = 3
         file.write_text(yaml.safe_dump(values))
         assert saved_config(run) == now
