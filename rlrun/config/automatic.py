@@ -1,21 +1,25 @@
 """Replaces `auto` in the options of algorithms and models by values that follow from the observations.
 
-A yaml file of conf/ may have a table `by_observation` with two groups, `vectors` and `images`. It holds the values of
-the file's options that are `auto`.
+A yaml file of conf/ may have a table `by_observation` with the values of the file's options that are `auto`. Its groups
+are `vectors` and `images`, and others that hold only what differs there: `mixed` is for observations of several parts
+with an image among them, `mlp` for models that read images as plain numbers, `own` for an encoder of the user's own.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from rlrun.config.types import ConfigError, typed
 from rlrun.core.errors import UserError
+from rlrun.core.plugins import is_path
+from rlrun.core.specs import Box
 from rlrun.envs import registry
 
 TABLE = "by_observation"
 AUTO = "auto"
+Kind = Literal["vectors", "images", "mixed"]
 
 
 def settled(values: dict[str, Any], kind: str | None = None) -> tuple[dict[str, Any], str]:
@@ -31,22 +35,41 @@ def settled(values: dict[str, Any], kind: str | None = None) -> tuple[dict[str, 
     kind = kind or observations(made["env"])
     told = []
     for path, node, table, name in open_:
-        node[name] = table[kind][name]
+        node[name] = _value(table, name, kind, str(node.get("encoder", "")))
         told.append(f"{path}.{name}={node[name]}")
-    return made, f"defaults for {kind}: {', '.join(told)}"
+    return made, f"defaults for {_SAID[kind]}: {', '.join(told)}"
 
 
-def observations(env: dict[str, Any]) -> str:
-    """Returns "images" if an environment's observations contain an image, otherwise "vectors". Raises UserError."""
+_SAID = {"vectors": "vectors", "images": "images", "mixed": "images with other parts"}
+
+
+def observations(env: dict[str, Any]) -> Kind:
+    """Returns "images" if an environment's observation is one image, "mixed" if it has parts of which some are images,
+    otherwise "vectors".
+
+    Raises UserError if the environment cannot be made."""
     family = env.get("family")
     if family not in registry.FAMILIES:
         raise ConfigError(f"env.family must be one of {', '.join(registry.FAMILIES)}, not {family!r}")
     spec = registry.make_spec(typed(registry.FAMILIES[family], env, "env"), False, False)
-    return "images" if spec.image else "vectors"
+    if not spec.image:
+        return "vectors"
+    return "images" if isinstance(spec.observation, Box) else "mixed"
+
+
+def _value(table: dict[str, dict[str, Any]], name: str, kind: Kind, encoder: str) -> Any:
+    """The value of an option. encoder: that of a model, empty for other options."""
+    names = ["own" if is_path(encoder) else encoder, kind, "vectors" if kind == "vectors" else "images"]
+    return next(table[group][name] for group in names if name in table.get(group, {}))
 
 
 def _names(table: dict[str, dict[str, Any]]) -> list[str]:
-    if set(table) != {"vectors", "images"} or set(table["vectors"]) != set(table["images"]):
+    names = set(table.get("vectors", ()))
+    if (
+        not {"vectors", "images"} <= set(table) <= {"vectors", "images", "mixed", "mlp", "own"}
+        or names != set(table["images"])
+        or not all(set(group) <= names for group in table.values())
+    ):
         raise UserError(f"{TABLE} must have the groups vectors and images, with the same options in both")
     return list(table["vectors"])
 

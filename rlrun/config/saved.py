@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.automatic import settled
+from rlrun.config.automatic import observations, settled
 from rlrun.config.foreign import check_values
 from rlrun.config.paths import options, root
 from rlrun.config.signature import sign, signed
 from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked_values
-from rlrun.core.plugins import allow, modules_in
+from rlrun.core.plugins import allow, is_path, modules_in
 
 
 def save_config(values: dict[str, Any], run_dir: Path) -> dict[str, Any]:
@@ -46,6 +46,7 @@ def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
         values["run_dir"] = str(run_dir)
     check_values(values, str(path), own, places=("directory", "uri"))
     _retire(values)
+    _as_before(values)
     try:
         type_config(values)
     except MissingOption:
@@ -83,6 +84,24 @@ def _retire(values: dict[str, Any]) -> None:
         for option, default in next((named for kinds, named in _RETIRED.items() if choice in kinds), {}).items():
             if option in node and (given := node.pop(option)) != default:
                 print(f"  {path}.{option}={given} never did anything with {choice}, and is left out", file=sys.stderr)
+
+
+def _as_before(values: dict[str, Any]) -> None:
+    """Gives the model of an older version the options with which this version builds the same networks.
+
+    Hidden layers and their activation once had no effect on a network for a single image or on a user's own encoder,
+    and convolutions always had relu."""
+    model, env = values.get("model"), values.get("env")
+    if not isinstance(model, dict) or not isinstance(env, dict) or "conv_activation" in model:
+        return
+    encoder, kind = str(model.get("encoder")), observations(env)
+    own = is_path(encoder)
+    convolves = not own and encoder != "mlp"
+    model["conv_activation"] = "auto"
+    if own or (convolves and kind == "images"):
+        model["hidden"] = []
+    if convolves and kind == "images":
+        model["activation"] = "relu"
 
 
 def _defaults(values: dict[str, Any]) -> dict[str, Any]:

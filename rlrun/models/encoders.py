@@ -110,6 +110,20 @@ class Parts(nn.Module):
         return self.net(torch.cat([*features, *(flatten(part, at(x, path)) for path, part in self.others)], -1))
 
 
+class Behind(nn.Module):
+    """Hidden layers behind the features of another encoder."""
+
+    def __init__(self, encoder: nn.Module, hidden: tuple[int, ...], activation: str, layer_norm: bool):
+        super().__init__()
+        self.encoder = encoder
+        self.net = mlp((encoder.features, *hidden), activation, layer_norm)  # type: ignore[arg-type]
+        self.features = hidden[-1]
+
+    def forward(self, x: Tensor | Batch) -> Tensor:
+        """[N, ...] -> [N, F]."""
+        return self.net(self.encoder(x))
+
+
 class ImageEncoder(nn.Module):
     """Convolutions over images, in chunks of rows. Subclasses set `first` and `convolutions` and call finish().
 
@@ -122,11 +136,13 @@ class ImageEncoder(nn.Module):
     convolutions: nn.Module
     head: nn.Module
 
-    def __init__(self, space: Box, precision: str, flat: bool = False, layer_norm: bool = False):
+    def __init__(
+        self, space: Box, precision: str, flat: bool = False, layer_norm: bool = False, activation: str = "relu"
+    ):
         """If flat, the convolutions' outputs are the features, without a layer behind them. layer_norm normalises the
         output of every layer for each image."""
         super().__init__()
-        self.ends_flat, self.layer_norm = flat, layer_norm
+        self.ends_flat, self.layer_norm, self.kind = flat, layer_norm, activation
         height, width, channels = space.shape
         self.channels_last = channels <= 4 and height > 4  # most image envs have [H, W, C]; Atari's stack is [C, H, W]
         if not self.channels_last:
@@ -140,13 +156,17 @@ class ImageEncoder(nn.Module):
         self.size = size
         numbers = self.spatial(nn.Sequential(self.first, self.convolutions))
         self.features = numbers if self.ends_flat else size
-        self.head = nn.Identity() if self.ends_flat else mlp((numbers, size), "relu", self.layer_norm)
+        self.head = nn.Identity() if self.ends_flat else mlp((numbers, size), self.kind, self.layer_norm)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def then_relu(self, channels: int) -> list[nn.Module]:
+    def then(self, channels: int) -> list[nn.Module]:
         """The layers that follow a convolution."""
         # A single group normalises all numbers of an image together.
-        return [*([nn.GroupNorm(1, channels)] if self.layer_norm else []), nn.ReLU()]
+        return [*([nn.GroupNorm(1, channels)] if self.layer_norm else []), self.activation()]
+
+    def activation(self) -> nn.Module:
+        """The activation function behind a convolution."""
+        return nn.ReLU() if self.kind == "relu" else ACTIVATIONS[self.kind]()
 
     def spatial(self, module: nn.Module) -> int:
         """The number of outputs that `module` has for one image."""
@@ -179,8 +199,10 @@ class NatureCNN(ImageEncoder):
     """The DQN network (Mnih et al. 2015): 32x8x8/4, 64x4x4/2, 64x3x3/1, 512. For images under 64 pixels it is RLlib's
     network for its 42x42 speed run instead, which needs a quarter of the arithmetic: 16x4x4/2, 32x4x4/2, 256."""
 
-    def __init__(self, space: Box, precision: str, flat: bool = False, layer_norm: bool = False):
-        super().__init__(space, precision, flat, layer_norm)
+    def __init__(
+        self, space: Box, precision: str, flat: bool = False, layer_norm: bool = False, activation: str = "relu"
+    ):
+        super().__init__(space, precision, flat, layer_norm, activation)
         channels, height, width = self.image
         if min(height, width) < 36:
             raise UserError(
@@ -188,27 +210,26 @@ class NatureCNN(ImageEncoder):
             )
         if min(height, width) < 64:
             self.first = nn.Conv2d(channels, 16, 4, 2, padding=1)
-            self.convolutions = nn.Sequential(
-                *self.then_relu(16), nn.Conv2d(16, 32, 4, 2, padding=1), *self.then_relu(32)
-            )
+            self.convolutions = nn.Sequential(*self.then(16), nn.Conv2d(16, 32, 4, 2, padding=1), *self.then(32))
             self.finish(256)
         else:
             self.first = nn.Conv2d(channels, 32, 8, 4)
-            relu = self.then_relu
+            then = self.then
             self.convolutions = nn.Sequential(
-                *relu(32), nn.Conv2d(32, 64, 4, 2), *relu(64), nn.Conv2d(64, 64, 3, 1), *relu(64)
+                *then(32), nn.Conv2d(32, 64, 4, 2), *then(64), nn.Conv2d(64, 64, 3, 1), *then(64)
             )
             self.finish(512)
 
 
 class _Residual(nn.Module):
-    def __init__(self, channels: int):
+    def __init__(self, channels: int, activation: nn.Module):
         super().__init__()
         self.first = nn.Conv2d(channels, channels, 3, padding=1)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self.activation = activation  # not in place: x is added at the end
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(F.relu(self.first(F.relu(x))))
+        return x + self.second(self.activation(self.first(self.activation(x))))
 
 
 class ImpalaResNet(ImageEncoder):
@@ -216,15 +237,22 @@ class ImpalaResNet(ImageEncoder):
     each of a 3x3 convolution, 3x3/2 max-pooling and two residual blocks, and then a layer of 256."""
 
     def __init__(
-        self, space: Box, precision: str, flat: bool = False, channels: tuple[int, ...] = (16, 32, 32), size: int = 256
+        self,
+        space: Box,
+        precision: str,
+        flat: bool = False,
+        activation: str = "relu",
+        channels: tuple[int, ...] = (16, 32, 32),
+        size: int = 256,
     ):
-        super().__init__(space, precision, flat)
+        super().__init__(space, precision, flat, activation=activation)
         inputs = self.image[0]
         self.first = nn.Conv2d(inputs, channels[0], 3, padding=1)
         layers: list[nn.Module] = []
         for index, width in enumerate(channels):
             if index:
                 layers.append(nn.Conv2d(channels[index - 1], width, 3, padding=1))
-            layers += [nn.MaxPool2d(3, 2, padding=1), _Residual(width), _Residual(width)]
-        self.convolutions = nn.Sequential(*layers, nn.ReLU())
+            blocks = [_Residual(width, self.activation()) for _ in range(2)]
+            layers += [nn.MaxPool2d(3, 2, padding=1), *blocks]
+        self.convolutions = nn.Sequential(*layers, self.activation())
         self.finish(size)

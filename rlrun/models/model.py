@@ -17,11 +17,12 @@ from rlrun.core.plugins import is_path, load_object
 from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
-from rlrun.models.encoders import MLP, ImageEncoder, ImpalaResNet, NatureCNN, Parts, flat_size, flatten
+from rlrun.models.encoders import MLP, Behind, ImageEncoder, ImpalaResNet, NatureCNN, Parts, flat_size, flatten
 from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
+Activation = Literal["tanh", "relu", "elu", "silu"]
 ENCODERS = ("auto", "mlp", "nature_cnn", "impala_resnet")
 
 
@@ -73,7 +74,8 @@ class ModelConfig:
     encoder: str
     encoder_kwargs: dict[str, Any]
     hidden: tuple[Annotated[int, Count], ...]
-    activation: Literal["tanh", "relu", "elu", "silu"]
+    activation: Activation
+    conv_activation: Activation | Literal["auto"]
     init: Literal["orthogonal", "default"]
     layer_norm: bool
     share_value: bool
@@ -93,6 +95,8 @@ class ModelConfig:
             )
         if self.encoder_kwargs and not is_path(self.encoder):
             raise ValueError(f"encoder_kwargs are for an encoder of your own, not for {self.encoder}")
+        if self.conv_activation != "auto" and (is_path(self.encoder) or self.encoder == "mlp"):
+            raise ValueError(f"conv_activation is for encoders with convolutions, not for {self.encoder}")
 
 
 class Trunk(nn.Module):
@@ -132,25 +136,34 @@ def encoder(
     precision: str = "fp32",
     flat: bool = False,
     layer_norm: bool = False,
+    conv_activation: str = "auto",
 ) -> nn.Module:
-    """An encoder from observations [N, ...] to features [N, F], with F in its attribute `features`. If flat, an image
-    goes through convolutions only. Raises UserError if the kind does not fit the observations."""
+    """An encoder from observations [N, ...] to features [N, F], with F in its attribute `features`.
 
-    def of_image(space: Box) -> ImageEncoder:
+    Hidden layers come behind the features of an image. If flat and without hidden layers, an image goes through
+    convolutions only. conv_activation is that of convolutions; auto: as activation, but relu in nested observations.
+    Raises UserError if the kind does not fit the observations."""
+
+    def of_image(space: Box, flat: bool = False) -> ImageEncoder:
         if kind == "impala_resnet":
             if layer_norm:
                 raise UserError("model.layer_norm=true is for nature_cnn and mlp; impala_resnet has none")
-            return ImpalaResNet(space, precision, flat)
-        return NatureCNN(space, precision, flat, layer_norm)
+            return ImpalaResNet(space, precision, flat, convolve)
+        return NatureCNN(space, precision, flat, layer_norm, convolve)
 
     space = spec.observation
+    convolve = conv_activation
+    if conv_activation == "auto":
+        convolve = "relu" if isinstance(space, Nested) else activation
     if isinstance(space, Box) and space.image and kind != "mlp":
-        return of_image(space)
+        return Behind(of_image(space), hidden, activation, layer_norm) if hidden else of_image(space, flat)
     images = (
         [] if kind == "mlp" else [(path, part) for path, part in leaves(space) if isinstance(part, Box) and part.image]
     )
     if kind in ("nature_cnn", "impala_resnet") and not images:
         raise UserError(f"model={kind} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
+    if not images and conv_activation != "auto":
+        raise UserError(f"model.conv_activation={conv_activation} is for images; model.activation is that of the mlp")
     if not images:
         return MLP(space, hidden, activation, layer_norm)
     return Parts(space, [(path, of_image(part)) for path, part in images], hidden, activation, layer_norm)
@@ -217,10 +230,12 @@ class Model:
         self.cfg, self.precision = cfg, precision
 
     def encoder(self, spec: EnvSpec, flat: bool = False) -> nn.Module:
-        if is_path(self.cfg.encoder):
-            return own_encoder(spec, self.cfg.encoder, self.cfg.encoder_kwargs)
+        cfg = self.cfg
+        if is_path(cfg.encoder):
+            own = own_encoder(spec, cfg.encoder, cfg.encoder_kwargs)
+            return Behind(own, cfg.hidden, cfg.activation, cfg.layer_norm) if cfg.hidden else own
         return encoder(
-            spec, self.cfg.encoder, self.cfg.hidden, self.cfg.activation, self.precision, flat, self.cfg.layer_norm
+            spec, cfg.encoder, cfg.hidden, cfg.activation, self.precision, flat, cfg.layer_norm, cfg.conv_activation
         )
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
@@ -255,8 +270,10 @@ class Model:
         told = sum(flat_size(space) for space in previous.values())
         trunk = Trunk(encoder, self.memory(encoder.features + told), previous)  # type: ignore[operator, arg-type]
         if self.cfg.init == "orthogonal":
-            if not is_path(self.cfg.encoder):  # the user's own encoder initialises itself
+            if not is_path(self.cfg.encoder):
                 orthogonal(trunk.encoder, math.sqrt(2.0))
+            elif isinstance(trunk.encoder, Behind):  # the user's own encoder initialises itself
+                orthogonal(trunk.encoder.net, math.sqrt(2.0))
             # A transformer keeps PyTorch's initial weights: a gain of sqrt(2) in every projection would be too large.
             if isinstance(trunk.memory, Memory):
                 orthogonal(trunk.memory, math.sqrt(2.0))
@@ -287,7 +304,7 @@ class Model:
             actions,
             atoms,
             hidden,
-            "relu" if image else self.cfg.activation,
+            self.cfg.activation,
             cfg,
             self.linear,
             self.cfg.layer_norm,

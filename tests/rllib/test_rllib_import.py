@@ -139,7 +139,9 @@ def leaves(values, path=""):
 
 @pytest.mark.parametrize("run", RUNS)
 def test_what_is_not_written_means_what_rllib_does(run):
-    (one,) = translate("a", {"run": run, "env": "Pendulum-v1" if run in ("DDPG", "TD3", "SAC", "APEX_DDPG") else "CartPole-v1"}, "a")
+    (one,) = translate(
+        "a", {"run": run, "env": "Pendulum-v1" if run in ("DDPG", "TD3", "SAC", "APEX_DDPG") else "CartPole-v1"}, "a"
+    )
     config = base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice"))
     for path, value in leaves({group: config[group] for group in ("algo", "runner", "model")}):
         option = path.removeprefix("algo.inner.").removeprefix("algo.")
@@ -490,13 +492,22 @@ def test_options_become_what_they_mean(run, config, wanted):
 def test_the_optimizer_class_chooses_the_algorithm_or_is_its_runner():
     one = told_of("DQN", {"optimizer_class": "AsyncReplayOptimizer"})[2]
     assert one.algo == "apex" and "runner.name" not in one.values
-    assert told_of("APEX", {"optimizer_class": "AsyncReplayOptimizer"})[1]["optimizer_class"][:2] == ("mapped", "runner=distributed_replay")
-    assert told_of("DDPG", {"optimizer_class": "SyncReplayOptimizer"})[1]["optimizer_class"][:2] == ("mapped", "runner=replay")
+    assert told_of("APEX", {"optimizer_class": "AsyncReplayOptimizer"})[1]["optimizer_class"][:2] == (
+        "mapped",
+        "runner=distributed_replay",
+    )
+    assert told_of("DDPG", {"optimizer_class": "SyncReplayOptimizer"})[1]["optimizer_class"][:2] == (
+        "mapped",
+        "runner=replay",
+    )
 
 
 def test_curiosity_is_icm_around_the_algorithm():
     sub = {"type": "EpsilonGreedy", "initial_epsilon": 1.0, "final_epsilon": 0.1, "epsilon_timesteps": 500}
-    config = {"lr": 0.5, "exploration_config": {"type": "Curiosity", "eta": 0.25, "lr": 0.01, "feature_dim": 16, "sub_exploration": sub}}
+    config = {
+        "lr": 0.5,
+        "exploration_config": {"type": "Curiosity", "eta": 0.25, "lr": 0.01, "feature_dim": 16, "sub_exploration": sub},
+    }
     values, said, one = told_of("DQN", config)
     assert (one.algo, one.inner) == ("icm", "dqn")
     wanted = {
@@ -515,7 +526,14 @@ def test_attention_is_gtrxl():
     model = {"use_attention": True, "attention_dim": 32, "attention_num_heads": 2, "attention_head_dim": 16, "attention_num_transformer_units": 3,
              "attention_memory_inference": 20, "attention_memory_training": 30, "attention_use_n_prev_actions": 1, "attention_use_n_prev_rewards": 2}  # fmt: skip
     values, said, _ = told_of("PPO", {"model": model})
-    wanted = {"_choice": "gtrxl", "memory.size": 32, "memory.heads": 2, "memory.layers": 3, "memory.length": 20, "memory.prev_action": True}
+    wanted = {
+        "_choice": "gtrxl",
+        "memory.size": 32,
+        "memory.heads": 2,
+        "memory.layers": 3,
+        "memory.length": 20,
+        "memory.prev_action": True,
+    }
     assert {key: values[f"model.{key}"] for key in wanted} == wanted
     lost = {key for key, (how, _, _) in said.items() if how == "not mapped"}
     assert lost == {"model.attention_memory_training", "model.attention_use_n_prev_rewards"}
@@ -530,13 +548,22 @@ def test_attention_is_gtrxl():
     ],
 )
 def test_filters_of_the_nature_cnn_are_mapped(filters, after):
-    values, said, _ = told_of("PPO", {"model": {"conv_filters": filters, "post_fcnet_hiddens": after}}, "PongNoFrameskip-v4")
+    values, said, _ = told_of(
+        "PPO", {"model": {"conv_filters": filters, "post_fcnet_hiddens": after}}, "PongNoFrameskip-v4"
+    )
     assert values["model.encoder"] == "nature_cnn" and said["model.conv_filters"][0] == "mapped"
     assert not [key for key, (how, _, _) in said.items() if how == "not mapped"]
 
 
 def test_what_stands_beside_the_config_is_listed():
-    beside = {"num_samples": 3, "checkpoint_freq": 10, "local_dir": "/tmp/x", "keep_checkpoints_num": 2, "restore": "a", "mystery": 1}
+    beside = {
+        "num_samples": 3,
+        "checkpoint_freq": 10,
+        "local_dir": "/tmp/x",
+        "keep_checkpoints_num": 2,
+        "restore": "a",
+        "mystery": 1,
+    }
     values, said, one = told_of("PPO", {}, **beside)
     assert one.grid == {"seed": [1, 2, 3]} and "seed=1,2,3" in one.text("a") and values["checkpoint.keep"] == 2
     hows = {key: said[key][0] for key in beside}
