@@ -22,7 +22,7 @@ AUTO = "auto"
 Kind = Literal["vectors", "images", "mixed"]
 
 
-def settled(values: dict[str, Any], kind: str | None = None) -> tuple[dict[str, Any], str]:
+def settled(values: dict[str, Any], kind: Kind | None = None) -> tuple[dict[str, Any], str]:
     """Returns the config without tables and with their values in place of `auto`, and a sentence that lists the values.
 
     kind: vectors or images; None: the environment is made to find out, if any option is `auto`. The sentence is empty
