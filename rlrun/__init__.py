@@ -1,7 +1,7 @@
 """rlrun: reinforcement learning from one command.
 
-`rlrun.load(RUN_DIR)` returns a trained policy, and `rlrun.Callback` is the base class of what callbacks=[...] names.
-Everything else is done on the command line.
+`rlrun.load(RUN_DIR)` returns a trained policy. `rlrun.Callback` and `rlrun.EnvCallback` are the base classes of what
+callbacks=[...] names. Everything else is done on the command line.
 """
 
 __version__ = "0.1.0"
@@ -12,8 +12,8 @@ def __getattr__(name: str):
         from rlrun.runtime.trained import load
 
         return load
-    if name == "Callback":
-        from rlrun.core.callbacks import Callback
+    if name in ("Callback", "EnvCallback"):
+        from rlrun.core import callbacks
 
-        return Callback
+        return getattr(callbacks, name)
     raise AttributeError(f"module 'rlrun' has no attribute {name!r}")

@@ -22,6 +22,8 @@ EVERY_RUN = """Metrics of every run, in addition to those above
   sample/policy_lag                  updates between the weights that acted and the weights that learn
   sample/queued_fragments            filled fragments that wait for the learner
   sample/info/<name>, success_rate   numeric entries of the environment's info and its is_success, same episodes
+  sample/custom/<name>, _min, _max   numbers that EnvCallbacks return at the end of an episode, same episodes
+  learn/custom/<name>                numbers that callbacks return before learning
   learn/skipped_updates              share of gradient steps that were skipped because the gradient was not finite
   time/<section>_share               share of the learner's time: wait (for samplers), copy, learn, publish (weights),
                                      save, evaluate

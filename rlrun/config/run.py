@@ -26,6 +26,12 @@ class SinkConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorBoardConfig:
+    enabled: bool
+    histograms: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class MlflowConfig:
     enabled: bool
     uri: str | None
@@ -33,7 +39,7 @@ class MlflowConfig:
     parent: str | None
 
 
-SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": SinkConfig, "mlflow": MlflowConfig}
+SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": TensorBoardConfig, "mlflow": MlflowConfig}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlrun.core.algorithm import Algorithm, Update
-from rlrun.core.callbacks import Callback
+from rlrun.core.callbacks import Callback, call
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.duties import (
     CheckpointConfig,
@@ -249,14 +249,7 @@ class Run:
     def _tell(self, event: str, *facts: Any) -> None:
         """Calls a method of every callback. Raises RunFailed with the name of a callback that raised."""
         for callback in self.callbacks:
-            try:
-                getattr(callback, event)(*facts)
-            except Exception as error:  # a callback is the user's code
-                kind = type(callback)
-                raise RunFailed(
-                    f"callbacks={kind.__module__}:{kind.__qualname__} failed in {event}: {type(error).__name__}:"
-                    f" {error}"
-                ) from error
+            call(callback, event, *facts)
 
     # -- the duties ----------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from rlrun.core.passwords import masked
 
@@ -35,6 +35,20 @@ class Alive:
         self.count += 1
 
 
+class _Histograms(NamedTuple):
+    """Numbers by name, at this many env steps."""
+
+    steps: int
+    numbers: Mapping[str, Any]
+
+
+class _End(NamedTuple):
+    """The last thing that sinks are told."""
+
+    status: str
+    summary: dict[str, Any]
+
+
 class Sinks:
     """The run itself calls `direct` sinks. `slow` sinks are made and called on the loggers' thread."""
 
@@ -57,6 +71,11 @@ class Sinks:
         else:
             self.dropped += 1
 
+    def draw(self, steps: int, histograms: Mapping[str, Any]) -> None:
+        """Hands histograms to the sinks that can draw them."""
+        if histograms and self.rows.qsize() < PENDING:
+            self.rows.put(_Histograms(steps, histograms))
+
     def close(
         self,
         status: str,
@@ -70,7 +89,7 @@ class Sinks:
         after `at_most` seconds; the user is told then."""
         for sink in self.direct:
             self._guard(type(sink).__name__, lambda sink=sink: sink.close(status, summary))  # type: ignore[misc]
-        self.rows.put((status, summary))
+        self.rows.put(_End(status, summary))
         try:
             problem = self._wait(hurried, at_most)
         except KeyboardInterrupt:
@@ -115,12 +134,19 @@ class Sinks:
             item = self.rows.get()
             self.alive()
             for name in list(sinks):
-                if isinstance(item, tuple):
-                    self._guard(name, lambda sink=sinks[name], item=item: sink.close(*item))  # type: ignore[misc]
-                elif not self._guard(name, lambda sink=sinks[name], item=item: sink.log(item)):  # type: ignore[misc]
+                if not self._guard(name, lambda sink=sinks[name], item=item: self._hand(sink, item)):  # type: ignore[misc]
                     del sinks[name]
-            if isinstance(item, tuple):
+            if isinstance(item, _End):
                 return
+
+    @staticmethod
+    def _hand(sink: Any, item: dict[str, Any] | _Histograms | _End) -> None:
+        if isinstance(item, _End):
+            sink.close(*item)
+        elif not isinstance(item, _Histograms):
+            sink.log(item)
+        elif hasattr(sink, "draw"):
+            sink.draw(*item)
 
     def _guard(self, name: str, call: Callable[[], None]) -> bool:
         try:

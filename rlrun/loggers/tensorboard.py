@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 
 class TensorBoard:
@@ -17,6 +20,11 @@ class TensorBoard:
         for name, value in row.items():
             if name != "env_steps" and value is not None:
                 self.writer.add_scalar(name, value, row["env_steps"])
+
+    def draw(self, steps: int, histograms: Mapping[str, np.ndarray]) -> None:
+        """Writes histograms of these numbers."""
+        for name, values in histograms.items():
+            self.writer.add_histogram(name, values, steps)
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
         self.writer.close()

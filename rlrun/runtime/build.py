@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,18 @@ import torch
 from rlrun.config.run import Typed
 from rlrun.config.types import load_yaml
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
-from rlrun.core.callbacks import Callback
+from rlrun.core.callbacks import (
+    Callback,
+    EnvCallback,
+    callback_class,
+    make_callbacks,
+    told_before,
+    watches_learning,
+)
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError
 from rlrun.core.evolution import NoiseTable, check_noise
 from rlrun.core.learners import FollowingLearner
-from rlrun.core.plugins import load_object
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.run import Job, Run
@@ -54,6 +60,8 @@ class LearnerParts:
     def __init__(self, plan: Plan, ranks: Ranks, cut: Cut | None, recorder: GraphRecorder | None):
         self.plan, self.ranks, self.cut, self.recorder = plan, ranks, cut, recorder
         self.seeds = plan.seeds
+        # The job's own in the first learner's process, and instances of its own in every other learner's.
+        self.callbacks: Sequence[Callback] | None = None
         self.beside = HelperThread()
 
     @property
@@ -134,6 +142,11 @@ class LearnerParts:
         except ValueError as error:
             raise UserError(f"algo={self.config.algo.name}: {error}") from None
         self._compile(policy)
+        if self.callbacks is None:
+            self.callbacks = make_callbacks(self.config.run.callbacks, Callback)
+        watching = [callback for callback in self.callbacks if watches_learning(callback)]
+        if watching:
+            made.update = told_before(made.update, watching)  # type: ignore[method-assign]
         if self.config.run.init is not None:
             begin_with(made, Path(self.config.run.init), self.config.algo.name)
         return made
@@ -167,6 +180,7 @@ class LearnerParts:
             whole_after=plan.whole_after,
             first=self.ranks.rank * made.samplers_per_learner,
             total=made.num_envs,
+            callbacks=self.config.run.callbacks,
         )
 
     def sampler(self, generation: int) -> Sampler:
@@ -242,6 +256,7 @@ class LearnerParts:
     def learn(self, job: Job) -> None:
         """Runs the runner in this learner's process."""
         module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
+        self.callbacks = job.callbacks if isinstance(job, Run) else None
         make = self.factories()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -287,12 +302,26 @@ def preflight(plan: Plan, machine: Machine) -> None:
     """Builds the algorithm once and checks memory and callbacks, before the run directory or a worker exists.
 
     Raises UserError if the run cannot work."""
-    build(plan, Ranks(world=plan.learners_in_lockstep)).algorithm()
+    parts = build(plan, Ranks(world=plan.learners_in_lockstep))
+    parts.callbacks = []
+    parts.algorithm()
     if plan.replay is not None:
         plan.replay.check(machine.free_memory, plan.resources.device)
     if plan.needs.population is not None:
         check_noise(plan.needs.population.noise_size, plan.parameters, machine.free_memory, machine.free_shared)
-    callbacks_of(plan.config.run.callbacks)
+    check_callbacks(plan)
+
+
+def check_callbacks(plan: Plan) -> None:
+    """Makes every callback once. Raises UserError if one cannot be made, or would never be called."""
+    names = plan.config.run.callbacks
+    make_callbacks(names, Callback)
+    if make_callbacks(names, EnvCallback) and plan.needs.population is not None:
+        watching = next(name for name in names if issubclass(callback_class(name), EnvCallback))
+        raise UserError(
+            f"callbacks={watching} watches env steps, but samplers of runner={plan.config.runner.name} report returns"
+            " only; a subclass of rlrun.Callback is told about these"
+        )
 
 
 def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
@@ -330,20 +359,6 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
             f"init={path}: its weights do not fit this run's env and model:"
             f" {said[1].strip() if len(said) > 1 else said[0]}"
         ) from None
-
-
-def callbacks_of(names: tuple[str, ...]) -> list[Callback]:
-    """Makes an instance of each class. Raises UserError for a name that is not a callback's."""
-    made = []
-    for name in names:
-        kind = load_object(name, "callbacks", Callback)
-        if not (isinstance(kind, type) and issubclass(kind, Callback)):
-            raise UserError(f"callbacks={name} is no subclass of rlrun.Callback")
-        try:
-            made.append(kind())
-        except Exception as error:  # the class is the user's code
-            raise UserError(f"callbacks={name} cannot be made: {type(error).__name__}: {error}") from None
-    return made
 
 
 def checkpoints_of(run_dir: Any, keep: int = 3) -> Checkpoints:

@@ -14,6 +14,7 @@ import torch
 
 from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
+from rlrun.core.callbacks import Callback, make_callbacks
 from rlrun.core.duties import LogConfig
 from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.passwords import masked, whole
@@ -21,13 +22,14 @@ from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.loggers.console import console
+from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.jsonl import Jsonl
 from rlrun.loggers.mlflow import Mlflow
 from rlrun.loggers.sinks import CLOSE_SEC, Alive, Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import notes
-from rlrun.runtime.build import callbacks_of, checkpoints_of, train
+from rlrun.runtime.build import checkpoints_of, train
 from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
 
@@ -91,7 +93,7 @@ def _run(
         evaluate=_evaluation(plan) if config.run.eval.every is not None else None,
         exact=plan.resources.exact,
         restored=restored,
-        callbacks=callbacks_of(config.run.callbacks),
+        callbacks=[*make_callbacks(config.run.callbacks, Callback), *_histograms(config, logger)],
         spec=plan.spec,
         episode_window=config.run.episode_window,
         judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
@@ -155,6 +157,11 @@ def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, fac
             alive,
         )
     return Sinks(direct, slow, alive)
+
+
+def _histograms(config: Typed, logger: Sinks) -> list[Histograms]:
+    node = config.run.logger.get("tensorboard")
+    return [Histograms(logger.draw)] if node is not None and node["enabled"] and node["histograms"] else []
 
 
 def _evaluation(plan: Plan):

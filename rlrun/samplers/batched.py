@@ -63,6 +63,7 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
             plan.generation,
             plan.return_discount,
             plan.whole_after,
+            plan.env_callbacks(),
         )
         for g in range(GROUPS)
     ]

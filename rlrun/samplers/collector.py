@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 
 from rlrun.core.batch import Batch
+from rlrun.core.callbacks import EnvCallback
 from rlrun.core.env import VectorEnv
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
@@ -30,8 +32,9 @@ class Collector:
         return_discount: float | None = None,
         whole_after: int | None = None,
         place: torch.Tensor | None = None,
+        callbacks: Sequence[EnvCallback] = (),
     ):
-        self.columns = Columns(env, first_column, generation, return_discount, whole_after)
+        self.columns = Columns(env, first_column, generation, return_discount, whole_after, callbacks)
         self.rng, self.record, self.core_every, self.worker, self.place = rng, record, core_every, worker, place
         self.state: Batch | None = None  # the policy's state, created at the first row
 

@@ -5,9 +5,13 @@ It writes observation, reward and ends of every row; the one who acts writes act
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
+from rlrun.core.callbacks import EnvCallback, call, call_for_numbers
 from rlrun.core.env import Rows, Step, VectorEnv, map_rows, write_rows
 from rlrun.core.moments import Moments
 from rlrun.dataflow.slots import Episode
@@ -30,10 +34,14 @@ class Columns:
         generation: int,
         return_discount: float | None = None,
         whole_after: int | None = None,
+        callbacks: Sequence[EnvCallback] = (),
     ):
         """first_column: the global number of the first column. whole_after: if given, every fragment begins with new
         episodes, and a column is over when an episode ends after at least this many rows."""
         self.whole_after, self.generation, self.fragments = whole_after, generation, 0
+        self.callbacks = callbacks
+        for callback in callbacks:
+            callback.columns = range(first_column, first_column + env.count)
         self.over = np.zeros(env.count, dtype=bool)
         self.env, self.first_column, self.return_discount = env, first_column, return_discount
         self.discounted = np.zeros(env.count)  # running sum of rewards, with older ones discounted
@@ -72,9 +80,14 @@ class Columns:
             self._dead(view, t)
             self._observe(view, t + 1)
             return
-        step = self.env.step(map_rows(view["action"], lambda value: value[t]))
+        action = map_rows(view["action"], lambda value: value[t])
+        if self.callbacks:
+            self._tell_starts()
+        step = self.env.step(action)
         if self.whole_after is not None:
             step = self._without_those_over(step, t)
+        for callback in self.callbacks:
+            call(callback, "on_step", action, step)
         view["reward"][t], view["valid"][t] = step.reward, step.valid
         view["terminated"][t], view["truncated"][t] = step.terminated, step.truncated
         self.obs, self.is_first = step.obs, step.is_first
@@ -95,14 +108,20 @@ class Columns:
                     for name, (total, count) in self.info.items()
                     if count[column]
                 }
-                self.episodes.append(
-                    Episode(
-                        self.first_column + int(column), float(self.returns[column]), int(self.lengths[column]), info
-                    )
-                )
+                ret, length = float(self.returns[column]), int(self.lengths[column])
+                for callback in self.callbacks:
+                    info |= call_for_numbers(callback, "on_episode_end", int(column), ret, length)
+                self.episodes.append(Episode(self.first_column + int(column), ret, length, info))
             for kept in self.info.values():
                 kept[:, step.is_first] = 0.0
             self.returns[step.is_first], self.lengths[step.is_first] = 0.0, 0
+
+    def _tell_starts(self) -> None:
+        """Tells callbacks of the columns whose current observation begins an episode."""
+        for column in np.flatnonzero(self.is_first & ~self.over).tolist():
+            obs = map_rows(self.obs, operator.itemgetter(column))
+            for callback in self.callbacks:
+                call(callback, "on_episode_start", column, obs)
 
     def _without_those_over(self, step: Step, t: int) -> Step:
         """Masks columns that are over. They are stepped with the others, but their rows are dead and their episodes do

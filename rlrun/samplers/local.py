@@ -47,6 +47,7 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
         plan.return_discount,
         plan.whole_after,
         plan.place(number),
+        plan.env_callbacks(),
     )
     views = {}
     version, clock, made = 0, Clock(), 0

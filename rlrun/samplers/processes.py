@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from rlrun.core.batch import RowSpec
+from rlrun.core.callbacks import EnvCallback, make_callbacks
 from rlrun.core.env import EnvFactory
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
@@ -35,6 +36,11 @@ class SamplerPlan:
     whole_after: int | None = None  # see Columns: collect whole episodes of at least this many rows in all
     first: int = 0  # number of the first worker, which continues the numbers of the learners before this one
     total: int = 0  # number of columns of all learners together
+    callbacks: tuple[str, ...] = ()  # the run's callbacks, of which EnvCallbacks are made with the environments
+
+    def env_callbacks(self) -> list[EnvCallback]:
+        """Makes the callbacks of one group of environments."""
+        return make_callbacks(self.callbacks, EnvCallback)
 
     def place(self, producer: int) -> torch.Tensor:
         """Returns the relative positions [columns] of this producer's columns among all columns, from 0 to 1."""

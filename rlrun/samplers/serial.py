@@ -39,6 +39,7 @@ class SerialSampler:
                 plan.return_discount,
                 plan.whole_after,
                 plan.place(number),
+                plan.env_callbacks(),
             )
             for number in range(plan.first, plan.first + plan.workers)
         ]

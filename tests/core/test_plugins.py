@@ -1,13 +1,14 @@
 """A user's own package (tests/example) is used by config alone, as users do: from its folder, in new processes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import compose
+from conftest import compose, small
 from wired import Wired
 
 from rlrun.cli import _dispatch
@@ -45,7 +46,7 @@ def rows_of(path):
 
 def test_env_wrapper_encoder_and_callback_in_sampler_processes(tmp_path):
     path = tmp_path / "run"
-    said = rlrun("train", "algo=ppo", *BASE, "model.encoder=my_rl.models:Positions", "model.encoder_kwargs.size=8", "callbacks=[my_rl.callbacks:Best]",
+    said = rlrun("train", "algo=ppo", *BASE, "model.encoder=my_rl.models:Positions", "model.encoder_kwargs.size=8", "callbacks=[my_rl.callbacks:Best,my_rl.callbacks:Walked,my_rl.callbacks:Seen]",
                  "env.wrappers=[{name: my_rl.envs:Hurry, price: 0.1}]", "resources.inference=local", "resources.num_samplers=2", "algo.lr=3e-3",
                  "env_steps=20000", "stop.return_mean=0.5", f"run_dir={path}")  # fmt: skip
     last = rows_of(path)[-1]
@@ -55,6 +56,14 @@ def test_env_wrapper_encoder_and_callback_in_sampler_processes(tmp_path):
         and 4 < last["sample/info/cell"] < 8
         and not any("note" in key for key in last)
     )
+    assert last["sample/custom/first_cell"] == last["sample/custom/first_cell_min"] == 4
+    assert 0.9 < last["sample/custom/right_share"] <= 1 == last["sample/custom/right_share_max"]
+    columns = [last["sample/custom/env_min"], last["sample/custom/env_max"]]
+    assert columns[0] < load_yaml(path / "config.yaml")["resources"]["envs_per_sampler"] <= columns[1], (
+        "of both samplers"
+    )
+    assert last["learn/custom/updates_before"] == last["updates"] - 1
+    assert last["learn/custom/mean_reward"] == pytest.approx(1 / 4 - 0.1, abs=0.06), "1 in every fourth step at best"
     assert last["my/best_episode"] == pytest.approx(0.6, abs=1e-5)
     assert f"Best: STOPPED after {last['updates']} updates, best episode 0.60" in said
     assert "return 0.6" in rlrun("evaluate", path, "episodes=3")
@@ -138,7 +147,7 @@ def test_the_same_run_again(tmp_path):
     (["env.wrappers=[my_rl.models:Positions]"], "env.wrappers=my_rl.models:Positions"),
     (["env.wrappers=[{name: my_rl.envs:Hurry, cost: 1}]"], "unexpected keyword argument 'cost'"),
     (["env.wrappers=[3]"], "wrappers are package.module:Name"),
-    (["callbacks=[my_rl.models:Positions]"], "no subclass of rlrun.Callback"),
+    (["callbacks=[my_rl.models:Positions]"], "no subclass of rlrun.Callback or rlrun.EnvCallback"),
     (["init=nowhere"], "init=nowhere is neither a run directory"),
     (["callbacks=[my_rl.broken:Unmade]"], "callbacks=my_rl.broken:Unmade cannot be made: ValueError: no"),
     (["env.kwargs={lenght:3}"], "unexpected keyword argument 'lenght'"),
@@ -203,6 +212,58 @@ def test_a_callback_that_raises_is_named(tmp_path, capsys):
         summary["status"] == "FAILED"
         and summary["reason"] == "callbacks=my_rl.broken:Raising failed in on_update: KeyError: 'nothing'"
     )
+
+
+@pytest.mark.parametrize("name, said", [
+    ("Stumbling", "callbacks=my_rl.broken:Stumbling failed in on_step: KeyError: 'nothing'"),
+    ("Wordy", "callbacks=my_rl.broken:Wordy returned {'said': 'many words'} from on_episode_end, and not numbers by name"),
+    ("Blind", "callbacks=my_rl.broken:Blind failed in before_learning: AttributeError: Batch has no field 'nothing'"),
+])  # fmt: skip
+@pytest.mark.parametrize("inference", ["serial", "local"])
+def test_a_callback_that_watches_and_raises_is_named(tmp_path, name, said, inference):
+    words = [
+        "algo=ppo",
+        *BASE,
+        f"callbacks=[my_rl.broken:{name}]",
+        f"resources.inference={inference}",
+        "env_steps=20000",
+    ]
+    assert _dispatch(["train", *words, f"run_dir={tmp_path / 'run'}"]) == 1
+    reason = json.loads((tmp_path / "run" / "summary.json").read_text())["reason"]
+    sampler = r"sampler-\d failed: " if inference == "local" and name != "Blind" else ""
+    assert re.match(sampler + re.escape(said), reason) and "\n" not in reason
+
+
+@pytest.mark.parametrize("algo, words", [
+    ("ppo", []),
+    ("impala", ["resources.inference=local"]),
+    ("dqn", ["resources=debug"]),
+    ("apex", []),
+    ("a3c", ["resources.num_learners=2"]),
+    ("ddppo", ["resources.num_learners=2"]),
+])  # fmt: skip
+def test_every_runner_shows_the_batch_before_it_is_learnt_from(tmp_path, algo, words):
+    path = tmp_path / "run"
+    tiny = [word for word in small(algo, "tiny") if "resources" not in word]
+    run = [
+        "env=CartPole-v1",
+        "logger=[]",
+        "model.hidden=[8]",
+        "callbacks=[my_rl.callbacks:Seen]",
+        "resources.device=cpu",
+    ]
+    steps = ["env_steps=400", "log_every_steps=50", f"run_dir={path}"]
+    assert _dispatch(["train", *tiny, *run, *words, *steps]) == 0
+    seen = [row for row in rows_of(path) if "learn/custom/mean_reward" in row]
+    assert seen and all(row["learn/custom/mean_reward"] == 1.0 for row in seen), "CartPole pays 1"
+    assert all(row["learn/custom/updates_before"] < row["updates"] for row in seen)
+
+
+def test_what_nobody_would_call_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"callbacks=my_rl\.callbacks:Walked watches env steps, but samplers of"):
+        _dispatch(
+            ["train", "algo=es", "env=CartPole-v1", "callbacks=[my_rl.callbacks:Walked]", f"run_dir={tmp_path / 'run'}"]
+        )
 
 
 def test_a_run_keeps_the_layout_that_was_decided(tmp_path):

@@ -8,10 +8,11 @@ import time
 import urllib.request  # noqa: F401
 
 import pytest
-from conftest import SMALL, compose
+from conftest import SMALL, compose, small
 from terminal import shown
 from wired import checked
 
+from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.config.types import save_yaml
 from rlrun.loggers.console import Lines, console, duration
@@ -55,6 +56,8 @@ def test_tensorboard_and_mlflow_hold_what_progress_holds(tmp_path):
     expected = {row["env_steps"]: row["learn/policy_loss"] for row in rows if row.get("learn/policy_loss") is not None}
     assert logged.keys() == expected.keys() and all(logged[k] == pytest.approx(expected[k]) for k in expected)
 
+    assert not events.Tags()["histograms"], "they are an option"
+
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     runs = client.search_runs([client.get_experiment_by_name("rlrun").experiment_id])
     assert len(runs) == 1, "a resumed run continues its own MLflow run"
@@ -69,6 +72,41 @@ def test_tensorboard_and_mlflow_hold_what_progress_holds(tmp_path):
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert {"config.yaml", "summary.json", "checkpoint"} <= files
     assert not (tmp_path / "mlruns").exists()
+
+
+ACTIONS = "learn/actions"
+
+
+@pytest.mark.parametrize("words, actions", [
+    (["algo=impala", "env=CartPole-v1"], {ACTIONS: (0, 1)}),
+    (["algo=impala", "env=rlrun/EverySpace-v0"], {
+        f"{ACTIONS}/0": (0, 2), f"{ACTIONS}/1": (-9, 9), f"{ACTIONS}/2/pair/0": (0, 1), f"{ACTIONS}/2/pair/1": (0, 2),
+        f"{ACTIONS}/2/flags/0": (0, 1), f"{ACTIONS}/2/flags/1": (0, 1)}),
+    (["algo=sac", "env=Pendulum-v1"], {ACTIONS: (-1, 1)}),
+])  # fmt: skip
+def test_histograms_of_returns_and_actions(tmp_path, words, actions):
+    from tensorboard.backend.event_processing.event_accumulator import HISTOGRAMS, EventAccumulator
+
+    path = tmp_path / "run"
+    quick = small(words[0].removeprefix("algo="), "tiny")
+    run = [*words, *quick[1:], "resources=debug", "model.hidden=[8]", "logger=[tensorboard]"]
+    run += ["logger.tensorboard.histograms=true", "env_steps=500", "log_every_steps=100", f"run_dir={path}"]
+    assert _dispatch(["train", *run]) == 0
+    rows = {row["env_steps"]: row for row in map(json.loads, (path / "progress.jsonl").read_text().splitlines())}
+    events = EventAccumulator(str(path), size_guidance={HISTOGRAMS: 0})
+    events.Reload()
+    tags = set(events.Tags()["histograms"])
+    assert tags == {"sample/returns", "sample/episode_lengths", *actions}
+    for event in events.Histograms("sample/returns"):
+        row, drawn = rows[event.step], event.histogram_value
+        assert drawn.num == min(row["sample/episodes"], 100)
+        assert drawn.sum == pytest.approx(row["sample/return_mean"] * drawn.num)
+        assert (drawn.min, drawn.max) == pytest.approx((row["sample/return_min"], row["sample/return_max"]))
+    for tag, (low, high) in actions.items():
+        drawn = events.Histograms(tag)
+        assert len(drawn) >= 4 and all(0 < event.histogram_value.num <= 60 for event in drawn)
+        assert min(event.histogram_value.min for event in drawn) >= low
+        assert max(event.histogram_value.max for event in drawn) <= high
 
 
 def test_a_failed_run_is_failed_in_mlflow(tmp_path):

@@ -11,7 +11,10 @@ import torch
 from counting import LENGTH, CountingAlgorithm, check_rows
 from wired import Wired
 
+from rlrun.core.batch import Field, allocate, fragment_layout
+from rlrun.core.callbacks import EnvCallback
 from rlrun.core.schedule import Clock
+from rlrun.samplers.columns import Columns
 
 KINDS = {
     "serial": ["resources.inference=serial", "resources.num_samplers=2"],
@@ -125,6 +128,68 @@ def test_a_failing_env_ends_the_run_naming_the_worker(typed, kind, fault, said):
             assert re.search(r"RuntimeError: this env was told to fail \(.*envs/debug\.py, line \d+\)$", text), text
     finally:
         sampler.close()
+
+
+class Watching(EnvCallback):
+    """Tells of every episode what it saw of it."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_episode_start(self, column, obs):
+        episode, step, tag = obs["observation"].tolist()
+        self.seen[column] = {"starts": self.seen.get(column, {}).get("starts", 0) + 1, "episode": episode, "first_step": step, "tag": tag, "steps": 0,
+                             "reward": 0.0, "actions": 0}  # fmt: skip
+
+    def on_step(self, action, step):
+        for column in np.flatnonzero(step.valid):
+            kept = self.seen[column]
+            kept["steps"] += 1
+            kept["reward"] += step.reward[column]
+            kept["actions"] += action[column]
+            assert step.obs["observation"][column].tolist() == [kept["episode"], kept["steps"], kept["tag"]]
+
+    def on_episode_end(self, column, ret, length):
+        assert (ret, length) == (self.seen[column]["reward"], self.seen[column]["steps"])
+        return {**self.seen[column], "column": self.columns[column]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_callbacks_see_every_episode_where_it_is_stepped(typed, kind):
+    wiring = counting(typed, kind, "callbacks=[test_samplers:Watching]")
+    sampler = wiring.sampler(0)
+    counts: dict[int, int] = {}
+    try:
+        sampler.publish(wiring.algorithm().policy, Clock())
+        while len(counts) < 4 or min(counts.values()) < 3:
+            fragments = sampler.take(2)
+            for episode in (episode for fragment in fragments for episode in fragment.header.episodes):
+                counts[episode.column] = counts.get(episode.column, 0) + 1
+                told = {name.removeprefix("custom/"): value for name, value in episode.info.items()}
+                assert told["column"] == episode.column and told["starts"] == counts[episode.column]
+                assert told["episode"] == counts[episode.column] - 1 and told["first_step"] == 0
+                assert told["steps"] == LENGTH and told["reward"] == episode.ret
+                assert told["actions"] == sum(step % 5 for step in range(LENGTH))
+            sampler.free(fragments)
+    finally:
+        sampler.close()
+
+
+def test_callbacks_are_not_told_of_episodes_that_nobody_plays(typed):
+    """With complete episodes, a column that is over waits for the others, and every fragment begins new episodes."""
+    wiring = counting(typed, "serial")
+    columns = Columns(wiring.sampler_plan(0).make_env(0, 2), 0, 0, None, 5, [watching := Watching()])
+    view = allocate(
+        fragment_layout({"observation": Field((3,), torch.float32)}, Field((), torch.int64), {}, {}, 13, 2, 0)
+    ).numpy()
+    view["action"][:] = 0
+    for fragment in range(2):
+        columns.begin(view)
+        for t in range(13):
+            columns.step(view, t)
+        assert [episode.length for episode in columns.episodes] == [LENGTH] * 2
+        assert [kept["starts"] for kept in watching.seen.values()] == [fragment + 1] * 2
+    columns.env.close()
 
 
 class FailsWithSeed(gymnasium.Env):

@@ -11,3 +11,18 @@ class Unmade(rlrun.Callback):
 class Raising(rlrun.Callback):
     def on_update(self, clock, metrics):
         metrics["nothing"]
+
+
+class Stumbling(rlrun.EnvCallback):
+    def on_step(self, action, step):
+        raise KeyError("nothing")
+
+
+class Wordy(rlrun.EnvCallback):
+    def on_episode_end(self, column, ret, length):
+        return {"said": "many words"}
+
+
+class Blind(rlrun.Callback):
+    def before_learning(self, batch, clock):
+        return batch.nothing

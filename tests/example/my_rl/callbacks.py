@@ -20,3 +20,32 @@ class Best(rlrun.Callback):
 
     def on_end(self, status):
         print(f"Best: {status} after {self.updates} updates, best episode {self.best:.2f}", flush=True)
+
+
+class Walked(rlrun.EnvCallback):
+    """Counts the steps to the right in every episode, where the environment is stepped."""
+
+    def __init__(self):
+        self.right, self.first = {}, {}
+
+    def on_episode_start(self, column, obs):
+        self.right[column], self.first[column] = 0, int(obs["observation"])
+
+    def on_step(self, action, step):
+        for column, (chosen, decided) in enumerate(zip(action, step.valid)):
+            if decided:
+                self.right[column] += int(chosen)
+
+    def on_episode_end(self, column, ret, length):
+        return {
+            "right_share": self.right[column] / length,
+            "first_cell": self.first[column],
+            "env": self.columns[column],
+        }
+
+
+class Seen(rlrun.Callback):
+    """Looks at the batch that is learnt from."""
+
+    def before_learning(self, batch, clock):
+        return {"mean_reward": batch.reward[batch.valid].mean(), "updates_before": clock.updates}
