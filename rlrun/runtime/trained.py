@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 
 from rlrun.config.run import Typed, type_config
 from rlrun.config.saved import saved_config
+from rlrun.config.signature import signed
 from rlrun.core.batch import Batch
 from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
+from rlrun.core.plugins import only_installed
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
@@ -160,6 +163,12 @@ def load(run_dir: str | Path, checkpoint: str = "last", trust: bool = False) -> 
     checkpoint is missing, damaged or does not fit the config.
     """
     path = Path(run_dir)
+    # A run that was made here may name the user's own modules, also in a program that is not the command.
+    with nullcontext() if trust or signed(path / "config.yaml") else only_installed():
+        return _loaded(path, checkpoint, trust)
+
+
+def _loaded(path: Path, checkpoint: str, trust: bool) -> Trained:
     config = type_config(saved_config(path, trust))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
     spec = registry.make_spec(config.env, *config.run.model.memory.previous)

@@ -167,7 +167,7 @@ def test_what_nobody_published_is_measured(tmp_path):
     one = next(one for one in cells if one.cell.published is None)
     write(tmp_path, *result(one, score=-5.0))
     assert measured(tmp_path, one).mark == "measured"
-    assert "| Pong | PPO |  | -5 | measured | 1 |" in markdown(
+    assert f"| Pong | {one.cell.label} |  | -5 | measured | 1 |" in markdown(
         [(load("pong"), [measured(tmp_path, other) for other in cells])]
     )
     made = publish([load("pong")], tmp_path, None)

@@ -13,6 +13,7 @@ import rlrun
 from rlrun.cli import _dispatch
 from rlrun.config import signature
 from rlrun.config.foreign import check_defaults, check_package, check_values
+from rlrun.core import plugins
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import installed, modules_in
 from rlrun.runtime.trained import load
@@ -30,6 +31,7 @@ def in_a_folder(tmp_path, monkeypatch):
     """The current folder has modules that leave a file when they are imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(plugins._Door, "named", set())  # no test trusts modules for another
     for name in ("evilmod", "evil-mod", "winreg"):
         (tmp_path / f"{name}.py").write_text(EVIL)
     yield
