@@ -76,7 +76,7 @@ def _names(table: dict[str, dict[str, Any]]) -> list[str]:
 
 def _groups(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields (path, group) of every group of options that may have a table."""
-    for name in ("algo", "model", "replay", "inner"):
+    for name in ("algo", "model", "replay", "inner", "optimizer"):
         node = values.get(name)
         if isinstance(node, dict):
             yield f"{path}{name}", node

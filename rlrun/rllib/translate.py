@@ -327,6 +327,8 @@ class Experiment(Translation):
             self._lambda()
             self._entropy()
         self._bound()
+        if self.core == "impala":
+            self.set(f"{at}.loss_reduction", "sum", why="RLlib sums over the rows of a batch")
         if self.core in ("ppo", "ddppo", "appo"):
             self._divergence()
         if self.core == "appo":
