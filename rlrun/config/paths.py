@@ -60,7 +60,7 @@ def _defaults(file: str) -> list:
     """The defaults list of conf/<file>.yaml."""
     import yaml
 
-    return yaml.safe_load((root() / "conf" / f"{file}.yaml").read_text()).get("defaults", [])
+    return (yaml.safe_load((root() / "conf" / f"{file}.yaml").read_text()) or {}).get("defaults", [])
 
 
 def _bases(group: str, name: str) -> list[str]:
@@ -85,9 +85,29 @@ def inner_algorithm(algo: str) -> str | None:
 
 def runner_of(algo: str) -> str | None:
     """The runner that conf/algo/<algo>.yaml chooses, or a file that it inherits from; None if none does."""
+    return _choice(algo, "override /runner@_global_.runner")
+
+
+def replay_of(algo: str) -> str | None:
+    """The file of conf/replay that an algorithm chooses; None if it has no replay."""
+    return _choice(algo, "override /replay@_global_.replay")
+
+
+def model_of(algo: str) -> str:
+    """The file of conf/model that an algorithm chooses."""
+    return _choice(algo, "override /model@_global_.model") or "auto"
+
+
+def output_of(algo: str) -> str:
+    """The file of conf/model/output that an algorithm chooses, or else the algorithm inside."""
+    chosen, inner = _choice(algo, "override /model/output@_global_.model"), inner_algorithm(algo)
+    return chosen or (output_of(inner) if inner else "distribution_and_value")
+
+
+def _choice(algo: str, override: str) -> str | None:
     for file in (f"algo/{algo}", *base_options(algo)):
         for line in _defaults(file):
-            chosen = line.get("override /runner@_global_.runner") if isinstance(line, dict) else None
+            chosen = line.get(override) if isinstance(line, dict) else None
             if chosen:
                 return chosen
     return None

@@ -43,6 +43,7 @@ class Asked:
     needs: Needs
     image: bool  # whether observations contain an image
     make_env: EnvFactory
+    for_samplers: str = ""  # an option that the user set and that is for samplers in processes of their own
 
     @property
     def update_rows(self) -> int:
@@ -180,6 +181,8 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
         return Choice("serial", "inference=serial: every core samples and learns")
     if cfg.device not in ("auto", "cpu"):
         return Choice("local", f"inference=local: device={cfg.device} is for learning")
+    if asked.for_samplers:
+        return Choice("local", f"inference=local: {asked.for_samplers} is for samplers in processes of their own")
     if machine.cores == 1:
         return Choice("serial", "inference=serial: there is one core")
     if (

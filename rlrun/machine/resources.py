@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import torch
 
+from rlrun.core.conditions import IMAGES, OnlyFor
 from rlrun.core.ranges import Count
 
 Inference = Literal["serial", "local", "batched"]
@@ -22,10 +23,10 @@ class ResourcesConfig:
     num_samplers: Literal["auto"] | Annotated[int, Count]
     envs_per_sampler: Literal["auto"] | Annotated[int, Count]
     device: str
-    precision: Literal["auto", "fp32", "bf16"]
+    precision: Annotated[Literal["auto", "fp32", "bf16"], OnlyFor(IMAGES)]
     learner_threads: Literal["auto"] | Annotated[int, Count]
     cuda_graphs: bool
-    compile: bool
+    compile: Annotated[bool, OnlyFor(IMAGES)]
     exact: bool
 
     def __post_init__(self):

@@ -40,7 +40,7 @@ class QPolicy(FiltersObservations, Policy):
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec, flat=not head.encoder_layer)
         self.head = model.q_head(spec, self.trunk, head, atoms)
-        self.embedding = model.cfg.action_embedding  # name of the observation part that describes the actions
+        self.embedding = model.action_embedding  # name of the observation part that describes the actions
         self.episodes = NoisyEpisodes(self, explore.noise_std) if explore.kind == "parameter_noise" else None
 
     def core_spec(self) -> RowSpec:
