@@ -28,7 +28,7 @@ def base_options(algo: str) -> list[str]:
 
     Examples: algo/ppo; q_learning/base; off_policy/deterministic and off_policy/actor_critic.
     """
-    return _bases("algo", algo)
+    return bases("algo", algo)
 
 
 def group_defaults(group: str, name: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def group_defaults(group: str, name: str) -> dict[str, Any]:
     import yaml
 
     merged: dict[str, Any] = {}
-    for path in reversed([f"{group}/{name}", *_bases(group, name)]):
+    for path in reversed([f"{group}/{name}", *bases(group, name)]):
         merged |= yaml.safe_load((root() / "conf" / f"{path}.yaml").read_text()) or {}
     merged.pop("defaults", None)
     return merged
@@ -63,16 +63,19 @@ def _defaults(file: str) -> list:
     return (yaml.safe_load((root() / "conf" / f"{file}.yaml").read_text()) or {}).get("defaults", [])
 
 
-def _bases(group: str, name: str) -> list[str]:
+def bases(group: str, name: str) -> list[str]:
+    """Files of conf/ from which a choice of a group inherits options, directly or indirectly, the nearest first."""
     found: list[tuple[str, str]] = []
     for line in _defaults(f"{group}/{name}"):
         if isinstance(line, str) and line != "_self_":
             found.append((group, line))
         elif isinstance(line, dict):
             found += [
-                (key[1:].removesuffix("@_here_"), value) for key, value in line.items() if key.endswith("@_here_")
+                (key[1:].removesuffix("@_here_"), value)
+                for key, value in line.items()
+                if key.startswith("/") and key.endswith("@_here_")
             ]
-    return [path for base in found for path in ("/".join(base), *_bases(*base))]
+    return [path for base in found for path in ("/".join(base), *bases(*base))]
 
 
 def inner_algorithm(algo: str) -> str | None:

@@ -29,6 +29,15 @@ def conditional(config: Typed) -> Iterator[tuple[str, str, Condition]]:
         yield from _inside(node, name)
 
 
+def conditional_in(cls: type, path: str) -> Iterator[tuple[str, str, Condition]]:
+    """Yields the same for every option of a class, including those of classes that its options have."""
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        yield from ((f"{path}.{field.name}", path, one) for one in conditions_of(cls, field.name))
+        if isinstance(hints[field.name], type) and dataclasses.is_dataclass(hints[field.name]):
+            yield from conditional_in(hints[field.name], f"{path}.{field.name}")
+
+
 def only_for(config: Typed) -> Iterator[tuple[str, str]]:
     """Yields the path of every option that is for certain kinds of runs, and the kind."""
     return ((path, one.kind) for path, _, one in conditional(config) if isinstance(one, OnlyFor))

@@ -270,6 +270,8 @@ def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choi
 
 def precision(wanted: str, where: torch.device, image: bool, machine: Machine) -> Choice:
     """Chooses fp32 or bf16. Only convolutional encoders and the layers behind them use bf16."""
+    if wanted == "bf16" and not image:
+        raise UserError("resources.precision=bf16 is for environments that show images: only convolutions use bf16")
     if wanted != "auto" or not image:
         return Choice("bf16" if wanted == "bf16" else "fp32")
     if where.type == "cuda":

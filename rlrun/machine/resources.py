@@ -23,7 +23,7 @@ class ResourcesConfig:
     num_samplers: Literal["auto"] | Annotated[int, Count]
     envs_per_sampler: Literal["auto"] | Annotated[int, Count]
     device: str
-    precision: Annotated[Literal["auto", "fp32", "bf16"], OnlyFor(IMAGES)]
+    precision: Literal["auto", "fp32", "bf16"]
     learner_threads: Literal["auto"] | Annotated[int, Count]
     cuda_graphs: bool
     compile: Annotated[bool, OnlyFor(IMAGES)]

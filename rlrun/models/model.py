@@ -12,7 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, RowSpec
-from rlrun.core.conditions import ACTIVATED, CONTINUOUS, DRAWN, NORMALIZED, OnlyFor, OnlyWith
+from rlrun.core.conditions import (
+    ACTION_EMBEDDINGS,
+    ACTION_PARTS,
+    ACTIVATED,
+    CONTINUOUS,
+    CONVOLUTIONS,
+    DRAWN,
+    NORMALIZED,
+    OWN_ENCODERS,
+    OnlyFor,
+    OnlyWith,
+)
 from rlrun.core.errors import UserError, closest
 from rlrun.core.plugins import is_path, load_object
 from rlrun.core.ranges import Count, NotNegative
@@ -75,10 +86,10 @@ class ModelConfig:
     """Options of every model. The subclasses add those of conf/model/output."""
 
     encoder: str
-    encoder_kwargs: dict[str, Any]
+    encoder_kwargs: Annotated[dict[str, Any], OnlyFor(OWN_ENCODERS)]
     hidden: tuple[Annotated[int, Count], ...]
     activation: Annotated[Activation, OnlyFor(ACTIVATED)]
-    conv_activation: Activation | Literal["auto"]
+    conv_activation: Annotated[Activation | Literal["auto"], OnlyFor(CONVOLUTIONS)]
     init: Annotated[Literal["orthogonal", "default"], OnlyFor(DRAWN)]
     layer_norm: Annotated[bool, OnlyFor(NORMALIZED)]
     observation_filter: Literal["none", "mean_std"]
@@ -113,15 +124,15 @@ class DistributionAndValueConfig(ModelConfig):
     share_value: bool
     action_distribution: Annotated[BoxDistribution, OnlyFor(CONTINUOUS)]
     log_std: Annotated[float, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian", "squashed_gaussian")]
-    autoregressive: bool
-    action_embedding: str | None
+    autoregressive: Annotated[bool, OnlyFor(ACTION_PARTS)]
+    action_embedding: Annotated[str | None, OnlyFor(ACTION_EMBEDDINGS)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActionValuesConfig(ModelConfig):
     """For policies that choose by action values."""
 
-    action_embedding: str | None
+    action_embedding: Annotated[str | None, OnlyFor(ACTION_EMBEDDINGS)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rlrun.core.conditions import OnlyWith
+from rlrun.core.conditions import SEVERAL_ENVS, OnlyFor, OnlyWith
 from rlrun.core.ranges import NotNegative, Positive, PositiveShare, PositiveShareBelowOne, Range, Share
 from rlrun.core.schedule import Schedule
 
@@ -16,7 +16,8 @@ class ExplorationConfig:
 
     kind: Literal["epsilon_greedy", "soft_q", "parameter_noise"]
     epsilon: Annotated[Schedule, Share]
-    epsilon_min: Annotated[float, PositiveShare] | None  # columns' values are log-spaced from epsilon to this
+    # Columns' values are log-spaced from epsilon to this.
+    epsilon_min: Annotated[Annotated[float, PositiveShare] | None, OnlyFor(SEVERAL_ENVS)]
     eval_epsilon: Annotated[float, Share]
     temperature: Annotated[float, Positive, OnlyWith("kind", "soft_q")]
     noise_std: Annotated[float, Positive, OnlyWith("kind", "parameter_noise")]
@@ -33,7 +34,7 @@ class ActionNoiseConfig:
     theta: Annotated[float, Range(0, 2, below_highest=True), OnlyWith("kind", "ou")]
     scale: Annotated[Schedule, NotNegative]
     # Columns' values are log-spaced from scale to this.
-    scale_min: Annotated[Annotated[float, Positive] | None, OnlyWith("kind", "ou", "gaussian")]
+    scale_min: Annotated[Annotated[float, Positive] | None, OnlyWith("kind", "ou", "gaussian"), OnlyFor(SEVERAL_ENVS)]
 
     def __post_init__(self):
         if self.kind == "parameter_noise" and self.scale_min is not None:

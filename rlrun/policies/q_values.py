@@ -36,6 +36,11 @@ class QPolicy(FiltersObservations, Policy):
             raise UserError(
                 "this algorithm learns from single rows; for a model with memory (lstm, gru, gtrxl) use algo=r2d2"
             )
+        if model.cfg.memory.kind != "none" and explore.kind == "parameter_noise":
+            raise UserError(
+                "exploration.kind=parameter_noise perturbs networks without memory; with one, use epsilon_greedy or"
+                " soft_q, or head.noisy=true"
+            )
         self.spec, self.explore, self.noisy = spec, explore, head.noisy
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec, flat=not head.encoder_layer)

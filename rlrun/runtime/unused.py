@@ -12,7 +12,8 @@ from rlrun.core import conditions
 from rlrun.core.algorithm import Inner
 from rlrun.core.conditions import OnlyFor, shown
 from rlrun.core.errors import UserError
-from rlrun.core.specs import Box, leaves
+from rlrun.core.plugins import is_path
+from rlrun.core.specs import Box, Discrete, Nested, leaves
 from rlrun.models.encoders import MLP, Behind, ImageEncoder, NatureCNN, Parts
 from rlrun.models.heads import QHead
 from rlrun.models.model import is_convolutional
@@ -73,7 +74,8 @@ def _drawn(plan: Plan) -> bool:
 
 def _single_images(plan: Plan) -> bool:
     model = plan.config.run.model
-    return isinstance(plan.spec.observation, Box) and is_convolutional(plan.spec, model) and model.memory.kind == "none"
+    whole = isinstance(plan.spec.observation, Box) and not model.hidden
+    return whole and is_convolutional(plan.spec, model) and model.memory.kind == "none"
 
 
 def _rewards(plan: Plan) -> bool:
@@ -86,11 +88,18 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.CONTINUOUS: lambda plan: any(isinstance(part, Box) for _, part in leaves(plan.spec.action)),
     conditions.IMAGES: lambda plan: plan.spec.image,
     conditions.SINGLE_IMAGES: _single_images,
+    conditions.CONVOLUTIONS: lambda plan: is_convolutional(plan.spec, plan.config.run.model),
+    conditions.OWN_ENCODERS: lambda plan: is_path(plan.config.run.model.encoder),
+    conditions.ACTION_PARTS: lambda plan: isinstance(plan.spec.action, Nested),
+    conditions.ACTION_EMBEDDINGS: lambda plan: (
+        isinstance(plan.spec.action, Discrete) and isinstance(plan.spec.observation, Nested)
+    ),
     conditions.ACTIVATED: _activated,
     conditions.NORMALIZED: _normalized,
     conditions.DRAWN: _drawn,
     conditions.SAMPLERS: lambda plan: plan.resources.inference != "serial",
     conditions.PROCESSES: lambda plan: plan.resources.inference != "serial" or plan.resources.num_learners > 1,
+    conditions.SEVERAL_ENVS: lambda plan: plan.resources.num_envs > 1,
     conditions.LEARNERS: lambda plan: plan.resources.num_learners > 1,
     conditions.REWARDS: _rewards,
     conditions.FIRST_PRIORITIES: lambda plan: plan.config.algorithm.knows_first_priority,
