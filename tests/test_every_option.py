@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tempfile
 import types
 import typing
@@ -21,11 +22,14 @@ import gymnasium
 import pytest
 import torch
 from conftest import compose, small
-from families import BOX, DISCRETE, EVOLVING, NEEDS
+from families import DISCRETE, EVOLVING
 
+import rlrun
+from rlrun.cli import _dispatch
 from rlrun.commands.explain import conditions
+from rlrun.commands.train import start
 from rlrun.config.automatic import settled
-from rlrun.config.paths import inner_algorithm, options, output_of, runner_of
+from rlrun.config.paths import inner_algorithm, options, output_of, root, runner_of
 from rlrun.config.run import type_config
 from rlrun.config.unused import conditions_of
 from rlrun.core import conditions as kinds
@@ -35,7 +39,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.learners import FollowingLearner
 from rlrun.core.ranges import Range
 from rlrun.core.ranks import ALONE
-from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.schedule import Schedule
 from rlrun.machine.machine import Machine
 from rlrun.models.encoders import ImageEncoder, flat_size, flatten
 from rlrun.replay.storage import stores
@@ -52,10 +56,6 @@ MACHINE = Machine(cores=2, env_step_sec=lambda make_env, count: 1e-6)
 
 # Choices of groups and names, which are no values to change; tests/test_house.py goes through all choices.
 CHOICES = ("name", "family", "inner", "expected", "measured", "runner.name", "replay.name", "memory.kind")
-# Options of a whole run, which a session shows and a moment does not.
-SESSION = ("env_steps", "run_dir", "runs_root", "log_every_sec", "log_every_steps", "episode_window", "init", "callbacks", "logger", "stop", "eval",
-           "checkpoint", "resources")  # fmt: skip
-
 # Other values for options whose type does not say them, or where others would change nothing so soon.
 VALUES = {
     "encoder": ["test_every_option:Wide"], "encoder_kwargs": [{"width": 5}], "action_embedding": ["avail_actions"], "n_step": [2, 1], "target_update_interval": [1, 2],
@@ -63,7 +63,7 @@ VALUES = {
     "scale_min": [0.01], "learning_starts": [60, 80], "random_steps": [40, 0], "replay_ratio": [2.0, 0.5], "directory": ["rows"], "wrappers": [["test_every_option:Twice"]],
     "kwargs": [{"sutton_barto_reward": True}, {"g": 3.0}], "max_episode_steps": [7], "max_frames": [30], "size": [64], "noise_size": [6000], "huber_delta": [1e-3, None],
     "value_rescaling": [None], "v_min": [-3.0], "v_max": [3.0], "max_grad_norm": [1e-3], "max_grad_value": [1e-4], "checkpoint_max_gb": [0.0], "capacity": [100, 200],
-    "reward_clip": [0.25], "value_lr": [1e-2], "observation_clip": [0.1], "report_length": [1], "env_steps_per_batch": [300], "kl_target": [1e-6], "noise_epsilon": [0.001, 0.5, 0.99], "counted_share": [1.0],
+    "reward_clip": [0.25], "value_lr": [1e-2], "observation_clip": [0.1], "report_length": [1], "env_steps_per_batch": [300], "kl_target": [1e-12], "noise_epsilon": [0.001, 0.5, 0.99], "counted_share": [1.0],
     "rho_clip": [0.5], "c_clip": [0.5], "pg_rho_clip": [0.5], "is_clip": [0.5], "clip": [1e-4], "value_clip": [1e-3], "value_loss_clip": [1e-3],
     "target_noise_clip": [0.01], "target_entropy": [-5.0], "lambda_": [0.5], "eval_share": [0.9], "eval_epsilon": [1.0], "frame_skip": [2],
     "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "n_stack": [2], "temperature": [0.1],
@@ -71,12 +71,25 @@ VALUES = {
 # Words without which an option cannot show what it does.
 CONTEXT = {
     "replay_slots": ["runner.replay_slots=1"], "replay_proportion": ["runner.replay_slots=2"], "advantage_bootstrap": ["algo.lambda_=0.5"], "value_lr": ["model.share_value=false"],
-    "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=1.0"], "exploration.kind": ["algo.exploration.epsilon=0.1"],
+    "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=1.0"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
     "temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
 }  # fmt: skip
+# Options that an algorithm around another one fixes, and what explain says about it.
+WRAPPED = {
+    ("apex", "input_priorities"): "input_priorities must be true", ("apex_ddpg", "input_priorities"): "input_priorities must be true",
+    ("icm", "normalize_reward"): "normalize_reward must be false",
+}  # fmt: skip
 # What makes a condition hold.
-SET = {"kl_coef": 0.5, "lr_kl_target": 1e-9, "replay_proportion": 1.0, "target_noise": 0.2, "alpha_lr": 1e-3, "every": 50, "num_sgd_iter": 2}
+SET = {
+    "kl_coef": 0.5,
+    "lr_kl_target": 1e-9,
+    "replay_proportion": 1.0,
+    "target_noise": 0.2,
+    "alpha_lr": 1e-3,
+    "every": 50,
+    "num_sgd_iter": 2,
+}
 IMAGE = ["env=tests/Pixels-v0"]
 HOLDS = {
     kinds.CONTINUOUS: ["env=Pendulum-v1"], kinds.IMAGES: IMAGE, kinds.SINGLE_IMAGES: [*IMAGE, "model.hidden=[]", "model/memory=none"], kinds.CONVOLUTIONS: IMAGE,
@@ -122,7 +135,13 @@ class Pixels(gymnasium.Env):
 
     def step(self, action):
         self.left -= 1
-        return self.shown(), 3.0 * float(sum([*map(float, getattr(action, "flat", [action]))])), self.left == 0, False, {}
+        return (
+            self.shown(),
+            3.0 * float(sum([*map(float, getattr(action, "flat", [action]))])),
+            self.left == 0,
+            False,
+            {},
+        )
 
 
 gymnasium.register("tests/Pixels-v0", entry_point=Pixels)
@@ -151,7 +170,11 @@ def options_of(node, path: str) -> list[Option]:
             found += options_of(value, place)
         elif not place.endswith(CHOICES) and place != "replay.device":  # see test_options_of_the_machine
             owner = next(one for one in type(node).__mro__ if field.name in vars(one).get("__annotations__", {}))
-            found.append(Option(place, path, (owner, field.name), hints[field.name], tuple(conditions_of(type(node), field.name))))
+            found.append(
+                Option(
+                    place, path, (owner, field.name), hints[field.name], tuple(conditions_of(type(node), field.name))
+                )
+            )
     return found
 
 
@@ -225,7 +248,9 @@ def digest(thing) -> str:
     def add(part):
         if isinstance(part, torch.Tensor):
             hashed.update(repr((part.dtype, tuple(part.shape))).encode())
-            hashed.update(part.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if part.numel() else b"")
+            hashed.update(
+                part.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if part.numel() else b""
+            )
         elif isinstance(part, dict):
             for name, value in part.items():
                 if name != "param_groups":
@@ -295,7 +320,7 @@ def env_of(algo: str) -> str:
 
 
 def base_words(algo: str) -> list[str]:
-    return [*small(algo, "tiny"), f"env={env_of(algo)}", "resources=debug", "logger=[]", "algo.max_grad_norm=0.5" if algo == "never" else "seed=0"]
+    return [*small(algo, "tiny"), f"env={env_of(algo)}", "resources=debug", "logger=[]"]
 
 
 def inside(algo: str, word: str) -> str:
@@ -349,13 +374,17 @@ def changes_something(words: tuple[str, ...], option: Option) -> None:
             try:
                 after = seen(type_config(with_value(values, option.path, value)), games)
             except (UserError, ValueError) as error:  # a value that does not fit the others
+                if "networks without memory" in str(error):
+                    break
                 problems.append(str(error))
                 continue
             if after != before:
                 break
             problems.append(f"{value} changes nothing")
         else:
-            raise AssertionError(f"{option.path}={given}: {'; '.join(problems) or 'no other value'} (with {' '.join(words)})")
+            raise AssertionError(
+                f"{option.path}={given}: {'; '.join(problems) or 'no other value'} (with {' '.join(words)})"
+            )
 
 
 def is_refused(words: tuple[str, ...], option: Option) -> bool:
@@ -377,8 +406,29 @@ def explained(algo: str) -> set[str]:
     return {path for path, _ in conditions(algo, inner, runner_of(algo) or (inner and runner_of(inner)))}
 
 
+@functools.cache
+def text_of_explain(algo: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert _dispatch(["explain", algo]) == 0
+    return said.getvalue()
+
+
+def memory_forbids(algo: str, option: Option) -> bool:
+    """Tells whether an option is for parameter noise, which networks with memory do not have."""
+    noise = any(isinstance(one, OnlyWith) and "parameter_noise" in one.wanted for one in option.conditions)
+    if algo != "r2d2" or not noise:
+        return False
+    with pytest.raises(UserError, match="perturbs networks without memory"):
+        plan(type_config(values_of((*base_words(algo), "algo.exploration.kind=parameter_noise"))), MACHINE)
+    return True
+
+
 def check(algo: str, option: Option) -> None:
     words = tuple(base_words(algo))
+    if (algo, option.name) in WRAPPED:
+        text = text_of_explain(algo.removesuffix("_ddpg"))
+        assert is_refused(words, option) and WRAPPED[algo, option.name] in " ".join(text.split())
+        return
     if option.conditions and is_refused(words, option):
         assert option.path in explained(algo), f"explain {algo} does not say when {option.path} is used"
         if any(isinstance(one, OnlyFor) and one.kind not in HOLDS for one in option.conditions):
@@ -386,6 +436,11 @@ def check(algo: str, option: Option) -> None:
         words = (*words, *holding(algo, option))
     elif context(option):
         words = (*words, *holding(algo, option))
+    if "model/memory=none" in words:
+        words = tuple(word for word in words if not word.startswith("model.memory."))
+    if memory_forbids(algo, option):
+        assert "of models without memory" in text_of_explain(algo)
+        return
     changes_something(words, option)
 
 
@@ -394,15 +449,15 @@ def first_to_have() -> dict[tuple, str]:
     """The algorithm that tries an option in the fast part. What stands in a class of an algorithm's own is tried with
     that algorithm; of the groups that algorithms share, each option is tried with one."""
     found: dict[tuple, str] = {}
-    for algo in options("algo"):
+    for algo in sorted(options("algo"), key=lambda algo: inner_algorithm(algo) is not None):
         for option in everything(type_config(compose(*base_words(algo)))):
             found.setdefault(key(algo, option), algo)
     return found
 
 
 def key(algo: str, option: Option) -> tuple:
-    own = option.group == "algo" or (option.group == "algo.inner" and algo == "never")
-    return (*option.owner, algo if own else output_of(algo) if option.path.startswith("model.") else "")
+    shared = output_of(algo) if option.path.startswith("model.") else ""
+    return (*option.owner, algo if option.group == "algo" else shared)
 
 
 def tried(algo: str, fast: bool) -> list[str]:
@@ -426,3 +481,158 @@ def test_every_option_changes_something(algo):
 @pytest.mark.parametrize("algo", options("algo"))
 def test_shared_options_change_something_in_every_algorithm(algo):
     assert tried(algo, fast=False) == []
+
+
+# -- options of a whole run --------------------------------------------------------------------------------------------
+
+# Another value for each, and the words without which it cannot show what it does.
+SESSION = {
+    "env_steps": (400, []), "run_dir": ("runs/elsewhere", []), "runs_root": ("others", []), "log_every_sec": (1e-9, []), "log_every_steps": (150, []),
+    "episode_window": (1, []), "init": ("first", []), "callbacks": (["test_every_option:Loud"], []), "resources.exact": (False, ["checkpoint.every=20"]), "stop.return_mean": (1.0, ["episode_window=2"]), "stop.wall_sec": (1e-6, []),
+    "stop.no_improvement_steps": (20, ["episode_window=2"]), "eval.every": (20, []), "eval.episodes": (2, ["eval.every=20"]), "eval.greedy": (False, ["eval.every=20"]),
+    "checkpoint.every": (20, []), "checkpoint.every_sec": (1e-9, []), "checkpoint.best_every_sec": (1e-9, ["episode_window=2"]), "checkpoint.keep": (1, ["checkpoint.every=20"]),
+    "logger.console.enabled": (False, ["logger=[console]"]), "logger.tensorboard.enabled": (True, ["logger=[tensorboard]", "logger.tensorboard.enabled=false"]),
+    "logger.tensorboard.histograms": (True, ["logger=[tensorboard]"]), "replay.checkpoint_max_gb": (0.0, []),
+}  # fmt: skip
+MLFLOW = {"enabled": False, "uri": "sqlite:///store.db", "experiment": "mine", "parent": "0123456789abcdef"}
+TIMES = ("time", "sample/env_steps_per_sec", "sample/queued_fragments")
+
+
+class Loud(rlrun.Callback):
+    def on_end(self, run):
+        print("the end")
+
+
+def session(words: tuple[str, ...], option: str, value, folder: Path) -> dict:
+    """What one sees of a run in this folder: its files, rows, messages and summary."""
+    values = compose(*words)
+    values = with_value(values, option, value) if option else values
+    folder.mkdir()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as said:
+        if option == "init":
+            assert start(copy.deepcopy({**values, "init": None, "run_dir": "first", "seed": 5}), {}) == 0
+        assert start(values, {}) == 0
+    found = {"files": sorted(shown(path.relative_to(folder)) for path in folder.rglob("*"))}
+    for path in sorted(folder.rglob("progress.jsonl")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        found[shown(path.relative_to(folder))] = [
+            {k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows
+        ]
+    for path in folder.rglob("*tfevents*"):
+        found["events"] = path.stat().st_size
+    texts = re.sub(r"\d+(\.\d+)?", "", said.getvalue()).splitlines()  # numbers may be times
+    # The table of the console says how fast the run was, so only its presence counts.
+    found["said"] = [line for line in texts if "runs/" not in line and " lag " not in line]
+    found["table"] = any(" lag " in line for line in texts)
+    return found
+
+
+def shown(path: Path) -> str:
+    """A path without dates and the names of processes."""
+    return re.sub(r"tfevents.*", "tfevents", re.sub(r"[\d-]+seed\d+", "#", str(path)))
+
+
+def test_a_run_looks_the_same_twice(tmp_path):
+    words = (
+        *small("pg", "tiny"),
+        "env=CartPole-v1",
+        "resources=debug",
+        "logger=[console,tensorboard]",
+        "env_steps=300",
+    )
+    assert session(words, "", None, tmp_path / "first") == session(words, "", None, tmp_path / "second")
+
+
+@pytest.mark.parametrize("option", [one for one in SESSION if not one.startswith("replay")])
+def test_options_of_a_run_change_what_is_seen_of_it(option, tmp_path):
+    value, more = SESSION[option]
+    words = (*small("pg", "tiny"), "env=CartPole-v1", "resources=debug", "logger=[]", "env_steps=300", *more)
+    assert session(words, option, value, tmp_path / "changed") != session(words, "", None, tmp_path / "base")
+
+
+def test_no_option_of_a_run_is_left_out():
+    values = compose("algo=pg", "env=CartPole-v1")
+    paths = {name for name, value in values.items() if not isinstance(value, dict)}
+    paths |= {f"{group}.{name}" for group in ("stop", "eval", "checkpoint") for name in values[group]}
+    paths |= {f"logger.{name}.{one}" for name, node in values["logger"].items() for one in node}
+    paths |= {f"resources.{name}" for name in values["resources"]} - {f"resources.{name}" for name in MACHINES}
+    paths -= {"expected", "measured", "seed", "replay"}  # texts of a tuned file; the others are tried above
+    assert paths == {one for one in SESSION if not one.startswith("replay")} | {
+        f"logger.mlflow.{name}" for name in MLFLOW
+    }
+
+
+# -- options of the machine --------------------------------------------------------------------------------------------
+
+# A machine with a GPU, which a plan can be made for anywhere.
+WITH_GPU = Machine(cores=2, gpus=("H100", "H100"), gpu_memory=(2**36, 2**36), env_step_sec=lambda make_env, count: 1e-3)
+RUNNERS = {
+    "on_policy": "ppo",
+    "actor_learner": "impala",
+    "replay": "dqn",
+    "distributed_replay": "apex",
+    "async_gradients": "a3c",
+    "evolution": "es",
+}
+MACHINES = {
+    "inference": ["serial", "local", "batched"], "num_learners": [2], "num_samplers": [1, 2, 4], "envs_per_sampler": [1, 2], "device": ["cpu", "cuda"], "precision": ["fp32", "bf16"],
+    "learner_threads": [3], "cuda_graphs": [False], "compile": [True],
+}  # fmt: skip
+
+
+def laid_out(values: dict, machine: Machine) -> tuple:
+    """What a plan uses of a machine, and which convolutions of the learner would be compiled."""
+    made = plan(type_config(values), machine)
+    if made.resources.device.type == "cuda":
+        parts = None  # its networks would be made on the GPU
+    else:
+        parts = LearnerParts(made, ALONE, None, None)
+        parts.callbacks = []
+    encoders = [part for part in parts.algorithm().modules() if isinstance(part, ImageEncoder)] if parts else []
+    used = dataclasses.replace(made.resources, why=(), compile=False, exact=False, pace=None)
+    return (
+        repr(used),
+        made.replay and made.replay.cfg.device,
+        [part._compiled_call_impl is not None for part in encoders],
+    )
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_options_of_the_machine_change_the_layout(runner):
+    algo = RUNNERS[runner]
+    words = [word for word in small(algo, "tiny") if word != "runner=replay" and "num_envs" not in word]
+    words += [inside(algo, "algo.num_envs=8")] if runner in ("replay", "distributed_replay") else []
+    values = compose(*words, "env=tests/Pixels-v0", "logger=[]")
+    text = (root() / "conf" / "runner" / f"{runner}.yaml").read_text()
+    for option, others_ in MACHINES.items():
+        if option == "cuda_graphs" and runner in ("async_gradients", "evolution"):
+            continue  # there is nothing on a GPU that could be recorded
+        machine = WITH_GPU
+        if option in ("compile", "learner_threads", "precision"):
+            machine = dataclasses.replace(WITH_GPU, gpus=(), gpu_memory=())
+        before, refused = laid_out(values, machine), []
+        for value in others_:
+            try:
+                if laid_out(with_value(values, f"resources.{option}", value), machine) != before:
+                    break
+            except (UserError, ValueError) as error:
+                refused.append(str(error))
+        else:
+            # What is not refused is what `auto` has chosen.
+            assert refused and option in text, (option, refused)
+
+
+def test_a_replay_is_where_it_should_be():
+    values = compose(*small("dqn", "tiny"), "env=CartPole-v1", "logger=[]", "resources.inference=local")
+    places = [
+        plan(type_config(with_value(values, "replay.device", value)), WITH_GPU).replay.cfg.device
+        for value in ("auto", "cpu", "learner")
+    ]
+    assert places == ["learner", "cpu", "learner"]
+    sharded = compose(
+        *[word for word in small("apex", "tiny") if word != "runner=replay"], "env=CartPole-v1", "logger=[]"
+    )
+    layouts = [
+        plan(type_config(with_value(sharded, "runner.num_shards", number)), WITH_GPU).replay.shards for number in (1, 2)
+    ]
+    assert layouts == [1, 2]
