@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Inner, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import SEVERAL_ENVS, OnlyFor
 from rlrun.core.policy import Policy
 from rlrun.core.ranges import PositiveShare
 from rlrun.core.schedule import Clock
@@ -31,7 +32,7 @@ from rlrun.models.model import Model
 class Config:
     name: str
     inner: Any
-    counted_share: Annotated[float, PositiveShare]
+    counted_share: Annotated[float, PositiveShare, OnlyFor(SEVERAL_ENVS)]
 
     def __post_init__(self):
         needs = self.inner.algorithm.needs(self.inner.cfg)

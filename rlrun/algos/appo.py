@@ -26,6 +26,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
@@ -43,15 +44,15 @@ class Config(ActorCriticConfig):
     vtrace: bool
     lambda_: Annotated[float, Share]
     advantage_bootstrap: Bootstrap
-    rho_clip: float
-    c_clip: float
-    pg_rho_clip: float
+    rho_clip: Annotated[float, OnlyWith("vtrace", True)]
+    c_clip: Annotated[float, OnlyWith("vtrace", True)]
+    pg_rho_clip: Annotated[float, OnlyWith("vtrace", True)]
     clip: Annotated[Schedule, NotNegative]
     is_clip: Annotated[float, Positive]
     target_update_interval: Annotated[int, Count]
     target_tau: Annotated[float, PositiveShare]
     kl_coef: Annotated[float, NotNegative]
-    kl_target: Annotated[float, Positive]
+    kl_target: Annotated[float, Positive, OnlyWith("kl_coef")]
 
     def __post_init__(self):
         super().__post_init__()

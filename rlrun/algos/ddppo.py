@@ -24,12 +24,13 @@ from typing import Annotated
 
 from rlrun.algos import ppo
 from rlrun.core.algorithm import Needs
+from rlrun.core.conditions import LEARNERS, OnlyFor
 from rlrun.core.ranges import PositiveShare
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ppo.Config):
-    cut_share: Annotated[float, PositiveShare]
+    cut_share: Annotated[float, PositiveShare, OnlyFor(LEARNERS)]
 
 
 class DDPPO(ppo.PPO):

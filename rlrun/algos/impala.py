@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.ranges import NotNegative, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
@@ -37,9 +38,9 @@ from rlrun.policies import DistributionPolicy
 class Config(ActorCriticConfig):
     value_lr: Annotated[Schedule, NotNegative] | None
     vtrace: bool
-    rho_clip: float
-    c_clip: float
-    pg_rho_clip: float
+    rho_clip: Annotated[float, OnlyWith("vtrace", True)]
+    c_clip: Annotated[float, OnlyWith("vtrace", True)]
+    pg_rho_clip: Annotated[float, OnlyWith("vtrace", True)]
     lambda_: Annotated[float, Share]
     advantage_bootstrap: Bootstrap
     loss_reduction: Literal["mean", "sum"]

@@ -14,11 +14,14 @@ tuned/pg/.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import OnlyWith
+from rlrun.core.ranges import NotNegative
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.actor_critic import ActorCriticConfig
@@ -31,6 +34,7 @@ from rlrun.policies import DistributionPolicy
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
     baseline: bool
+    value_coef: Annotated[float, NotNegative, OnlyWith("baseline", True)]
     normalize_advantage: bool
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.metrics import Means
 from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock, Schedule
@@ -44,19 +45,19 @@ from rlrun.policies import DistributionPolicy
 class Config(ActorCriticConfig):
     minibatch_size: Annotated[int, Count]
     num_epochs: Annotated[int, Count]
-    sequence_length: Annotated[int, Count]
+    sequence_length: Annotated[int, Count, OnlyWith("model.memory.kind", "lstm", "gru", "gtrxl")]
     lambda_: Annotated[float, Share]
     clip: Annotated[Schedule, NotNegative]
     value_clip: Annotated[float, NotNegative]
     value_loss_clip: Annotated[float, NotNegative]
     kl_coef: Annotated[float, NotNegative]
-    kl_target: Annotated[float, Positive]
+    kl_target: Annotated[float, Positive, OnlyWith("kl_coef")]
     stop_kl: Annotated[float, Positive] | None
     normalize_advantage: Literal["none", "batch", "minibatch"]
     normalize_reward: bool
     normalize_value: bool
     lr_kl_target: Annotated[float, Positive] | None
-    lr_kl_bounds: tuple[Annotated[float, Positive], Annotated[float, Positive]]
+    lr_kl_bounds: Annotated[tuple[Annotated[float, Positive], Annotated[float, Positive]], OnlyWith("lr_kl_target")]
 
     def __post_init__(self):
         super().__post_init__()

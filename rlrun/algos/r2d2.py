@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock
@@ -44,7 +45,7 @@ class Config(QConfig):
     sequence_stride: Annotated[int, Count]
     zero_init_state: bool
     value_rescaling: Annotated[float, Positive] | None
-    priority_eta: Annotated[float, Share]
+    priority_eta: Annotated[float, Share, OnlyWith("replay.name", "prioritized")]
     double: bool
     huber_delta: Annotated[float, Positive] | None
 

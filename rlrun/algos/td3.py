@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
@@ -41,7 +42,7 @@ class Config(OffPolicyActorCriticConfig):
     twin_q: bool
     policy_delay: Annotated[int, Count]
     target_noise: Annotated[float, NotNegative]
-    target_noise_clip: Annotated[float, NotNegative]
+    target_noise_clip: Annotated[float, NotNegative, OnlyWith("target_noise")]
     exploration: ActionNoiseConfig
 
 

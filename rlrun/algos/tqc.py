@@ -28,6 +28,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor, OnlyWith
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
@@ -47,7 +48,8 @@ class Config(OffPolicyActorCriticConfig):
     dropped_quantiles: Annotated[int, NotNegative]
     initial_alpha: Annotated[float, Positive]
     alpha_lr: Annotated[Schedule, NotNegative]
-    target_entropy: Literal["auto"] | float
+    target_entropy: Annotated[Literal["auto"] | float, OnlyWith("alpha_lr")]
+    input_priorities: Annotated[bool, OnlyFor(FIRST_PRIORITIES)]
 
     def __post_init__(self):
         super().__post_init__()

@@ -5,10 +5,24 @@ each option."""
 
 from __future__ import annotations
 
+import importlib
 import textwrap
+from typing import get_type_hints
 
 from rlrun.commands.list import docstring
-from rlrun.config.paths import base_options, included_groups, inner_algorithm, options, root, runner_of
+from rlrun.config.paths import (
+    base_options,
+    bases,
+    group_defaults,
+    included_groups,
+    inner_algorithm,
+    model_of,
+    options,
+    output_of,
+    replay_of,
+    root,
+    runner_of,
+)
 from rlrun.core.errors import UserError, closest
 from rlrun.rllib.option_map import option_map
 
@@ -59,17 +73,74 @@ def main(words: list[str]) -> int:
             f"The algorithm inside is {inner}; algo@algo.inner=<name> chooses another. Its options are"
             f" algo.inner.<name>=<value>: rlrun explain {inner}\n"
         )
+    for title, files in groups_of(name, inner):
+        print(f"{title}\n")
+        print("\n".join(without_defaults(text_of(file)) for file in files))
     runner = runner_of(name) or (runner_of(inner) if inner else None)
     if runner:
-        print(
-            "Options of its runner:"
-            f" runner.<name>=<value>\n\n{(root() / 'conf' / 'runner' / f'{runner}.yaml').read_text()}"
-        )
+        print(f"Options of its runner: runner.<name>=<value>\n\n{text_of(f'runner/{runner}')}")
+    print("Options that are used only under a condition; elsewhere, values other than the default are refused\n")
+    for option, condition in conditions(name, inner, runner):
+        print(f"  {option:<36} {condition}")
+    print()
     print(EVERY_RUN)
     print("RLlib's names" + (f", with {inner} inside" if inner else "") + "\n")
     for row in option_map(name):
         print(f"  {row['rllib']:<46} {row['rlrun'] or '-':<34} {row.get('why', '')}".rstrip())
     return 0
+
+
+def text_of(file: str) -> str:
+    return (root() / "conf" / f"{file}.yaml").read_text()
+
+
+def groups_of(name: str, inner: str | None) -> list[tuple[str, list[str]]]:
+    """Returns the groups of options that an algorithm has besides its own and its runner's: (title, files of conf/)."""
+    core = inner or name
+    output, model = output_of(name), model_of(core)
+    files = [f"model/{model}", *bases("model", model), f"model/output/{output}"]
+    found = [("Options of its model: model.<name>=<value>; what stands first wins", files)]
+    if output == "distribution_and_value" or model == "lstm":
+        memories = ["model/memory/lstm", "model/memory/gtrxl"]
+        found.append(("Options of its memory, for model=lstm, gru or gtrxl: model.memory.<name>=<value>", memories))
+    replay = replay_of(name) or replay_of(core)
+    if replay:
+        prioritized = [] if replay == "prioritized" else ["replay/prioritized"]
+        title = f"Options of its replay, {replay}: replay.<name>=<value>"
+        if prioritized:
+            title += "; those of prioritized, with replay=prioritized, come last"
+        found.append((title, [f"replay/{replay}", *bases("replay", replay), *prioritized]))
+    return found
+
+
+def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[str, str]]:
+    """Returns the options of an algorithm's runs that are used only under a condition, and the conditions in words."""
+    from rlrun.config.run import RunConfig, algorithm_class
+    from rlrun.config.unused import conditional_in
+    from rlrun.core.conditions import OnlyFor
+    from rlrun.envs.gym import GymConfig
+    from rlrun.models.model import ModelConfig
+    from rlrun.replay.layout import PrioritizedReplayConfig
+
+    def config(algo: str) -> type:
+        return importlib.import_module(algorithm_class({"name": algo}).__module__).Config
+
+    replays = replay_of(name) or (inner and replay_of(inner))
+    places = [
+        ("algo", config(name)),
+        *([("algo.inner", config(inner))] if inner else []),
+        ("model", ModelConfig.variant(group_defaults("model/output", output_of(name)))),
+        *([("replay", PrioritizedReplayConfig)] if replays else []),
+        *([("runner", importlib.import_module(f"rlrun.runners.{runner}").Config)] if runner else []),
+        ("env", GymConfig),
+        *((part, get_type_hints(RunConfig)[part]) for part in ("resources", "eval", "checkpoint", "stop")),
+    ]
+    found: dict[str, str] = {}
+    for path, cls in places:
+        for option, group, one in conditional_in(cls, path):
+            told = f"for {one.kind}" if isinstance(one, OnlyFor) else one.told(group)
+            found[option] = f"{found[option]}, and {told}" if option in found else told
+    return list(found.items())
 
 
 def without_defaults(text: str) -> str:

@@ -30,18 +30,22 @@ def main(words: list[str]) -> int:
     for key, value in loggers_first(changes):
         change(values, key, value)
     from rlrun.config.run import type_config
+    from rlrun.config.unused import flattened
     from rlrun.core.passwords import check_logger
     from rlrun.machine.machine import measured
     from rlrun.runtime import session
     from rlrun.runtime.build import checkpoints_of, preflight
     from rlrun.runtime.plan import check_saved, plan
     from rlrun.runtime.rundir import RunDir
+    from rlrun.runtime.unused import refuse_unused
 
     check_logger(values)
     config = type_config({**values, "init": None})  # the checkpoint already contains what init loaded
     print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
     machine = measured()
-    planned = plan(config, machine)
+    given = flattened(changes)
+    planned = plan(config, machine, given)
+    refuse_unused(planned, given)
     preflight(planned, machine)  # this comes before config.yaml is written, so that no wrong option stays in it
     directory = RunDir(path)
     directory.acquire()

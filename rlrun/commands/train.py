@@ -31,6 +31,7 @@ def again(words: list[str]) -> int:
     """Starts a new run with the config of an old one and these changes."""
     from rlrun.commands.resume import choose_loggers, dotted, loggers_first, set_option
     from rlrun.config.types import parse_assignments
+    from rlrun.config.unused import flattened
 
     trusted, words = take_trust(words)
     place = next(i for i, word in enumerate(words) if word.split("=")[0] == FROM_RUN)
@@ -43,7 +44,8 @@ def again(words: list[str]) -> int:
     values = saved_config(Path(given), trusted)
     values["run_dir"] = None
     print(f"  the config of {given}", flush=True)
-    for key, value in loggers_first(parse_assignments(rest)):
+    changes = parse_assignments(rest)
+    for key, value in loggers_first(changes):
         if key == "logger":
             choose_loggers(values, value)
             continue
@@ -54,36 +56,43 @@ def again(words: list[str]) -> int:
                 f"{key}= cannot be chosen anew with {FROM_RUN}, but its options can change, such as {example}=..."
             )
         set_option(values, key, value)
-    return start(values)
+    return start(values, flattened(changes))
 
 
 def train(cfg: Any, choices: dict[str, Any]) -> int:
+    from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
 
     values = plain(cfg)
     check_tuned(choices, values)
-    return start(values)
+    return start(values, set_by_user(values))
 
 
 def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     """Prints what a run of this config would consist of, and starts nothing."""
     from rlrun.config.run import type_config
+    from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
     from rlrun.machine.machine import measured
     from rlrun.runtime.build import preflight
     from rlrun.runtime.plan import plan
+    from rlrun.runtime.unused import refuse_unused
 
     values = plain(cfg)
     check_tuned(choices, values)
     machine = measured()
-    planned = plan(type_config(values), machine)
+    given = set_by_user(values)
+    planned = plan(type_config(values), machine, given)
+    refuse_unused(planned, given)
     preflight(planned, machine)
     print(planned)
     return 0
 
 
-def start(values: dict[str, Any]) -> int:
-    """Starts a new run of this plain config. Returns the exit code."""
+def start(values: dict[str, Any], given: dict[str, Any]) -> int:
+    """Starts a new run of this plain config. Returns the exit code.
+
+    given: the options, by path, that the user set."""
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
     from rlrun.core.passwords import check_logger
@@ -91,6 +100,7 @@ def start(values: dict[str, Any]) -> int:
     from rlrun.runtime.build import preflight
     from rlrun.runtime.plan import plan
     from rlrun.runtime.rundir import RunDir, default_path
+    from rlrun.runtime.unused import refuse_unused
 
     print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
     values, said = settled(values)
@@ -107,7 +117,8 @@ def start(values: dict[str, Any]) -> int:
     # The path is absolute, so that a run that is resumed from another directory finds its MLflow store.
     values["runs_root"] = str(Path(config.run.runs_root).resolve())
     machine = measured()
-    planned = plan(type_config(values), machine)
+    planned = plan(type_config(values), machine, given)
+    refuse_unused(planned, given)
     preflight(planned, machine)
     directory = RunDir.create(path)
     values["resources"] |= planned.settings()  # a resumed run keeps these, whatever the machine is doing by then

@@ -12,6 +12,7 @@ from rlrun.config.paths import (
     included_groups,
     inner_algorithm,
     options,
+    output_of,
     package,
     root,
 )
@@ -56,7 +57,7 @@ def translate(error: Exception, words: list[str]) -> str:
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in struct" in text + cause:
         key = unknown[1]
-        return belonging(key) or (
+        return belonging(key, words) or (
             f"There is no option {key}{elsewhere(key)}.{counterpart(key, words) or nearest(key, words)}"
         )
     if "Ambiguous value" in text:
@@ -110,7 +111,7 @@ def elsewhere(key: str) -> str:
     return " with the algo, env and runner that were chosen" if key in known_keys() else ""
 
 
-def belonging(key: str) -> str:
+def belonging(key: str, words: list[str]) -> str:
     """Returns a sentence that names the choices of a group that have this option, or '' if there are none."""
     found = [
         (group, name)
@@ -119,11 +120,25 @@ def belonging(key: str) -> str:
         for name in options(group)
         if key.rpartition(".")[2] in group_defaults(group, name)
     ]
-    if not found:
+    if found:
+        names = [name for _, name in found]
+        return f"{key} is an option of {found[0][0].split('/')[0]}={_either(names)}, which was not chosen"
+    algo = chosen(words)
+    having = [
+        name
+        for name in options("algo")
+        if key.rpartition(".")[0] == "model"
+        and inner_algorithm(name) is None
+        and key.rpartition(".")[2] in group_defaults("model/output", output_of(name))
+    ]
+    if algo is None or not having:
         return ""
-    names = [name for _, name in found]
-    listed = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
-    return f"{key} is an option of {found[0][0].split('/')[0]}={listed}, which was not chosen"
+    inner = chosen(words, "algo@algo.inner") or inner_algorithm(algo)
+    return f"{key} is an option of algo={_either(having)}; {algo}{f' around {inner}' if inner else ''} does not use it"
+
+
+def _either(names: list[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
 
 
 def counterpart(key: str, words: list[str]) -> str:
@@ -192,7 +207,8 @@ def known_keys(algo: str | None = None) -> list[str]:
     read("train", "")
     for group in ("env", "model", "resources", "runner", "replay"):
         for name in options(group):
-            read(f"{group}/{name}", f"{group}." if "/" not in name else f"{group}.{name.split('/')[0]}.")
+            inside = name.split("/")[0] if "/" in name else ""
+            read(f"{group}/{name}", f"{group}.{inside}." if inside not in ("", "output") else f"{group}.")
     for name in options("algo") if algo is None else [algo]:
         for path in (f"algo/{name}", *base_options(name)):
             read(path, "algo.")

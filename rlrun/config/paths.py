@@ -28,7 +28,7 @@ def base_options(algo: str) -> list[str]:
 
     Examples: algo/ppo; q_learning/base; off_policy/deterministic and off_policy/actor_critic.
     """
-    return _bases("algo", algo)
+    return bases("algo", algo)
 
 
 def group_defaults(group: str, name: str) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def group_defaults(group: str, name: str) -> dict[str, Any]:
     import yaml
 
     merged: dict[str, Any] = {}
-    for path in reversed([f"{group}/{name}", *_bases(group, name)]):
+    for path in reversed([f"{group}/{name}", *bases(group, name)]):
         merged |= yaml.safe_load((root() / "conf" / f"{path}.yaml").read_text()) or {}
     merged.pop("defaults", None)
     return merged
@@ -60,19 +60,22 @@ def _defaults(file: str) -> list:
     """The defaults list of conf/<file>.yaml."""
     import yaml
 
-    return yaml.safe_load((root() / "conf" / f"{file}.yaml").read_text()).get("defaults", [])
+    return (yaml.safe_load((root() / "conf" / f"{file}.yaml").read_text()) or {}).get("defaults", [])
 
 
-def _bases(group: str, name: str) -> list[str]:
+def bases(group: str, name: str) -> list[str]:
+    """Files of conf/ from which a choice of a group inherits options, directly or indirectly, the nearest first."""
     found: list[tuple[str, str]] = []
     for line in _defaults(f"{group}/{name}"):
         if isinstance(line, str) and line != "_self_":
             found.append((group, line))
         elif isinstance(line, dict):
             found += [
-                (key[1:].removesuffix("@_here_"), value) for key, value in line.items() if key.endswith("@_here_")
+                (key[1:].removesuffix("@_here_"), value)
+                for key, value in line.items()
+                if key.startswith("/") and key.endswith("@_here_")
             ]
-    return [path for base in found for path in ("/".join(base), *_bases(*base))]
+    return [path for base in found for path in ("/".join(base), *bases(*base))]
 
 
 def inner_algorithm(algo: str) -> str | None:
@@ -85,9 +88,29 @@ def inner_algorithm(algo: str) -> str | None:
 
 def runner_of(algo: str) -> str | None:
     """The runner that conf/algo/<algo>.yaml chooses, or a file that it inherits from; None if none does."""
+    return _choice(algo, "override /runner@_global_.runner")
+
+
+def replay_of(algo: str) -> str | None:
+    """The file of conf/replay that an algorithm chooses; None if it has no replay."""
+    return _choice(algo, "override /replay@_global_.replay")
+
+
+def model_of(algo: str) -> str:
+    """The file of conf/model that an algorithm chooses."""
+    return _choice(algo, "override /model@_global_.model") or "auto"
+
+
+def output_of(algo: str) -> str:
+    """The file of conf/model/output that an algorithm chooses, or else the algorithm inside."""
+    chosen, inner = _choice(algo, "override /model/output@_global_.model"), inner_algorithm(algo)
+    return chosen or (output_of(inner) if inner else "distribution_and_value")
+
+
+def _choice(algo: str, override: str) -> str | None:
     for file in (f"algo/{algo}", *base_options(algo)):
         for line in _defaults(file):
-            chosen = line.get("override /runner@_global_.runner") if isinstance(line, dict) else None
+            chosen = line.get(override) if isinstance(line, dict) else None
             if chosen:
                 return chosen
     return None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.automatic import observations, settled
+from rlrun.config.automatic import TABLE, observations, settled
 from rlrun.config.foreign import check_values
-from rlrun.config.paths import options, root
+from rlrun.config.paths import group_defaults, options, output_of, root
 from rlrun.config.signature import sign, signed
 from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml
+from rlrun.config.unused import changed
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked_values
 from rlrun.core.plugins import allow, is_path, modules_in
@@ -50,7 +52,7 @@ def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
     try:
         type_config(values)
     except MissingOption:
-        added = list(_fill(values, _defaults(values), ""))
+        added = list(_fill(values, settled(defaults_of(values))[0], ""))
         if added:
             print(f"  {run_dir} is older than {', '.join(added)}: defaults are taken", file=sys.stderr, flush=True)
     return values
@@ -84,6 +86,30 @@ def _retire(values: dict[str, Any]) -> None:
         for option, default in next((named for kinds, named in _RETIRED.items() if choice in kinds), {}).items():
             if option in node and (given := node.pop(option)) != default:
                 print(f"  {path}.{option}={given} never did anything with {choice}, and is left out", file=sys.stderr)
+    _retire_outputs(values)
+
+
+def _retire_outputs(values: dict[str, Any]) -> None:
+    """Drops options of the model that the algorithm never used; once every algorithm had all of conf/model/output.
+
+    An action distribution and a shared value were defaults everywhere, so these are dropped in silence."""
+    model, algo = values.get("model"), values.get("algo")
+    if not isinstance(model, dict) or not isinstance(algo, dict):
+        return
+    inside = algo["inner"] if isinstance(algo.get("inner"), dict) else algo
+    if "module" in inside or inside.get("name") not in options("algo"):
+        return
+    used = group_defaults("model/output", output_of(inside["name"]))
+    every = {
+        name: default
+        for one in options("model/output")
+        for name, default in group_defaults("model/output", one).items()
+    }
+    for option in every.keys() - used.keys() & model.keys() - {"by_observation"}:
+        given = model.pop(option)
+        if option not in ("share_value", "action_distribution") and given != every[option]:
+            told = f"model.{option}={given} never did anything with {inside['name']}, and is left out"
+            print(f"  {told}", file=sys.stderr)
 
 
 def _as_before(values: dict[str, Any]) -> None:
@@ -104,8 +130,10 @@ def _as_before(values: dict[str, Any]) -> None:
         model["activation"] = "relu"
 
 
-def _defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Composes the defaults of the same groups, without the environment's own options."""
+def defaults_of(values: dict[str, Any]) -> dict[str, Any]:
+    """Composes the defaults of the same groups, in which options may be `auto`, without the environment's own options.
+
+    Options of a user's own algorithm have no defaults."""
     from hydra import compose, initialize_config_dir
 
     from rlrun.config.hydra_plugins import install
@@ -128,12 +156,36 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
         words.append(f"model/memory={memory}")
     install()
     with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
-        made, _ = settled(plain(compose("train", overrides=[*words, "env=CartPole-v1"])))
+        made = plain(compose("train", overrides=[*words, "env=CartPole-v1"]))
     made["logger"] = {name: node for name, node in made["logger"].items() if name in (values.get("logger") or {})}
     without = {"env"} if ours else {"env", "algo"}
     if not made["logger"]:  # logger=[] composes to no `logger` at all
         without.add("logger")
     return {name: part for name, part in made.items() if name not in without}
+
+
+def set_by_user(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options, by path, that a command, a tuned file or a folder of options has changed.
+
+    values: a plain config as it was composed. Raises UserError for a row of by_observation that nothing takes."""
+    family = values["env"].get("family")
+    defaults = defaults_of(values) | {"env": group_defaults("env", family) if family in options("env") else {}}
+    given = changed(values, defaults)
+    tables = [path for path in given if f".{TABLE}." in path]
+    for path in tables:
+        without = copy.deepcopy(values)
+        *groups, name = path.split(".")
+        node, default = without, defaults
+        for group in groups:
+            node, default = node[group], default[group]
+        node[name] = default[name]
+        if settled(without) == settled(values):
+            option = f"{path.split('.' + TABLE)[0]}.{name}"
+            raise UserError(
+                f"{path}={given[path]} does nothing in this run: {option} would have to be auto, and observations of"
+                f" this kind ({groups[-1]}); set {option} itself"
+            )
+    return given
 
 
 def _fill(values: dict[str, Any], defaults: dict[str, Any], path: str):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Protocol
 import torch
 
 from rlrun.core.algorithm import Algorithm
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.metrics import EpisodeStatistics, Means, finite, spread
 from rlrun.core.ranges import Count, Positive
 from rlrun.core.schedule import Clock
@@ -32,8 +33,8 @@ class StopConfig:
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     every: Annotated[int, Count] | None
-    episodes: Annotated[int, Count]
-    greedy: bool
+    episodes: Annotated[int, Count, OnlyWith("every")]
+    greedy: Annotated[bool, OnlyWith("every")]
 
 
 @dataclass(frozen=True, kw_only=True)

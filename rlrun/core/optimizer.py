@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import RunFailed
 from rlrun.core.ranges import NotNegative, Share, ShareBelowOne
 from rlrun.core.ranks import ALONE, Ranks
@@ -29,15 +30,18 @@ from rlrun.core.schedule import Clock, Schedule
 MAX_SKIPPED = 20  # consecutive non-finite gradients after which the run ends instead of idling
 
 
+ADAMS, RMSPROPS = ("adam", "adamw", "radam"), ("rmsprop", "rmsprop_tf")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     kind: Literal["adam", "adamw", "radam", "rmsprop", "rmsprop_tf", "sgd"]
-    epsilon: Annotated[float, NotNegative]
-    decay: Annotated[float, Share]
-    momentum: Annotated[float, NotNegative]
-    centered: bool
-    beta1: Annotated[float, ShareBelowOne]
-    beta2: Annotated[float, ShareBelowOne]
+    epsilon: Annotated[float, NotNegative, OnlyWith("kind", *ADAMS, *RMSPROPS)]
+    decay: Annotated[float, Share, OnlyWith("kind", *RMSPROPS)]
+    momentum: Annotated[float, NotNegative, OnlyWith("kind", *RMSPROPS, "sgd")]
+    centered: Annotated[bool, OnlyWith("kind", *RMSPROPS)]
+    beta1: Annotated[float, ShareBelowOne, OnlyWith("kind", *ADAMS)]
+    beta2: Annotated[float, ShareBelowOne, OnlyWith("kind", *ADAMS)]
     weight_decay: Annotated[float, NotNegative]
     max_grad_value: Annotated[float, NotNegative]
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from rlrun.core.conditions import REWARDS, OnlyFor
 from rlrun.core.env import Rows, Step
 from rlrun.core.errors import EnvError, UserError, told
 from rlrun.core.ranges import Count, NotNegative, ShareBelowOne
@@ -38,7 +39,7 @@ class AtariConfig:
     size: int
     stack: Annotated[int, Count]
     max_frames: Annotated[int, Count]
-    reward_clip: Literal["none", "sign"] | float
+    reward_clip: Annotated[Literal["none", "sign"] | float, OnlyFor(REWARDS)]
 
     def __post_init__(self):
         if self.size not in (42, 64, 84):

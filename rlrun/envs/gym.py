@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from rlrun.core.conditions import REWARDS, OnlyFor
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.plugins import import_named, load_object
@@ -27,7 +28,7 @@ class GymConfig:
     kwargs: dict[str, Any]
     max_episode_steps: Annotated[int, Count] | None
     wrappers: tuple[Any, ...]
-    reward_clip: Literal["none", "sign"] | float
+    reward_clip: Annotated[Literal["none", "sign"] | float, OnlyFor(REWARDS)]
 
     def __post_init__(self):
         for entry in self.wrappers:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlrun.core.algorithm import FromReplay
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Schedule
@@ -40,7 +41,7 @@ class OffPolicyConfig:
     max_grad_norm: Annotated[float, NotNegative]
     target_update_interval: Annotated[int, Count]
     target_tau: Annotated[float, PositiveShare]
-    input_priorities: bool
+    input_priorities: Annotated[bool, OnlyWith("replay.name", "prioritized")]
     reward_clip: Literal["none", "sign"] | Annotated[float, Positive]
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor
 from rlrun.core.ranges import NotNegative, Range
 from rlrun.core.schedule import Schedule
 from rlrun.families.off_policy import OffPolicyConfig
@@ -25,6 +26,7 @@ class QConfig(OffPolicyConfig):
 class CategoricalQConfig(QConfig):
     """Options of algorithms that learn distributions over fixed values (Bellemare et al. 2017)."""
 
+    input_priorities: Annotated[bool, OnlyFor(FIRST_PRIORITIES)]
     num_atoms: Annotated[int, Range(2)]
     v_min: float
     v_max: float

@@ -43,6 +43,7 @@ class Asked:
     needs: Needs
     image: bool  # whether observations contain an image
     make_env: EnvFactory
+    for_samplers: str = ""  # an option that the user set and that is for samplers in processes of their own
 
     @property
     def update_rows(self) -> int:
@@ -180,6 +181,8 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
         return Choice("serial", "inference=serial: every core samples and learns")
     if cfg.device not in ("auto", "cpu"):
         return Choice("local", f"inference=local: device={cfg.device} is for learning")
+    if asked.for_samplers:
+        return Choice("local", f"inference=local: {asked.for_samplers} is for samplers in processes of their own")
     if machine.cores == 1:
         return Choice("serial", "inference=serial: there is one core")
     if (
@@ -267,6 +270,8 @@ def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choi
 
 def precision(wanted: str, where: torch.device, image: bool, machine: Machine) -> Choice:
     """Chooses fp32 or bf16. Only convolutional encoders and the layers behind them use bf16."""
+    if wanted == "bf16" and not image:
+        raise UserError("resources.precision=bf16 is for environments that show images: only convolutions use bf16")
     if wanted != "auto" or not image:
         return Choice("bf16" if wanted == "bf16" else "fp32")
     if where.type == "cuda":

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import torch
 
+from rlrun.core.conditions import IMAGES, OnlyFor
 from rlrun.core.ranges import Count
 
 Inference = Literal["serial", "local", "batched"]
@@ -25,7 +26,7 @@ class ResourcesConfig:
     precision: Literal["auto", "fp32", "bf16"]
     learner_threads: Literal["auto"] | Annotated[int, Count]
     cuda_graphs: bool
-    compile: bool
+    compile: Annotated[bool, OnlyFor(IMAGES)]
     exact: bool
 
     def __post_init__(self):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.conditions import SINGLE_IMAGES, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative, PositiveShare
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
@@ -234,11 +235,11 @@ class QHeadConfig:
     """Options of the layers between features and action values."""
 
     hidden: Literal["auto"] | tuple[Annotated[int, Count], ...]
-    encoder_layer: bool
+    encoder_layer: Annotated[bool, OnlyFor(SINGLE_IMAGES)]
     dueling: bool
-    gradient_scale: Annotated[float, PositiveShare]
+    gradient_scale: Annotated[float, PositiveShare, OnlyWith("dueling", True)]
     noisy: bool
-    sigma0: Annotated[float, NotNegative]
+    sigma0: Annotated[float, NotNegative, OnlyWith("noisy", True)]
 
 
 class QHead(nn.Module):

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, RowSpec
+from rlrun.core.conditions import (
+    ACTION_EMBEDDINGS,
+    ACTION_PARTS,
+    ACTIVATED,
+    CONTINUOUS,
+    CONVOLUTIONS,
+    DRAWN,
+    NORMALIZED,
+    OWN_ENCODERS,
+    OnlyFor,
+    OnlyWith,
+)
 from rlrun.core.errors import UserError, closest
 from rlrun.core.plugins import is_path, load_object
 from rlrun.core.ranges import Count, NotNegative
@@ -71,20 +83,17 @@ class AttentionConfig(RecurrentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
+    """Options of every model. The subclasses add those of conf/model/output."""
+
     encoder: str
-    encoder_kwargs: dict[str, Any]
+    encoder_kwargs: Annotated[dict[str, Any], OnlyFor(OWN_ENCODERS)]
     hidden: tuple[Annotated[int, Count], ...]
-    activation: Activation
-    conv_activation: Activation | Literal["auto"]
-    init: Literal["orthogonal", "default"]
-    layer_norm: bool
-    share_value: bool
-    action_distribution: BoxDistribution
-    log_std: float
-    autoregressive: bool
-    action_embedding: str | None
+    activation: Annotated[Activation, OnlyFor(ACTIVATED)]
+    conv_activation: Annotated[Activation | Literal["auto"], OnlyFor(CONVOLUTIONS)]
+    init: Annotated[Literal["orthogonal", "default"], OnlyFor(DRAWN)]
+    layer_norm: Annotated[bool, OnlyFor(NORMALIZED)]
     observation_filter: Literal["none", "mean_std"]
-    observation_clip: Annotated[float, NotNegative]
+    observation_clip: Annotated[float, NotNegative, OnlyWith("observation_filter", "mean_std")]
     memory: MemoryConfig
 
     def __post_init__(self):
@@ -97,6 +106,41 @@ class ModelConfig:
             raise ValueError(f"encoder_kwargs are for an encoder of your own, not for {self.encoder}")
         if self.conv_activation != "auto" and (is_path(self.encoder) or self.encoder == "mlp"):
             raise ValueError(f"conv_activation is for encoders with convolutions, not for {self.encoder}")
+
+    @classmethod
+    def variant(cls, values: Mapping[str, Any]) -> type[ModelConfig]:
+        """The class for the file of conf/model/output that the algorithm chose, which its options tell."""
+        if "share_value" in values:
+            return DistributionAndValueConfig
+        if "action_distribution" in values:
+            return SquashedDistributionConfig
+        return ActionValuesConfig if "action_embedding" in values else ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributionAndValueConfig(ModelConfig):
+    """For policies that are a distribution over actions, with a value beside it."""
+
+    share_value: bool
+    action_distribution: Annotated[BoxDistribution, OnlyFor(CONTINUOUS)]
+    log_std: Annotated[float, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian", "squashed_gaussian")]
+    autoregressive: Annotated[bool, OnlyFor(ACTION_PARTS)]
+    action_embedding: Annotated[str | None, OnlyFor(ACTION_EMBEDDINGS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionValuesConfig(ModelConfig):
+    """For policies that choose by action values."""
+
+    action_embedding: Annotated[str | None, OnlyFor(ACTION_EMBEDDINGS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquashedDistributionConfig(ModelConfig):
+    """For actors that are a distribution over bounded actions."""
+
+    action_distribution: Annotated[Literal["squashed_gaussian", "beta"], OnlyFor(CONTINUOUS)]
+    log_std: Annotated[float, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "squashed_gaussian")]
 
 
 class Trunk(nn.Module):
@@ -169,6 +213,11 @@ def encoder(
     return Parts(space, [(path, of_image(part)) for path, part in images], hidden, activation, layer_norm)
 
 
+def is_convolutional(spec: EnvSpec, cfg: ModelConfig) -> bool:
+    """Whether the encoder of these observations has rlrun's convolutions."""
+    return spec.image and cfg.encoder != "mlp" and not is_path(cfg.encoder)
+
+
 def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
     """The user's own encoder, made by name(space, **options). It must be a module from observations [N, ...] to
     features [N, F] with F in its attribute `features`. It is called once as a check, and UserError says what does not
@@ -222,12 +271,30 @@ def embedding_of(spec: EnvSpec, name: str) -> tuple[EnvSpec, int]:
     return replace(spec, obs={**spec.obs, "observation": rest}), part.shape[1]
 
 
+Outputs = TypeVar("Outputs", bound=ModelConfig)
+
+
 class Model:
     """Builds the parts that policies are made of. `precision` ("fp32" or "bf16") applies to convolutional encoders and
     to the hidden layers of action values behind them."""
 
     def __init__(self, cfg: ModelConfig, precision: str = "fp32"):
         self.cfg, self.precision = cfg, precision
+
+    def outputs(self, kind: type[Outputs]) -> Outputs:
+        """The options of this kind of outputs. Raises UserError if the config has those of another kind."""
+        if not isinstance(self.cfg, kind):
+            names = [field.name for field in fields(kind) if field.name not in {f.name for f in fields(ModelConfig)}]
+            raise UserError(
+                f"this algorithm needs the options {', '.join(f'model.{name}' for name in names)}, which another file"
+                " of conf/model/output has"
+            )
+        return self.cfg
+
+    @property
+    def action_embedding(self) -> str | None:
+        """The name of the observation part that describes the actions, or None."""
+        return getattr(self.cfg, "action_embedding", None)
 
     def encoder(self, spec: EnvSpec, flat: bool = False) -> nn.Module:
         cfg = self.cfg
@@ -252,18 +319,17 @@ class Model:
         return ObservationFilters(parts, self.cfg.observation_clip)
 
     def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead | EmbeddedHead:
-        if self.cfg.action_embedding is not None:
+        if self.action_embedding is not None:
             assert isinstance(spec.action, Discrete)
-            return EmbeddedHead(spec.action.n, inputs, embedding_of(spec, self.cfg.action_embedding)[1], self.linear)
-        return action_head(
-            spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std, self.cfg.autoregressive
-        )
+            return EmbeddedHead(spec.action.n, inputs, embedding_of(spec, self.action_embedding)[1], self.linear)
+        cfg = self.outputs(DistributionAndValueConfig)
+        return action_head(spec.action, inputs, self.linear, cfg.action_distribution, cfg.log_std, cfg.autoregressive)
 
     def trunk(self, spec: EnvSpec, flat: bool = False) -> Trunk:
         """An encoder and the memory. If flat, the observation is a single image and there is no memory, the encoder has
         convolutions only, for heads that have hidden layers of their own."""
-        if self.cfg.action_embedding is not None:
-            spec, _ = embedding_of(spec, self.cfg.action_embedding)
+        if self.action_embedding is not None:
+            spec, _ = embedding_of(spec, self.action_embedding)
         flat = flat and self.cfg.memory.kind == "none"
         encoder = self.encoder(spec, flat and isinstance(spec.observation, Box))
         previous = {name: space for name, space in spec.obs.items() if name in ("prev_action", "prev_reward")}
@@ -291,13 +357,13 @@ class Model:
         ):
             hidden = (trunk.encoder.size,)
         actions = spec.action.n
-        if self.cfg.action_embedding is not None:
+        if self.action_embedding is not None:
             if cfg.dueling:
                 raise UserError(
                     "model.action_embedding has no advantages to take a mean of: set head.dueling=false with it"
                 )
             # The head then makes E numbers, whose inner product with an action's embedding is that action's value.
-            actions = embedding_of(spec, self.cfg.action_embedding)[1]
+            actions = embedding_of(spec, self.action_embedding)[1]
         precision = self.precision if image else "fp32"  # layers behind convolutions are as wide as those make them
         return QHead(
             trunk.features,

@@ -16,7 +16,7 @@ from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig, mlp
 from rlrun.models.heads import SMALL_GAIN, action_head
-from rlrun.models.model import Model, Trunk
+from rlrun.models.model import Model, SquashedDistributionConfig, Trunk
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.policies.exploration import ActionNoiseConfig
 from rlrun.policies.noise import NoisyEpisodes, ladder
@@ -110,10 +110,6 @@ class DeterministicPolicy(Actor):
         explore: ActionNoiseConfig,
         critic: Critics | None,
     ):
-        if model.cfg.action_distribution == "beta":
-            raise UserError(
-                "model.action_distribution=beta: this algorithm's actor says actions, not distributions; use sac or tqc"
-            )
         size = spec.action.size  # type: ignore[union-attr]
         super().__init__(
             spec, model, cfg, random_steps, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN))
@@ -201,18 +197,13 @@ class StochasticActor(Actor):
     """Samples from a distribution: squashed Gaussian or Beta for Box actions, categorical for discrete actions."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int):
-        kind, log_std = model.cfg.action_distribution, model.cfg.log_std
+        out = model.outputs(SquashedDistributionConfig)
 
         def head(inputs: int) -> nn.Module:
-            if isinstance(spec.action, Box) and kind == "gaussian":
-                raise UserError(
-                    "model.action_distribution=gaussian, the default of other models, has no bounds: "
-                    "this algorithm needs squashed_gaussian (the default of model=plain) or beta"
-                )
-            return action_head(spec.action, inputs, model.linear, kind, log_std)
+            return action_head(spec.action, inputs, model.linear, out.action_distribution, out.log_std)
 
         super().__init__(spec, model, cfg, random_steps, head)
-        self.kind = kind if isinstance(spec.action, Box) else "categorical"
+        self.kind = out.action_distribution if isinstance(spec.action, Box) else "categorical"
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         rows = self.seen(obs).map(lambda x: x.unsqueeze(0))

@@ -11,7 +11,7 @@ from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.policy import Act, Mode, Pass, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.models.model import Model
+from rlrun.models.model import DistributionAndValueConfig, Model
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.distributions import Distribution
 
@@ -42,10 +42,10 @@ class DistributionPolicy(FiltersObservations, Policy):
         self.spec = spec
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec)
-        self.value_trunk = None if model.cfg.share_value else model.trunk(spec)
+        self.value_trunk = None if model.outputs(DistributionAndValueConfig).share_value else model.trunk(spec)
         self.action_head = model.action_head(spec, self.trunk.features)
         self.value_head = model.linear(self.trunk.features, 1, 1.0)
-        self.embedding = model.cfg.action_embedding  # name of the observation part that describes the actions
+        self.embedding = model.action_embedding  # name of the observation part that describes the actions
 
     def recordable(self, what: Pass) -> bool:
         return True

@@ -36,11 +36,16 @@ class QPolicy(FiltersObservations, Policy):
             raise UserError(
                 "this algorithm learns from single rows; for a model with memory (lstm, gru, gtrxl) use algo=r2d2"
             )
+        if model.cfg.memory.kind != "none" and explore.kind == "parameter_noise":
+            raise UserError(
+                "exploration.kind=parameter_noise perturbs networks without memory; with one, use epsilon_greedy or"
+                " soft_q, or head.noisy=true"
+            )
         self.spec, self.explore, self.noisy = spec, explore, head.noisy
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec, flat=not head.encoder_layer)
         self.head = model.q_head(spec, self.trunk, head, atoms)
-        self.embedding = model.cfg.action_embedding  # name of the observation part that describes the actions
+        self.embedding = model.action_embedding  # name of the observation part that describes the actions
         self.episodes = NoisyEpisodes(self, explore.noise_std) if explore.kind == "parameter_noise" else None
 
     def core_spec(self) -> RowSpec:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from rlrun.core.batch import SCALAR_REWARD, Field, RowSpec
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.schedule import Schedule
@@ -29,7 +30,7 @@ class ReplayConfig:
     directory: str | None
     device: Literal["auto", "cpu", "learner"]
     checkpoint: Literal["auto"] | bool
-    checkpoint_max_gb: Annotated[float, NotNegative]
+    checkpoint_max_gb: Annotated[float, NotNegative, OnlyWith("checkpoint", "auto")]
 
     def __post_init__(self):
         if self.compress and (self.directory is not None or self.device == "learner"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rlrun.config.paths import base_options, inner_algorithm, package
+from rlrun.config.paths import base_options, group_defaults, inner_algorithm, options, output_of, package
 
 
 def option_map(algo: str, inner: str | None = None) -> list[dict[str, Any]]:
@@ -33,4 +33,16 @@ def option_map(algo: str, inner: str | None = None) -> list[dict[str, Any]]:
         inside = (row["rlrun"] or "").replace("algo.", "algo.inner.") or None
         if row["rllib"] not in own:
             rows[row["rllib"]] = {**row, "rlrun": inside}
-    return list(rows.values())
+    without = _of_other_policies(inner or algo)
+    return [
+        {**row, "rlrun": None, "why": f"{row['rlrun']} is for other algorithms, whose policies say something else"}
+        if row["rlrun"] in without
+        else row
+        for row in rows.values()
+    ]
+
+
+def _of_other_policies(algo: str) -> set[str]:
+    """Options of conf/model/output that an algorithm does not have."""
+    every = {name for one in options("model/output") for name in group_defaults("model/output", one)}
+    return {f"model.{name}" for name in every - group_defaults("model/output", output_of(algo)).keys()}

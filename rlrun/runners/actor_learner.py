@@ -15,7 +15,8 @@ import torch
 
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
-from rlrun.core.ranges import Count, NotNegative
+from rlrun.core.conditions import SAMPLERS, OnlyFor, OnlyWith
+from rlrun.core.ranges import Count, NotNegative, Range
 from rlrun.core.run import Job
 from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import FragmentReplay, Gatherer, PassRing
@@ -30,12 +31,12 @@ from rlrun.samplers.base import Sampler
 
 @dataclass(frozen=True, kw_only=True)
 class Config(RunnerConfig):
-    requests_in_flight: Annotated[int, Count]
-    broadcast_interval: Annotated[int, Count]
+    requests_in_flight: Annotated[int, Count, OnlyFor(SAMPLERS)]
+    broadcast_interval: Annotated[int, Count, OnlyFor(SAMPLERS)]
     num_sgd_iter: Annotated[int, Count]
-    minibatch_buffer_size: Annotated[int, Count]
+    minibatch_buffer_size: Annotated[int, Count, OnlyWith("num_sgd_iter", Range(2))]
     replay_proportion: Annotated[float, NotNegative]
-    replay_slots: Annotated[int, NotNegative]
+    replay_slots: Annotated[int, NotNegative, OnlyWith("replay_proportion")]
     fake_sampler: bool
 
     synchronous: ClassVar[bool] = False  # samplers run ahead

@@ -28,6 +28,8 @@ from rlrun.machine.resources import Inference, Resources
 from rlrun.runners.base import Factories, RunnerConfig
 from rlrun.samplers.population import Population
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(RunnerConfig):
@@ -55,6 +57,11 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         raise UserError(
             f"resources.device={cfg.device}: evolution learns on the CPU; an update is one weighted sum of noise"
         )
+    if cfg.learner_threads not in ("auto", 1):
+        raise UserError(
+            f"resources.learner_threads={cfg.learner_threads}: evolution's update is one weighted sum of noise, which"
+            " one thread makes"
+        )
     cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
     serial = cfg.exact or cfg.inference == "serial" or (cfg.inference == "auto" and machine.cores == 1)
     kind: Inference = "serial" if serial else "local"
@@ -69,13 +76,13 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         count = max(1, min(choices.MAX_COLUMNS, -(-2 * population.pairs // samplers.value)))
         over = f"{samplers.value} sampler{'s' * (samplers.value > 1)}"
         envs = Choice(count, f"envs_per_sampler={count}: {2 * population.pairs} episodes an update over {over}")
-    precision = "fp32" if cfg.precision == "auto" else cfg.precision
+    precision = "fp32" if cfg.precision == "auto" else choices.precision(cfg.precision, CPU, asked.image, machine).value
     return Resources(
         inference=kind,
         num_learners=1,
         samplers_per_learner=samplers.value,
         envs_per_group=envs.value,
-        device=torch.device("cpu"),
+        device=CPU,
         precision=precision,
         acting_precision=precision,
         learner_threads=(1,),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import torch
 
 from rlrun.config.run import Typed
+from rlrun.config.unused import only_for
 from rlrun.core.algorithm import Algorithm, Needs
 from rlrun.core.batch import RowSpec, fragment_layout, layout_bytes
+from rlrun.core.conditions import SAMPLERS
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
@@ -127,10 +130,11 @@ def shards_of(runner: Any) -> int | None:
     return runner.num_shards if isinstance(runner, distributed_replay.Config) else None
 
 
-def plan(config: Typed, machine: Machine) -> Plan:
+def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     """Decides everything about a run.
 
-    Raises UserError if parts do not fit together, numbers do not divide or memory is too small."""
+    given: paths of the options that the user set. Raises UserError if parts do not fit together, numbers do not divide
+    or memory is too small."""
     spec = registry.make_spec(config.env, *config.run.model.memory.previous)
     needs: Needs = config.algorithm.needs(config.algo)
     check_fitting(config, spec, needs)
@@ -141,7 +145,14 @@ def plan(config: Typed, machine: Machine) -> Plan:
     make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True)
     runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
     resources: Resources = runner.layout(
-        Asked(cfg=config.run.resources, needs=needs, image=spec.image, make_env=make_env), machine
+        Asked(
+            cfg=config.run.resources,
+            needs=needs,
+            image=spec.image,
+            make_env=make_env,
+            for_samplers=next((path for path, kind in only_for(config) if kind == SAMPLERS and path in given), ""),
+        ),
+        machine,
     )
     if needs.cut_share < 1 and resources.inference != "serial":
         raise UserError(

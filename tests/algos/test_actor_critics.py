@@ -582,10 +582,9 @@ def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
         (["algo=ddpg", "env=Pendulum-v1", "model=lstm"], "without memory"),
         (
             ["algo=sac", "env=Pendulum-v1", "model.action_distribution=gaussian"],
-            r"needs squashed_gaussian \(the default of model=plain\) or beta",
+            "model.action_distribution must be one of squashed_gaussian, beta",
         ),
         (["algo=sac", "env=Pendulum-v1", "model=lstm"], "without memory"),
-        (["algo=td3", "env=Pendulum-v1", "model.action_distribution=beta"], "says actions, not distributions"),
         (["algo=ddpg", "env=tests/Half-v0"], "has unbounded actions"),
         (
             ["algo=sac", "env=Pendulum-v1", "algo.input_priorities=true", "replay=prioritized"],

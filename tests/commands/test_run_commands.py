@@ -281,11 +281,11 @@ def test_a_run_that_is_older_than_some_options_goes_on(tmp_path, capsys):
 def test_defaults_of_old_runs_are_those_of_their_own_groups():
     pong = compose("algo=dqn", "env=Pong", "resources=debug")
     assert pong["algo"].pop("reward_clip") == "sign" and pong["checkpoint"].pop("every_sec", 0) is None
-    filled = saved._defaults(pong)
+    filled = saved.defaults_of(pong)
     assert filled["algo"]["reward_clip"] == "sign" and filled["checkpoint"]["every_sec"] is None and "env" not in filled
     own = compose("algo=dqn", "env=CartPole-v1")
     own["algo"] |= {"name": "my_dqn", "module": "my_rl.my_dqn"}
-    assert "algo" not in saved._defaults(own) and "model" in saved._defaults(own)
+    assert "algo" not in saved.defaults_of(own) and "model" in saved.defaults_of(own)
 
 
 def test_explain_says_the_outer_algorithms_runner_and_names(capsys):

@@ -19,6 +19,10 @@ RUN = ["env=CartPole-v1", "resources=debug", "logger=[]", "model.hidden=[8]"]
         (["algo=r2d2", "model.memory.heads=4"], "model.memory.heads is an option of model=gtrxl"),
         (["algo=ppo", "model.memory.size=8"], "model.memory.size is an option of model=gru, gtrxl or lstm"),
         (["algo=ppo", "runner.num_shards=2"], "runner.num_shards is an option of runner=distributed_replay"),
+        (["algo=dqn", "model.share_value=false"], "is an option of algo=a2c, .* or ppo; dqn does not use it"),
+        (["algo=td3", "model.action_distribution=beta"], "is an option of .*sac.*; td3 does not use it"),
+        (["algo=apex", "model.log_std=1"], "; apex around dqn does not use it"),
+        (["algo=icm", "algo@algo.inner=dqn", "model.share_value=true"], "; icm around dqn does not use it"),
     ],
 )
 def test_the_sentence_names_the_choice_that_has_the_option(words, said):

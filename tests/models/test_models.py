@@ -52,9 +52,9 @@ def test_images_with_channels_last_are_turned():
 def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
     spec = EnvSpec(name="x", obs={"observation": PIXELS}, action=Discrete(n=6))
     torch.manual_seed(0)
-    from rlrun.models.model import MemoryConfig, ModelConfig
+    from rlrun.models.model import DistributionAndValueConfig, MemoryConfig
 
-    cfg = ModelConfig(
+    cfg = DistributionAndValueConfig(
         encoder="auto", hidden=(), activation="relu", conv_activation="auto", init="orthogonal", share_value=True, action_distribution="gaussian", log_std=0.0,
         observation_filter="none", observation_clip=0.0, encoder_kwargs={}, autoregressive=False, layer_norm=False, action_embedding=None,
         memory=MemoryConfig(kind="none"),

@@ -1,0 +1,77 @@
+"""Conditions under which an option is used at all, for use in types:
+
+theta: Annotated[float, NotNegative, OnlyWith("kind", "ou")]
+log_std: Annotated[float, OnlyFor(CONTINUOUS)]
+
+runtime/unused.py refuses a run that sets an option whose condition does not hold, and `rlrun explain` lists the options
+with conditions. Where a condition follows from a choice of a group, such as replay=prioritized, the option belongs into
+the file of that choice instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlrun.core.ranges import Range
+from rlrun.core.schedule import Schedule
+
+
+class OnlyWith:
+    """An option is used only with certain values of another one.
+
+    option: its name in the same group, or its whole path (model.memory.kind). wanted: its values, or Ranges of numbers.
+    Without any, all values but null, false and 0 are meant."""
+
+    def __init__(self, option: str, *wanted: Any):
+        self.option, self.wanted = option, wanted
+
+    def holds(self, value: Any) -> bool:
+        """Tells whether the condition holds for a value of the other option."""
+        if not self.wanted:
+            return any(value.values) if isinstance(value, Schedule) else bool(value)
+        return any(value in one if isinstance(one, Range) else value == one for one in self.wanted)
+
+    def path(self, group: str) -> str:
+        """The path of the other option for an option in this group."""
+        return self.option if "." in self.option else f"{group}.{self.option}"
+
+    def told(self, group: str) -> str:
+        """The condition in words, for an option in this group, such as "where algo.exploration.kind=ou"."""
+        name = self.path(group)
+        if not self.wanted:
+            return f"where {name} is set (neither null nor 0)"
+        if isinstance(self.wanted[0], Range):
+            return f"where {name} is {' or '.join(map(str, self.wanted))}"
+        values = [shown(one) for one in self.wanted]
+        return f"where {name}={', '.join(values[:-1])}{' or ' if len(values) > 1 else ''}{values[-1]}"
+
+
+class OnlyFor:
+    """An option is used only in runs of a kind that is known once the run is planned, such as CONTINUOUS."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+
+def shown(value: Any) -> str:
+    """A value as it is written in YAML."""
+    if isinstance(value, Schedule) and len(value.points) == 1:
+        value = value.points[0][1]
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+CONTINUOUS = "environments with continuous actions"
+IMAGES = "environments that show images"
+SINGLE_IMAGES = "observations that are one image, read by convolutions, without memory and model.hidden"
+CONVOLUTIONS = "encoders with convolutions"
+OWN_ENCODERS = "an encoder of your own (model.encoder=my_package.module:MyEncoder)"
+ACTION_PARTS = "environments whose actions are a Tuple or a Dict"
+ACTION_EMBEDDINGS = "environments with one choice of action and a Dict observation that describes the actions"
+ACTIVATED = "networks with model.hidden, or with convolutions whose model.conv_activation is auto"
+NORMALIZED = "networks with model.hidden or the convolutions of nature_cnn"
+DRAWN = "networks with initial weights; a linear policy begins with zeros"
+SAMPLERS = "runs with samplers in processes of their own (resources.inference=local or batched)"
+PROCESSES = "runs of several processes, of which one may hang"
+SEVERAL_ENVS = "runs with several environments (algo.num_envs)"
+LEARNERS = "runs with several learners (resources.num_learners)"
+REWARDS = "algorithms with algo.reward_clip, which takes its default from it"
+FIRST_PRIORITIES = "algorithms whose samplers can compute first priorities (dqn, qr_dqn, iqn, r2d2, ddpg, td3)"

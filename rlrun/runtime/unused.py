@@ -1,0 +1,106 @@
+"""Refuses options that the user set and that a run does not use (core/conditions.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from rlrun.config.unused import conditional, value_at
+from rlrun.core import conditions
+from rlrun.core.algorithm import Inner
+from rlrun.core.conditions import OnlyFor, shown
+from rlrun.core.errors import UserError
+from rlrun.core.plugins import is_path
+from rlrun.core.specs import Box, Discrete, Nested, leaves
+from rlrun.models.encoders import MLP, Behind, ImageEncoder, NatureCNN, Parts
+from rlrun.models.heads import QHead
+from rlrun.models.model import is_convolutional
+from rlrun.runtime.plan import Plan
+
+
+def refuse_unused(plan: Plan, given: Mapping[str, Any]) -> None:
+    """Raises UserError if one of the options that the user set is not used in this run.
+
+    given: values by path, such as {"algo.exploration.theta": 0.2}."""
+    config = plan.config
+    for path, group, condition in conditional(config):
+        if path not in given:
+            continue
+        begin = f"{path}={shown(given[path])} does nothing in this run: it is"
+        if isinstance(condition, OnlyFor):
+            if not KINDS[condition.kind](plan):
+                raise UserError(f"{begin} for {condition.kind}")
+        elif not condition.holds(value := value_at(config, condition.path(group))):
+            raise UserError(f"{begin} used only {condition.told(group)}, and {condition.path(group)} is {shown(value)}")
+
+
+# -- kinds of runs -----------------------------------------------------------------------------------------------------
+
+
+def _policy(plan: Plan) -> nn.Module:
+    return plan.policy_factory(acting=False)()
+
+
+def _has_layers(policy: nn.Module) -> bool:
+    """Tells whether a policy has hidden layers of the model, in its encoders or before its action values."""
+    return any(
+        (isinstance(part, MLP | Parts | Behind) and len(part.net) > 0)
+        or (isinstance(part, QHead) and any(len(layers) > 0 for layers in part.hidden()))  # type: ignore[arg-type]
+        for part in policy.modules()
+    )
+
+
+def _activated(plan: Plan) -> bool:
+    policy, model = _policy(plan), plan.config.run.model
+    convolves = any(isinstance(part, ImageEncoder) for part in policy.modules())
+    whole = isinstance(plan.spec.observation, Box)
+    return _has_layers(policy) or (convolves and whole and model.conv_activation == "auto")
+
+
+def _normalized(plan: Plan) -> bool:
+    policy = _policy(plan)
+    return _has_layers(policy) or any(isinstance(part, NatureCNN) for part in policy.modules())
+
+
+def _drawn(plan: Plan) -> bool:
+    """Only evolution has policies without initial weights."""
+    actor = getattr(plan.config.algo, "actor", None)
+    return (
+        plan.needs.population is None or bool(actor and actor.hidden) or plan.spec.image or _has_layers(_policy(plan))
+    )
+
+
+def _single_images(plan: Plan) -> bool:
+    model = plan.config.run.model
+    whole = isinstance(plan.spec.observation, Box) and not model.hidden
+    return whole and is_convolutional(plan.spec, model) and model.memory.kind == "none"
+
+
+def _rewards(plan: Plan) -> bool:
+    algo = plan.config.algo
+    core = algo.inner.cfg if isinstance(getattr(algo, "inner", None), Inner) else algo
+    return getattr(core, "reward_clip", None) == plan.config.env.reward_clip
+
+
+KINDS: dict[str, Callable[[Plan], bool]] = {
+    conditions.CONTINUOUS: lambda plan: any(isinstance(part, Box) for _, part in leaves(plan.spec.action)),
+    conditions.IMAGES: lambda plan: plan.spec.image,
+    conditions.SINGLE_IMAGES: _single_images,
+    conditions.CONVOLUTIONS: lambda plan: is_convolutional(plan.spec, plan.config.run.model),
+    conditions.OWN_ENCODERS: lambda plan: is_path(plan.config.run.model.encoder),
+    conditions.ACTION_PARTS: lambda plan: isinstance(plan.spec.action, Nested),
+    conditions.ACTION_EMBEDDINGS: lambda plan: (
+        isinstance(plan.spec.action, Discrete) and isinstance(plan.spec.observation, Nested)
+    ),
+    conditions.ACTIVATED: _activated,
+    conditions.NORMALIZED: _normalized,
+    conditions.DRAWN: _drawn,
+    conditions.SAMPLERS: lambda plan: plan.resources.inference != "serial",
+    conditions.PROCESSES: lambda plan: plan.resources.inference != "serial" or plan.resources.num_learners > 1,
+    conditions.SEVERAL_ENVS: lambda plan: plan.resources.num_envs > 1,
+    conditions.LEARNERS: lambda plan: plan.resources.num_learners > 1,
+    conditions.REWARDS: _rewards,
+    conditions.FIRST_PRIORITIES: lambda plan: plan.config.algorithm.knows_first_priority,
+}

@@ -1,0 +1,638 @@
+"""Every option of every algorithm does something: changed to another value it changes parameters, the plan's layout, the
+numbers of the first updates, messages or files, or the run is refused. The config's own echo does not count, and a
+refusal counts only where `rlrun explain` gives the option's condition; then the option is tried where it holds as well.
+
+The fast part tries what stands in an algorithm's own class for every algorithm, and what algorithms share once."""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import os
+import re
+import tempfile
+import types
+import typing
+from pathlib import Path
+
+import gymnasium
+import pytest
+import torch
+from conftest import compose, small
+from families import DISCRETE, EVOLVING
+
+import rlrun
+from rlrun.cli import _dispatch
+from rlrun.commands.explain import conditions
+from rlrun.commands.train import start
+from rlrun.config.automatic import settled
+from rlrun.config.paths import inner_algorithm, options, output_of, root, runner_of
+from rlrun.config.run import type_config
+from rlrun.config.unused import conditions_of
+from rlrun.core import conditions as kinds
+from rlrun.core.algorithm import Inner
+from rlrun.core.conditions import OnlyFor, OnlyWith
+from rlrun.core.errors import UserError
+from rlrun.core.learners import FollowingLearner
+from rlrun.core.ranges import Range
+from rlrun.core.ranks import ALONE
+from rlrun.core.schedule import Schedule
+from rlrun.machine.machine import Machine
+from rlrun.models.encoders import ImageEncoder, flat_size, flatten
+from rlrun.replay.storage import stores
+from rlrun.runtime.build import LearnerParts
+from rlrun.runtime.plan import plan
+from rlrun.runtime.unused import refuse_unused
+from rlrun.samplers.evaluator import Evaluator
+
+HERE = Path(__file__).parent
+UPDATES = 4  # of a moment
+MACHINE = Machine(cores=2, env_step_sec=lambda make_env, count: 1e-6)
+
+# -- options and other values for them ---------------------------------------------------------------------------------
+
+# Choices of groups and names, which are no values to change; tests/test_house.py goes through all choices.
+CHOICES = ("name", "family", "inner", "expected", "measured", "runner.name", "replay.name", "memory.kind")
+# Other values for options whose type does not say them, or where others would change nothing so soon.
+VALUES = {
+    "encoder": ["test_every_option:Wide"], "encoder_kwargs": [{"width": 5}], "action_embedding": ["avail_actions"], "n_step": [2, 1], "target_update_interval": [1, 2],
+    "policy_delay": [1, 3], "lr_kl_bounds": [[1e-2, 1.0]], "lr_kl_target": [1e-9], "stop_kl": [1e-9], "target_tau": [0.5], "discount": [0.5], "epsilon_min": [0.5],
+    "scale_min": [0.01], "learning_starts": [60, 80], "random_steps": [40, 0], "replay_ratio": [2.0, 0.5], "directory": ["rows"], "wrappers": [["test_every_option:Twice"]],
+    "kwargs": [{"sutton_barto_reward": True}, {"g": 3.0}], "max_episode_steps": [7], "max_frames": [30], "size": [64], "noise_size": [6000], "huber_delta": [1e-3, None],
+    "value_rescaling": [None], "v_min": [-3.0], "v_max": [3.0], "max_grad_norm": [1e-3], "max_grad_value": [1e-4], "checkpoint_max_gb": [0.0], "capacity": [100, 200],
+    "reward_clip": [0.25], "value_lr": [1e-2], "observation_clip": [0.1], "report_length": [1], "env_steps_per_batch": [300], "kl_target": [1e-12], "noise_epsilon": [0.001, 0.5, 0.99], "counted_share": [1.0],
+    "rho_clip": [0.5], "c_clip": [0.5], "pg_rho_clip": [0.5], "is_clip": [0.5], "clip": [1e-4], "value_clip": [1e-3], "value_loss_clip": [1e-3],
+    "target_noise_clip": [0.01], "target_entropy": [-5.0], "lambda_": [0.5], "eval_share": [0.9], "eval_epsilon": [1.0], "frame_skip": [2],
+    "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "n_stack": [2], "temperature": [0.1],
+}  # fmt: skip
+# Words without which an option cannot show what it does.
+CONTEXT = {
+    "replay_slots": ["runner.replay_slots=1"], "replay_proportion": ["runner.replay_slots=2"], "advantage_bootstrap": ["algo.lambda_=0.5"], "value_lr": ["model.share_value=false"],
+    "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=1.0"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
+    "temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
+    "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
+}  # fmt: skip
+# Options that an algorithm around another one fixes, and what explain says about it.
+WRAPPED = {
+    ("apex", "input_priorities"): "input_priorities must be true", ("apex_ddpg", "input_priorities"): "input_priorities must be true",
+    ("icm", "normalize_reward"): "normalize_reward must be false",
+}  # fmt: skip
+# What makes a condition hold.
+SET = {
+    "kl_coef": 0.5,
+    "lr_kl_target": 1e-9,
+    "replay_proportion": 1.0,
+    "target_noise": 0.2,
+    "alpha_lr": 1e-3,
+    "every": 50,
+    "num_sgd_iter": 2,
+}
+IMAGE = ["env=tests/Pixels-v0"]
+HOLDS = {
+    kinds.CONTINUOUS: ["env=Pendulum-v1"], kinds.IMAGES: IMAGE, kinds.SINGLE_IMAGES: [*IMAGE, "model.hidden=[]", "model/memory=none"], kinds.CONVOLUTIONS: IMAGE,
+    kinds.OWN_ENCODERS: ["model.encoder=test_every_option:Wide"], kinds.ACTION_PARTS: ["env=rlrun/EverySpace-v0"],
+    kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],
+    kinds.NORMALIZED: ["model.hidden=[8]"], kinds.DRAWN: ["algo.actor.hidden=[4]"],
+}  # fmt: skip
+
+
+class Wide(torch.nn.Module):
+    """An encoder of a user's own."""
+
+    def __init__(self, space, width: int = 6):
+        super().__init__()
+        self.space, self.features = space, width
+        self.net = torch.nn.Linear(flat_size(space), width)
+
+    def forward(self, x):
+        return self.net(flatten(self.space, x))
+
+
+class Twice(gymnasium.RewardWrapper):
+    """A wrapper of a user's own."""
+
+    def reward(self, reward):
+        return 2.0 * float(reward)
+
+
+class Pixels(gymnasium.Env):
+    """Shows noise and pays for the last action, for 9 steps."""
+
+    def __init__(self, continuous: bool = False):
+        self.observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 1), "uint8")
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,)) if continuous else gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 9
+        return self.shown(), {}
+
+    def shown(self):
+        return self.np_random.integers(0, 256, (36, 36, 1), "uint8")
+
+    def step(self, action):
+        self.left -= 1
+        return (
+            self.shown(),
+            3.0 * float(sum([*map(float, getattr(action, "flat", [action]))])),
+            self.left == 0,
+            False,
+            {},
+        )
+
+
+gymnasium.register("tests/Pixels-v0", entry_point=Pixels)
+
+
+class Option(typing.NamedTuple):
+    path: str
+    group: str  # path of its group
+    owner: tuple[type, str]  # the class that declares it, and its name
+    kind: typing.Any  # its type
+    conditions: tuple[OnlyWith | OnlyFor, ...]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+
+def options_of(node, path: str) -> list[Option]:
+    """All options below a dataclass of options."""
+    found = []
+    hints = typing.get_type_hints(type(node), include_extras=True)
+    for field in dataclasses.fields(node):
+        place, value = f"{path}.{field.name}".lstrip("."), getattr(node, field.name)
+        value = value.cfg if isinstance(value, Inner) else value
+        if dataclasses.is_dataclass(value) and not isinstance(value, Schedule):
+            found += options_of(value, place)
+        elif not place.endswith(CHOICES) and place != "replay.device":  # see test_options_of_the_machine
+            owner = next(one for one in type(node).__mro__ if field.name in vars(one).get("__annotations__", {}))
+            found.append(
+                Option(
+                    place, path, (owner, field.name), hints[field.name], tuple(conditions_of(type(node), field.name))
+                )
+            )
+    return found
+
+
+def everything(config) -> list[Option]:
+    parts = {"algo": config.algo, "env": config.env, "runner": config.runner, "model": config.run.model}
+    parts |= {"replay": config.run.replay} if config.run.replay is not None else {}
+    return [*options_of(config.run, "")[:1], *(one for path, node in parts.items() for one in options_of(node, path))]
+
+
+def others(kind, value) -> list[list]:
+    """Other values that a type allows, in groups: of each group at least one must change something."""
+    ranges = []
+    while typing.get_origin(kind) is typing.Annotated:
+        ranges += [one for one in typing.get_args(kind)[1:] if isinstance(one, Range)]
+        kind = typing.get_args(kind)[0]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        found = [one for part in args if part is not type(None) for group in others(part, value) for one in group]
+        return [[*found, *([None] if type(None) in args and value is not None else [])]]
+    if origin is typing.Literal:
+        return [[one] for one in args if one != value]
+    if kind is bool:
+        return [[not value]]
+    if origin is tuple:
+        return [[[6], [6, 5]]]
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 1
+    if kind is int:
+        made = [2 * number, number // 2, number + 1, number - 1, 1, 2, 3, 5, 10]
+    elif kind in (float, Schedule):
+        made = [0.5 * number, number + 0.25, 0.01, 2.0]
+    else:
+        raise AssertionError(f"VALUES must say other values for {kind}")
+    return [[one for one in dict.fromkeys(made) if one != value and all(one in range_ for range_ in ranges)]]
+
+
+# -- a moment of a run -------------------------------------------------------------------------------------------------
+
+
+class Moment(FollowingLearner):
+    """A job that ends after a few updates and remembers what they said."""
+
+    def __init__(self):
+        super().__init__(ALONE, None)
+        self.said: list = []
+
+    def begin(self, algorithm):
+        self.algorithm = algorithm
+        return super().begin(algorithm)
+
+    def collected(self, headers):
+        self.said += [(header.env_steps, [tuple(episode)[1:3] for episode in header.episodes]) for header in headers]
+        return sum(header.env_steps for header in headers)
+
+    def sampler_ready(self, sampler):
+        self.sampler, publish = sampler, sampler.publish if hasattr(sampler, "publish") else None
+        if publish is not None:
+            sampler.publish = lambda policy, clock: (self.said.append(policy is not None), publish(policy, clock))[1]
+
+    def tick(self, clock, update):
+        self.clock = clock
+        if update is not None:
+            echoes = ("lr", "epsilon", "noise_scale")  # schedules' values
+            self.said += [(name, float(value)) for name, value in update.metrics.items() if not name.endswith(echoes)]
+        return clock.updates < UPDATES and clock.env_steps < 3000
+
+
+def digest(thing) -> str:
+    """A number for everything in a tree of tensors, but not for the options that an optimiser's state repeats."""
+    hashed = hashlib.sha1()
+
+    def add(part):
+        if isinstance(part, torch.Tensor):
+            hashed.update(repr((part.dtype, tuple(part.shape))).encode())
+            hashed.update(
+                part.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if part.numel() else b""
+            )
+        elif isinstance(part, dict):
+            for name, value in part.items():
+                if name != "param_groups":
+                    hashed.update(str(name).encode())
+                    add(value)
+        elif isinstance(part, list | tuple):
+            for value in part:
+                add(value)
+        else:
+            hashed.update(repr(part).encode())
+
+    add(thing)
+    return hashed.hexdigest()
+
+
+def seen(config, games: bool) -> dict[str, typing.Any]:
+    """What a run is made of and what it does in a moment. games: how its greedy policy plays is looked at, too."""
+    made = plan(config, MACHINE)
+    parts, job = LearnerParts(made, ALONE, None, None), Moment()
+    parts.callbacks = []
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        parts.learn(job)
+        files = sorted(os.listdir())
+    algorithm = job.algorithm
+    layout = dataclasses.replace(made.resources, why=(), compile=False, exact=False)
+    found = {
+        "layout": repr((layout, made.fragment, made.fragment_rows, made.fragments_per_producer, made.whole_after, made.columns_per_learner)),
+        "counted": (made.first_counted, made.parameters, made.fragment_bytes),
+        "replay": None if made.replay is None else repr((made.replay.layout, made.replay.shards, made.replay.cfg.device)),
+        "said": repr(job.said), "state": digest(algorithm.state()), "clock": tuple(job.clock),
+        "kept": digest({name: thing.state() for name, thing in job.kept.items()}),
+        "saved": [getattr(thing, "saved", None) for thing in job.kept.values()],
+        "stores": [type(store).__name__ for _, store in stores(job.kept["replay"].tree)] if "replay" in job.kept else [], "files": files,
+        "modules": repr(algorithm),
+    }  # fmt: skip
+    if games:
+        evaluator = Evaluator(made.eval_env(), 2, made.seeds)
+        try:
+            found["games"] = evaluator.play(algorithm.policy, 2, "greedy", job.clock)
+        finally:
+            evaluator.close()
+    return found
+
+
+def with_value(values: dict, path: str, value) -> dict:
+    values = copy.deepcopy(values)
+    *groups, last = path.split(".")
+    node = values
+    for group in groups:
+        node = node[group]
+    assert last in node, path
+    node[last] = value
+    return values
+
+
+def value_in(values: dict, path: str):
+    for name in path.split("."):
+        values = values[name]
+    return values
+
+
+# -- one option --------------------------------------------------------------------------------------------------------
+
+
+def env_of(algo: str) -> str:
+    return "CartPole-v1" if algo in DISCRETE or algo in EVOLVING else "Pendulum-v1"
+
+
+def base_words(algo: str) -> list[str]:
+    return [*small(algo, "tiny"), f"env={env_of(algo)}", "resources=debug", "logger=[]"]
+
+
+def inside(algo: str, word: str) -> str:
+    return word.replace("algo.", "algo.inner.", 1) if inner_algorithm(algo) and word.startswith("algo.") else word
+
+
+@functools.cache
+def seen_with(words: tuple[str, ...], games: bool) -> dict:
+    return seen(type_config(values_of(words)), games)
+
+
+def values_of(words: tuple[str, ...]) -> dict:
+    return settled(compose(*words))[0]
+
+
+def context(option: Option) -> list[str]:
+    return next((words for name, words in CONTEXT.items() if f".{option.path}".endswith(f".{name}")), [])
+
+
+def holding(algo: str, option: Option) -> list[str]:
+    """The words with which an option's conditions hold, and others that it needs to show what it does."""
+    known, words = compose(*base_words(algo)), []
+    for word in (inside(algo, word) for word in context(option)):
+        with contextlib.suppress(KeyError):  # other algorithms may not have the option that it sets
+            value_in(known, word.partition("=")[0])
+            words.append(word)
+    for one in option.conditions:
+        if isinstance(one, OnlyFor):
+            words += [inside(algo, word) for word in HOLDS[one.kind]]
+            if HOLDS[one.kind][:1] == IMAGE and env_of(algo) == "Pendulum-v1":
+                words.append("++env.kwargs.continuous=true")
+        elif one.path("") == "model.memory.kind":
+            words += ["model=lstm", "model.memory.size=4"]
+        elif one.option == "replay.name":
+            words.append("replay=prioritized")
+        else:
+            value = one.wanted[0] if one.wanted and not isinstance(one.wanted[0], Range) else SET[one.option]
+            words.append(f"{one.path(option.group)}={kinds.shown(value)}")
+    return words
+
+
+def changes_something(words: tuple[str, ...], option: Option) -> None:
+    """Fails if no other value of an option changes what is seen."""
+    games = option.name.startswith("eval_")
+    values, before = values_of(words), seen_with(words, games)
+    given = value_in(values, option.path)
+    groups = [VALUES[option.name]] if option.name in VALUES else others(option.kind, given)
+    for group in groups:
+        problems = []
+        for value in group:
+            try:
+                after = seen(type_config(with_value(values, option.path, value)), games)
+            except (UserError, ValueError) as error:  # a value that does not fit the others
+                if "networks without memory" in str(error):
+                    break
+                problems.append(str(error))
+                continue
+            if after != before:
+                break
+            problems.append(f"{value} changes nothing")
+        else:
+            raise AssertionError(
+                f"{option.path}={given}: {'; '.join(problems) or 'no other value'} (with {' '.join(words)})"
+            )
+
+
+def is_refused(words: tuple[str, ...], option: Option) -> bool:
+    """Tells whether a run refuses all other values of an option."""
+    values = values_of(words)
+    groups = [VALUES[option.name]] if option.name in VALUES else others(option.kind, value_in(values, option.path))
+    for value in (one for group in groups for one in group):
+        try:
+            refuse_unused(plan(type_config(with_value(values, option.path, value)), MACHINE), {option.path: value})
+        except (UserError, ValueError):
+            continue
+        return False
+    return True
+
+
+def explained(algo: str) -> set[str]:
+    """The options of which `rlrun explain` says that they are used only under a condition."""
+    inner = inner_algorithm(algo)
+    return {path for path, _ in conditions(algo, inner, runner_of(algo) or (inner and runner_of(inner)))}
+
+
+@functools.cache
+def text_of_explain(algo: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert _dispatch(["explain", algo]) == 0
+    return said.getvalue()
+
+
+def memory_forbids(algo: str, option: Option) -> bool:
+    """Tells whether an option is for parameter noise, which networks with memory do not have."""
+    noise = any(isinstance(one, OnlyWith) and "parameter_noise" in one.wanted for one in option.conditions)
+    if algo != "r2d2" or not noise:
+        return False
+    with pytest.raises(UserError, match="perturbs networks without memory"):
+        plan(type_config(values_of((*base_words(algo), "algo.exploration.kind=parameter_noise"))), MACHINE)
+    return True
+
+
+def check(algo: str, option: Option) -> None:
+    words = tuple(base_words(algo))
+    if (algo, option.name) in WRAPPED:
+        text = text_of_explain(algo.removesuffix("_ddpg"))
+        assert is_refused(words, option) and WRAPPED[algo, option.name] in " ".join(text.split())
+        return
+    if option.conditions and is_refused(words, option):
+        assert option.path in explained(algo), f"explain {algo} does not say when {option.path} is used"
+        if any(isinstance(one, OnlyFor) and one.kind not in HOLDS for one in option.conditions):
+            return  # several processes, or an algorithm that the option is for
+        words = (*words, *holding(algo, option))
+    elif context(option):
+        words = (*words, *holding(algo, option))
+    if "model/memory=none" in words:
+        words = tuple(word for word in words if not word.startswith("model.memory."))
+    if memory_forbids(algo, option):
+        assert "of models without memory" in text_of_explain(algo)
+        return
+    changes_something(words, option)
+
+
+@functools.cache
+def first_to_have() -> dict[tuple, str]:
+    """The algorithm that tries an option in the fast part. What stands in a class of an algorithm's own is tried with
+    that algorithm; of the groups that algorithms share, each option is tried with one."""
+    found: dict[tuple, str] = {}
+    for algo in sorted(options("algo"), key=lambda algo: inner_algorithm(algo) is not None):
+        for option in everything(type_config(compose(*base_words(algo)))):
+            found.setdefault(key(algo, option), algo)
+    return found
+
+
+def key(algo: str, option: Option) -> tuple:
+    shared = output_of(algo) if option.path.startswith("model.") else ""
+    return (*option.owner, algo if option.group == "algo" else shared)
+
+
+def tried(algo: str, fast: bool) -> list[str]:
+    made = everything(type_config(compose(*base_words(algo))))
+    failed = []
+    for option in made:
+        if (first_to_have()[key(algo, option)] == algo) == fast:
+            try:
+                check(algo, option)
+            except AssertionError as error:
+                failed.append(str(error).splitlines()[0])
+    return failed
+
+
+@pytest.mark.parametrize("algo", options("algo"))
+def test_every_option_changes_something(algo):
+    assert tried(algo, fast=True) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", options("algo"))
+def test_shared_options_change_something_in_every_algorithm(algo):
+    assert tried(algo, fast=False) == []
+
+
+# -- options of a whole run --------------------------------------------------------------------------------------------
+
+# Another value for each, and the words without which it cannot show what it does.
+SESSION = {
+    "env_steps": (400, []), "run_dir": ("runs/elsewhere", []), "runs_root": ("others", []), "log_every_sec": (1e-9, []), "log_every_steps": (150, []),
+    "episode_window": (1, []), "init": ("first", []), "callbacks": (["test_every_option:Loud"], []), "resources.exact": (False, ["checkpoint.every=20"]), "stop.return_mean": (1.0, ["episode_window=2"]), "stop.wall_sec": (1e-6, []),
+    "stop.no_improvement_steps": (20, ["episode_window=2"]), "eval.every": (20, []), "eval.episodes": (2, ["eval.every=20"]), "eval.greedy": (False, ["eval.every=20"]),
+    "checkpoint.every": (20, []), "checkpoint.every_sec": (1e-9, []), "checkpoint.best_every_sec": (1e-9, ["episode_window=2"]), "checkpoint.keep": (1, ["checkpoint.every=20"]),
+    "logger.console.enabled": (False, ["logger=[console]"]), "logger.tensorboard.enabled": (True, ["logger=[tensorboard]", "logger.tensorboard.enabled=false"]),
+    "logger.tensorboard.histograms": (True, ["logger=[tensorboard]"]), "replay.checkpoint_max_gb": (0.0, []),
+}  # fmt: skip
+MLFLOW = {"enabled": False, "uri": "sqlite:///store.db", "experiment": "mine", "parent": "0123456789abcdef"}
+TIMES = ("time", "sample/env_steps_per_sec", "sample/queued_fragments")
+
+
+class Loud(rlrun.Callback):
+    def on_end(self, run):
+        print("the end")
+
+
+def session(words: tuple[str, ...], option: str, value, folder: Path) -> dict:
+    """What one sees of a run in this folder: its files, rows, messages and summary."""
+    values = compose(*words)
+    values = with_value(values, option, value) if option else values
+    folder.mkdir()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as said:
+        if option == "init":
+            assert start(copy.deepcopy({**values, "init": None, "run_dir": "first", "seed": 5}), {}) == 0
+        assert start(values, {}) == 0
+    found = {"files": sorted(shown(path.relative_to(folder)) for path in folder.rglob("*"))}
+    for path in sorted(folder.rglob("progress.jsonl")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        found[shown(path.relative_to(folder))] = [
+            {k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows
+        ]
+    for path in folder.rglob("*tfevents*"):
+        found["events"] = path.stat().st_size
+    texts = re.sub(r"\d+(\.\d+)?", "", said.getvalue()).splitlines()  # numbers may be times
+    # The table of the console says how fast the run was, so only its presence counts.
+    found["said"] = [line for line in texts if "runs/" not in line and " lag " not in line]
+    found["table"] = any(" lag " in line for line in texts)
+    return found
+
+
+def shown(path: Path) -> str:
+    """A path without dates and the names of processes."""
+    return re.sub(r"tfevents.*", "tfevents", re.sub(r"[\d-]+seed\d+", "#", str(path)))
+
+
+def test_a_run_looks_the_same_twice(tmp_path):
+    words = (
+        *small("pg", "tiny"),
+        "env=CartPole-v1",
+        "resources=debug",
+        "logger=[console,tensorboard]",
+        "env_steps=300",
+    )
+    assert session(words, "", None, tmp_path / "first") == session(words, "", None, tmp_path / "second")
+
+
+@pytest.mark.parametrize("option", [one for one in SESSION if not one.startswith("replay")])
+def test_options_of_a_run_change_what_is_seen_of_it(option, tmp_path):
+    value, more = SESSION[option]
+    words = (*small("pg", "tiny"), "env=CartPole-v1", "resources=debug", "logger=[]", "env_steps=300", *more)
+    assert session(words, option, value, tmp_path / "changed") != session(words, "", None, tmp_path / "base")
+
+
+def test_no_option_of_a_run_is_left_out():
+    values = compose("algo=pg", "env=CartPole-v1")
+    paths = {name for name, value in values.items() if not isinstance(value, dict)}
+    paths |= {f"{group}.{name}" for group in ("stop", "eval", "checkpoint") for name in values[group]}
+    paths |= {f"logger.{name}.{one}" for name, node in values["logger"].items() for one in node}
+    paths |= {f"resources.{name}" for name in values["resources"]} - {f"resources.{name}" for name in MACHINES}
+    paths -= {"expected", "measured", "seed", "replay"}  # texts of a tuned file; the others are tried above
+    assert paths == {one for one in SESSION if not one.startswith("replay")} | {
+        f"logger.mlflow.{name}" for name in MLFLOW
+    }
+
+
+# -- options of the machine --------------------------------------------------------------------------------------------
+
+# A machine with a GPU, which a plan can be made for anywhere.
+WITH_GPU = Machine(cores=2, gpus=("H100", "H100"), gpu_memory=(2**36, 2**36), env_step_sec=lambda make_env, count: 1e-3)
+RUNNERS = {
+    "on_policy": "ppo",
+    "actor_learner": "impala",
+    "replay": "dqn",
+    "distributed_replay": "apex",
+    "async_gradients": "a3c",
+    "evolution": "es",
+}
+MACHINES = {
+    "inference": ["serial", "local", "batched"], "num_learners": [2], "num_samplers": [1, 2, 4], "envs_per_sampler": [1, 2], "device": ["cpu", "cuda"], "precision": ["fp32", "bf16"],
+    "learner_threads": [3], "cuda_graphs": [False], "compile": [True],
+}  # fmt: skip
+
+
+def laid_out(values: dict, machine: Machine) -> tuple:
+    """What a plan uses of a machine, and which convolutions of the learner would be compiled."""
+    made = plan(type_config(values), machine)
+    if made.resources.device.type == "cuda":
+        parts = None  # its networks would be made on the GPU
+    else:
+        parts = LearnerParts(made, ALONE, None, None)
+        parts.callbacks = []
+    encoders = [part for part in parts.algorithm().modules() if isinstance(part, ImageEncoder)] if parts else []
+    used = dataclasses.replace(made.resources, why=(), compile=False, exact=False, pace=None)
+    return (
+        repr(used),
+        made.replay and made.replay.cfg.device,
+        [part._compiled_call_impl is not None for part in encoders],
+    )
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_options_of_the_machine_change_the_layout(runner):
+    algo = RUNNERS[runner]
+    words = [word for word in small(algo, "tiny") if word != "runner=replay" and "num_envs" not in word]
+    words += [inside(algo, "algo.num_envs=8")] if runner in ("replay", "distributed_replay") else []
+    values = compose(*words, "env=tests/Pixels-v0", "logger=[]")
+    text = (root() / "conf" / "runner" / f"{runner}.yaml").read_text()
+    for option, others_ in MACHINES.items():
+        if option == "cuda_graphs" and runner in ("async_gradients", "evolution"):
+            continue  # there is nothing on a GPU that could be recorded
+        machine = WITH_GPU
+        if option in ("compile", "learner_threads", "precision"):
+            machine = dataclasses.replace(WITH_GPU, gpus=(), gpu_memory=())
+        before, refused = laid_out(values, machine), []
+        for value in others_:
+            try:
+                if laid_out(with_value(values, f"resources.{option}", value), machine) != before:
+                    break
+            except (UserError, ValueError) as error:
+                refused.append(str(error))
+        else:
+            # What is not refused is what `auto` has chosen.
+            assert refused and option in text, (option, refused)
+
+
+def test_a_replay_is_where_it_should_be():
+    values = compose(*small("dqn", "tiny"), "env=CartPole-v1", "logger=[]", "resources.inference=local")
+    places = [
+        plan(type_config(with_value(values, "replay.device", value)), WITH_GPU).replay.cfg.device
+        for value in ("auto", "cpu", "learner")
+    ]
+    assert places == ["learner", "cpu", "learner"]
+    sharded = compose(
+        *[word for word in small("apex", "tiny") if word != "runner=replay"], "env=CartPole-v1", "logger=[]"
+    )
+    layouts = [
+        plan(type_config(with_value(sharded, "runner.num_shards", number)), WITH_GPU).replay.shards for number in (1, 2)
+    ]
+    assert layouts == [1, 2]
