@@ -119,6 +119,7 @@ class Box:
     dtype: str
     low: tuple[float, ...]
     high: tuple[float, ...]
+    stacked: bool = False  # whether the first axis holds the last frames of an environment, the newest one last
 
     kind = "box"
 
@@ -132,7 +133,8 @@ class Box:
 
     @property
     def image(self) -> bool:
-        return len(self.shape) == 3
+        """Whether this is an image with channels, or a stack of frames that are images."""
+        return len(self.shape) == 3 or (self.stacked and len(self.shape) == 4)
 
     @property
     def field(self) -> Field:

@@ -17,12 +17,25 @@ from rlrun.core.plugins import is_path, load_object
 from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
-from rlrun.models.encoders import MLP, Behind, ImageEncoder, ImpalaResNet, NatureCNN, Parts, flat_size, flatten
+from rlrun.models.encoders import (
+    MLP,
+    Behind,
+    ConvolutionalNet,
+    ImageConfig,
+    ImageEncoder,
+    ImpalaResNet,
+    NatureCNN,
+    Padding,
+    Parts,
+    flat_size,
+    flatten,
+)
 from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
 Activation = Literal["tanh", "relu", "elu", "silu"]
+Sides = Annotated[int, Count] | tuple[Annotated[int, Count], Annotated[int, Count]]  # height and width
 ENCODERS = ("auto", "mlp", "nature_cnn", "impala_resnet")
 
 
@@ -75,6 +88,9 @@ class ModelConfig:
     encoder_kwargs: dict[str, Any]
     hidden: tuple[Annotated[int, Count], ...]
     activation: Activation
+    conv_filters: tuple[tuple[Sides, Sides, Sides], ...] | None
+    conv_padding: Padding
+    conv_hidden: Literal["auto"] | tuple[Annotated[int, Count], ...]
     conv_activation: Activation | Literal["auto"]
     init: Literal["orthogonal", "default"]
     layer_norm: bool
@@ -95,8 +111,33 @@ class ModelConfig:
             )
         if self.encoder_kwargs and not is_path(self.encoder):
             raise ValueError(f"encoder_kwargs are for an encoder of your own, not for {self.encoder}")
-        if self.conv_activation != "auto" and (is_path(self.encoder) or self.encoder == "mlp"):
-            raise ValueError(f"conv_activation is for encoders with convolutions, not for {self.encoder}")
+        for name, default in (("conv_activation", "auto"), ("conv_hidden", "auto")):
+            if getattr(self, name) != default and (is_path(self.encoder) or self.encoder == "mlp"):
+                raise ValueError(f"{name} is for encoders with convolutions, not for {self.encoder}")
+        if self.conv_filters is None and self.conv_padding != "none":
+            raise ValueError(
+                f"conv_padding={self.conv_padding} is for conv_filters; other encoders have borders of their own"
+            )
+        if self.conv_filters is not None:
+            if self.encoder != "auto":
+                raise ValueError(
+                    f"conv_filters are for encoder=auto, not for {self.encoder}, which has layers of its own"
+                )
+            if not self.conv_filters or not all(isinstance(channels, int) for channels, _, _ in self.conv_filters):
+                raise ValueError(
+                    "conv_filters must be a list of [channels, kernel, stride], such as [[32,8,4],[64,[4,4],2]]"
+                )
+
+    @property
+    def images(self) -> ImageConfig:
+        """The options of the network for images, where its activation function is known."""
+        hidden = None if self.conv_hidden == "auto" else self.conv_hidden
+        return ImageConfig(
+            filters=self.conv_filters,  # type: ignore[arg-type]
+            padding=self.conv_padding,
+            hidden=hidden,
+            activation=self.conv_activation,
+        )
 
 
 class Trunk(nn.Module):
@@ -136,37 +177,34 @@ def encoder(
     precision: str = "fp32",
     flat: bool = False,
     layer_norm: bool = False,
-    conv_activation: str = "auto",
+    images: ImageConfig | None = None,
 ) -> nn.Module:
     """An encoder from observations [N, ...] to features [N, F], with F in its attribute `features`.
 
     Hidden layers come behind the features of an image. If flat and without hidden layers, an image goes through
-    convolutions only. conv_activation is that of convolutions; auto: as activation, but relu in nested observations.
+    convolutions only. Where the activation of images is auto, it is `activation`, but relu in nested observations.
     Raises UserError if the kind does not fit the observations."""
+    space, images = spec.observation, images or ImageConfig()
+    if images.activation == "auto":
+        images = replace(images, activation="relu" if isinstance(space, Nested) else activation)
 
     def of_image(space: Box, flat: bool = False) -> ImageEncoder:
         if kind == "impala_resnet":
             if layer_norm:
                 raise UserError("model.layer_norm=true is for nature_cnn and mlp; impala_resnet has none")
-            return ImpalaResNet(space, precision, flat, convolve)
-        return NatureCNN(space, precision, flat, layer_norm, convolve)
+            return ImpalaResNet(space, precision, flat, images)
+        return (NatureCNN if images.filters is None else ConvolutionalNet)(space, precision, flat, layer_norm, images)
 
-    space = spec.observation
-    convolve = conv_activation
-    if conv_activation == "auto":
-        convolve = "relu" if isinstance(space, Nested) else activation
     if isinstance(space, Box) and space.image and kind != "mlp":
         return Behind(of_image(space), hidden, activation, layer_norm) if hidden else of_image(space, flat)
-    images = (
+    found = (
         [] if kind == "mlp" else [(path, part) for path, part in leaves(space) if isinstance(part, Box) and part.image]
     )
-    if kind in ("nature_cnn", "impala_resnet") and not images:
+    if kind in ("nature_cnn", "impala_resnet") and not found:
         raise UserError(f"model={kind} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
-    if not images and conv_activation != "auto":
-        raise UserError(f"model.conv_activation={conv_activation} is for images; model.activation is that of the mlp")
-    if not images:
-        return MLP(space, hidden, activation, layer_norm)
-    return Parts(space, [(path, of_image(part)) for path, part in images], hidden, activation, layer_norm)
+    if found:
+        return Parts(space, [(path, of_image(part)) for path, part in found], hidden, activation, layer_norm)
+    return MLP(space, hidden, activation, layer_norm)
 
 
 def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
@@ -234,9 +272,14 @@ class Model:
         if is_path(cfg.encoder):
             own = own_encoder(spec, cfg.encoder, cfg.encoder_kwargs)
             return Behind(own, cfg.hidden, cfg.activation, cfg.layer_norm) if cfg.hidden else own
-        return encoder(
-            spec, cfg.encoder, cfg.hidden, cfg.activation, self.precision, flat, cfg.layer_norm, cfg.conv_activation
-        )
+        if not spec.image:
+            for name, unset in (("conv_filters", None), ("conv_hidden", "auto"), ("conv_activation", "auto")):
+                if getattr(cfg, name) != unset:
+                    raise UserError(
+                        f"model.{name} is for images, but {spec.name} observes {spec.observation}; "
+                        "model.hidden and model.activation are those of the mlp"
+                    )
+        return encoder(spec, cfg.encoder, cfg.hidden, cfg.activation, self.precision, flat, cfg.layer_norm, cfg.images)
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
         """The filters of the observation's Box parts, or None. Raises UserError if there are no such parts, since
@@ -284,12 +327,11 @@ class Model:
         assert isinstance(spec.action, Discrete)
         image = isinstance(trunk.encoder, ImageEncoder)
         hidden: tuple[int, ...] = () if cfg.hidden == "auto" else cfg.hidden
-        if (
-            cfg.hidden == "auto"
-            and isinstance(trunk.encoder, ImageEncoder)
-            and (trunk.encoder.ends_flat or (cfg.encoder_layer and trunk.memory is None))
-        ):
-            hidden = (trunk.encoder.size,)
+        if cfg.hidden == "auto" and isinstance(trunk.encoder, ImageEncoder):
+            if trunk.encoder.ends_flat:
+                hidden = trunk.encoder.dense
+            elif cfg.encoder_layer and trunk.memory is None:
+                hidden = trunk.encoder.dense[-1:]
         actions = spec.action.n
         if self.cfg.action_embedding is not None:
             if cfg.dueling:

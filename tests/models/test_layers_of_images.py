@@ -106,7 +106,7 @@ def test_a_users_encoder_has_hidden_layers_behind_it(typed):
 def test_an_activation_of_convolutions_needs_some(typed, words):
     with pytest.raises(UserError, match="conv_activation is for encoders with convolutions"):
         typed("algo=ppo", "env=FrozenLake-v1", *words, "model.conv_activation=relu")
-    with pytest.raises(UserError, match=r"model.conv_activation=elu is for images"):
+    with pytest.raises(UserError, match=r"model.conv_activation is for images"):
         made(typed, "env=CartPole-v1", "model.conv_activation=elu")
 
 
