@@ -253,8 +253,8 @@ class EnvSpec:
     max_episode_steps: int | None = None  # decisions after which an episode is truncated; None: unknown
     limit_option: str = "env.max_episode_steps"  # the option that sets this limit
     action_repeat: int = 1  # emulator frames per decision, used only in tables
-    # The first axis of `observation` holds this many last frames, so that replay can store each frame only once. Frames
-    # from before an episode's first are 0.
+    # The first axis of every part of `observation` holds this many last frames, so that replay can store each frame
+    # only once. Frames from before an episode's first are 0. With 1, only Atari games have this axis.
     stack: int = 1
 
     @property

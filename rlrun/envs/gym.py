@@ -27,6 +27,7 @@ class GymConfig:
     kwargs: dict[str, Any]
     max_episode_steps: Annotated[int, Count] | None
     wrappers: tuple[Any, ...]
+    stack: Annotated[int, Count]
     reward_clip: Literal["none", "sign"] | float
 
     def __post_init__(self):

@@ -127,3 +127,22 @@ def test_ppo_learns_from_small_colour_pictures(tmp_path):
         obs, reward, *_ = env.step(trained.act(obs))
         wins += reward
     assert wins >= 17
+
+
+def test_the_frames_of_a_stack_are_channels(tmp_path):
+    """Atari in colour: 3 frames of 40 x 40 x 3 are an image of 9 channels, frame by frame."""
+    words = ["env=Pong", "env.size=40", "env.grayscale=false", "env.stack=3", "resources=debug", "logger=[]"]
+    filters = ["model.conv_filters=[[8,8,8],[8,3,1]]", "model.conv_padding=same", "model.conv_hidden=[]"]
+    run = tmp_path / "run"
+    assert _dispatch(["train", "algo=a2c", *words, *filters, "env_steps=100", f"run_dir={run}"]) == 0
+    trained = load(run)
+    encoder = trained.policy.trunk.encoder
+    assert encoder.image == (9, 40, 40) and encoder.features == 8 * 5 * 5
+    obs, _ = trained.make_env(0).reset(seed=0)
+    assert obs.shape == (3, 40, 40, 3) and trained.act(obs) in range(6)
+    x = torch.from_numpy(obs)[None]
+    first = F.conv2d(x[0].permute(0, 3, 1, 2).reshape(1, 9, 40, 40) / 255, encoder.first.weight, encoder.first.bias, 8)
+    torch.testing.assert_close(encoder(x), encoder.convolutions(first).flatten(1), atol=1e-4, rtol=1e-4)
+    screen = torch.randint(0, 256, (210, 160, 3), dtype=torch.uint8).numpy()
+    trained.reset()
+    assert trained.act(screen) in range(6) and trained.screens.frames.shape == (3, 40, 40, 3)
