@@ -66,7 +66,13 @@ class Critics(nn.Module):
             ]
             layers += [ACTIVATIONS[cfg.activation]()]
         last = cfg.hidden[-1] if cfg.hidden else self.trunk.features + self.told
-        layers += [EnsembleLinear(count, last, self.actions * outputs, None if gain is None else 1.0)]
+        # The user's own last layers, or None if they are linear and computed together.
+        self.heads: nn.ModuleList | None = None
+        if model.cfg.q_head == "linear":
+            layers += [EnsembleLinear(count, last, self.actions * outputs, None if gain is None else 1.0)]
+        else:
+            made = [model.last_layer("q_head", last, self.actions * outputs) for _ in range(count)]
+            self.heads = nn.ModuleList(made)
         self.net = nn.Sequential(*layers)
 
     def features(self, obs: Batch, is_first: Tensor) -> Tensor:
@@ -78,6 +84,8 @@ class Critics(nn.Module):
         [E, B, A, K]."""
         seen = features if action is None else torch.cat([features, action], -1)
         out = self.net(seen.expand(self.count, *seen.shape))
+        if self.heads is not None:
+            out = torch.stack([head(one) for head, one in zip(self.heads, out, strict=True)])
         return out if action is not None else out.unflatten(-1, (self.actions, self.outputs))
 
     def forward(self, obs: Batch, is_first: Tensor, action: Tensor | None) -> Tensor:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, RowSpec
-from rlrun.core.errors import UserError, closest
+from rlrun.core.errors import UserError, closest, told
 from rlrun.core.plugins import is_path, load_object
 from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
@@ -95,8 +96,11 @@ class ModelConfig:
     init: Literal["orthogonal", "default"]
     layer_norm: bool
     share_value: bool
-    action_distribution: BoxDistribution
+    action_distribution: str
     log_std: float
+    free_log_std: bool
+    value_head: str
+    q_head: str
     autoregressive: bool
     action_embedding: str | None
     observation_filter: Literal["none", "mean_std"]
@@ -109,6 +113,25 @@ class ModelConfig:
                 f"encoder must be {', '.join(ENCODERS)} or package.module:Name, not {self.encoder!r}."
                 f"{closest(self.encoder, ENCODERS)}"
             )
+        kinds = get_args(BoxDistribution)
+        if self.action_distribution not in kinds and not is_path(self.action_distribution):
+            raise ValueError(
+                f"action_distribution must be {', '.join(kinds)} or package.module:Name, not "
+                f"{self.action_distribution!r}.{closest(self.action_distribution, kinds)}"
+            )
+        if not self.free_log_std and self.action_distribution != "gaussian":
+            raise ValueError(
+                f"free_log_std=false is for action_distribution=gaussian, not for {self.action_distribution}, whose "
+                "numbers all depend on the observation"
+            )
+        if is_path(self.action_distribution) and (self.autoregressive or self.action_embedding is not None):
+            other = "autoregressive=true" if self.autoregressive else "action_embedding"
+            raise ValueError(
+                f"{other} makes a distribution that action_distribution={self.action_distribution} replaces"
+            )
+        for name, head in (("value_head", self.value_head), ("q_head", self.q_head)):
+            if head != "linear" and not is_path(head):
+                raise ValueError(f"{name} must be linear or package.module:Name, not {head!r}")
         if self.encoder_kwargs and not is_path(self.encoder):
             raise ValueError(f"encoder_kwargs are for an encoder of your own, not for {self.encoder}")
         for name, default in (("conv_activation", "auto"), ("conv_hidden", "auto")):
@@ -295,12 +318,49 @@ class Model:
         return ObservationFilters(parts, self.cfg.observation_clip)
 
     def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead | EmbeddedHead:
+        if not self.cfg.free_log_std and not any(isinstance(part, Box) for _, part in leaves(spec.action)):
+            raise UserError(f"model.free_log_std=false is for continuous actions; {spec.name} has {spec.action}")
+        if is_path(self.cfg.action_distribution) and "action_mask" in spec.obs:
+            raise UserError(
+                f"{spec.name} masks its actions, which model.action_distribution={self.cfg.action_distribution} would "
+                "not know"
+            )
         if self.cfg.action_embedding is not None:
             assert isinstance(spec.action, Discrete)
             return EmbeddedHead(spec.action.n, inputs, embedding_of(spec, self.cfg.action_embedding)[1], self.linear)
         return action_head(
-            spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std, self.cfg.autoregressive
+            spec.action,
+            inputs,
+            self.linear,
+            self.cfg.action_distribution,
+            self.cfg.log_std,
+            self.cfg.autoregressive,
+            self.cfg.free_log_std,
         )
+
+    def last_layer(self, option: Literal["value_head", "q_head"], inputs: int, outputs: int) -> nn.Module:
+        """The last layer of a network for values: linear, or the user's own module, which maps [..., inputs] to
+        [..., outputs]. It is tried out, and UserError says what does not fit."""
+        name = getattr(self.cfg, option)
+        if not is_path(name):
+            return self.linear(inputs, outputs, 1.0)
+        kind = load_object(name, f"model.{option}", nn.Module)
+        try:
+            made = kind(inputs, outputs)
+            out = made(torch.zeros(2, 3, inputs))
+        except Exception as error:  # the user's own code may raise anything
+            raise UserError(f"model.{option}={name} cannot be used: {told(error, __file__)}") from None
+        if not isinstance(made, nn.Module) or not isinstance(out, Tensor) or out.shape != (2, 3, outputs):
+            raise UserError(
+                f"model.{option}={name} must make a torch.nn.Module that maps [..., {inputs}] to [..., {outputs}]"
+            )
+        return made
+
+    def refuse(self, why: str, *names: Literal["value_head", "q_head", "free_log_std"]) -> None:
+        """Raises UserError if one of these options is set, although the policy has nothing that it could change."""
+        for name in names:
+            if getattr(self.cfg, name) != (True if name == "free_log_std" else "linear"):
+                raise UserError(f"model.{name} would change nothing: {why}")
 
     def trunk(self, spec: EnvSpec, flat: bool = False) -> Trunk:
         """An encoder and the memory. If flat, the observation is a single image and there is no memory, the encoder has
@@ -351,6 +411,7 @@ class Model:
             self.linear,
             self.cfg.layer_norm,
             precision,
+            None if self.cfg.q_head == "linear" else partial(self.last_layer, "q_head"),
         )
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:

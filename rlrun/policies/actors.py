@@ -10,14 +10,16 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
+from rlrun.core.plugins import is_path
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig, mlp
-from rlrun.models.heads import SMALL_GAIN, action_head
+from rlrun.models.heads import SMALL_GAIN, OwnHead, action_head
 from rlrun.models.model import Model, Trunk
 from rlrun.models.normalizer import FiltersObservations
+from rlrun.ops.distributions import ActionDistribution
 from rlrun.policies.exploration import ActionNoiseConfig
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
@@ -66,6 +68,8 @@ class Actor(FiltersObservations, Policy):
                 f"{spec.name} has unbounded actions, {space}: "
                 "this algorithm squashes its actions into bounds, which the env must define"
             )
+        model.refuse("this algorithm's critics have q_head", "value_head")
+        model.refuse("it is for a gaussian, which this algorithm's actor is not", "free_log_std")
         self.spec, self.random_steps = spec, random_steps
         self.filter = model.filter(spec)
         self.net = ActorNet(model.trunk(spec), cfg, head)
@@ -110,9 +114,10 @@ class DeterministicPolicy(Actor):
         explore: ActionNoiseConfig,
         critic: Critics | None,
     ):
-        if model.cfg.action_distribution == "beta":
+        if model.cfg.action_distribution == "beta" or is_path(model.cfg.action_distribution):
             raise UserError(
-                "model.action_distribution=beta: this algorithm's actor says actions, not distributions; use sac or tqc"
+                f"model.action_distribution={model.cfg.action_distribution}: this algorithm's actor says actions, not "
+                "distributions; use sac or tqc"
             )
         size = spec.action.size  # type: ignore[union-attr]
         super().__init__(
@@ -209,10 +214,25 @@ class StochasticActor(Actor):
                     "model.action_distribution=gaussian, the default of other models, has no bounds: "
                     "this algorithm needs squashed_gaussian (the default of model=plain) or beta"
                 )
-            return action_head(spec.action, inputs, model.linear, kind, log_std)
+            head = action_head(spec.action, inputs, model.linear, kind, log_std)
+            if isinstance(head, OwnHead):
+                self._check(head)
+            return head
 
         super().__init__(spec, model, cfg, random_steps, head)
         self.kind = kind if isinstance(spec.action, Box) else "categorical"
+
+    @staticmethod
+    def _check(head: OwnHead) -> None:
+        """Raises UserError unless the user's own distribution is one that a critic can improve."""
+        name = f"{head.kind.__module__}:{head.kind.__name__}"
+        if not isinstance(head.space, Box):
+            raise UserError(f"model.action_distribution={name} is for continuous actions here, not for {head.space}")
+        if head.kind.rsample is ActionDistribution.rsample:
+            raise UserError(
+                f"model.action_distribution={name} needs a method rsample(rng, rank, world) for this algorithm, whose "
+                "actor learns through the actions that it draws"
+            )
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         rows = self.seen(obs).map(lambda x: x.unsqueeze(0))

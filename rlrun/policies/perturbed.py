@@ -41,6 +41,7 @@ class PerturbedPolicy(FiltersObservations, Policy):
         super().__init__()
         if model.cfg.memory.kind != "none":
             raise UserError("evolution has no policies with memory (model=lstm, gru, gtrxl)")
+        model.refuse("evolution has a policy alone, which acts without noise", "value_head", "q_head", "free_log_std")
         space = spec.action
         self.spec = spec
         self.filter = model.filter(spec)

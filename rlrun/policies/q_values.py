@@ -36,6 +36,7 @@ class QPolicy(FiltersObservations, Policy):
             raise UserError(
                 "this algorithm learns from single rows; for a model with memory (lstm, gru, gtrxl) use algo=r2d2"
             )
+        model.refuse("this algorithm only has values of actions", "value_head", "free_log_std")
         self.spec, self.explore, self.noisy = spec, explore, head.noisy
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec, flat=not head.encoder_layer)
