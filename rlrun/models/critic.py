@@ -8,10 +8,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.batch import Batch
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.encoders import ACTIVATIONS, NetConfig
-from rlrun.models.model import Model
+from rlrun.models.model import Model, Seen
 
 
 class EnsembleLinear(nn.Module):
@@ -75,9 +74,10 @@ class Critics(nn.Module):
             self.heads = nn.ModuleList(made)
         self.net = nn.Sequential(*layers)
 
-    def features(self, obs: Batch, is_first: Tensor) -> Tensor:
-        """The encoder's features of observations, which all nets share: [1, B, ...] -> [B, F]."""
-        return self.trunk(obs, is_first, Batch())[0][0]
+    def features(self, seen: Seen) -> Tensor:
+        """The features of rows [N, F], which all nets share. Its memory begins with zeros, because samplers do not have
+        the critics and store no state of theirs."""
+        return self.trunk.of(seen.from_zeros())
 
     def of(self, features: Tensor, action: Tensor | None) -> Tensor:
         """features [B, F], action [B, D] -> [E, B, K]. With discrete actions, `action` is None and the result
@@ -88,5 +88,5 @@ class Critics(nn.Module):
             out = torch.stack([head(one) for head, one in zip(self.heads, out, strict=True)])
         return out if action is not None else out.unflatten(-1, (self.actions, self.outputs))
 
-    def forward(self, obs: Batch, is_first: Tensor, action: Tensor | None) -> Tensor:
-        return self.of(self.features(obs, is_first), action)
+    def forward(self, seen: Seen, action: Tensor | None) -> Tensor:
+        return self.of(self.features(seen), action)

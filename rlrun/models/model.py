@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -163,6 +163,29 @@ class ModelConfig:
         )
 
 
+class Seen(NamedTuple):
+    """Observations as networks get them, and the rows among them, N in all, whose features are asked for."""
+
+    obs: Batch  # [T, B, ...]
+    is_first: Tensor  # [T, B]
+    state: Batch  # the recurrent state before row 0 [B, ...]; empty without memory
+    burn_in: int = 0  # rows at the beginning that only bring the state up to date
+    part: slice = slice(None)  # the rows after those
+
+    def rows(self, x: Tensor) -> Tensor:
+        """[T, B, ...] -> [N, ...]."""
+        return x[self.burn_in :][self.part].flatten(0, 1)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which actions are legal [N, A]; None if all are."""
+        return self.rows(self.obs["action_mask"]) if "action_mask" in self.obs else None  # type: ignore[arg-type]
+
+    def from_zeros(self) -> Seen:
+        """The same rows for a network that begins them without a memory."""
+        return self._replace(state=self.state.map(torch.zeros_like))
+
+
 class Trunk(nn.Module):
     """An encoder followed by a memory, if there is one: obs [T, B, ...] -> features [T, B, F] and the state after the
     last row."""
@@ -186,6 +209,14 @@ class Trunk(nn.Module):
             flat = flatten(space, _map(obs[name], lambda x: x.flatten(0, 1)))  # type: ignore[arg-type]
             features = torch.cat([features, flat.unflatten(0, is_first.shape)], -1)
         return self.memory(features, is_first, state)
+
+    def of(self, seen: Seen) -> Tensor:
+        """The features [N, F] of rows. No gradient goes through those of burn-in."""
+        obs, is_first, state, burn_in = seen.obs, seen.is_first, seen.state, seen.burn_in
+        if burn_in:
+            with torch.no_grad():
+                _, state = self(obs[:burn_in], is_first[:burn_in], state)
+        return self(obs[burn_in:], is_first[burn_in:], state)[0][seen.part].flatten(0, 1)
 
 
 def _map(x: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Tensor | Batch:
