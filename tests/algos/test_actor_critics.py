@@ -580,12 +580,12 @@ def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
             ["algo=td3", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=-1.0"],
             "an action whose lowest value is its highest",
         ),
-        (["algo=ddpg", "env=Pendulum-v1", "model=lstm"], "without memory"),
+        (["algo=ddpg", "env=Pendulum-v1", "model=lstm"], "with memory learns from sequences"),
         (
             ["algo=sac", "env=Pendulum-v1", "model.action_distribution=gaussian"],
             r"needs squashed_gaussian \(the default of model=plain\) or beta",
         ),
-        (["algo=sac", "env=Pendulum-v1", "model=lstm"], "without memory"),
+        (["algo=sac", "env=Pendulum-v1", "model=lstm"], "with memory learns from sequences"),
         (["algo=td3", "env=Pendulum-v1", "model.action_distribution=beta"], "says actions, not distributions"),
         (["algo=ddpg", "env=tests/Half-v0"], "has unbounded actions"),
         (

@@ -129,6 +129,8 @@ LEFT = {
 # those that mean nothing where they are left, such as the nets of models that are not used
 MEANINGLESS = ("model.memory.", "model.hidden", "model.activation", "model.init", "model.share_value", "replay_ratio")
 OTHERS = {("ars", "optimizer.kind"): "sgd", ("sac", "model.action_distribution"): "squashed_gaussian"}
+NO_SEQUENCES = {"sequence_length": None, "burn_in": 0, "sequence_stride": 1, "zero_init_state": False}
+OTHERS |= {(algo, name): value for algo in ("sac", "ddpg", "td3", "apex_ddpg") for name, value in NO_SEQUENCES.items()}
 
 
 def leaves(values, path=""):
@@ -436,7 +438,7 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("PPO", "model", {"post_fcnet_hiddens": [9], "post_fcnet_activation": "linear"}, "PongNoFrameskip-v4", "model.post_fcnet_hiddens", "without a nonlinearity"),
     ("PPO", "model", {"custom_model": "mine"}, None, "model.custom_model", "model.encoder, model.value_head"),
     ("SAC", "policy_model_config", {"custom_model": "mine"}, None, "policy_model_config.custom_model", "hidden layers"),
-    ("SAC", "model", {"use_lstm": True}, None, "model.use_lstm", "without memory"),
+    ("SAC", "model", {"use_lstm": True}, None, "model.use_lstm", "no memory either"),
     ("DQN", "model", {"use_attention": True}, None, "model.use_attention", "algo=r2d2"),
     ("PPO", "lambda", 3.0, None, "lambda", "between 0 and 1"),
     ("PPO", "grad_clip_by", "value", None, "grad_clip_by", "norm of the whole gradient"),
