@@ -1,6 +1,7 @@
 """DDPG: deep deterministic policy gradient (Lillicrap et al. 2016, arXiv:1509.02971).
 
-Rows: fragments of n_step rows from replay, folded into single transitions.
+Rows: fragments of n_step rows from replay, folded into single transitions. With memory: sequences with burn-in, of
+which every row is learnt from.
 Recorded: q_taken and q_max with input_priorities, for the first priorities; samplers then receive the critic with the
 policy.
 Options: n_step, replay=prioritized, huber_delta, l2; exploration.kind: ou (the paper's), gaussian or parameter_noise
@@ -25,12 +26,17 @@ from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Upd
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.families.off_policy import OffPolicyActorCriticConfig, recorded_priority, step_metrics, weight_decay
+from rlrun.families.off_policy import (
+    OffPolicyActorCriticConfig,
+    Transitions,
+    recorded_priority,
+    step_metrics,
+    transitions,
+    weight_decay,
+)
 from rlrun.models.critic import Critics
 from rlrun.models.model import Model
-from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import huber
-from rlrun.ops.transforms import clip_reward
 from rlrun.policies import ActionNoiseConfig, DeterministicPolicy
 
 
@@ -48,11 +54,17 @@ class DDPG(Algorithm):
     def needs(cls, cfg: Config) -> Needs:
         record = ("q_taken", "q_max") if cfg.input_priorities else ()
         return Needs(
-            rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("box",), record=record, replay=cfg.from_replay
+            rows=cfg.rows,
+            columns=cfg.batch_size,
+            actions=("box",),
+            record=record,
+            core_every=cfg.core_every,
+            replay=cfg.from_replay,
         )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DeterministicPolicy:
+        cfg.check_memory(model)
         # Samplers receive the critic with the policy, so that they can record values for priorities.
         critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None
         return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
@@ -85,39 +97,36 @@ class DDPG(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        cfg, ends = self.cfg, batch.ends()
-        obs, first = self.policy.seen(ends.obs), ends.is_first
-        now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
-        reward, discount = fold_n_step(
-            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
-        )
+        cfg, rows = self.cfg, transitions(self.cfg, self.policy, batch)
         with torch.no_grad():
-            next_action = self.target_actor(*then, Batch())[0][0]
-            target = reward + discount * self.target_critic(*then, next_action)[0, :, 0]  # y_i of algorithm 1 [B]
+            next_action = self.target_actor.of(rows.then)
+            following = self.target_critic(rows.then, next_action)[0, :, 0]
+            target = rows.reward + rows.discount * following  # y_i of algorithm 1 [N]
 
-        q = self.critic(*now, self.policy.flat(batch.action[0]))[0, :, 0]  # [B]
+        q = self.critic(rows.now, self.policy.flat(rows.action))[0, :, 0]  # [N]
         td_error = target - q
-        critic_loss = self.mean(batch.weight * huber(td_error, cfg.huber_delta))
+        critic_loss = self.mean(rows.weight * huber(td_error, cfg.huber_delta), rows.valid)
         critic_steps = self.critic_optimizer.step(critic_loss + weight_decay(self.critic, self.part(cfg.l2)), clock)
 
-        actor_loss = self.actor_loss(*now)
+        actor_loss = self.actor_loss(rows)
         actor_steps = self.actor_optimizer.step(actor_loss + weight_decay(self.policy.net, self.part(cfg.l2)), clock)
 
         size = td_error.detach().abs()
         shares = {
             "critic_loss": critic_loss,
             "actor_loss": actor_loss,
-            "td_error": self.mean(size),
-            "q": self.mean(q),
-            "target": self.mean(target),
+            "td_error": self.mean(size, rows.valid),
+            "q": self.mean(q, rows.valid),
+            "target": self.mean(target, rows.valid),
         }
-        return Update(self.report(shares, step_metrics(critic=critic_steps, actor=actor_steps)), {"priority": size})
+        steps = step_metrics(critic=critic_steps, actor=actor_steps)
+        return Update(self.report(shares, steps), {"priority": rows.priority(size)})
 
-    def actor_loss(self, obs: Batch, is_first: Tensor) -> Tensor:
+    def actor_loss(self, rows: Transitions) -> Tensor:
         """Returns this learner's share of mean -Q [] of the policy's own actions. Only the actor gets a gradient."""
         with torch.no_grad():
-            features = self.critic.features(obs, is_first)
-        return -self.mean(self.critic.of(features, self.policy.output(obs, is_first)[0])[0])
+            features = self.critic.features(rows.now)
+        return -self.mean(self.critic.of(features, self.policy.net.of(rows.now))[0, :, 0], rows.valid)
 
     def renew_targets(self) -> None:
         self.target_actor.load_state_dict(self.policy.net.state_dict())

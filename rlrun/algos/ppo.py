@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
@@ -108,6 +108,8 @@ class PPO(Algorithm):
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         if cfg.normalize_reward:
             self.reward_scale = RewardScale().to(ctx.device)
+        if cfg.normalize_value and not isinstance(policy.value_head, nn.Linear):
+            raise ValueError("normalize_value rescales a linear last layer, which model.value_head replaces")
         self.value_scale = ValueScale().to(ctx.device) if cfg.normalize_value else None
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 

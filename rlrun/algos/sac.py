@@ -3,7 +3,7 @@
 For discrete actions it is the variant of Christodoulou 2019, arXiv:1910.07207.
 
 Rows: fragments of n_step rows from replay, folded into single transitions. The entropy of the rows in between is left
-out, as in RLlib.
+out, as in RLlib. With memory: sequences with burn-in, of which every row is learnt from (RLlib's RNNSAC).
 Recorded: nothing.
 Options: twin_q: two critics, of which the smaller value is used; initial_alpha, alpha_lr (0 keeps alpha constant),
 target_entropy; model.action_distribution: squashed_gaussian or beta; n_step, replay=prioritized, huber_delta, l2.
@@ -32,13 +32,18 @@ from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor, OnlyWith
 from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.families.off_policy import OffPolicyActorCriticConfig, Temperature, step_metrics, weight_decay
+from rlrun.families.off_policy import (
+    OffPolicyActorCriticConfig,
+    Temperature,
+    Transitions,
+    step_metrics,
+    transitions,
+    weight_decay,
+)
 from rlrun.models.critic import Critics
-from rlrun.models.model import Model
+from rlrun.models.model import Model, Seen
 from rlrun.ops.distributions import Categorical
-from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import huber, taken
-from rlrun.ops.transforms import clip_reward
 from rlrun.policies import StochasticActor
 
 
@@ -59,14 +64,11 @@ class Config(OffPolicyActorCriticConfig):
             )
 
 
-Seen = tuple[Batch, Tensor]  # observations as the networks get them [1, B, ...], and is_first [1, B]
-
-
 class Soft(NamedTuple):
     """A row's value and log-probability: those of one drawn action, or expectations over discrete actions."""
 
-    q: Tensor  # smallest value of the critics [B]
-    log_prob: Tensor  # [B]: minus an estimate of the entropy; minus the exact entropy for discrete actions
+    q: Tensor  # smallest value of the critics [N]
+    log_prob: Tensor  # [N]: minus an estimate of the entropy; minus the exact entropy for discrete actions
 
 
 class SAC(Algorithm):
@@ -76,10 +78,17 @@ class SAC(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("box", "discrete"), replay=cfg.from_replay)
+        return Needs(
+            rows=cfg.rows,
+            columns=cfg.batch_size,
+            actions=("box", "discrete"),
+            core_every=cfg.core_every,
+            replay=cfg.from_replay,
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> StochasticActor:
+        cfg.check_memory(model)
         return StochasticActor(spec, model, cfg.actor, cfg.random_steps)
 
     def __init__(self, policy: StochasticActor, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
@@ -108,64 +117,61 @@ class SAC(Algorithm):
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
         """Makes a step of critics, actor and temperature. All gradients use the parameters before this update."""
-        ends = batch.ends()
-        obs, first = self.policy.seen(ends.obs), ends.is_first
-        now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
+        rows = transitions(self.cfg, self.policy, batch)
         alpha = self.temperature.alpha
         (size, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
-            lambda: self.learn_critics(batch, now, then, alpha),
-            lambda: self.learn_actor(now, alpha),
+            lambda: self.learn_critics(rows, alpha),
+            lambda: self.learn_actor(rows, alpha),
         )
-        shares = critic_shares | actor_shares | self.learn_temperature(log_prob, obs)
+        shares = critic_shares | actor_shares | self.learn_temperature(rows, log_prob)
         steps = step_metrics(
             critic=self.critic_optimizer.apply(clock),
             actor=self.actor_optimizer.apply(clock),
             alpha=self.alpha_optimizer.apply(clock),
         )
-        return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": size})
+        return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": rows.priority(size)})
 
-    def learn_critics(self, batch: Batch, now: Seen, then: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Differentiates the critics' loss. Returns absolute TD errors [B] and shares of metrics."""
+    def learn_critics(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Differentiates the critics' loss. Returns absolute TD errors [N] and shares of metrics."""
         cfg = self.cfg
-        reward, discount = fold_n_step(
-            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
-        )
         with torch.no_grad():
-            following = self.soft(self.target_critic, self.target_critic.features(*then), *then, self.target_rng)
-            target = reward + discount * (following.q - alpha * following.log_prob)  # [B], eq. 3 and 5
-        q = self.values(*now, batch.action[0])  # [E, B]
+            features = self.target_critic.features(rows.then)
+            following = self.soft(self.target_critic, features, rows.then, self.target_rng)
+            target = rows.reward + rows.discount * (following.q - alpha * following.log_prob)  # [N], eq. 3 and 5
+        q = self.values(rows.now, rows.action)  # [E, N]
         td_error = target - q
-        loss = self.mean(batch.weight * huber(td_error, cfg.huber_delta).sum(0))
+        loss = self.mean(rows.weight * huber(td_error, cfg.huber_delta).sum(0), rows.valid)
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
-        size = td_error.detach().abs().mean(0)  # [B]
-        return size, {"critic_loss": loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
+        size = td_error.detach().abs().mean(0)  # [N]
+        named = {"td_error": size, "q": q.mean(0), "target": target}
+        return size, {"critic_loss": loss, **{name: self.mean(x, rows.valid) for name, x in named.items()}}
 
-    def learn_actor(self, now: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Differentiates the actor's loss. Returns log pi of its own actions [B] and shares of metrics."""
+    def learn_actor(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Differentiates the actor's loss. Returns log pi of its own actions [N] and shares of metrics."""
         with torch.no_grad():
-            features = self.critic.features(*now)  # Only the actor gets this loss's gradient.
-        own = self.soft(self.critic, features, *now, self.ctx.rng)
-        loss = self.mean(alpha * own.log_prob - own.q)  # eq. 9
+            features = self.critic.features(rows.now)  # Only the actor gets this loss's gradient.
+        own = self.soft(self.critic, features, rows.now, self.ctx.rng)
+        loss = self.mean(alpha * own.log_prob - own.q, rows.valid)  # eq. 9
         self.actor_optimizer.differentiate(loss + weight_decay(self.policy.net, self.part(self.cfg.l2)))
         return own.log_prob, {"actor_loss": loss}
 
-    def learn_temperature(self, log_prob: Tensor, obs: Batch) -> dict[str, Tensor]:
+    def learn_temperature(self, rows: Transitions, log_prob: Tensor) -> dict[str, Tensor]:
         """Differentiates the loss of log alpha. Returns shares of metrics."""
-        loss = -self.mean(self.temperature.loss(log_prob, obs))  # eq. 18
+        loss = -self.mean(self.temperature.loss(log_prob, rows.now.mask), rows.valid)  # eq. 18
         self.alpha_optimizer.differentiate(loss)
-        return {"alpha_loss": loss, "entropy": -self.mean(log_prob)}
+        return {"alpha_loss": loss, "entropy": -self.mean(log_prob, rows.valid)}
 
-    def values(self, obs: Batch, is_first: Tensor, action: Tensor) -> Tensor:
-        """Returns the critics' values [E, B] of the actions taken."""
+    def values(self, seen: Seen, action: Tensor) -> Tensor:
+        """Returns the critics' values [E, N] of the actions taken."""
         flat = self.policy.flat(action)
-        q = self.critic(obs, is_first, flat)
+        q = self.critic(seen, flat)
         return q[..., 0] if flat is not None else torch.stack([taken(one[..., 0], action) for one in q])
 
-    def soft(self, critic: Critics, features: Tensor, obs: Batch, is_first: Tensor, rng: torch.Generator) -> Soft:
+    def soft(self, critic: Critics, features: Tensor, seen: Seen, rng: torch.Generator) -> Soft:
         """Evaluates an action drawn from the current policy or, for discrete actions, the average over all of them."""
-        dist = self.policy.output(obs, is_first)[0]
+        dist = self.policy.net.of(seen)
         if isinstance(dist, Categorical):
-            probability, log_probs = dist.log_probs.exp(), dist.log_probs  # [B, A]
+            probability, log_probs = dist.log_probs.exp(), dist.log_probs  # [N, A]
             q = critic.of(features, None)[..., 0].min(0).values
             return Soft((probability * q).sum(-1), (probability * log_probs).sum(-1))
         action, log_prob = self.ctx.rsample(dist, rng)

@@ -5,7 +5,7 @@ that stay readable it is the strongest: Stable-Baselines3's own figures at 1M en
 for SAC on HalfCheetah.
 
 Rows: fragments of n_step rows from replay, folded into single transitions. The entropy of the rows in between is left
-out.
+out. With memory: sequences with burn-in, of which every row is learnt from.
 Recorded: nothing.
 Options: num_critics, num_quantiles, dropped_quantiles (per critic, d in the paper); the other options of SAC.
 Differs from the paper: critics and policy both learn from the parameters before the update, whereas algorithm 1 steps
@@ -32,12 +32,17 @@ from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor, OnlyWith
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.families.off_policy import OffPolicyActorCriticConfig, Temperature, step_metrics, weight_decay
+from rlrun.families.off_policy import (
+    OffPolicyActorCriticConfig,
+    Temperature,
+    Transitions,
+    step_metrics,
+    transitions,
+    weight_decay,
+)
 from rlrun.models.critic import Critics
 from rlrun.models.model import Model
-from rlrun.ops.returns import fold_n_step
 from rlrun.ops.td import quantile_huber
-from rlrun.ops.transforms import clip_reward
 from rlrun.policies import StochasticActor
 
 
@@ -66,9 +71,6 @@ class Config(OffPolicyActorCriticConfig):
             )
 
 
-Seen = tuple[Batch, Tensor]  # observations as the networks get them [1, B, ...], and is_first [1, B]
-
-
 class TQC(Algorithm):
     side_by_side: ClassVar[bool] = True
     cfg: Config
@@ -76,10 +78,17 @@ class TQC(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("box",), replay=cfg.from_replay)
+        return Needs(
+            rows=cfg.rows,
+            columns=cfg.batch_size,
+            actions=("box",),
+            core_every=cfg.core_every,
+            replay=cfg.from_replay,
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> StochasticActor:
+        cfg.check_memory(model)
         return StochasticActor(spec, model, cfg.actor, cfg.random_steps)
 
     def __init__(self, policy: StochasticActor, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
@@ -111,60 +120,56 @@ class TQC(Algorithm):
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
         """Makes a step of critics, actor and temperature. All gradients use the parameters before this update."""
-        ends = batch.ends()
-        obs, first = self.policy.seen(ends.obs), ends.is_first
-        now, then = (obs[:1], first[:1]), (obs[1:], first[1:])
+        rows = transitions(self.cfg, self.policy, batch)
         alpha = self.temperature.alpha
         (size, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
-            lambda: self.learn_critics(batch, now, then, alpha),
-            lambda: self.learn_actor(now, alpha),
+            lambda: self.learn_critics(rows, alpha),
+            lambda: self.learn_actor(rows, alpha),
         )
-        shares = critic_shares | actor_shares | self.learn_temperature(log_prob, obs)
+        shares = critic_shares | actor_shares | self.learn_temperature(rows, log_prob)
         steps = step_metrics(
             critic=self.critic_optimizer.apply(clock),
             actor=self.actor_optimizer.apply(clock),
             alpha=self.alpha_optimizer.apply(clock),
         )
-        return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": size})
+        return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": rows.priority(size)})
 
-    def learn_critics(self, batch: Batch, now: Seen, then: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Differentiates the critics' loss. Returns absolute TD errors [B] and shares of metrics."""
+    def learn_critics(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Differentiates the critics' loss. Returns absolute TD errors [N] and shares of metrics."""
         cfg = self.cfg
-        reward, discount = fold_n_step(
-            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
-        )
         with torch.no_grad():
-            next_action, next_log_prob = self.ctx.rsample(self.policy.output(*then)[0], self.target_rng)
-            pooled = self.target_critic(*then, self.policy.flat(next_action)).transpose(0, 1).flatten(1)  # [B, E K]
+            next_action, next_log_prob = self.ctx.rsample(self.policy.net.of(rows.then), self.target_rng)
+            pooled = self.target_critic(rows.then, self.policy.flat(next_action)).transpose(0, 1).flatten(1)  # [N, E K]
             smallest = pooled.sort(-1).values[:, : self.kept]
-            # [B, kept], eq. 10
-            target = reward[:, None] + discount[:, None] * (smallest - alpha * next_log_prob[:, None])
-        quantile = self.critic(*now, self.policy.flat(batch.action[0]))  # [E, B, K]
+            # [N, kept], eq. 10
+            target = rows.reward[:, None] + rows.discount[:, None] * (smallest - alpha * next_log_prob[:, None])
+        quantile = self.critic(rows.now, self.policy.flat(rows.action))  # [E, N, K]
         assert cfg.huber_delta is not None
         fraction = self.fraction.expand(quantile.shape[1:])
-        # [E, B], eq. 11
+        # [E, N], eq. 11
         losses = (
             torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile])
             / cfg.num_quantiles
         )
-        loss = self.mean(batch.weight * losses.sum(0))
+        loss = self.mean(rows.weight * losses.sum(0), rows.valid)
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
-        q = quantile.detach().mean((0, 2))  # [B]
+        q = quantile.detach().mean((0, 2))  # [N]
         size = (target.mean(-1) - q).abs()
-        return size, {"critic_loss": loss, "td_error": self.mean(size), "q": self.mean(q), "target": self.mean(target)}
+        named = {"td_error": size, "q": q, "target": target.mean(-1)}
+        return size, {"critic_loss": loss, **{name: self.mean(x, rows.valid) for name, x in named.items()}}
 
-    def learn_actor(self, now: Seen, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Differentiates the actor's loss. Returns log pi of its own actions [B] and shares of metrics."""
+    def learn_actor(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Differentiates the actor's loss. Returns log pi of its own actions [N] and shares of metrics."""
         with torch.no_grad():
-            features = self.critic.features(*now)  # Only the actor gets this loss's gradient.
-        action, log_prob = self.ctx.rsample(self.policy.output(*now)[0])
-        value = self.critic.of(features, self.policy.flat(action)).mean((0, 2))  # [B], eq. 13, without truncation
-        loss = self.mean(alpha * log_prob - value)
+            features = self.critic.features(rows.now)  # Only the actor gets this loss's gradient.
+        action, log_prob = self.ctx.rsample(self.policy.net.of(rows.now))
+        value = self.critic.of(features, self.policy.flat(action)).mean((0, 2))  # [N], eq. 13, without truncation
+        loss = self.mean(alpha * log_prob - value, rows.valid)
         self.actor_optimizer.differentiate(loss + weight_decay(self.policy.net, self.part(self.cfg.l2)))
         return log_prob, {"actor_loss": loss}
 
-    def learn_temperature(self, log_prob: Tensor, obs: Batch) -> dict[str, Tensor]:
+    def learn_temperature(self, rows: Transitions, log_prob: Tensor) -> dict[str, Tensor]:
         """Differentiates the loss of log alpha. Returns shares of metrics."""
-        loss = -self.mean(self.temperature.loss(log_prob, obs))
+        loss = -self.mean(self.temperature.loss(log_prob, rows.now.mask), rows.valid)
         self.alpha_optimizer.differentiate(loss)
-        return {"alpha_loss": loss, "entropy": -self.mean(log_prob)}
+        return {"alpha_loss": loss, "entropy": -self.mean(log_prob, rows.valid)}

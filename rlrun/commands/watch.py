@@ -78,9 +78,11 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
     from rlrun.envs import gym
     from rlrun.envs.atari import AtariConfig, AtariEnv
     from rlrun.envs.gym import GymEnv
+    from rlrun.envs.stacked import Stacked, without_stack
 
     cfg, seeds = trained.config.env, Seeds(options.seed)
     screen: Any = None
+    drawn: Any = None
     if isinstance(cfg, AtariConfig):
         # ale-py's vector environment cannot render. A second one with the same seeds and actions plays the same game in
         # colour and full size.
@@ -101,8 +103,9 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
     else:
         if "rgb_array" not in gym.render_modes(cfg):
             raise UserError(f"{trained.spec.name} cannot draw itself: rgb_array is not one of its render_modes")
-        env = GymEnv(cfg, trained.spec, seeds, "watch", 0, 1, render=True)
-        rate = float(env.env.envs[0].metadata.get("render_fps", 30))
+        drawn = GymEnv(cfg, without_stack(trained.spec), seeds, "watch", 0, 1, render=True)
+        env = Stacked(drawn, trained.spec) if trained.spec.stack > 1 else drawn
+        rate = float(drawn.env.envs[0].metadata.get("render_fps", 30))
     frames: list = []
     returns: list[float] = []
     try:
@@ -111,7 +114,7 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
         is_first, total, reward = np.ones(1, dtype=bool), 0.0, np.zeros(1)
         trained.reset()
         for _ in range(options.max_steps):
-            frames.append(shown["observation"][0, -1] if screen is not None else env.frame())
+            frames.append(shown["observation"][0, -1] if screen is not None else drawn.frame())
             trained.reset(is_first)
             action = trained.policy_action(obs, "greedy" if options.greedy else "explore", reward)
             step = env.step(action)

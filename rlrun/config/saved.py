@@ -113,11 +113,15 @@ def _retire_outputs(values: dict[str, Any]) -> None:
 
 
 def _as_before(values: dict[str, Any]) -> None:
-    """Gives the model of an older version the options with which this version builds the same networks.
+    """Gives the environment and the model of an older version the options that make the same ones in this version.
 
-    Hidden layers and their activation once had no effect on a network for a single image or on a user's own encoder,
-    and convolutions always had relu."""
+    Screens of Atari games were always grey, and observations of other environments were not stacked. Hidden layers and
+    their activation once had no effect on a network for a single image or on a user's own encoder, and convolutions
+    always had relu."""
     model, env = values.get("model"), values.get("env")
+    if isinstance(env, dict):
+        for name, before in {"atari": {"grayscale": True}, "gym": {"stack": 1}}.get(env.get("family"), {}).items():
+            env.setdefault(name, before)
     if not isinstance(model, dict) or not isinstance(env, dict) or "conv_activation" in model:
         return
     encoder, kind = str(model.get("encoder")), observations(env)

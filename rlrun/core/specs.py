@@ -119,6 +119,7 @@ class Box:
     dtype: str
     low: tuple[float, ...]
     high: tuple[float, ...]
+    stacked: bool = False  # whether the first axis holds the last frames of an environment, the newest one last
 
     kind = "box"
 
@@ -132,7 +133,8 @@ class Box:
 
     @property
     def image(self) -> bool:
-        return len(self.shape) == 3
+        """Whether this is an image with channels, or a stack of frames that are images."""
+        return len(self.shape) == 3 or (self.stacked and len(self.shape) == 4)
 
     @property
     def field(self) -> Field:
@@ -251,8 +253,8 @@ class EnvSpec:
     max_episode_steps: int | None = None  # decisions after which an episode is truncated; None: unknown
     limit_option: str = "env.max_episode_steps"  # the option that sets this limit
     action_repeat: int = 1  # emulator frames per decision, used only in tables
-    # The first axis of `observation` holds this many last frames, so that replay can store each frame only once. Frames
-    # from before an episode's first are 0.
+    # The first axis of every part of `observation` holds this many last frames, so that replay can store each frame
+    # only once. Frames from before an episode's first are 0. With 1, only Atari games have this axis.
     stack: int = 1
 
     @property

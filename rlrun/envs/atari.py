@@ -20,10 +20,12 @@ import numpy as np
 from rlrun.core.conditions import REWARDS, OnlyFor
 from rlrun.core.env import Rows, Step
 from rlrun.core.errors import EnvError, UserError, told
-from rlrun.core.ranges import Count, NotNegative, ShareBelowOne
+from rlrun.core.ranges import Count, NotNegative, Range, ShareBelowOne
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs.names import games, numbered
+
+Side = Range(1, 160)  # pixels; the emulator's screen is 160 wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +38,16 @@ class AtariConfig:
     noop_max: Annotated[int, NotNegative]
     fire: bool
     life_loss_terminal: bool
-    size: int
+    size: Annotated[int, Side]
+    grayscale: bool
     stack: Annotated[int, Count]
     max_frames: Annotated[int, Count]
     reward_clip: Annotated[Literal["none", "sign"] | float, OnlyFor(REWARDS)]
 
-    def __post_init__(self):
-        if self.size not in (42, 64, 84):
-            raise ValueError("size must be 84, 64 or 42 (pixels)")
+    @property
+    def frame(self) -> tuple[int, ...]:
+        """The shape of one frame: [H, W], or [H, W, 3] in colour."""
+        return (self.size, self.size) if self.grayscale else (self.size, self.size, 3)
 
 
 def import_ale():
@@ -85,6 +89,7 @@ class AtariEnv:
             stack_num=screen.pop("stack", cfg.stack),
             img_height=screen.pop("height", cfg.size),
             img_width=screen.pop("width", cfg.size),
+            grayscale=screen.pop("grayscale", cfg.grayscale),
             repeat_action_probability=cfg.sticky_actions,
             full_action_space=cfg.full_action_space,
             noop_max=cfg.noop_max,
@@ -142,18 +147,21 @@ class ScreenStack:
 
     def reset(self) -> None:
         """Starts a new game. Frames before the first one are black, as in training."""
-        self.frames = np.zeros((self.cfg.stack, self.cfg.size, self.cfg.size), dtype=np.uint8)
+        self.frames = np.zeros((self.cfg.stack, *self.cfg.frame), dtype=np.uint8)
 
     def push(self, screens: np.ndarray) -> np.ndarray:
-        """Adds a screen and returns the observation [stack, size, size] uint8.
+        """Adds a screen and returns the observation [stack, size, size] uint8, in colour [stack, size, size, 3].
 
         screens: [H, W, 3] uint8, or the last two frames of a decision [2, H, W, 3], whose maximum is taken against
         flicker.
         """
-        grey = np.rint(screens.astype(np.float64) @ self.LUMINANCE)
-        grey = grey.max(0) if grey.ndim == 3 else grey
-        rows, columns = (_area_weights(length, self.cfg.size) for length in grey.shape)
-        self.frames = np.concatenate((self.frames[1:], np.rint(rows @ grey @ columns.T).astype(np.uint8)[None]))
+        screen = screens.astype(np.float64)
+        if self.cfg.grayscale:
+            screen = np.rint(screen @ self.LUMINANCE)[..., None]
+        screen = screen.max(0) if screen.ndim == 4 else screen
+        rows, columns = (_area_weights(length, self.cfg.size) for length in screen.shape[:2])
+        small = np.rint(np.einsum("hi,ijc,wj->hwc", rows, screen, columns, optimize=True)).astype(np.uint8)
+        self.frames = np.concatenate((self.frames[1:], small.reshape(1, *self.cfg.frame)))
         return self.frames
 
 
@@ -177,7 +185,7 @@ def make_spec(cfg: AtariConfig) -> EnvSpec:
     interface = ale.ALEInterface()
     interface.loadROM(ale.roms.get_rom_path(games()[cfg.name]))
     actions = interface.getLegalActionSet() if cfg.full_action_space else interface.getMinimalActionSet()
-    pixels = Box(shape=(cfg.stack, cfg.size, cfg.size), dtype="uint8", low=(0.0,), high=(255.0,))
+    pixels = Box(shape=(cfg.stack, *cfg.frame), dtype="uint8", low=(0.0,), high=(255.0,), stacked=True)
     return EnvSpec(
         name=cfg.name,
         obs={"observation": pixels},

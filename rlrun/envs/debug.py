@@ -95,6 +95,31 @@ class IdentityBox(gymnasium.Env):
         return self._obs(), reward, False, self.step_number >= self.length, {}
 
 
+class IdentityImage(gymnasium.Env):
+    """Shows a dark picture with one of n bright stripes, from left to right, and pays 1 for naming the stripe."""
+
+    def __init__(self, height: int = 12, width: int = 16, channels: int = 3, n: int = 4, length: int = 20):
+        self.observation_space = gymnasium.spaces.Box(0, 255, (height, width, channels), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(n)
+        self.n, self.length = n, length
+
+    def _obs(self):
+        self.stripe = int(self.np_random.integers(self.n))
+        picture = np.zeros(self.observation_space.shape, dtype=np.uint8)
+        np.array_split(picture, self.n, axis=1)[self.stripe][:] = 255
+        return picture
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        reward = float(action == self.stripe)
+        self.step_number += 1
+        return self._obs(), reward, False, self.step_number >= self.length, {}
+
+
 class EverySpace(gymnasium.Env):
     """Nested observations and actions with parts of every kind of space; actions outside the space are an error.
 
@@ -303,7 +328,8 @@ class StatelessCartPoleVector(CartPoleVectorEnv):
 
 def register() -> None:
     """Registers rlrun's ids with Gymnasium, once."""
-    for entry in ("Counting", "Identity", "IdentityBox", "EverySpace", "Masked", "RepeatAfterMe", "CorrelatedActions"):
+    entries = ("Counting", "Identity", "IdentityBox", "IdentityImage", "EverySpace", "Masked", "RepeatAfterMe")
+    for entry in (*entries, "CorrelatedActions"):
         if f"rlrun/{entry}-v0" not in gymnasium.registry:
             gymnasium.register(f"rlrun/{entry}-v0", entry_point=f"rlrun.envs.debug:{entry}")
     if "ParametricActionsCartPole-v0" not in gymnasium.registry:

@@ -28,6 +28,7 @@ class GymConfig:
     kwargs: dict[str, Any]
     max_episode_steps: Annotated[int, Count] | None
     wrappers: tuple[Any, ...]
+    stack: Annotated[int, Count]
     reward_clip: Annotated[Literal["none", "sign"] | float, OnlyFor(REWARDS)]
 
     def __post_init__(self):

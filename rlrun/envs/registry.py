@@ -11,6 +11,7 @@ from rlrun.envs import atari, gym
 from rlrun.envs.atari import AtariConfig
 from rlrun.envs.gym import GymConfig
 from rlrun.envs.previous import Previous, with_previous
+from rlrun.envs.stacked import Stacked, with_stack, without_stack
 
 EnvConfig = AtariConfig | GymConfig
 FAMILIES: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig}
@@ -34,7 +35,8 @@ class Factory:
                 self.cfg, self.spec, self.seeds, self.stream, worker, count, self.learning, self.threads
             )
         else:
-            env = gym.GymEnv(self.cfg, self.spec, self.seeds, self.stream, worker, count)
+            env = gym.GymEnv(self.cfg, without_stack(self.spec), self.seeds, self.stream, worker, count)
+            env = Stacked(env, self.spec) if self.spec.stack > 1 else env
         return Previous(env, self.spec) if {"prev_action", "prev_reward"} & self.spec.obs.keys() else env
 
 
@@ -43,5 +45,5 @@ def make_spec(cfg: EnvConfig, prev_action: bool = False, prev_reward: bool = Fal
 
     Raises UserError if it cannot be made or has spaces that rlrun does not support.
     """
-    spec = atari.make_spec(cfg) if isinstance(cfg, AtariConfig) else gym.make_spec(cfg)
+    spec = atari.make_spec(cfg) if isinstance(cfg, AtariConfig) else with_stack(gym.make_spec(cfg), cfg.stack)
     return with_previous(spec, prev_action, prev_reward)

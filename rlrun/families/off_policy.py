@@ -6,8 +6,8 @@ It also has what the actor-critic algorithms among them share: weight decay, and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from rlrun.core.algorithm import FromReplay
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
+from rlrun.core.errors import UserError
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Schedule
 from rlrun.core.specs import Box, Space
 from rlrun.models.critic import EnsembleLinear
 from rlrun.models.encoders import NetConfig
-from rlrun.ops.returns import recorded_td_error
+from rlrun.models.model import Model, Seen
+from rlrun.ops.returns import fold_n_step, recorded_td_error
 from rlrun.ops.transforms import clip_reward
 
 
@@ -81,6 +83,125 @@ class OffPolicyActorCriticConfig(OffPolicyConfig):
     random_steps: Annotated[int, NotNegative]
     l2: Annotated[float, NotNegative]
     huber_delta: Annotated[float, Positive] | None
+    sequence_length: Annotated[int, Count] | None
+    burn_in: Annotated[int, NotNegative]
+    sequence_stride: Annotated[int, Count]
+    zero_init_state: bool
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.sequence_length is None:
+            for name, unused in (("burn_in", 0), ("sequence_stride", 1), ("zero_init_state", False)):
+                if getattr(self, name) != unused:
+                    raise ValueError(f"{name} is for sequences: set sequence_length, for a model with memory")
+            return
+        if self.n_steps != (1, 1):
+            raise ValueError("n_step must be 1 with sequence_length")
+        if self.input_priorities:
+            raise ValueError("input_priorities are for single rows, and sequence_length asks for sequences")
+        if self.fragment_length % self.sequence_stride:
+            raise ValueError(
+                f"fragment_length {self.fragment_length} must be a multiple of sequence_stride {self.sequence_stride}"
+            )
+        if self.learning_starts < self.rows:
+            raise ValueError(f"learning_starts {self.learning_starts} is below the {self.rows} rows of a sequence")
+
+    @property
+    def rows(self) -> int:
+        """Rows of a fragment that is drawn from the replay."""
+        return self.n_steps[1] if self.sequence_length is None else self.burn_in + self.sequence_length
+
+    @property
+    def core_every(self) -> int:
+        """Distance in rows between stored recurrent states."""
+        return 0 if self.sequence_length is None else self.sequence_stride
+
+    @property
+    def from_replay(self) -> FromReplay:
+        asked = super().from_replay
+        if self.sequence_length is None:
+            return asked
+        return replace(
+            asked,
+            rows_from=self.rows,
+            obs="all",
+            sequences=True,
+            starts_every=self.sequence_stride,
+            rows_learnt=self.sequence_length,
+        )
+
+    def check_memory(self, model: Model) -> None:
+        """Raises UserError if a memory has no sequences to learn from, or sequences have no memory to train."""
+        remembers = model.cfg.memory.kind != "none"
+        if remembers and self.sequence_length is None:
+            raise UserError(
+                f"{self.name} with memory learns from sequences: set algo.sequence_length and algo.burn_in, such as 20"
+            )
+        if not remembers and self.sequence_length is not None:
+            raise UserError("algo.sequence_length is for a model with memory: set model/memory=lstm, gru or gtrxl")
+
+
+PRIORITY_ETA = 0.9  # weight of the largest error of a sequence in its priority, against the mean (R2D2, section 2.3)
+
+
+class Transitions(NamedTuple):
+    """What the losses of actor and critics are about: N rows, each with the observation that follows it.
+
+    Without memory these are B transitions of n folded rows. With memory they are all rows after burn-in of B sequences
+    (Kapturowski et al. 2019, "Recurrent Experience Replay in Distributed Reinforcement Learning", section 2.3), of
+    which dead ones do not count; the actor begins with the state that was stored, and critics with zeros."""
+
+    now: Seen
+    then: Seen
+    action: Tensor  # [N, ...]
+    reward: Tensor  # [N], clipped, and summed over the n rows
+    discount: Tensor  # [N]: of the value of `then`; 0 after a termination
+    weight: Tensor  # [N]
+    valid: Tensor | None  # [N]; None: all rows count
+    columns: int  # B
+
+    def priority(self, size: Tensor) -> Tensor:
+        """Returns priorities [B] for absolute TD errors [N]."""
+        if self.valid is None:
+            return size
+        live = self.valid.view(-1, self.columns)
+        size = size.view(-1, self.columns).masked_fill(~live, 0.0)
+        mean = size.sum(0) / live.sum(0).clamp(min=1)
+        return PRIORITY_ETA * size.max(0).values + (1 - PRIORITY_ETA) * mean
+
+
+def transitions(cfg: OffPolicyActorCriticConfig, policy: Any, batch: Batch) -> Transitions:
+    """Takes the transitions out of a batch of replayed fragments. `policy` filters their observations."""
+    if cfg.sequence_length is None:
+        ends = batch.ends()
+        obs, first, nothing = policy.seen(ends.obs), ends.is_first, Batch()
+        reward, discount = fold_n_step(
+            clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
+        )
+        return Transitions(
+            Seen(obs[:1], first[:1], nothing),
+            Seen(obs[1:], first[1:], nothing),
+            batch.action[0],
+            reward,
+            discount,
+            batch.weight,
+            None,
+            len(reward),
+        )
+    state = batch.core[0].map(torch.zeros_like) if cfg.zero_init_state else batch.core[0]
+    seen = Seen(policy.seen(batch.obs), batch.is_first, state, cfg.burn_in)
+    rows = batch.map(lambda x: x[cfg.burn_in :]) if cfg.burn_in else batch
+    now, then = seen._replace(part=slice(0, -1)), seen._replace(part=slice(1, None))
+    return Transitions(
+        now,
+        then,
+        rows.action.flatten(0, 1),
+        clip_reward(rows.reward, cfg.reward_clip).flatten(),
+        cfg.discount * (~rows.terminated).to(rows.reward).flatten(),
+        batch.weight.expand(rows.reward.shape).flatten(),
+        rows.valid.flatten(),
+        rows.reward.shape[1],
+    )
 
 
 def recorded_priority(cfg: OffPolicyConfig, rows: Batch) -> Tensor:
@@ -138,16 +259,16 @@ class Temperature:
         """alpha [], without gradient."""
         return self.log_alpha.detach().exp()
 
-    def loss(self, log_prob: Tensor, obs: Batch) -> Tensor:
-        """Returns the loss of log alpha [B] (eq. 18, but linear in log alpha as in the authors' code).
+    def loss(self, log_prob: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns the loss of log alpha [N] (eq. 18, but linear in log alpha as in the authors' code).
 
-        log_prob [B] belongs to actions that the policy drew at row 0 of obs."""
-        return self.log_alpha * (log_prob.detach() + self.wanted_entropy(obs))
+        log_prob [N] belongs to actions that the policy drew, of which mask [N, A] says which ones were legal."""
+        return self.log_alpha * (log_prob.detach() + self.wanted_entropy(mask))
 
-    def wanted_entropy(self, obs: Batch) -> float | Tensor:
+    def wanted_entropy(self, mask: Tensor | None) -> float | Tensor:
         """Returns the target entropy [].
 
-        With an action mask and target_entropy auto, it is 0.98 log of the number of legal actions in each row [B]."""
-        if not self.automatic or "action_mask" not in obs:
+        With an action mask and target_entropy auto, it is 0.98 log of the number of legal actions in each row [N]."""
+        if not self.automatic or mask is None:
             return self.target_entropy
-        return 0.98 * obs["action_mask"][0].bool().sum(-1).float().log()
+        return 0.98 * mask.bool().sum(-1).clamp(min=1).float().log()

@@ -8,10 +8,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.batch import Batch
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.encoders import ACTIVATIONS, NetConfig
-from rlrun.models.model import Model
+from rlrun.models.model import Model, Seen
 
 
 class EnsembleLinear(nn.Module):
@@ -66,19 +65,28 @@ class Critics(nn.Module):
             ]
             layers += [ACTIVATIONS[cfg.activation]()]
         last = cfg.hidden[-1] if cfg.hidden else self.trunk.features + self.told
-        layers += [EnsembleLinear(count, last, self.actions * outputs, None if gain is None else 1.0)]
+        # The user's own last layers, or None if they are linear and computed together.
+        self.heads: nn.ModuleList | None = None
+        if model.cfg.q_head == "linear":
+            layers += [EnsembleLinear(count, last, self.actions * outputs, None if gain is None else 1.0)]
+        else:
+            made = [model.last_layer("q_head", last, self.actions * outputs) for _ in range(count)]
+            self.heads = nn.ModuleList(made)
         self.net = nn.Sequential(*layers)
 
-    def features(self, obs: Batch, is_first: Tensor) -> Tensor:
-        """The encoder's features of observations, which all nets share: [1, B, ...] -> [B, F]."""
-        return self.trunk(obs, is_first, Batch())[0][0]
+    def features(self, seen: Seen) -> Tensor:
+        """The features of rows [N, F], which all nets share. Its memory begins with zeros, because samplers do not have
+        the critics and store no state of theirs."""
+        return self.trunk.of(seen.from_zeros())
 
     def of(self, features: Tensor, action: Tensor | None) -> Tensor:
         """features [B, F], action [B, D] -> [E, B, K]. With discrete actions, `action` is None and the result
         [E, B, A, K]."""
         seen = features if action is None else torch.cat([features, action], -1)
         out = self.net(seen.expand(self.count, *seen.shape))
+        if self.heads is not None:
+            out = torch.stack([head(one) for head, one in zip(self.heads, out, strict=True)])
         return out if action is not None else out.unflatten(-1, (self.actions, self.outputs))
 
-    def forward(self, obs: Batch, is_first: Tensor, action: Tensor | None) -> Tensor:
-        return self.of(self.features(obs, is_first), action)
+    def forward(self, seen: Seen, action: Tensor | None) -> Tensor:
+        return self.of(self.features(seen), action)

@@ -124,39 +124,66 @@ class Behind(nn.Module):
         return self.net(self.encoder(x))
 
 
+Size = int | tuple[int, int]  # of a kernel or a stride: one number, or height and width
+Filters = tuple[tuple[int, Size, Size], ...]  # channels, kernel and stride of each convolution
+Padding = Literal["none", "same", "same_but_last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig:
+    """Options of the network for images. conf/model/auto.yaml explains each one with conv_ before its name."""
+
+    filters: Filters | None = None  # None: those of the encoder
+    padding: Padding = "none"
+    hidden: tuple[int, ...] | None = None  # None: that of the encoder
+    activation: Literal["auto", "tanh", "relu", "elu", "silu"] = "auto"
+
+
 class ImageEncoder(nn.Module):
     """Convolutions over images, in chunks of rows. Subclasses set `first` and `convolutions` and call finish().
 
     uint8 pixels are used as they are, since the division by 255 is folded into the first layer's weights. Filtered
-    pixels arrive as floats. With `precision="bf16"` the convolutions and the layer after them run in bfloat16, in which
-    0..255 is exact; features are float32."""
+    pixels arrive as floats. The channels of stacked frames are the channels of one image. With `precision="bf16"` the
+    convolutions and the layers after them run in bfloat16, in which 0..255 is exact; features are float32."""
 
     features: int
     first: nn.Conv2d
     convolutions: nn.Module
     head: nn.Module
+    dense: tuple[int, ...]  # widths of the layers behind the convolutions
 
     def __init__(
-        self, space: Box, precision: str, flat: bool = False, layer_norm: bool = False, activation: str = "relu"
+        self,
+        space: Box,
+        precision: str,
+        flat: bool = False,
+        layer_norm: bool = False,
+        options: ImageConfig = ImageConfig(),
     ):
-        """If flat, the convolutions' outputs are the features, without a layer behind them. layer_norm normalises the
+        """If flat, the convolutions' outputs are the features, without layers behind them. layer_norm normalises the
         output of every layer for each image."""
         super().__init__()
-        self.ends_flat, self.layer_norm, self.kind = flat, layer_norm, activation
-        height, width, channels = space.shape
-        self.channels_last = channels <= 4 and height > 4  # most image envs have [H, W, C]; Atari's stack is [C, H, W]
-        if not self.channels_last:
-            channels, height, width = space.shape
-        self.image = (channels, height, width)
+        self.ends_flat, self.layer_norm, self.options = flat, layer_norm, options
+        self.kind = "relu" if options.activation == "auto" else options.activation
+        frames = space.shape[0] if len(space.shape) == 4 else 1  # a stack of images that have channels
+        self.channels_last = channels_last(space)
+        if self.channels_last:
+            height, width, channels = space.shape[-3:]
+        else:
+            channels, height, width = space.shape[-3:]
+        self.image = (frames * channels, height, width)
+        self.border = (0, 0, 0, 0)  # zeros on the left, right, top and bottom that `first` does not add itself
         self.scale = 1.0 / 255.0 if space.dtype == "uint8" else 1.0
         self.precision = precision
 
     def finish(self, size: int) -> None:
-        """Adds the layer of `size` behind the convolutions."""
-        self.size = size
-        numbers = self.spatial(nn.Sequential(self.first, self.convolutions))
-        self.features = numbers if self.ends_flat else size
-        self.head = nn.Identity() if self.ends_flat else mlp((numbers, size), self.kind, self.layer_norm)
+        """Adds the layers behind the convolutions, which are one of `size` unless the options say otherwise."""
+        self.dense = (size,) if self.options.hidden is None else self.options.hidden
+        with torch.no_grad():
+            numbers = self.convolutions(self.first(F.pad(torch.zeros(1, *self.image), self.border))).numel()
+        bare = self.ends_flat or not self.dense
+        self.features = numbers if bare else self.dense[-1]
+        self.head = nn.Identity() if bare else mlp((numbers, *self.dense), self.kind, self.layer_norm)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def then(self, channels: int) -> list[nn.Module]:
@@ -168,15 +195,12 @@ class ImageEncoder(nn.Module):
         """The activation function behind a convolution."""
         return nn.ReLU() if self.kind == "relu" else ACTIVATIONS[self.kind]()
 
-    def spatial(self, module: nn.Module) -> int:
-        """The number of outputs that `module` has for one image."""
-        with torch.no_grad():
-            return module(torch.zeros(1, *self.image)).numel()
-
     def forward(self, x: Tensor) -> Tensor:
         """[N, *shape] -> [N, F]."""
         if self.channels_last:
-            x = x.permute(0, 3, 1, 2)
+            x = x.movedim(-1, -3)
+        if x.ndim == 5:
+            x = x.flatten(1, 2)
         stored = self.first.weight.dtype
         cast = self.precision == "bf16" and stored != torch.bfloat16
         compute = torch.bfloat16 if self.precision == "bf16" else stored
@@ -189,26 +213,53 @@ class ImageEncoder(nn.Module):
             for part in (x,) if whole else x.split(CHUNK_ROWS):
                 # Transposing bytes first and then widening them costs a third of the other order.
                 pixels = part.contiguous(memory_format=torch.channels_last).to(compute)
+                if any(self.border):
+                    pixels = F.pad(pixels, self.border)
                 first = F.conv2d(pixels, weight, self.first.bias, self.first.stride, self.first.padding)
                 hidden.append(self.convolutions(first).flatten(1))
             features = self.head(torch.cat(hidden) if len(hidden) > 1 else hidden[0])
         return features.float()
 
 
+def channels_last(space: Box) -> bool:
+    """Whether an image has the shape [H, W, C] and not [C, H, W].
+
+    Where two sides next to each other are equal, they are height and width. Otherwise an image has at most four
+    channels if they come last. Frames without channels that are stacked are [C, H, W]."""
+    if space.stacked and len(space.shape) == 3:
+        return False
+    first, second, third = space.shape[-3:]
+    if (first == second) != (second == third):
+        return first == second
+    return third <= 4 < first
+
+
 class NatureCNN(ImageEncoder):
-    """The DQN network (Mnih et al. 2015): 32x8x8/4, 64x4x4/2, 64x3x3/1, 512. For images under 64 pixels it is RLlib's
-    network for its 42x42 speed run instead, which needs a quarter of the arithmetic: 16x4x4/2, 32x4x4/2, 256."""
+    """The DQN network (Mnih et al. 2015): 32x8x8/4, 64x4x4/2, 64x3x3/1, 512.
+
+    For images under 64 pixels it is RLlib's network for its 42x42 speed run instead, which needs a quarter of the
+    arithmetic: 16x4x4/2, 32x4x4/2, 256. For images under 36 pixels it is the network for MinAtar (Young & Tian 2019,
+    arXiv:1903.03176): 16x3x3/1, 128."""
 
     def __init__(
-        self, space: Box, precision: str, flat: bool = False, layer_norm: bool = False, activation: str = "relu"
+        self,
+        space: Box,
+        precision: str,
+        flat: bool = False,
+        layer_norm: bool = False,
+        options: ImageConfig = ImageConfig(),
     ):
-        super().__init__(space, precision, flat, layer_norm, activation)
+        super().__init__(space, precision, flat, layer_norm, options)
         channels, height, width = self.image
-        if min(height, width) < 36:
+        if min(height, width) < 3:
             raise UserError(
-                f"nature_cnn needs images of at least 36x36 pixels, this one is {height}x{width}; try model=mlp"
+                f"nature_cnn needs images of at least 3x3 pixels, this one is {height}x{width}; try model=mlp"
             )
-        if min(height, width) < 64:
+        if min(height, width) < 36:
+            self.first = nn.Conv2d(channels, 16, 3, 1)
+            self.convolutions = nn.Sequential(*self.then(16))
+            self.finish(128)
+        elif min(height, width) < 64:
             self.first = nn.Conv2d(channels, 16, 4, 2, padding=1)
             self.convolutions = nn.Sequential(*self.then(16), nn.Conv2d(16, 32, 4, 2, padding=1), *self.then(32))
             self.finish(256)
@@ -219,6 +270,57 @@ class NatureCNN(ImageEncoder):
                 *then(32), nn.Conv2d(32, 64, 4, 2), *then(64), nn.Conv2d(64, 64, 3, 1), *then(64)
             )
             self.finish(512)
+
+
+class ConvolutionalNet(ImageEncoder):
+    """Convolutions with the channels, kernels and strides of options.filters, and a layer of 512 as in the Nature CNN.
+
+    With padding "same", borders of zeros make an output of size / stride, rounded up; half of an odd border is on the
+    right and below, as in TensorFlow. "same_but_last" leaves the last convolution without a border, as RLlib does."""
+
+    def __init__(
+        self,
+        space: Box,
+        precision: str,
+        flat: bool = False,
+        layer_norm: bool = False,
+        options: ImageConfig = ImageConfig(),
+    ):
+        super().__init__(space, precision, flat, layer_norm, options)
+        assert options.filters
+        inputs, *size = self.image
+        layers: list[nn.Module] = []
+        for number, (channels, *sizes) in enumerate(options.filters, 1):
+            (height, width), stride = ((one, one) if isinstance(one, int) else one for one in sizes)
+            last = number == len(options.filters)
+            border, ends = (0, 0), (0, 0)  # what is added before and behind the rows, and the columns, of the image
+            if options.padding == "same" or (options.padding == "same_but_last" and not last):
+                missing = [
+                    max((-(-length // step) - 1) * step + kernel - length, 0)
+                    for length, step, kernel in zip(size, stride, (height, width), strict=True)
+                ]
+                border, ends = (missing[0] // 2, missing[1] // 2), (-(-missing[0] // 2), -(-missing[1] // 2))
+            padded = [length + a + b for length, a, b in zip(size, border, ends, strict=True)]
+            if height > padded[0] or width > padded[1]:
+                raise UserError(
+                    f"model.conv_filters: convolution {number} has a kernel of {height}x{width} and gets an image of "
+                    f"{padded[0]}x{padded[1]}; choose smaller kernels or strides, or model.conv_padding=same"
+                )
+            even = border == ends
+            uneven = (0, 0, 0, 0) if even else (border[1], ends[1], border[0], ends[0])
+            convolution = nn.Conv2d(inputs, channels, (height, width), stride, padding=border if even else 0)
+            if number == 1:
+                self.first, self.border = convolution, uneven
+            else:
+                layers += [*([nn.ZeroPad2d(uneven)] if not even else []), convolution]
+            layers += self.then(channels)
+            size = [
+                (length - kernel) // step + 1
+                for length, kernel, step in zip(padded, (height, width), stride, strict=True)
+            ]
+            inputs = channels
+        self.convolutions = nn.Sequential(*layers)
+        self.finish(512)
 
 
 class _Residual(nn.Module):
@@ -241,11 +343,11 @@ class ImpalaResNet(ImageEncoder):
         space: Box,
         precision: str,
         flat: bool = False,
-        activation: str = "relu",
+        options: ImageConfig = ImageConfig(),
         channels: tuple[int, ...] = (16, 32, 32),
         size: int = 256,
     ):
-        super().__init__(space, precision, flat, activation=activation)
+        super().__init__(space, precision, flat, options=options)
         inputs = self.image[0]
         self.first = nn.Conv2d(inputs, channels[0], 3, padding=1)
         layers: list[nn.Module] = []

@@ -11,14 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.batch import Batch, Field, RowSpec, at
 from rlrun.core.conditions import SINGLE_IMAGES, OnlyFor, OnlyWith
-from rlrun.core.errors import UserError
+from rlrun.core.errors import UserError, told
+from rlrun.core.plugins import is_path, load_object
 from rlrun.core.ranges import Count, NotNegative, PositiveShare
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
 from rlrun.models.encoders import ACTIVATIONS, flat_size, flatten
 from rlrun.models.noisy import FEW_ROWS, NoisyLinear
 from rlrun.ops.distributions import (
+    ActionDistribution,
     Bernoulli,
     Beta,
     Categorical,
@@ -92,16 +94,18 @@ class BinaryHead(ActionHead):
 
 
 class BoxHead(ActionHead):
-    """A distribution over a Box: a Gaussian with a free log standard deviation per number; a squashed Gaussian, whose
-    deviation depends on the features as in SAC; or a Beta distribution."""
+    """A distribution over a Box: a Gaussian with a free log standard deviation per number, or with one that depends on
+    the features; a squashed Gaussian, whose deviation depends on the features as in SAC; or a Beta distribution."""
 
     LOG_STD = (-5.0, 2.0)  # bounds of a squashed Gaussian's log standard deviation
 
-    def __init__(self, space: Box, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float):
+    def __init__(self, space: Box, inputs: int, linear: Linear, kind: str, log_std: float, free: bool = True):
+        """free: whether a Gaussian's log standard deviation is a parameter and not an output of the net."""
         super().__init__()
         self.kind, self.shape = kind, space.shape
-        self.linear = linear(inputs, space.size if kind == "gaussian" else 2 * space.size, SMALL_GAIN)
-        if kind == "gaussian":
+        self.free = free and kind == "gaussian"
+        self.linear = linear(inputs, space.size if self.free else 2 * space.size, SMALL_GAIN)
+        if self.free:
             self.log_std = nn.Parameter(torch.full((space.size,), log_std))
         self.dist_spec = (
             _numbers("alpha", "beta", width=space.size)
@@ -112,9 +116,11 @@ class BoxHead(ActionHead):
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Distribution:
         out = self.linear(features)
-        if self.kind == "gaussian":
+        if self.free:
             return Gaussian(out, self.log_std, self.shape)
         a, b = out.chunk(2, -1)
+        if self.kind == "gaussian":
+            return Gaussian(a, b + self.first_log_std, self.shape)
         if self.kind == "beta":
             return Beta(1.0 + F.softplus(a), 1.0 + F.softplus(b), self.shape)
         return SquashedGaussian(a, (b + self.first_log_std).clamp(*self.LOG_STD), self.shape)
@@ -137,12 +143,13 @@ class AutoregressiveHead(ActionHead):
     """Chooses the parts of a tuple or dictionary one after the other, each from the features and the parts chosen
     before it: p(a) = p(a_1) p(a_2 | a_1) ... (Vinyals et al. 2017, arXiv:1708.04782, section 4.3)."""
 
-    def __init__(self, space: Nested, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float):
+    def __init__(self, space: Nested, inputs: int, linear: Linear, kind: str, log_std: float, free: bool = True):
         super().__init__()
         self.spaces, self.names = [part for _, part in space.spaces], tuple(name for name, _ in space.spaces)
         # For each part, how many numbers the parts before it have.
         known = list(itertools.accumulate((flat_size(part) for part in self.spaces[:-1]), initial=0))
-        self.heads = nn.ModuleList(action_head(part, inputs, linear, kind, log_std) for part in self.spaces)
+        heads = (action_head(part, inputs, linear, kind, log_std, free=free) for part in self.spaces)
+        self.heads = nn.ModuleList(heads)
         self.mixers = nn.ModuleList(
             nn.Sequential(nn.Linear(inputs + size, inputs), nn.Tanh()) if size else nn.Identity() for size in known
         )
@@ -206,19 +213,70 @@ class Autoregressive:
         return self.given(action).log_prob(action)
 
 
+class OwnHead(ActionHead):
+    """The user's own distribution over actions of any space."""
+
+    def __init__(self, space: Space, inputs: int, linear: Linear, kind: type[ActionDistribution], numbers: int):
+        super().__init__()
+        self.space, self.kind = space, kind
+        self.linear = linear(inputs, numbers, SMALL_GAIN)
+        self.dist_spec = _numbers("numbers", width=numbers)
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> Distribution:
+        return self.kind(self.linear(features), self.space)
+
+
+def own_head(space: Space, inputs: int, linear: Linear, name: str) -> OwnHead:
+    """The head of the distribution package.module:Name. It is tried out on two rows, and UserError says what does not
+    fit."""
+    option = f"model.action_distribution={name}"
+    kind = load_object(name, "model.action_distribution", ActionDistribution)
+    if not (isinstance(kind, type) and issubclass(kind, ActionDistribution)):
+        raise UserError(f"{option} must be a class that derives from rlrun.ActionDistribution")
+    try:
+        numbers = kind.outputs(space)
+        dist = kind(torch.zeros(2, numbers), space)
+        actions = {"sample": dist.sample(torch.Generator().manual_seed(0)), "mode": dist.mode()}
+        made = {"log_prob": dist.log_prob(actions["sample"]), "entropy": dist.entropy(), "kl": dist.kl(dist)}
+    except Exception as error:  # the user's own code may raise anything
+        raise UserError(f"{option} does not fit the actions {space}: {told(error, __file__)}") from None
+    wanted = {path: (2, *part.field.shape) for path, part in leaves(space)}
+    for method, action in actions.items():
+        for path, shape in wanted.items():
+            found = getattr(at(action, path) if isinstance(action, Batch) else action, "shape", None)
+            if found != shape:
+                raise UserError(
+                    f"{option}: {method}() makes actions of shape {found} for 2 rows, not {shape}, of {space}"
+                )
+    for method, value in made.items():
+        if getattr(value, "shape", None) != (2,):
+            raise UserError(f"{option}: {method}() must make a number for each row, [2] for 2 rows")
+    return OwnHead(space, inputs, linear, kind, numbers)
+
+
 def action_head(
-    space: Space, inputs: int, linear: Linear, kind: BoxDistribution, log_std: float, autoregressive: bool = False
+    space: Space,
+    inputs: int,
+    linear: Linear,
+    kind: str,
+    log_std: float,
+    autoregressive: bool = False,
+    free: bool = True,
 ) -> ActionHead:
-    """The action head for a space. Raises UserError if the requested distribution does not fit the space."""
+    """The action head for a space. kind: a BoxDistribution or package.module:Name. Raises UserError if the requested
+    distribution does not fit the space."""
+    if is_path(kind):
+        return own_head(space, inputs, linear, kind)
     if autoregressive:
         if not isinstance(space, Nested) or len(space.spaces) < 2:
             raise UserError(
                 "model.autoregressive=true chooses the parts of a Tuple or Dict of actions one after the other; "
                 f"{space} has no such parts"
             )
-        return AutoregressiveHead(space, inputs, linear, kind, log_std)
+        return AutoregressiveHead(space, inputs, linear, kind, log_std, free)
     if isinstance(space, Nested):
-        return JointHead({name: action_head(part, inputs, linear, kind, log_std) for name, part in space.spaces})
+        heads = {name: action_head(part, inputs, linear, kind, log_std, free=free) for name, part in space.spaces}
+        return JointHead(heads)
     if isinstance(space, Discrete | MultiDiscrete):
         return DiscreteHead(space, inputs, linear)
     if isinstance(space, MultiBinary):
@@ -227,7 +285,7 @@ def action_head(
         raise UserError(
             f"model.action_distribution={kind} needs bounded actions, not {space} without bounds; use gaussian"
         )
-    return BoxHead(space, inputs, linear, kind, log_std)
+    return BoxHead(space, inputs, linear, kind, log_std, free)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,8 +318,10 @@ class QHead(nn.Module):
         linear: Linear,
         layer_norm: bool = False,
         precision: str = "fp32",
+        last: Callable[[int, int], nn.Module] | None = None,
     ):
-        """`precision` applies to the layers before the last one of each stream."""
+        """`precision` applies to the layers before the last one of each stream. last(inputs, outputs) makes that one;
+        None: it is linear, or noisy."""
         super().__init__()
         self.precision = precision
         self.actions, self.atoms, self.scale = actions, atoms, cfg.gradient_scale if cfg.dueling else 1.0
@@ -271,9 +331,11 @@ class QHead(nn.Module):
             for before, after in itertools.pairwise((inputs, *hidden)):
                 layers += [NoisyLinear(before, after, cfg.sigma0) if cfg.noisy else linear(before, after, HIDDEN_GAIN)]
                 layers += [*([nn.LayerNorm(after)] if layer_norm else []), ACTIVATIONS[activation]()]
-            last = hidden[-1] if hidden else inputs
+            width = hidden[-1] if hidden else inputs
+            if last is not None:
+                return nn.Sequential(*layers, last(width, outputs))
             return nn.Sequential(
-                *layers, NoisyLinear(last, outputs, cfg.sigma0) if cfg.noisy else linear(last, outputs, 1.0)
+                *layers, NoisyLinear(width, outputs, cfg.sigma0) if cfg.noisy else linear(width, outputs, 1.0)
             )
 
         self.advantage = stream(actions * atoms)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,17 +25,30 @@ from rlrun.core.conditions import (
     OnlyFor,
     OnlyWith,
 )
-from rlrun.core.errors import UserError, closest
+from rlrun.core.errors import UserError, closest, told
 from rlrun.core.plugins import is_path, load_object
 from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
-from rlrun.models.encoders import MLP, Behind, ImageEncoder, ImpalaResNet, NatureCNN, Parts, flat_size, flatten
+from rlrun.models.encoders import (
+    MLP,
+    Behind,
+    ConvolutionalNet,
+    ImageConfig,
+    ImageEncoder,
+    ImpalaResNet,
+    NatureCNN,
+    Padding,
+    Parts,
+    flat_size,
+    flatten,
+)
 from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
 Activation = Literal["tanh", "relu", "elu", "silu"]
+Sides = Annotated[int, Count] | tuple[Annotated[int, Count], Annotated[int, Count]]  # height and width
 ENCODERS = ("auto", "mlp", "nature_cnn", "impala_resnet")
 
 
@@ -89,6 +103,9 @@ class ModelConfig:
     encoder_kwargs: Annotated[dict[str, Any], OnlyFor(OWN_ENCODERS)]
     hidden: tuple[Annotated[int, Count], ...]
     activation: Annotated[Activation, OnlyFor(ACTIVATED)]
+    conv_filters: Annotated[tuple[tuple[Sides, Sides, Sides], ...] | None, OnlyFor(CONVOLUTIONS)]
+    conv_padding: Annotated[Padding, OnlyWith("conv_filters")]
+    conv_hidden: Annotated[Literal["auto"] | tuple[Annotated[int, Count], ...], OnlyFor(CONVOLUTIONS)]
     conv_activation: Annotated[Activation | Literal["auto"], OnlyFor(CONVOLUTIONS)]
     init: Annotated[Literal["orthogonal", "default"], OnlyFor(DRAWN)]
     layer_norm: Annotated[bool, OnlyFor(NORMALIZED)]
@@ -104,8 +121,22 @@ class ModelConfig:
             )
         if self.encoder_kwargs and not is_path(self.encoder):
             raise ValueError(f"encoder_kwargs are for an encoder of your own, not for {self.encoder}")
-        if self.conv_activation != "auto" and (is_path(self.encoder) or self.encoder == "mlp"):
-            raise ValueError(f"conv_activation is for encoders with convolutions, not for {self.encoder}")
+        for name, default in (("conv_activation", "auto"), ("conv_hidden", "auto")):
+            if getattr(self, name) != default and (is_path(self.encoder) or self.encoder == "mlp"):
+                raise ValueError(f"{name} is for encoders with convolutions, not for {self.encoder}")
+        if self.conv_filters is None and self.conv_padding != "none":
+            raise ValueError(
+                f"conv_padding={self.conv_padding} is for conv_filters; other encoders have borders of their own"
+            )
+        if self.conv_filters is not None:
+            if self.encoder != "auto":
+                raise ValueError(
+                    f"conv_filters are for encoder=auto, not for {self.encoder}, which has layers of its own"
+                )
+            if not self.conv_filters or not all(isinstance(channels, int) for channels, _, _ in self.conv_filters):
+                raise ValueError(
+                    "conv_filters must be a list of [channels, kernel, stride], such as [[32,8,4],[64,[4,4],2]]"
+                )
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> type[ModelConfig]:
@@ -114,7 +145,43 @@ class ModelConfig:
             return DistributionAndValueConfig
         if "action_distribution" in values:
             return SquashedDistributionConfig
-        return ActionValuesConfig if "action_embedding" in values else ModelConfig
+        if "action_embedding" in values:
+            return ActionValuesConfig
+        return ActionAndCriticConfig if "q_head" in values else ModelConfig
+
+    @property
+    def images(self) -> ImageConfig:
+        """The options of the network for images, where its activation function is known."""
+        hidden = None if self.conv_hidden == "auto" else self.conv_hidden
+        return ImageConfig(
+            filters=self.conv_filters,  # type: ignore[arg-type]
+            padding=self.conv_padding,
+            hidden=hidden,
+            activation=self.conv_activation,
+        )
+
+
+class Seen(NamedTuple):
+    """Observations as networks get them, and the rows among them, N in all, whose features are asked for."""
+
+    obs: Batch  # [T, B, ...]
+    is_first: Tensor  # [T, B]
+    state: Batch  # the recurrent state before row 0 [B, ...]; empty without memory
+    burn_in: int = 0  # rows at the beginning that only bring the state up to date
+    part: slice = slice(None)  # the rows after those
+
+    def rows(self, x: Tensor) -> Tensor:
+        """[T, B, ...] -> [N, ...]."""
+        return x[self.burn_in :][self.part].flatten(0, 1)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which actions are legal [N, A]; None if all are."""
+        return self.rows(self.obs["action_mask"]) if "action_mask" in self.obs else None  # type: ignore[arg-type]
+
+    def from_zeros(self) -> Seen:
+        """The same rows for a network that begins them without a memory."""
+        return self._replace(state=self.state.map(torch.zeros_like))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,25 +189,59 @@ class DistributionAndValueConfig(ModelConfig):
     """For policies that are a distribution over actions, with a value beside it."""
 
     share_value: bool
-    action_distribution: Annotated[BoxDistribution, OnlyFor(CONTINUOUS)]
+    action_distribution: str
     log_std: Annotated[float, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian", "squashed_gaussian")]
+    free_log_std: Annotated[bool, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian")]
     autoregressive: Annotated[bool, OnlyFor(ACTION_PARTS)]
     action_embedding: Annotated[str | None, OnlyFor(ACTION_EMBEDDINGS)]
+    value_head: str
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_name("action_distribution", self.action_distribution, get_args(BoxDistribution))
+        _check_name("value_head", self.value_head, ("linear",))
+        if is_path(self.action_distribution) and (self.autoregressive or self.action_embedding is not None):
+            other = "autoregressive=true" if self.autoregressive else "action_embedding"
+            raise ValueError(
+                f"{other} makes a distribution that action_distribution={self.action_distribution} replaces"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionValuesConfig(ModelConfig):
+class ActionAndCriticConfig(ModelConfig):
+    """For actors that choose one action, which critics judge."""
+
+    q_head: str
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_name("q_head", self.q_head, ("linear",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionValuesConfig(ActionAndCriticConfig):
     """For policies that choose by action values."""
 
     action_embedding: Annotated[str | None, OnlyFor(ACTION_EMBEDDINGS)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquashedDistributionConfig(ModelConfig):
-    """For actors that are a distribution over bounded actions."""
+class SquashedDistributionConfig(ActionAndCriticConfig):
+    """For actors that are a distribution over bounded actions, with critics."""
 
-    action_distribution: Annotated[Literal["squashed_gaussian", "beta"], OnlyFor(CONTINUOUS)]
+    action_distribution: Annotated[str, OnlyFor(CONTINUOUS)]
     log_std: Annotated[float, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "squashed_gaussian")]
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_name("action_distribution", self.action_distribution, ("squashed_gaussian", "beta"))
+
+
+def _check_name(option: str, given: str, known: tuple[str, ...]) -> None:
+    if given not in known and not is_path(given):
+        raise ValueError(
+            f"{option} must be {', '.join(known)} or package.module:Name, not {given!r}.{closest(given, known)}"
+        )
 
 
 class Trunk(nn.Module):
@@ -167,6 +268,14 @@ class Trunk(nn.Module):
             features = torch.cat([features, flat.unflatten(0, is_first.shape)], -1)
         return self.memory(features, is_first, state)
 
+    def of(self, seen: Seen) -> Tensor:
+        """The features [N, F] of rows. No gradient goes through those of burn-in."""
+        obs, is_first, state, burn_in = seen.obs, seen.is_first, seen.state, seen.burn_in
+        if burn_in:
+            with torch.no_grad():
+                _, state = self(obs[:burn_in], is_first[:burn_in], state)
+        return self(obs[burn_in:], is_first[burn_in:], state)[0][seen.part].flatten(0, 1)
+
 
 def _map(x: Tensor | Batch, function: Callable[[Tensor], Tensor]) -> Tensor | Batch:
     return x.map(function) if isinstance(x, Batch) else function(x)
@@ -180,37 +289,34 @@ def encoder(
     precision: str = "fp32",
     flat: bool = False,
     layer_norm: bool = False,
-    conv_activation: str = "auto",
+    images: ImageConfig | None = None,
 ) -> nn.Module:
     """An encoder from observations [N, ...] to features [N, F], with F in its attribute `features`.
 
     Hidden layers come behind the features of an image. If flat and without hidden layers, an image goes through
-    convolutions only. conv_activation is that of convolutions; auto: as activation, but relu in nested observations.
+    convolutions only. Where the activation of images is auto, it is `activation`, but relu in nested observations.
     Raises UserError if the kind does not fit the observations."""
+    space, images = spec.observation, images or ImageConfig()
+    if images.activation == "auto":
+        images = replace(images, activation="relu" if isinstance(space, Nested) else activation)
 
     def of_image(space: Box, flat: bool = False) -> ImageEncoder:
         if kind == "impala_resnet":
             if layer_norm:
                 raise UserError("model.layer_norm=true is for nature_cnn and mlp; impala_resnet has none")
-            return ImpalaResNet(space, precision, flat, convolve)
-        return NatureCNN(space, precision, flat, layer_norm, convolve)
+            return ImpalaResNet(space, precision, flat, images)
+        return (NatureCNN if images.filters is None else ConvolutionalNet)(space, precision, flat, layer_norm, images)
 
-    space = spec.observation
-    convolve = conv_activation
-    if conv_activation == "auto":
-        convolve = "relu" if isinstance(space, Nested) else activation
     if isinstance(space, Box) and space.image and kind != "mlp":
         return Behind(of_image(space), hidden, activation, layer_norm) if hidden else of_image(space, flat)
-    images = (
+    found = (
         [] if kind == "mlp" else [(path, part) for path, part in leaves(space) if isinstance(part, Box) and part.image]
     )
-    if kind in ("nature_cnn", "impala_resnet") and not images:
+    if kind in ("nature_cnn", "impala_resnet") and not found:
         raise UserError(f"model={kind} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
-    if not images and conv_activation != "auto":
-        raise UserError(f"model.conv_activation={conv_activation} is for images; model.activation is that of the mlp")
-    if not images:
-        return MLP(space, hidden, activation, layer_norm)
-    return Parts(space, [(path, of_image(part)) for path, part in images], hidden, activation, layer_norm)
+    if found:
+        return Parts(space, [(path, of_image(part)) for path, part in found], hidden, activation, layer_norm)
+    return MLP(space, hidden, activation, layer_norm)
 
 
 def is_convolutional(spec: EnvSpec, cfg: ModelConfig) -> bool:
@@ -301,9 +407,14 @@ class Model:
         if is_path(cfg.encoder):
             own = own_encoder(spec, cfg.encoder, cfg.encoder_kwargs)
             return Behind(own, cfg.hidden, cfg.activation, cfg.layer_norm) if cfg.hidden else own
-        return encoder(
-            spec, cfg.encoder, cfg.hidden, cfg.activation, self.precision, flat, cfg.layer_norm, cfg.conv_activation
-        )
+        if not spec.image:
+            for name, unset in (("conv_filters", None), ("conv_hidden", "auto"), ("conv_activation", "auto")):
+                if getattr(cfg, name) != unset:
+                    raise UserError(
+                        f"model.{name} is for images, but {spec.name} observes {spec.observation}; "
+                        "model.hidden and model.activation are those of the mlp"
+                    )
+        return encoder(spec, cfg.encoder, cfg.hidden, cfg.activation, self.precision, flat, cfg.layer_norm, cfg.images)
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
         """The filters of the observation's Box parts, or None. Raises UserError if there are no such parts, since
@@ -323,7 +434,45 @@ class Model:
             assert isinstance(spec.action, Discrete)
             return EmbeddedHead(spec.action.n, inputs, embedding_of(spec, self.action_embedding)[1], self.linear)
         cfg = self.outputs(DistributionAndValueConfig)
-        return action_head(spec.action, inputs, self.linear, cfg.action_distribution, cfg.log_std, cfg.autoregressive)
+        if cfg.action_distribution in ("squashed_gaussian", "beta") and not any(
+            isinstance(part, Box) for _, part in leaves(spec.action)
+        ):
+            raise UserError(
+                f"model.action_distribution={cfg.action_distribution} is for environments with continuous actions; "
+                f"{spec.name} has {spec.action}"
+            )
+        if is_path(cfg.action_distribution) and "action_mask" in spec.obs:
+            raise UserError(
+                f"{spec.name} masks its actions, which model.action_distribution={cfg.action_distribution} would "
+                "not know"
+            )
+        return action_head(
+            spec.action,
+            inputs,
+            self.linear,
+            cfg.action_distribution,
+            cfg.log_std,
+            cfg.autoregressive,
+            cfg.free_log_std,
+        )
+
+    def last_layer(self, option: Literal["value_head", "q_head"], inputs: int, outputs: int) -> nn.Module:
+        """The last layer of a network for values: linear, or the user's own module, which maps [..., inputs] to
+        [..., outputs]. It is tried out, and UserError says what does not fit."""
+        name = getattr(self.cfg, option)
+        if not is_path(name):
+            return self.linear(inputs, outputs, 1.0)
+        kind = load_object(name, f"model.{option}", nn.Module)
+        try:
+            made = kind(inputs, outputs)
+            out = made(torch.zeros(2, 3, inputs))
+        except Exception as error:  # the user's own code may raise anything
+            raise UserError(f"model.{option}={name} cannot be used: {told(error, __file__)}") from None
+        if not isinstance(made, nn.Module) or not isinstance(out, Tensor) or out.shape != (2, 3, outputs):
+            raise UserError(
+                f"model.{option}={name} must make a torch.nn.Module that maps [..., {inputs}] to [..., {outputs}]"
+            )
+        return made
 
     def trunk(self, spec: EnvSpec, flat: bool = False) -> Trunk:
         """An encoder and the memory. If flat, the observation is a single image and there is no memory, the encoder has
@@ -350,12 +499,11 @@ class Model:
         assert isinstance(spec.action, Discrete)
         image = isinstance(trunk.encoder, ImageEncoder)
         hidden: tuple[int, ...] = () if cfg.hidden == "auto" else cfg.hidden
-        if (
-            cfg.hidden == "auto"
-            and isinstance(trunk.encoder, ImageEncoder)
-            and (trunk.encoder.ends_flat or (cfg.encoder_layer and trunk.memory is None))
-        ):
-            hidden = (trunk.encoder.size,)
+        if cfg.hidden == "auto" and isinstance(trunk.encoder, ImageEncoder):
+            if trunk.encoder.ends_flat:
+                hidden = trunk.encoder.dense
+            elif cfg.encoder_layer and trunk.memory is None:
+                hidden = trunk.encoder.dense[-1:]
         actions = spec.action.n
         if self.action_embedding is not None:
             if cfg.dueling:
@@ -375,6 +523,7 @@ class Model:
             self.linear,
             self.cfg.layer_norm,
             precision,
+            None if self.cfg.q_head == "linear" else partial(self.last_layer, "q_head"),
         )
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:

@@ -51,6 +51,60 @@ class Whole:
         return self
 
 
+class ActionDistribution(Whole):
+    """The base class of a user's own distribution over actions, model.action_distribution=my_package.module:Name.
+
+    It is made of the numbers [..., K] that a network puts out, where K is outputs(space). Actions are in the form that
+    rows have: choices count from 0, and numbers of a bounded Box lie in [-1, 1]; those of nested spaces are Batches.
+    Subclasses define outputs, sample, mode, log_prob, entropy and kl, all without loops over rows. sac and tqc also
+    need rsample."""
+
+    def __init__(self, numbers: Tensor, space: Any):
+        """space: rlrun's description of the action space (rlrun.core.specs), with its shape, n or sizes."""
+        self.numbers, self.space = numbers, space
+
+    @classmethod
+    def outputs(cls, space: Any) -> int:
+        """Returns how many numbers K describe the distribution of one row. Raises ValueError for a space that does not
+        fit."""
+        raise NotImplementedError
+
+    def sample(self, rng: torch.Generator) -> Any:
+        """Returns an action for each row [..., *shape], drawn with random numbers of `rng` alone."""
+        raise NotImplementedError
+
+    def mode(self) -> Any:
+        """Returns the action of each row that greedy acting takes [..., *shape]."""
+        raise NotImplementedError
+
+    def log_prob(self, action: Any) -> Tensor:
+        """Returns the log probability, or density, of an action for each row [...]."""
+        raise NotImplementedError
+
+    def entropy(self) -> Tensor:
+        """Returns the entropy of each row [...]."""
+        raise NotImplementedError
+
+    def kl(self, other: Any) -> Tensor:
+        """Returns KL(self || other) of each row [...]."""
+        raise NotImplementedError
+
+    def rsample(self, rng: torch.Generator, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
+        """Returns an action [..., *shape] and its log density [...], both differentiable.
+
+        With `world` learners each draws the noise of all of them, [world, ...], and keeps the part of its rank."""
+        raise NotImplementedError
+
+    def __getitem__(self, index) -> Any:
+        return type(self)(self.numbers[index], self.space)
+
+    def record(self) -> Batch:
+        return Batch(numbers=self.numbers)
+
+    def from_record(self, record: Batch) -> Any:
+        return type(self)(record.numbers, self.space)
+
+
 def categorical_sample(log_probs: Tensor, rng: torch.Generator) -> Tensor:
     """Samples [...] int64 from log_probs [..., A] by the Gumbel trick: argmax(log p - log E) with E exponential."""
     exponential = torch.empty_like(log_probs).exponential_(generator=rng)

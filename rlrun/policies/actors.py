@@ -15,9 +15,10 @@ from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig, mlp
-from rlrun.models.heads import SMALL_GAIN, action_head
-from rlrun.models.model import Model, SquashedDistributionConfig, Trunk
+from rlrun.models.heads import SMALL_GAIN, OwnHead, action_head
+from rlrun.models.model import Model, Seen, SquashedDistributionConfig, Trunk
 from rlrun.models.normalizer import FiltersObservations
+from rlrun.ops.distributions import ActionDistribution
 from rlrun.policies.exploration import ActionNoiseConfig
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
@@ -33,9 +34,13 @@ class ActorNet(nn.Module):
         self.head = head(cfg.hidden[-1] if cfg.hidden else trunk.features)
 
     def forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Any, Batch]:
-        """Returns the head's output for filtered observations [T, B, ...], and the state, which is empty."""
-        features = self.hidden(self.trunk(obs, is_first, state)[0])
-        return self.head(features, obs["action_mask"] if "action_mask" in obs else None), state
+        """Returns the head's output for filtered observations [T, B, ...], and the state after the last row."""
+        features, after = self.trunk(obs, is_first, state)
+        return self.head(self.hidden(features), obs["action_mask"] if "action_mask" in obs else None), after
+
+    def of(self, seen: Seen) -> Any:
+        """Returns the head's output for rows [N, ...]."""
+        return self.head(self.hidden(self.trunk.of(seen)), seen.mask)
 
 
 class TanhHead(nn.Module):
@@ -59,8 +64,6 @@ class Actor(FiltersObservations, Policy):
     ):
         super().__init__()
         space = spec.action
-        if model.cfg.memory.kind != "none":
-            raise UserError("this algorithm learns from single rows, without memory (model=lstm, gru, gtrxl)")
         if isinstance(space, Box) and not space.bounded:
             raise UserError(
                 f"{spec.name} has unbounded actions, {space}: "
@@ -71,12 +74,20 @@ class Actor(FiltersObservations, Policy):
         self.net = ActorNet(model.trunk(spec), cfg, head)
         self.critic: Critics | None = None
 
-    def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
-        return Batch()
+    def core_spec(self) -> RowSpec:
+        return self.net.trunk.core_spec()
 
-    def output(self, obs: Batch, is_first: Tensor) -> Any:
-        """Returns the network's output for filtered observations [T, B, ...]."""
-        return self.net(obs, is_first, Batch())[0]
+    def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
+        device = next(self.parameters()).device
+        core: dict[str, Any] = self.core_spec()
+        return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in core.items()})
+
+    def row(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Any, Batch]:
+        """Returns the network's output for one row of observations [B, ...], and the recurrent state after it."""
+        core = Batch({name: state[name] for name in self.core_spec()})
+        rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
+        output, after = self.net(rows, is_first.unsqueeze(0), core)
+        return output[0], after
 
     def uniform(self, count: int, rng: torch.Generator, device: torch.device) -> Tensor:
         """Returns uniformly random actions: [B] if discrete, else [B, D]."""
@@ -115,6 +126,8 @@ class DeterministicPolicy(Actor):
             spec, model, cfg, random_steps, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN))
         )
         self.explore, self.size, self.critic = explore, size, critic
+        if explore.kind == "parameter_noise" and self.core_spec():
+            raise UserError("exploration.kind=parameter_noise perturbs networks without memory (model/memory=none)")
         self.episodes = NoisyEpisodes(self.net, explore.std) if explore.kind == "parameter_noise" else None
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
@@ -125,7 +138,7 @@ class DeterministicPolicy(Actor):
         return {name: known[name] for name in names}
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
-        state: dict[str, Tensor] = {}
+        state: dict[str, Any] = dict(super().initial_state(columns))
         device = next(self.parameters()).device
         if place is not None and self.explore.scale_min is not None:
             state["place"] = place.to(device)
@@ -136,8 +149,8 @@ class DeterministicPolicy(Actor):
         return Batch(state)
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
-        rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
-        return self.shaped(self.output(rows, is_first.unsqueeze(0))[0]), state
+        action, after = self.row(obs, is_first, state)
+        return self.shaped(action), Batch({**state, **after})
 
     def explored(self, clock: Clock) -> dict[str, float]:
         """Returns the schedule's noise scale as a metric."""
@@ -153,16 +166,16 @@ class DeterministicPolicy(Actor):
         rng: torch.Generator,
         record: tuple[str, ...] = (),
     ) -> Act:
-        rows, first = self.seen(obs).map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0)
-        best = self.output(rows, first)[0]
-        action, carried = best, dict(state.items())
+        best, after = self.row(obs, is_first, state)
+        action, carried = best, dict(state.items()) | dict(after.items())
         if mode == "explore":
             action, changed = self._explored(self.seen(obs), is_first, state, best, clock, rng)
             carried |= changed
         recorded = {}
         if record:
             assert self.critic is not None, "recording values needs a critic that samplers receive with the policy"
-            features = self.critic.features(rows, first)
+            rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
+            features = self.critic.features(Seen(rows, is_first.unsqueeze(0), Batch()))
             known = {"q_taken": action, "q_max": best}
             recorded = {name: self.critic.of(features, known[name])[:, :, 0].min(0).values for name in record}
         return Act(self.shaped(action), Batch(carried), Batch(recorded))
@@ -200,14 +213,29 @@ class StochasticActor(Actor):
         out = model.outputs(SquashedDistributionConfig)
 
         def head(inputs: int) -> nn.Module:
-            return action_head(spec.action, inputs, model.linear, out.action_distribution, out.log_std)
+            head = action_head(spec.action, inputs, model.linear, out.action_distribution, out.log_std)
+            if isinstance(head, OwnHead):
+                self._check(head)
+            return head
 
         super().__init__(spec, model, cfg, random_steps, head)
         self.kind = out.action_distribution if isinstance(spec.action, Box) else "categorical"
 
+    @staticmethod
+    def _check(head: OwnHead) -> None:
+        """Raises UserError unless the user's own distribution is one that a critic can improve."""
+        name = f"{head.kind.__module__}:{head.kind.__name__}"
+        if not isinstance(head.space, Box):
+            raise UserError(f"model.action_distribution={name} is for continuous actions here, not for {head.space}")
+        if head.kind.rsample is ActionDistribution.rsample:
+            raise UserError(
+                f"model.action_distribution={name} needs a method rsample(rng, rank, world) for this algorithm, whose "
+                "actor learns through the actions that it draws"
+            )
+
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
-        rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
-        return self.output(rows, is_first.unsqueeze(0))[0].mode(), state
+        dist, after = self.row(obs, is_first, state)
+        return dist.mode(), after
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
         if names:
@@ -227,6 +255,7 @@ class StochasticActor(Actor):
         if mode == "greedy":
             return Act(*self.greedy(obs, is_first, state), Batch())  # type: ignore[arg-type]
         if clock.env_steps < self.random_steps and "action_mask" not in obs:
-            return Act(self.shaped(self.uniform(len(is_first), rng, is_first.device)), state, Batch())
-        rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
-        return Act(self.output(rows, is_first.unsqueeze(0))[0].sample(rng), state, Batch())
+            after = self.row(obs, is_first, state)[1] if self.core_spec() else state
+            return Act(self.shaped(self.uniform(len(is_first), rng, is_first.device)), after, Batch())
+        dist, after = self.row(obs, is_first, state)
+        return Act(dist.sample(rng), after, Batch())

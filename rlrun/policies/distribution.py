@@ -44,7 +44,7 @@ class DistributionPolicy(FiltersObservations, Policy):
         self.trunk = model.trunk(spec)
         self.value_trunk = None if model.outputs(DistributionAndValueConfig).share_value else model.trunk(spec)
         self.action_head = model.action_head(spec, self.trunk.features)
-        self.value_head = model.linear(self.trunk.features, 1, 1.0)
+        self.value_head = model.last_layer("value_head", self.trunk.features, 1)
         self.embedding = model.action_embedding  # name of the observation part that describes the actions
 
     def recordable(self, what: Pass) -> bool:
@@ -63,7 +63,7 @@ class DistributionPolicy(FiltersObservations, Policy):
         return spec
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
-        device = self.value_head.weight.device
+        device = next(self.parameters()).device
         core: dict[str, Any] = self.core_spec()
         return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in core.items()})
 

@@ -69,23 +69,14 @@ class Replay:
             if path == ("is_first",):
                 firsts.append(Plain(columns, self.length, field, allocate))
                 return firsts[0]
+            stacked = layout.stack > 1 and path[:2] == ("obs", "observation")
+            single = Field(field.shape[1:], field.dtype) if stacked else field
+            store: Packed | Plain
             if path[0] == "obs" and cfg.compress:
-                single = (
-                    Field(field.shape[1:], field.dtype)
-                    if path == ("obs", "observation") and layout.stack > 1
-                    else field
-                )
-                store: Packed | Plain = Packed(columns, self.length, single)
+                store = Packed(columns, self.length, single)
             else:
-                single = (
-                    Field(field.shape[1:], field.dtype)
-                    if path == ("obs", "observation") and layout.stack > 1
-                    else field
-                )
                 store = Plain(columns, self.length, single, allocate)
-            if path == ("obs", "observation") and layout.stack > 1:
-                return Frames(store, layout.stack, firsts[0].flat, self.length)
-            return store
+            return Frames(store, layout.stack, firsts[0].flat, self.length) if stacked else store
 
         ordered = {
             "is_first": layout.stored["is_first"],

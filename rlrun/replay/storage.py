@@ -235,10 +235,10 @@ def stores(tree: Tree, path: str = "") -> Iterator[tuple[str, Store]]:
 
 
 def row_bytes(spec: RowSpec, frames: tuple[str, ...] | None, stack: int) -> int:
-    """Returns the bytes of one row, if the field at path `frames` holds stacks whose frames are stored once."""
+    """Returns the bytes of one row, if all fields below the path `frames` hold stacks whose frames are stored once."""
     total = 0
     for name, part in spec.items():
-        below = frames[1:] if frames and frames[0] == name else None
+        below = () if frames == () else frames[1:] if frames and frames[0] == name else None
         if isinstance(part, Field):
             size = math.prod(part.shape) * part.dtype.itemsize
             total += size // stack if below == () else size

@@ -9,34 +9,37 @@ from typing import Any, NamedTuple
 from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, WITH_VALUE, Translation
 
 ACTIVATIONS = {"swish": "silu"}
-# [filters, kernel, stride] of the convolutions of the Nature CNN (Mnih et al. 2015), which has a layer of 512 behind
-NATURE = [[32, [8, 8], 4], [64, [4, 4], 2], [64, [3, 3], 1]]
-NATURE_LAYER = 512
-# What RLlib's own network has for screens of these sizes, where a file does not say `conv_filters`
-RLLIBS = {84: "16 8x8/4, 32 4x4/2 and 256 11x11 filters", 42: "16 4x4/2, 32 4x4/2 and 256 11x11 filters"}
-CONVOLUTIONS = ("conv_filters", "conv_activation", "post_fcnet_hiddens", "post_fcnet_activation")
+# The network that RLlib makes for images of these sizes, where a file does not say `conv_filters`
+RLLIBS = {
+    96: [[16, [8, 8], 4], [32, [4, 4], 2], [256, [11, 11], 2]],
+    84: [[16, [8, 8], 4], [32, [4, 4], 2], [256, [11, 11], 1]],
+    64: [[32, [4, 4], 2], [64, [4, 4], 2], [128, [4, 4], 2], [256, [4, 4], 2]],
+    42: [[16, [4, 4], 2], [32, [4, 4], 2], [256, [11, 11], 1]],
+    10: [[16, [5, 5], 2], [32, [5, 5], 2]],
+}
 
 
 def networks(one: Translation) -> None:
-    size = one.get("model.dim", "dim")
     if one.atari:
-        if not one.set("env.size", int(size), "model.dim", "dim"):
-            one.set("env.size", 84, why="RLlib's default, because rlrun has no screens of the file's size")
-            size = 84
-        _frames(one)
-        for key in ("model.fcnet_hiddens", "model.fcnet_activation"):
-            one.say(key, "dropped", why="screens go through the Nature CNN")
-        convolutions(one, int(size))
+        _screens(one)
+        convolutions(one, one.made.values["env.size"])
     else:
-        for key in ("model.dim", "dim"):
-            one.say(key, "dropped", why="there are no screens")
+        for key in ("model.dim", "dim", "model.grayscale", "grayscale", "preprocessor_pref"):
+            one.say(key, "dropped", why="it is for screens of Atari games")
         for key in ("model.framestack", "framestack"):
             one.say(key, "dropped", why="RLlib stacks the frames of Atari games only")
-        for key in ("model.num_framestacks", "num_framestacks"):
-            why = "only the frames of Atari games are stacked here; env.wrappers= takes a wrapper for others"
-            one.say(key, "not mapped" if _several(one.given.get(key)) else "dropped", why=why)
-        _no_screens(one)
-        _layers(one)
+        stacks = ("model.num_framestacks", "num_framestacks")
+        if _several(one.get(*stacks)):
+            one.set("env.stack", int(one.get(*stacks)), *stacks)
+        for key in stacks:
+            one.say(key, "dropped", why="nothing is stacked")
+        shape = image_shape(one.made.env)
+        if shape or (shape is None and one.given.get("model.conv_filters")):
+            convolutions(one, shape[0] if shape and shape[0] == shape[1] else None)
+        else:
+            for key in ("model.conv_filters", "model.conv_activation"):
+                one.say(key, "dropped", why="there are no images" if shape == () else "it is for images")
+            _layers(one)
     if one.core in WITH_VALUE:
         keys = ("vf_share_layers", "model.vf_share_layers")
         shared = bool(one.get(*keys))
@@ -58,7 +61,10 @@ def networks(one: Translation) -> None:
     _memory(one)
     for key in ("model.custom_model", "model.custom_model_config"):
         lost = one.given.get(key) not in (None, {})
-        why = "it is Python; model.encoder=my_package.module:MyEncoder takes a torch module of your own"
+        why = (
+            "it is Python; model.encoder, model.value_head and model.q_head take torch modules of your own, such as "
+            "my_package.module:MyEncoder"
+        )
         one.say(key, "not mapped" if lost else "dropped", why=why if lost else "nothing is asked for")
 
 
@@ -66,76 +72,59 @@ def _several(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 1
 
 
-def _frames(one: Translation) -> None:
-    stacks = ("model.num_framestacks", "num_framestacks")
+def _screens(one: Translation) -> None:
+    """Sets size, colour and stack of the screens of an Atari game."""
+    size = one.get("model.dim", "dim")
+    if not one.set("env.size", int(size), "model.dim", "dim"):
+        one.set("env.size", 84, why="RLlib's default, because rlrun has no screens of the file's size")
+    stacks, colours = ("model.num_framestacks", "num_framestacks"), ("model.grayscale", "grayscale")
     number = one.given.get(stacks[0], one.given.get(stacks[1]))
-    on = one.get("model.framestack", "framestack", default=True)
+    if one.get("preprocessor_pref", default="deepmind") == "deepmind":
+        one.say("preprocessor_pref", "dropped", why="games are preprocessed as DeepMind does it")
+        for key in colours:
+            one.say(key, "dropped", why="DeepMind's screens are always grey, and so are those of env.grayscale=true")
+        on = one.get("model.framestack", "framestack", default=True)
+    else:
+        why = "RLlib's own preprocessor has none of DeepMind's wrappers"
+        one.set("env.grayscale", bool(one.get(*colours, default=False)), *colours, "preprocessor_pref", why=why)
+        for name, value in (("frame_skip", 1), ("noop_max", 0), ("fire", False), ("life_loss_terminal", False)):
+            one.set(f"env.{name}", value, why=why)
+        on = False
     frames = int(number) if isinstance(number, int | float) and not isinstance(number, bool) else 4 if on else 1
     one.set("env.stack", max(frames, 1), "model.framestack", "framestack", *stacks)
 
 
-def convolutions(one: Translation, size: int) -> None:
-    """Sets the network for images and lists the fate of RLlib's options of it: the only place to extend for others.
+def convolutions(one: Translation, size: int | None) -> None:
+    """Sets the network for images as RLlib makes it.
 
-    size: width and height of the screens in pixels. Filters other than the Nature CNN's have no counterpart yet."""
-    filters, activation = one.get("model.conv_filters"), one.get("model.conv_activation", default="relu")
+    size: width and height of the images in pixels; None: unknown, or not the same."""
+    for key in ("model.fcnet_hiddens", "model.fcnet_activation", "use_state_preprocessor"):
+        one.say(key, "dropped", why="images go through convolutions")
+    filters = one.get("model.conv_filters")
+    activation = activated(one.get("model.conv_activation", default="relu"))
     after = [int(width) for width in one.get("model.post_fcnet_hiddens", default=None) or []]
-    own = "model.encoder=my_package.module:MyEncoder takes a torch module of your own"
-    net = f"the encoder is the Nature CNN: 32 8x8/4, 64 4x4/2 and 64 3x3/1 filters and {NATURE_LAYER} units"
+    why = "with RLlib's borders: all convolutions but the last have some"
     if filters is None:
-        theirs = RLLIBS.get(size)
-        lost = f"{net}; RLlib's own network has {theirs}" if theirs else net
+        filters, why = RLLIBS.get(size or 0), f"RLlib's network for {size}x{size} pixels, {why}"
         one.defaults["model.conv_filters"] = None  # RLlib's default
-        one.say("model.conv_filters", "not mapped", why=lost)
-    elif is_nature(filters, after):
-        why = "the Nature CNN without padding, where RLlib pads all but the last convolution"
-        if not after and len(filters) == len(NATURE):
-            why += f"; a layer of {NATURE_LAYER} units follows"
-        one.set("model.encoder", "nature_cnn", "model.conv_filters", why=why)
-        if after:
-            one.say("model.post_fcnet_hiddens", "mapped", "model.encoder=nature_cnn")
+    if filters is None:
+        one.say("model.conv_filters", "not mapped", why="RLlib has no network for images of this size")
+        return
+    if not one.set("model.conv_filters", filters, "model.conv_filters", why=why):
+        return
+    one.set("model.conv_padding", "same_but_last", why="RLlib's borders")
+    if not one.set("model.conv_activation", activation, "model.conv_activation", why="RLlib's default"):
+        activation = "relu"
+    posts = ("model.post_fcnet_hiddens", "model.post_fcnet_activation")
+    kind = activated(one.get(posts[1], default="relu"))
+    if not after or kind == activation:
+        one.set("model.conv_hidden", after, *posts[: 2 if after else 1], why="RLlib's layers behind the convolutions")
     else:
-        one.say("model.conv_filters", "not mapped", why=f"{net}, or {own}")
-    same = str(activation).lower() == "relu"
-    one.say(
-        "model.conv_activation", "dropped" if same else "not mapped", why="the encoder's activation function is relu"
-    )
-    one.say("model.post_fcnet_hiddens", "not mapped" if after else "dropped", why=net if after else "[] adds no layer")
-    post = str(one.get("model.post_fcnet_activation", default="relu")).lower() == "relu" or not after
-    one.say("model.post_fcnet_activation", "dropped" if post else "not mapped", why="relu follows the encoder's layers")
-
-
-def is_nature(filters: Any, after: list[int]) -> bool:
-    """Tells whether RLlib's conv_filters and the layers after them are those of the Nature CNN.
-
-    The layer of 512 units may be missing, be in `after`, or be a fourth convolution over everything that is left."""
-    if not isinstance(filters, list) or not all(isinstance(row, list) and len(row) == 3 for row in filters):
-        return False
-
-    def square(kernel: Any) -> Any:
-        return kernel if isinstance(kernel, list) else [kernel, kernel]
-
-    rows = [[row[0], square(row[1]), row[2]] for row in filters]
-    dense = rows[len(NATURE) :]
-    whole = len(dense) == 1 and dense[0][0] == NATURE_LAYER and dense[0][1][0] >= 7
-    if rows[: len(NATURE)] != NATURE or (dense and not whole):
-        return False
-    return after == [] if whole else after in ([], [NATURE_LAYER])
-
-
-def _no_screens(one: Translation) -> None:
-    filters = one.given.get("model.conv_filters")
-    if filters and is_nature(
-        filters, [int(width) for width in one.get("model.post_fcnet_hiddens", default=None) or []]
-    ):
-        why = "the encoder of images is the Nature CNN"
-        one.set("model.encoder", "auto", "model.conv_filters", "model.post_fcnet_hiddens", why=why)
-    why = "the encoder of images is the Nature CNN, with relu"
-    one.say(
-        "model.conv_filters", "not mapped" if filters else "dropped", why=why if filters else "nothing is asked for"
-    )
-    same = str(one.get("model.conv_activation", default="relu")).lower() == "relu"
-    one.say("model.conv_activation", "dropped" if same else "not mapped", why=why)
+        one.set("model.conv_hidden", [], why="post_fcnet_hiddens have an activation function of their own")
+        if one.set("model.activation", kind, posts[1]):
+            one.set("model.hidden", after, posts[0])
+    one.say(posts[0], "not mapped", why="rlrun has no layers without a nonlinearity")
+    one.say(posts[1], "dropped", why="there are no such layers")
 
 
 def _layers(one: Translation) -> None:
@@ -198,14 +187,11 @@ def _deviation(one: Translation) -> None:
     free = bool(one.get("model.free_log_std"))
     if one.discrete:
         one.say("model.free_log_std", "dropped", why="actions are discrete")
-    elif free:
-        why = "its deviation is a parameter that does not depend on the observation"
-        one.set("model.action_distribution", "gaussian", "model.free_log_std", why=why)
+    elif free or one.discrete is False:
+        one.set("model.free_log_std", free, "model.free_log_std")
     else:
-        why = "the deviation of a gaussian is a parameter here, and depends on the observation in RLlib"
-        one.say(
-            "model.free_log_std", "not mapped", why=why if one.discrete is False else f"for continuous actions, {why}"
-        )
+        why = "if actions are continuous, set model.free_log_std=false, as in RLlib"
+        one.say("model.free_log_std", "not mapped", why=why)
 
 
 def _memory(one: Translation) -> None:
@@ -309,14 +295,43 @@ def own_net(one: Translation, net: str, groups: tuple[str, ...], widths: list[in
         one.say(group, "dropped", why="nothing is asked for")
 
 
-@cache
 def continuous_actions(env: str) -> bool | None:
-    """Tells whether actions of one of Gymnasium's own environments are continuous; None if that is unknown.
+    """Tells whether actions of one of Gymnasium's or rlrun's environments are continuous; None if that is unknown."""
+    import gymnasium
+
+    if _entry_point(env).startswith("gymnasium.envs.mujoco"):
+        return True  # also where MuJoCo is not installed
+    found = _spaces(env)
+    return None if found is None else isinstance(found[1], gymnasium.spaces.Box)
+
+
+def image_shape(env: str) -> tuple[int, ...] | None:
+    """Returns the shape [H, W, C] of the images that one of Gymnasium's or rlrun's environments shows.
+
+    It is empty if there are none, and None if that is unknown."""
+    found = _spaces(env)
+    shape = () if found is None else found[0].shape or ()
+    return None if found is None else tuple(shape) if len(shape) == 3 else ()
+
+
+def _entry_point(env: str) -> str:
+    """Returns the module and class of a registered environment, or an empty string."""
+    import gymnasium
+
+    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+
+    found = getattr(gymnasium.registry.get(env), "entry_point", "")
+    return found if isinstance(found, str) else f"{getattr(found, '__module__', '')}:"
+
+
+@cache
+def _spaces(env: str) -> tuple[Any, Any] | None:
+    """Returns the spaces of observations and actions of one of Gymnasium's or rlrun's environments; None if unknown.
 
     No other environment is made, because that would run its code."""
     import gymnasium
 
-    if ":" in env or not str(getattr(gymnasium.registry.get(env), "entry_point", "")).startswith("gymnasium.envs."):
+    if not _entry_point(env).startswith(("gymnasium.envs.", "rlrun.envs.")):
         return None
     try:
         with warnings.catch_warnings():  # of ids that have newer versions
@@ -324,6 +339,6 @@ def continuous_actions(env: str) -> bool | None:
             made = gymnasium.make(env, disable_env_checker=True)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError):
         return None
-    space = made.action_space
+    spaces = made.observation_space, made.action_space
     made.close()
-    return isinstance(space, gymnasium.spaces.Box)
+    return spaces

@@ -4,8 +4,8 @@ The module's forward(obs, is_first, state) -> (action, state) takes and returns 
 {"observation": [B, ...]}, with nested parts by their path ("observation.camera"), and an "action_mask" where the policy
 has one. is_first is [B] bool. state is zeros for the first call and then what the last call returned; it is empty
 without memory. Actions are in the form that the environment takes. Nothing is random: noisy layers use their means, and
-eval_epsilon is 0. Filters and the division of pixels by 255 are included. Earlier preprocessing is not: an Atari
-observation is the stack of frames.
+eval_epsilon is 0. Filters and the division of pixels by 255 are included. Earlier preprocessing is not: an
+observation with env.stack is the stack of frames, whose newest one is last.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from rlrun.envs import registry
 from rlrun.envs.atari import AtariConfig, ScreenStack
 from rlrun.envs.gym import to_rows
 from rlrun.envs.single import make_single
+from rlrun.envs.stacked import LastFrames, without_stack
 from rlrun.models.model import Model
 from rlrun.runtime.build import checkpoints_of
 from rlrun.samplers.evaluator import to_torch
@@ -34,14 +35,18 @@ from rlrun.samplers.evaluator import to_torch
 class Trained:
     """A policy of a run, on the CPU in float32.
 
-    act() takes one observation or a batch of them. Between calls it keeps recurrent state and, if it is given raw Atari
-    screens, frames; reset() forgets them. make_env() makes the environment of the run, including its preprocessing.
+    act() takes one observation or a batch of them. Between calls it keeps recurrent state, and the last frames if it is
+    given raw Atari screens or if env.stack stacks observations; reset() forgets them. make_env() makes the environment
+    of the run, including its preprocessing.
     """
 
     def __init__(self, run_dir: Path, config: Typed, spec: EnvSpec, policy: Policy, clock: Clock):
         self.run_dir, self.config, self.spec, self.policy, self.clock = run_dir, config, spec, policy, clock
         self.rng = torch.Generator().manual_seed(config.run.seed)
         self.screens = ScreenStack(config.env) if isinstance(config.env, AtariConfig) else None
+        # What act() is given of a Gymnasium environment, whose observations are stacked here.
+        self.one = spec if self.screens is not None else without_stack(spec)
+        self.last = LastFrames(spec.stack) if self.one.stack < spec.stack else None
         self.reset()
 
     def make_env(self, seed: int = 0) -> gymnasium.Env:
@@ -60,8 +65,9 @@ class Trained:
             self._state: Batch | None = None
             self._action: Any = None
             self._first: torch.Tensor | None = None
-            if self.screens is not None:
-                self.screens.reset()
+            for frames in (self.screens, self.last):
+                if frames is not None:
+                    frames.reset()
         else:
             self._first = torch.from_numpy(np.asarray(is_first, dtype=bool).copy())
 
@@ -70,13 +76,14 @@ class Trained:
 
         obs: one observation or a batch (every part [...] or [B, ...]). For an Atari game it can also be the raw screen
         of every decision, [H, W, 3] uint8, or its last two frames [2, H, W, 3], which are merged as in training; the
-        stack of frames is then kept here. reward: one or [B] rewards of the last action, for models with
+        stack of frames is then kept here. So are the last observations of other environments with env.stack: each call
+        gets the newest one alone. reward: one or [B] rewards of the last action, for models with
         model.memory.prev_reward. Raises ValueError when a shape or dtype does not fit, or when the number of
         observations changes without reset().
         """
         if self.screens is not None:
             obs = self._screens(np.asarray(obs))
-        path, space = next(leaves(self.spec.observation))
+        path, space = next(leaves(self.one.observation))
         first = obs
         for name in path:
             first = first[int(name)] if isinstance(first, tuple) else first[name]
@@ -85,17 +92,26 @@ class Trained:
         single = given.shape == shape
         if given.shape[given.ndim - len(shape) :] != shape or given.ndim > len(shape) + 1:
             raise ValueError(f"an observation of {self.spec.name} has the shape {shape}, not {given.shape}")
-        rows = to_rows(self.spec, _each(obs, lambda part: np.asarray(part)[None]) if single else obs)
+        rows = to_rows(self.one, _each(obs, lambda part: np.asarray(part)[None]) if single else obs)
+        if self.last is not None:
+            rows["observation"] = self._stacked(self.last, rows["observation"], 1 if single else len(given))
         action = self.spec.action.to_env(self.policy_action(rows, mode, reward))
         return _each(action, lambda part: part[0]) if single else action
+
+    def _stacked(self, last: LastFrames, obs: Any, count: int) -> Any:
+        """Adds the newest observations of `count` episodes to the earlier ones, and returns the stacks."""
+        if last.columns not in (None, count):
+            raise ValueError(f"the policy remembers {last.columns} episodes and is given {count}: call reset() first")
+        begun = np.full(count, last.columns is None) if self._first is None else self._first.numpy()
+        return last.push(obs, begun)
 
     def _screens(self, given: np.ndarray) -> np.ndarray:
         """Turns an Atari observation given to act() into the stack of frames that the policy takes."""
         assert self.screens is not None
         if given.dtype != np.uint8:
             raise ValueError(f"an observation of {self.spec.name} is uint8, 0 to 255, not {given.dtype}")
-        shape = (self.screens.cfg.stack, self.screens.cfg.size, self.screens.cfg.size)
-        if given.ndim in (3, 4) and given.shape[-1] == 3 and given.shape[-3:] != shape:
+        shape = self.spec.observation.field.shape  # type: ignore[union-attr]
+        if given.ndim in (3, 4) and given.shape[-1] == 3 and given.shape[-len(shape) :] != shape:
             if given.ndim == 4 and len(given) != 2:
                 raise ValueError(f"raw screens are [H, W, 3] or [2, H, W, 3], not {given.shape}")
             return self.screens.push(given)

@@ -17,6 +17,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock
 from rlrun.models.critic import Critics
+from rlrun.models.model import Seen
 from rlrun.ops.distributions import Beta, SquashedGaussian
 from rlrun.policies.noise import ladder
 
@@ -81,7 +82,8 @@ def folded(value, n):
 
 
 def rows(batch, which):
-    return Batch(observation=batch.obs.observation[which : which + 1]), batch.is_first[which : which + 1]
+    observation, first = batch.obs.observation[which : which + 1], batch.is_first[which : which + 1]
+    return Seen(Batch(observation=observation), first, Batch())
 
 
 class Losses:
@@ -180,13 +182,13 @@ def test_sac_by_hand(typed, monkeypatch, n):
     target_rng, rng = streams(made)
     update = made.update(batch, Clock())
     with torch.no_grad():
-        action, log_prob = drawn(target_rng, made.policy.output(*rows(batch, 1))[0])
+        action, log_prob = drawn(target_rng, made.policy.net.of(rows(batch, 1)))
         values = torch.stack(
             [manual_critic(made.target_critic, torch.cat([then, action], -1), e)[:, 0] for e in range(2)]
         )
         target = folded(values.min(0).values - 0.3 * log_prob, n)
         q = torch.stack([manual_critic(made.critic, torch.cat([now, batch.action[0]], -1), e)[:, 0] for e in range(2)])
-        own, own_log_prob = drawn(rng, made.policy.output(*rows(batch, 0))[0])
+        own, own_log_prob = drawn(rng, made.policy.net.of(rows(batch, 0)))
         own_q = (
             torch.stack([manual_critic(made.critic, torch.cat([now, own], -1), e)[:, 0] for e in range(2)])
             .min(0)
@@ -208,11 +210,11 @@ def test_sac_of_choices_by_hand(typed, monkeypatch):
     now, then = batch.obs.observation[0], batch.obs.observation[1]
     made.update(batch, Clock())
     with torch.no_grad():
-        probability = made.policy.output(*rows(batch, 1))[0].log_probs.exp()
+        probability = made.policy.net.of(rows(batch, 1)).log_probs.exp()
         values = torch.stack([manual_critic(made.target_critic, then, e) for e in range(2)]).min(0).values  # [B, A]
         target = folded((probability * (values - 0.3 * probability.log())).sum(-1), 1)
         q = torch.stack([manual_critic(made.critic, now, e)[torch.arange(3), batch.action[0]] for e in range(2)])
-        p = made.policy.output(*rows(batch, 0))[0].log_probs.exp()
+        p = made.policy.net.of(rows(batch, 0)).log_probs.exp()
         own = torch.stack([manual_critic(made.critic, now, e) for e in range(2)]).min(0).values
     critic_loss, actor_loss, alpha_loss = (loss for _, loss in losses.seen)
     torch.testing.assert_close(critic_loss, (batch.weight * (0.5 * (target - q) ** 2).sum(0)).mean())
@@ -236,12 +238,12 @@ def test_tqc_by_hand(typed, monkeypatch):
     target_rng, rng = streams(made)
     made.update(batch, Clock())
     with torch.no_grad():
-        action, log_prob = drawn(target_rng, made.policy.output(*rows(batch, 1))[0])
+        action, log_prob = drawn(target_rng, made.policy.net.of(rows(batch, 1)))
         pooled = torch.cat([manual_critic(made.target_critic, torch.cat([then, action], -1), e) for e in range(3)], -1)
         kept = pooled.sort(-1).values[:, :9] - 0.3 * log_prob[:, None]  # one of 12 is dropped for each critic
         target = torch.stack([folded(kept[:, k], 1) for k in range(9)], -1)
         quantile = [manual_critic(made.critic, torch.cat([now, batch.action[0]], -1), e) for e in range(3)]
-        own, own_log_prob = drawn(rng, made.policy.output(*rows(batch, 0))[0])
+        own, own_log_prob = drawn(rng, made.policy.net.of(rows(batch, 0)))
         own_q = torch.stack([manual_critic(made.critic, torch.cat([now, own], -1), e) for e in range(3)]).mean((0, 2))
     loss = torch.zeros(3)
     for one in quantile:  # eq. 11, element by element
@@ -268,15 +270,15 @@ def test_sac_wants_of_legal_choices_what_they_can_have(typed, monkeypatch):
         sampler.free(fragments)
     batch, losses = replay.sample(20, Clock()), Losses(monkeypatch)
     ends = batch.ends()
-    now = ends.obs[:1], ends.is_first[:1]
+    now = Seen(ends.obs[:1], ends.is_first[:1], Batch())
     made.log_alpha.data.fill_(1.0)
     with torch.no_grad():
-        entropy = -made.soft(made.critic, made.critic.features(*now), *now, made.ctx.rng).log_prob
+        entropy = -made.soft(made.critic, made.critic.features(now), now, made.ctx.rng).log_prob
     made.update(batch, Clock())
-    legal = now[0]["action_mask"][0].sum(-1)
+    legal = now.mask.sum(-1)
     assert set(legal.tolist()) <= {1, 2, 3, 4} and made.spec.action.n == 5
     torch.testing.assert_close(losses.seen[2][1], (entropy - 0.98 * legal.float().log()).mean())
-    assert made.temperature.wanted_entropy(Batch()) == pytest.approx(0.98 * math.log(5))
+    assert made.temperature.wanted_entropy(None) == pytest.approx(0.98 * math.log(5))
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3"])
@@ -487,9 +489,9 @@ def test_priorities_of_new_rows_are_their_td_errors(typed, algo):
     stored = torch.from_numpy(replay.tree_of_priorities.leaves[leaf]).float()
     ends = batch.ends()
     with torch.no_grad():
-        now, then = (ends.obs[:1], ends.is_first[:1]), (ends.obs[1:], ends.is_first[1:])
-        q = made.critic(*now, batch.action[0].flatten(1))[:, :, 0].min(0).values
-        value = made.critic(*then, made.policy.output(*then)[0])[:, :, 0].min(0).values
+        now, then = (Seen(ends.obs[part], ends.is_first[part], Batch()) for part in (slice(0, 1), slice(1, 2)))
+        q = made.critic(now, batch.action[0].flatten(1))[:, :, 0].min(0).values
+        value = made.critic(then, made.policy.net.of(then))[:, :, 0].min(0).values
     expected = (batch.reward[0] + 0.99 * batch.reward[1] + 0.99**2 * value - q).abs()
     whole = batch.valid.all(0)
     assert whole.sum() > 10
@@ -536,14 +538,13 @@ def test_reparametrised_gradients_are_those_of_the_mean(kind):
 def test_critics_are_separate_nets_over_one_encoder(typed):
     made = algorithm(typed, "sac", "algo.critic.layer_norm=true")
     critic = made.critic
-    obs, first = rows(transitions(), 0)
-    action = torch.zeros(3, 1)
-    before = critic(obs, first, action)
+    seen, action = rows(transitions(), 0), torch.zeros(3, 1)
+    before = critic(seen, action)
     with torch.no_grad():
         for layer in critic.net:
             if hasattr(layer, "weight"):
                 layer.weight[1].add_(0.1)
-    after = critic(obs, first, action)
+    after = critic(seen, action)
     assert before.shape == (2, 3, 1) and torch.equal(before[0], after[0]) and not torch.equal(before[1], after[1])
 
 
@@ -579,12 +580,13 @@ def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
             ["algo=td3", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=-1.0"],
             "an action whose lowest value is its highest",
         ),
-        (["algo=ddpg", "env=Pendulum-v1", "model=lstm"], "without memory"),
+        (["algo=ddpg", "env=Pendulum-v1", "model=lstm"], "with memory learns from sequences"),
         (
             ["algo=sac", "env=Pendulum-v1", "model.action_distribution=gaussian"],
             "model.action_distribution must be one of squashed_gaussian, beta",
         ),
-        (["algo=sac", "env=Pendulum-v1", "model=lstm"], "without memory"),
+        (["algo=sac", "env=Pendulum-v1", "model=lstm"], "with memory learns from sequences"),
+        (["algo=td3", "env=Pendulum-v1", "model.action_distribution=beta"], "td3 does not use it"),
         (["algo=ddpg", "env=tests/Half-v0"], "has unbounded actions"),
         (
             ["algo=sac", "env=Pendulum-v1", "algo.input_priorities=true", "replay=prioritized"],

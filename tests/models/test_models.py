@@ -20,7 +20,13 @@ PIXELS = Box(shape=(4, 84, 84), dtype="uint8", low=(0.0,), high=(255.0,))
 
 @pytest.mark.parametrize(
     "kind, size, features",
-    [(NatureCNN, 84, 512), (NatureCNN, 42, 256), (ImpalaResNet, 84, 256), (ImpalaResNet, 64, 256)],
+    [
+        (NatureCNN, 84, 512),
+        (NatureCNN, 42, 256),
+        (NatureCNN, 10, 128),
+        (ImpalaResNet, 84, 256),
+        (ImpalaResNet, 64, 256),
+    ],
 )
 def test_encoders_read_pixels_in_any_number_of_rows(kind, size, features, monkeypatch):
     torch.manual_seed(0)
@@ -55,7 +61,7 @@ def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
     from rlrun.models.model import DistributionAndValueConfig, MemoryConfig
 
     cfg = DistributionAndValueConfig(
-        encoder="auto", hidden=(), activation="relu", conv_activation="auto", init="orthogonal", share_value=True, action_distribution="gaussian", log_std=0.0,
+        encoder="auto", hidden=(), activation="relu", conv_filters=None, conv_padding="none", conv_hidden="auto", conv_activation="auto", free_log_std=True, value_head="linear", init="orthogonal", share_value=True, action_distribution="gaussian", log_std=0.0,
         observation_filter="none", observation_clip=0.0, encoder_kwargs={}, autoregressive=False, layer_norm=False, action_embedding=None,
         memory=MemoryConfig(kind="none"),
     )  # fmt: skip

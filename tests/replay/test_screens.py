@@ -8,7 +8,14 @@ from wired import Wired
 from rlrun.core.schedule import Clock
 
 
-@pytest.mark.parametrize("game, more", [("Breakout", ["env.size=42"]), ("Pong", ["env.size=42", "env.max_frames=400"])])
+@pytest.mark.parametrize(
+    "game, more",
+    [
+        ("Breakout", ["env.size=42"]),
+        ("Pong", ["env.size=42", "env.max_frames=400"]),
+        ("Breakout", ["env.size=18", "env.grayscale=false"]),
+    ],
+)
 @pytest.mark.parametrize("compress", [False, True])
 def test_replayed_screens_are_those_that_were_seen(typed, game, more, compress):
     words = ["algo.num_envs=2", "algo.n_step=3", "algo.learning_starts=100", "algo.exploration.epsilon=1.0"]
@@ -18,7 +25,7 @@ def test_replayed_screens_are_those_that_were_seen(typed, game, more, compress):
     made, sampler, replay = wiring.algorithm(), wiring.sampler(0), wiring.replay(0)
     assert replay.layout.stack == 4
     sampler.publish(made.policy, Clock())
-    seen: list[torch.Tensor] = []  # the observation [2, 4, 42, 42] of every row
+    seen: list[torch.Tensor] = []  # the observation [2, 4, 42, 42] of every row, in colour [2, 4, 18, 18, 3]
     firsts = 0
     for _ in range(160):
         (fragment,) = sampler.take(1)

@@ -14,20 +14,20 @@ from conftest import compose
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.core.errors import UserError
+from rlrun.machine.machine import measured
 from rlrun.rllib.translate import translate
 from rlrun.rllib.translation import DEFAULTS_OF, RUNS
 from rlrun.rllib.yaml_files import defaults, flattened, flow, machinery, numbers, read
+from rlrun.runtime.plan import plan
 
 RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text())
 # number of experiments in each release whose environment rlrun has; the others use environments of RLlib's test suite
 COVERED = {"0.7.0": (47, 47), "1.13": (84, 101), "2.7": (90, 112), "2.49": (31, 38)}
 # options that files of these releases set and whose effect is lost; all others are mapped, or dropped with a reason
 NOT_MAPPED = {
-    "model.conv_filters": 4, "model.conv_activation": 3, "batch_mode": 3, "_separate_vf_optimizer": 2, "_lr_vf": 2, "observation_fliter": 1,
-    "model.post_fcnet_hiddens": 1,
+    "batch_mode": 3, "_separate_vf_optimizer": 2, "_lr_vf": 2, "observation_fliter": 1,
 }  # fmt: skip
-# RLlib's defaults whose effect is lost: its own network for Atari screens, and a deviation that depends on the observation
-DEFAULTS_NOT_MAPPED = {"model.conv_filters": 172, "model.free_log_std": 28}
+DEFAULTS_NOT_MAPPED: dict[str, int] = {}  # RLlib's defaults whose effect is lost
 
 
 @functools.cache
@@ -121,13 +121,16 @@ LEFT = {
     "head.sigma0": 0.5, "exploration.eval_epsilon": 0.0, "exploration.temperature": 1.0, "exploration.noise_std": 1.0, "exploration.noise_epsilon": 0.1,
     "exploration.theta": 0.15, "priority_eta": 0.9, "num_atoms": 51, "v_min": -10.0, "v_max": 10.0, "actor.layer_norm": False, "critic.layer_norm": False,
     "optimizer.centered": False, "optimizer.weight_decay": 0.0, "optimizer.max_grad_value": 0.0, "max_grad_value": 0.0,
-    "advantage_bootstrap": "target", "model.conv_activation": "auto", "l2": 0.0, "counted_share": 0.34, "return_processing": "centered_rank", "cut_share": 0.6, "kl_target": 0.01,
+    "advantage_bootstrap": "target", "model.conv_activation": "auto", "model.conv_filters": None, "model.conv_padding": "none", "model.conv_hidden": "auto",
+    "model.free_log_std": True, "model.value_head": "linear", "model.q_head": "linear", "l2": 0.0, "counted_share": 0.34, "return_processing": "centered_rank", "cut_share": 0.6, "kl_target": 0.01,
     "model.encoder": "auto", "model.encoder_kwargs": {}, "model.layer_norm": False, "model.observation_clip": 10.0, "model.autoregressive": False,
     "model.action_embedding": None, "model.log_std": 0.0, "model.memory.kind": "none", "model.memory.prev_action": False, "model.memory.prev_reward": False,
 }  # fmt: skip
 # those that mean nothing where they are left, such as the nets of models that are not used
 MEANINGLESS = ("model.memory.", "model.hidden", "model.activation", "model.init", "model.share_value", "replay_ratio")
 OTHERS = {("ars", "optimizer.kind"): "sgd", ("sac", "model.action_distribution"): "squashed_gaussian"}
+NO_SEQUENCES = {"sequence_length": None, "burn_in": 0, "sequence_stride": 1, "zero_init_state": False}
+OTHERS |= {(algo, name): value for algo in ("sac", "ddpg", "td3", "apex_ddpg") for name, value in NO_SEQUENCES.items()}
 
 
 def leaves(values, path=""):
@@ -429,13 +432,13 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("A3C", "exploration_config", {"type": "Curiosity", "eta": 2.0}, None, "exploration_config.eta", "a2c is its synchronous form"),
     ("PPO", "explore", False, None, "explore", "training always explores"),
     ("PPO", "callbacks", "my_package.Mine", None, "callbacks", r"\[my_package.module:MyCallback\]"),
-    ("PPO", "model", {"free_log_std": False}, "Pendulum-v1", "model.free_log_std", "is a parameter here"),
-    ("PPO", "model", {"dim": 96}, "PongNoFrameskip-v4", "model.dim", "84, 64 or 42"),
-    ("PPO", "model", {"num_framestacks": 4}, None, "model.num_framestacks", "only the frames of Atari games"),
-    ("PPO", "model", {"conv_filters": [[16, 4, 2], [32, 4, 2], [256, 11, 1]]}, "PongNoFrameskip-v4", "model.conv_filters", "Nature CNN"),
-    ("PPO", "model", {"custom_model": "mine"}, None, "model.custom_model", "model.encoder="),
+    ("PPO", "model", {"free_log_std": False}, "my_package:Mine-v0", "model.free_log_std", "if actions are continuous"),
+    ("PPO", "model", {"dim": 240}, "PongNoFrameskip-v4", "model.dim", "between 1 and 160"),
+    ("PPO", "model", {"conv_filters": [[16, 4, 2], [32, 4]]}, "PongNoFrameskip-v4", "model.conv_filters", "a list of 3"),
+    ("PPO", "model", {"post_fcnet_hiddens": [9], "post_fcnet_activation": "linear"}, "PongNoFrameskip-v4", "model.post_fcnet_hiddens", "without a nonlinearity"),
+    ("PPO", "model", {"custom_model": "mine"}, None, "model.custom_model", "model.encoder, model.value_head"),
     ("SAC", "policy_model_config", {"custom_model": "mine"}, None, "policy_model_config.custom_model", "hidden layers"),
-    ("SAC", "model", {"use_lstm": True}, None, "model.use_lstm", "without memory"),
+    ("SAC", "model", {"use_lstm": True}, None, "model.use_lstm", "no memory either"),
     ("DQN", "model", {"use_attention": True}, None, "model.use_attention", "algo=r2d2"),
     ("PPO", "lambda", 3.0, None, "lambda", "between 0 and 1"),
     ("PPO", "grad_clip_by", "value", None, "grad_clip_by", "norm of the whole gradient"),
@@ -540,20 +543,37 @@ def test_attention_is_gtrxl():
     assert lost == {"model.attention_memory_training", "model.attention_use_n_prev_rewards"}
 
 
-@pytest.mark.parametrize(
-    ("filters", "after"),
-    [
-        ([[32, [8, 8], 4], [64, [4, 4], 2], [64, [3, 3], 1]], []),
-        ([[32, 8, 4], [64, 4, 2], [64, 3, 1]], [512]),
-        ([[32, [8, 8], 4], [64, [4, 4], 2], [64, [3, 3], 1], [512, [11, 11], 1]], []),
-    ],
-)
-def test_filters_of_the_nature_cnn_are_mapped(filters, after):
-    values, said, _ = told_of(
-        "PPO", {"model": {"conv_filters": filters, "post_fcnet_hiddens": after}}, "PongNoFrameskip-v4"
-    )
-    assert values["model.encoder"] == "nature_cnn" and said["model.conv_filters"][0] == "mapped"
+LARGE = [[16, [8, 8], 4], [32, [4, 4], 2], [256, [11, 11], 1]]
+PADDED = {"model.conv_padding": "same_but_last", "model.conv_hidden": [], "model.conv_activation": "relu"}
+IMAGES = [  # (environment, RLlib's options, rlrun's)
+    ("Pong", {}, {"model.conv_filters": LARGE, **PADDED, "env.size": 84, "env.stack": 4, "env.grayscale": None}),
+    ("Pong", {"model": {"dim": 42, "framestack": False}}, {"model.conv_filters": [[16, [4, 4], 2], [32, [4, 4], 2], [256, [11, 11], 1]], "env.size": 42, "env.stack": 1}),
+    ("Pong", {"model": {"dim": 96}}, {"model.conv_filters": [*LARGE[:2], [256, [11, 11], 2]], "env.size": 96}),
+    ("Pong", {"model": {"conv_filters": [[32, 8, 4], [64, [4, 2], 2]], "post_fcnet_hiddens": [512], "conv_activation": "swish", "post_fcnet_activation": "silu"}},
+     {"model.conv_filters": [[32, 8, 4], [64, [4, 2], 2]], "model.conv_hidden": [512], "model.conv_activation": "silu", "model.hidden": None}),
+    ("Pong", {"model": {"post_fcnet_hiddens": [64, 32], "post_fcnet_activation": "tanh"}}, {"model.conv_hidden": [], "model.hidden": [64, 32], "model.activation": "tanh"}),
+    ("Pong", {"preprocessor_pref": "rllib", "model": {"grayscale": False, "dim": 64}}, {"env.grayscale": False, "env.size": 64, "env.stack": 1, "env.frame_skip": 1, "env.fire": False}),
+    ("Pong", {"model": {"grayscale": False, "zero_mean": True}}, {"env.grayscale": None, "env.stack": 4}),
+    ("my_package:Mine-v0", {"model": {"conv_filters": [[16, 3, 2]], "num_framestacks": 3, "free_log_std": True}}, {"model.conv_filters": [[16, 3, 2]], **PADDED, "env.stack": 3}),
+    ("Pendulum-v1", {"model": {"conv_filters": [[16, 3, 2]]}}, {"model.conv_filters": None, "model.hidden": [256, 256], "model.free_log_std": False}),
+    ("Pendulum-v1", {"model": {"free_log_std": True}}, {"model.free_log_std": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("env", "config", "wanted"), IMAGES)
+def test_networks_of_images_stacks_and_deviations_are_rllibs(env, config, wanted):
+    values, said, _ = told_of("PPO", config, {"Pong": "PongNoFrameskip-v4"}.get(env, env))
+    assert {key: values.get(key) for key in wanted} == wanted
     assert not [key for key, (how, _, _) in said.items() if how == "not mapped"]
+
+
+def test_rllibs_network_for_screens_is_made(typed):
+    """84, 21 and 11 pixels with borders, and 256 numbers without one."""
+    values = told_of("PPO", {}, "PongNoFrameskip-v4")[0]
+    words = [f"{key}={flow(value)}" for key, value in values.items() if key.startswith(("env.", "model.conv_"))]
+    config = typed("algo=ppo", "env=Pong", "resources=debug", *words)
+    net = plan(config, measured()).policy_factory(acting=False)().trunk.encoder
+    assert net.features == 256 and net.convolutions[-2].in_channels == 32 and net.first.padding == (2, 2)
 
 
 def test_what_stands_beside_the_config_is_listed():

@@ -1,6 +1,10 @@
-"""Callbacks that fail, for the tests."""
+"""Callbacks, distributions and layers that fail, for the tests."""
+
+import torch
+from torch import nn
 
 import rlrun
+from my_rl.distributions import Laplace
 
 
 class Unmade(rlrun.Callback):
@@ -26,3 +30,28 @@ class Wordy(rlrun.EnvCallback):
 class Blind(rlrun.Callback):
     def before_learning(self, batch, clock):
         return batch.nothing
+
+
+class Flat(Laplace):
+    """Its actions have no shape of their own."""
+
+    def mode(self):
+        return self.mean.sum(-1)
+
+
+class Unmoved(Laplace):
+    """It cannot say how an action depends on its numbers."""
+
+    rsample = rlrun.ActionDistribution.rsample
+
+    def sample(self, rng):
+        return self._shaped(self.mean + torch.randn(self.mean.shape, generator=rng))
+
+
+class Narrow(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.net = nn.Linear(inputs, outputs + 1)
+
+    def forward(self, x):
+        return self.net(x)
