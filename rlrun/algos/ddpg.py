@@ -97,7 +97,7 @@ class DDPG(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        cfg, rows = self.cfg, transitions(self.cfg, self.policy, batch)
+        cfg, rows = self.cfg, transitions(self, batch)
         with torch.no_grad():
             next_action = self.target_actor.of(rows.then)
             following = self.target_critic(rows.then, next_action)[0, :, 0]
@@ -105,7 +105,7 @@ class DDPG(Algorithm):
 
         q = self.critic(rows.now, self.policy.flat(rows.action))[0, :, 0]  # [N]
         td_error = target - q
-        critic_loss = self.mean(rows.weight * huber(td_error, cfg.huber_delta), rows.valid)
+        critic_loss = rows.mean(rows.weight * huber(td_error, cfg.huber_delta))
         critic_steps = self.critic_optimizer.step(critic_loss + weight_decay(self.critic, self.part(cfg.l2)), clock)
 
         actor_loss = self.actor_loss(rows)
@@ -115,9 +115,9 @@ class DDPG(Algorithm):
         shares = {
             "critic_loss": critic_loss,
             "actor_loss": actor_loss,
-            "td_error": self.mean(size, rows.valid),
-            "q": self.mean(q, rows.valid),
-            "target": self.mean(target, rows.valid),
+            "td_error": rows.mean(size),
+            "q": rows.mean(q),
+            "target": rows.mean(target),
         }
         steps = step_metrics(critic=critic_steps, actor=actor_steps)
         return Update(self.report(shares, steps), {"priority": rows.priority(size)})
@@ -126,7 +126,7 @@ class DDPG(Algorithm):
         """Returns this learner's share of mean -Q [] of the policy's own actions. Only the actor gets a gradient."""
         with torch.no_grad():
             features = self.critic.features(rows.now)
-        return -self.mean(self.critic.of(features, self.policy.net.of(rows.now))[0, :, 0], rows.valid)
+        return -rows.mean(self.critic.of(features, self.policy.net.of(rows.now))[0, :, 0])
 
     def renew_targets(self) -> None:
         self.target_actor.load_state_dict(self.policy.net.state_dict())

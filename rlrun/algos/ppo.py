@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
@@ -108,9 +108,8 @@ class PPO(Algorithm):
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         if cfg.normalize_reward:
             self.reward_scale = RewardScale().to(ctx.device)
-        if cfg.normalize_value and not isinstance(policy.value_head, nn.Linear):
-            raise ValueError("normalize_value rescales a linear last layer, which model.value_head replaces")
-        self.value_scale = ValueScale().to(ctx.device) if cfg.normalize_value else None
+        # linear_value_head raises an error if the value's last layer cannot be rescaled
+        self.value_scale = ValueScale().to(ctx.device) if cfg.normalize_value and policy.linear_value_head else None
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
     def can_be_recorded(self) -> bool:
@@ -132,7 +131,7 @@ class PPO(Algorithm):
         if cfg.normalize_advantage == "batch":
             advantage = self.normalize(advantage, batch.valid)
         if self.value_scale is not None:
-            self.value_scale.follow(self.moments(target, batch.valid), self.policy.value_head)
+            self.value_scale.follow(self.moments(target, batch.valid), self.policy.linear_value_head)
             value, target = self.value_scale.normalize(value), self.value_scale.normalize(target)
         rows = batch.replace(value=value[:-1], advantage=advantage, target=target).sequences(self.length)
         if self.ctx.sparse:

@@ -117,7 +117,7 @@ class SAC(Algorithm):
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
         """Makes a step of critics, actor and temperature. All gradients use the parameters before this update."""
-        rows = transitions(self.cfg, self.policy, batch)
+        rows = transitions(self, batch)
         alpha = self.temperature.alpha
         (size, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
             lambda: self.learn_critics(rows, alpha),
@@ -140,26 +140,26 @@ class SAC(Algorithm):
             target = rows.reward + rows.discount * (following.q - alpha * following.log_prob)  # [N], eq. 3 and 5
         q = self.values(rows.now, rows.action)  # [E, N]
         td_error = target - q
-        loss = self.mean(rows.weight * huber(td_error, cfg.huber_delta).sum(0), rows.valid)
+        loss = rows.mean(rows.weight * huber(td_error, cfg.huber_delta).sum(0))
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
         size = td_error.detach().abs().mean(0)  # [N]
         named = {"td_error": size, "q": q.mean(0), "target": target}
-        return size, {"critic_loss": loss, **{name: self.mean(x, rows.valid) for name, x in named.items()}}
+        return size, {"critic_loss": loss, **{name: rows.mean(x) for name, x in named.items()}}
 
     def learn_actor(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Differentiates the actor's loss. Returns log pi of its own actions [N] and shares of metrics."""
         with torch.no_grad():
             features = self.critic.features(rows.now)  # Only the actor gets this loss's gradient.
         own = self.soft(self.critic, features, rows.now, self.ctx.rng)
-        loss = self.mean(alpha * own.log_prob - own.q, rows.valid)  # eq. 9
+        loss = rows.mean(alpha * own.log_prob - own.q)  # eq. 9
         self.actor_optimizer.differentiate(loss + weight_decay(self.policy.net, self.part(self.cfg.l2)))
         return own.log_prob, {"actor_loss": loss}
 
     def learn_temperature(self, rows: Transitions, log_prob: Tensor) -> dict[str, Tensor]:
         """Differentiates the loss of log alpha. Returns shares of metrics."""
-        loss = -self.mean(self.temperature.loss(log_prob, rows.now.mask), rows.valid)  # eq. 18
+        loss = -rows.mean(self.temperature.loss(log_prob, rows.now.mask))  # eq. 18
         self.alpha_optimizer.differentiate(loss)
-        return {"alpha_loss": loss, "entropy": -self.mean(log_prob, rows.valid)}
+        return {"alpha_loss": loss, "entropy": -rows.mean(log_prob)}
 
     def values(self, seen: Seen, action: Tensor) -> Tensor:
         """Returns the critics' values [E, N] of the actions taken."""

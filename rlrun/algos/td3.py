@@ -106,7 +106,7 @@ class TD3(Algorithm):
     @recorded
     def learn(self, batch: Batch, clock: Clock, delayed: bool) -> Update:
         """Makes a step of the critics and, unless the policy is delayed, of the actor."""
-        cfg, rows = self.cfg, transitions(self.cfg, self.policy, batch)
+        cfg, rows = self.cfg, transitions(self, batch)
         with torch.no_grad():
             next_action = self.target_actor.of(rows.then)
             noise = self.ctx.randn(next_action.shape) * cfg.target_noise
@@ -117,14 +117,14 @@ class TD3(Algorithm):
 
         q = self.critic(rows.now, self.policy.flat(rows.action))[:, :, 0]  # [E, N]
         td_error = target - q
-        critic_loss = self.mean(rows.weight * huber(td_error, cfg.huber_delta).sum(0), rows.valid)
+        critic_loss = rows.mean(rows.weight * huber(td_error, cfg.huber_delta).sum(0))
         critic_steps = self.critic_optimizer.step(critic_loss + weight_decay(self.critic, self.part(cfg.l2)), clock)
         size = td_error.detach().abs().mean(0)  # [N]
         shares = {
             "critic_loss": critic_loss,
-            "td_error": self.mean(size, rows.valid),
-            "q": self.mean(q.mean(0), rows.valid),
-            "target": self.mean(target, rows.valid),
+            "td_error": rows.mean(size),
+            "q": rows.mean(q.mean(0)),
+            "target": rows.mean(target),
         }
 
         actor_steps: dict = {}
@@ -141,7 +141,7 @@ class TD3(Algorithm):
         """Returns this learner's share of mean -Q [] of the policy's own actions. Only the actor gets a gradient."""
         with torch.no_grad():
             features = self.critic.features(rows.now)
-        return -self.mean(self.critic.of(features, self.policy.net.of(rows.now))[0, :, 0], rows.valid)
+        return -rows.mean(self.critic.of(features, self.policy.net.of(rows.now))[0, :, 0])
 
     def renew_targets(self) -> None:
         self.target_actor.load_state_dict(self.policy.net.state_dict())

@@ -120,7 +120,7 @@ class TQC(Algorithm):
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
         """Makes a step of critics, actor and temperature. All gradients use the parameters before this update."""
-        rows = transitions(self.cfg, self.policy, batch)
+        rows = transitions(self, batch)
         alpha = self.temperature.alpha
         (size, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
             lambda: self.learn_critics(rows, alpha),
@@ -151,12 +151,12 @@ class TQC(Algorithm):
             torch.stack([quantile_huber(one, fraction, target, cfg.huber_delta) for one in quantile])
             / cfg.num_quantiles
         )
-        loss = self.mean(rows.weight * losses.sum(0), rows.valid)
+        loss = rows.mean(rows.weight * losses.sum(0))
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
         q = quantile.detach().mean((0, 2))  # [N]
         size = (target.mean(-1) - q).abs()
         named = {"td_error": size, "q": q, "target": target.mean(-1)}
-        return size, {"critic_loss": loss, **{name: self.mean(x, rows.valid) for name, x in named.items()}}
+        return size, {"critic_loss": loss, **{name: rows.mean(x) for name, x in named.items()}}
 
     def learn_actor(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Differentiates the actor's loss. Returns log pi of its own actions [N] and shares of metrics."""
@@ -164,12 +164,12 @@ class TQC(Algorithm):
             features = self.critic.features(rows.now)  # Only the actor gets this loss's gradient.
         action, log_prob = self.ctx.rsample(self.policy.net.of(rows.now))
         value = self.critic.of(features, self.policy.flat(action)).mean((0, 2))  # [N], eq. 13, without truncation
-        loss = self.mean(alpha * log_prob - value, rows.valid)
+        loss = rows.mean(alpha * log_prob - value)
         self.actor_optimizer.differentiate(loss + weight_decay(self.policy.net, self.part(self.cfg.l2)))
         return log_prob, {"actor_loss": loss}
 
     def learn_temperature(self, rows: Transitions, log_prob: Tensor) -> dict[str, Tensor]:
         """Differentiates the loss of log alpha. Returns shares of metrics."""
-        loss = -self.mean(self.temperature.loss(log_prob, rows.now.mask), rows.valid)
+        loss = -rows.mean(self.temperature.loss(log_prob, rows.now.mask))
         self.alpha_optimizer.differentiate(loss)
-        return {"alpha_loss": loss, "entropy": -self.mean(log_prob, rows.valid)}
+        return {"alpha_loss": loss, "entropy": -rows.mean(log_prob)}

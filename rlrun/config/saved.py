@@ -120,8 +120,8 @@ def _as_before(values: dict[str, Any]) -> None:
     always had relu."""
     model, env = values.get("model"), values.get("env")
     if isinstance(env, dict):
-        for name, before in {"atari": {"grayscale": True}, "gym": {"stack": 1}}.get(env.get("family"), {}).items():
-            env.setdefault(name, before)
+        name, before = ("grayscale", True) if env.get("family") == "atari" else ("stack", 1)
+        env.setdefault(name, before)
     if not isinstance(model, dict) or not isinstance(env, dict) or "conv_activation" in model:
         return
     encoder, kind = str(model.get("encoder")), observations(env)

@@ -99,13 +99,14 @@ class IdentityImage(gymnasium.Env):
     """Shows a dark picture with one of n bright stripes, from left to right, and pays 1 for naming the stripe."""
 
     def __init__(self, height: int = 12, width: int = 16, channels: int = 3, n: int = 4, length: int = 20):
-        self.observation_space = gymnasium.spaces.Box(0, 255, (height, width, channels), np.uint8)
+        self.shape = (height, width, channels)
+        self.observation_space = gymnasium.spaces.Box(0, 255, self.shape, np.uint8)
         self.action_space = gymnasium.spaces.Discrete(n)
         self.n, self.length = n, length
 
     def _obs(self):
         self.stripe = int(self.np_random.integers(self.n))
-        picture = np.zeros(self.observation_space.shape, dtype=np.uint8)
+        picture = np.zeros(self.shape, dtype=np.uint8)
         np.array_split(picture, self.n, axis=1)[self.stripe][:] = 255
         return picture
 

@@ -6,13 +6,14 @@ It also has what the actor-critic algorithms among them share: weight decay, and
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import FromReplay
+from rlrun.core.algorithm import Algorithm, FromReplay
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
@@ -159,6 +160,9 @@ class Transitions(NamedTuple):
     weight: Tensor  # [N]
     valid: Tensor | None  # [N]; None: all rows count
     columns: int  # B
+    # This learner's share of the mean over the live rows of all learners, for x [N]. It waits for no other learner, so
+    # that several threads can call it.
+    mean: Callable[[Tensor], Tensor]
 
     def priority(self, size: Tensor) -> Tensor:
         """Returns priorities [B] for absolute TD errors [N]."""
@@ -170,8 +174,9 @@ class Transitions(NamedTuple):
         return PRIORITY_ETA * size.max(0).values + (1 - PRIORITY_ETA) * mean
 
 
-def transitions(cfg: OffPolicyActorCriticConfig, policy: Any, batch: Batch) -> Transitions:
-    """Takes the transitions out of a batch of replayed fragments. `policy` filters their observations."""
+def transitions(algorithm: Algorithm, batch: Batch) -> Transitions:
+    """Takes the transitions out of a batch of replayed fragments, with filtered observations."""
+    cfg, policy = cast(OffPolicyActorCriticConfig, algorithm.cfg), cast(Any, algorithm.policy)
     if cfg.sequence_length is None:
         ends = batch.ends()
         obs, first, nothing = policy.seen(ends.obs), ends.is_first, Batch()
@@ -187,10 +192,12 @@ def transitions(cfg: OffPolicyActorCriticConfig, policy: Any, batch: Batch) -> T
             batch.weight,
             None,
             len(reward),
+            algorithm.mean,
         )
     state = batch.core[0].map(torch.zeros_like) if cfg.zero_init_state else batch.core[0]
     seen = Seen(policy.seen(batch.obs), batch.is_first, state, cfg.burn_in)
     rows = batch.map(lambda x: x[cfg.burn_in :]) if cfg.burn_in else batch
+    valid = rows.valid.flatten()
     now, then = seen._replace(part=slice(0, -1)), seen._replace(part=slice(1, None))
     return Transitions(
         now,
@@ -199,8 +206,9 @@ def transitions(cfg: OffPolicyActorCriticConfig, policy: Any, batch: Batch) -> T
         clip_reward(rows.reward, cfg.reward_clip).flatten(),
         cfg.discount * (~rows.terminated).to(rows.reward).flatten(),
         batch.weight.expand(rows.reward.shape).flatten(),
-        rows.valid.flatten(),
+        valid,
         rows.reward.shape[1],
+        algorithm.mean_over(valid),
     )
 
 

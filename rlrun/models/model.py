@@ -285,7 +285,7 @@ def encoder(
     spec: EnvSpec,
     kind: str,
     hidden: tuple[int, ...],
-    activation: str,
+    activation: Activation,
     precision: str = "fp32",
     flat: bool = False,
     layer_norm: bool = False,

@@ -56,6 +56,13 @@ class DistributionPolicy(FiltersObservations, Policy):
             raise ValueError("the value shares its trunk with the policy")
         return [*self.value_trunk.parameters(), *self.value_head.parameters()]
 
+    @property
+    def linear_value_head(self) -> nn.Linear:
+        """The value's last layer. Raises ValueError if model.value_head has replaced it by a module of another kind."""
+        if not isinstance(self.value_head, nn.Linear):
+            raise ValueError("normalize_value rescales a linear last layer, which model.value_head replaces")
+        return self.value_head
+
     def core_spec(self) -> RowSpec:
         spec = dict(self.trunk.core_spec())
         if self.value_trunk is not None:

@@ -42,7 +42,7 @@ def test_sequences_from_stored_state_are_what_acted(typed, burn_in):
         f"algo.burn_in={burn_in}",
     ]
     made, batch = filled(typed, "ddpg", *words, "algo.exploration.kind=gaussian", "model.memory.prev_action=true")
-    rows = transitions(made.cfg, made.policy, batch)
+    rows = transitions(made, batch)
     assert (~batch.valid).any() and batch.is_first[1:].any() and rows.valid.shape == rows.reward.shape == (8 * 16,)
     with torch.no_grad():
         action, following = made.policy.net.of(rows.now), made.policy.net.of(rows.then)
@@ -62,7 +62,7 @@ def test_losses_are_means_over_live_rows(typed):
     """DDPG by hand from the networks' outputs; what dead rows hold changes nothing."""
     words = ["env=rlrun/IdentityBox-v0", "++env.kwargs.length=6", "algo.burn_in=3", "algo.discount=0.5"]
     made, batch = filled(typed, "ddpg", *words)
-    rows, live = transitions(made.cfg, made.policy, batch), batch.valid[3:]
+    rows, live = transitions(made, batch), batch.valid[3:]
     assert (~live).any() and live.any(0).all()
     with torch.no_grad():
         following = made.target_critic(rows.then, made.target_actor.of(rows.then))[0, :, 0].view(8, 16)
