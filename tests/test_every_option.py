@@ -71,7 +71,7 @@ VALUES = {
 # Words without which an option cannot show what it does.
 CONTEXT = {
     "replay_slots": ["runner.replay_slots=1"], "replay_proportion": ["runner.replay_slots=2"], "advantage_bootstrap": ["algo.lambda_=0.5"], "value_lr": ["model.share_value=false"],
-    "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=1.0"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
+    "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=0.3", "algo.replay_ratio=2"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
     "temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
 }  # fmt: skip
@@ -284,7 +284,7 @@ def seen(config, games: bool) -> dict[str, typing.Any]:
         "kept": digest({name: thing.state() for name, thing in job.kept.items()}),
         "saved": [getattr(thing, "saved", None) for thing in job.kept.values()],
         "stores": [type(store).__name__ for _, store in stores(job.kept["replay"].tree)] if "replay" in job.kept else [], "files": files,
-        "modules": repr(algorithm),
+        "modules": repr(algorithm), "columns": digest(job.sampler.save()) if hasattr(job.sampler, "save") else "",
     }  # fmt: skip
     if games:
         evaluator = Evaluator(made.eval_env(), 2, made.seeds)

@@ -8,8 +8,9 @@ a_t (eq. 3); a forward model, which maps phi(s_t) and a_t to phi(s_t+1) (eq. 4).
 the squared error of the forward model (eq. 6), computed before the networks learn from the batch. Their loss, in which
 both terms train the features, is (1 - beta) inverse loss + beta forward loss (eq. 7).
 Differs from the paper: continuous actions have a Gaussian inverse model. The inner algorithm's reward_clip bounds the
-environment's rewards only, and its normalize_reward must be false, because it would scale the sum. The policy has its own networks, and its loss does not reach the features (the paper trains
-all with one loss, also with separate networks).
+environment's rewards only, and its normalize_reward must be false, because it would scale the sum. The policy has its
+own networks, and its loss does not reach the features (the paper trains all with one loss, also with separate
+networks).
 Reported returns are those of the environment alone. learn/intrinsic_reward is the mean per row: where it outweighs the
 environment's rewards, the policy seeks surprises instead (on CartPole, the end of the episode). If so, lower eta or
 let it fall by a schedule.
