@@ -31,6 +31,7 @@ from rlrun.commands.train import start
 from rlrun.config.automatic import settled
 from rlrun.config.paths import inner_algorithm, options, output_of, root, runner_of
 from rlrun.config.run import type_config
+from rlrun.config.types import parse_assignments
 from rlrun.config.unused import conditions_of
 from rlrun.core import conditions as kinds
 from rlrun.core.algorithm import Inner
@@ -71,7 +72,7 @@ VALUES = {
 # Words without which an option cannot show what it does.
 CONTEXT = {
     "replay_slots": ["runner.replay_slots=1"], "replay_proportion": ["runner.replay_slots=2"], "advantage_bootstrap": ["algo.lambda_=0.5"], "value_lr": ["model.share_value=false"],
-    "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=1.0"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
+    "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=0.3", "algo.replay_ratio=2"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
     "temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
 }  # fmt: skip
@@ -94,7 +95,7 @@ IMAGE = ["env=tests/Pixels-v0"]
 HOLDS = {
     kinds.CONTINUOUS: ["env=Pendulum-v1"], kinds.IMAGES: IMAGE, kinds.SINGLE_IMAGES: [*IMAGE, "model.hidden=[]", "model/memory=none"], kinds.CONVOLUTIONS: IMAGE,
     kinds.OWN_ENCODERS: ["model.encoder=test_every_option:Wide"], kinds.ACTION_PARTS: ["env=rlrun/EverySpace-v0"],
-    kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],
+    kinds.SAMPLERS: [], kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],
     kinds.NORMALIZED: ["model.hidden=[8]"], kinds.DRAWN: ["algo.actor.hidden=[4]"],
 }  # fmt: skip
 
@@ -284,7 +285,7 @@ def seen(config, games: bool) -> dict[str, typing.Any]:
         "kept": digest({name: thing.state() for name, thing in job.kept.items()}),
         "saved": [getattr(thing, "saved", None) for thing in job.kept.values()],
         "stores": [type(store).__name__ for _, store in stores(job.kept["replay"].tree)] if "replay" in job.kept else [], "files": files,
-        "modules": repr(algorithm),
+        "modules": repr(algorithm), "columns": digest(job.sampler.save()) if hasattr(job.sampler, "save") else "",
     }  # fmt: skip
     if games:
         evaluator = Evaluator(made.eval_env(), 2, made.seeds)
@@ -296,12 +297,16 @@ def seen(config, games: bool) -> dict[str, typing.Any]:
 
 
 def with_value(values: dict, path: str, value) -> dict:
+    """The config with another value of an option."""
     values = copy.deepcopy(values)
     *groups, last = path.split(".")
     node = values
     for group in groups:
         node = node[group]
-    assert last in node, path
+    if path == "env.reward_clip":  # algo.reward_clip follows it
+        core = values["algo"].get("inner", values["algo"])
+        if core.get("reward_clip") == node[last]:
+            core["reward_clip"] = value
     node[last] = value
     return values
 
@@ -313,6 +318,9 @@ def value_in(values: dict, path: str):
 
 
 # -- one option --------------------------------------------------------------------------------------------------------
+
+
+BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING]
 
 
 def env_of(algo: str) -> str:
@@ -333,7 +341,13 @@ def seen_with(words: tuple[str, ...], games: bool) -> dict:
 
 
 def values_of(words: tuple[str, ...]) -> dict:
-    return settled(compose(*words))[0]
+    """The config of these words. Hydra composes the choices of groups, and options are set here, which is faster."""
+    values = compose(*(word for word in words if "." not in word.partition("=")[0]))
+    for word in words:
+        if "." in word.partition("=")[0]:
+            ((path, value),) = parse_assignments([word.lstrip("+")]).items()
+            values = with_value(values, path, value)
+    return settled(values)[0]
 
 
 def context(option: Option) -> list[str]:
@@ -342,16 +356,12 @@ def context(option: Option) -> list[str]:
 
 def holding(algo: str, option: Option) -> list[str]:
     """The words with which an option's conditions hold, and others that it needs to show what it does."""
-    known, words = compose(*base_words(algo)), []
-    for word in (inside(algo, word) for word in context(option)):
-        with contextlib.suppress(KeyError):  # other algorithms may not have the option that it sets
-            value_in(known, word.partition("=")[0])
-            words.append(word)
+    words = list(context(option))
     for one in option.conditions:
         if isinstance(one, OnlyFor):
-            words += [inside(algo, word) for word in HOLDS[one.kind]]
-            if HOLDS[one.kind][:1] == IMAGE and env_of(algo) == "Pendulum-v1":
-                words.append("++env.kwargs.continuous=true")
+            words += HOLDS[one.kind]
+            if HOLDS[one.kind][:1] == IMAGE:
+                words += ["algo.noise_size=200000", *(["env.kwargs.continuous=true"] if algo in BOX_ONLY else [])]
         elif one.path("") == "model.memory.kind":
             words += ["model=lstm", "model.memory.size=4"]
         elif one.option == "replay.name":
@@ -359,7 +369,15 @@ def holding(algo: str, option: Option) -> list[str]:
         else:
             value = one.wanted[0] if one.wanted and not isinstance(one.wanted[0], Range) else SET[one.option]
             words.append(f"{one.path(option.group)}={kinds.shown(value)}")
-    return words
+    known, made = compose(*(word for word in base_words(algo) if "." not in word)), []
+    for word in words:
+        word = inside(algo, word) if not word.startswith("algo.inner.") else word
+        path = word.partition("=")[0]
+        with contextlib.suppress(KeyError):  # other algorithms may not have the option that it sets
+            if "." in path and path.split(".")[0] == "algo":
+                value_in(known, path)
+            made.append(word)
+    return made
 
 
 def changes_something(words: tuple[str, ...], option: Option) -> None:
@@ -393,7 +411,9 @@ def is_refused(words: tuple[str, ...], option: Option) -> bool:
     groups = [VALUES[option.name]] if option.name in VALUES else others(option.kind, value_in(values, option.path))
     for value in (one for group in groups for one in group):
         try:
-            refuse_unused(plan(type_config(with_value(values, option.path, value)), MACHINE), {option.path: value})
+            made = plan(type_config(with_value(values, option.path, value)), MACHINE)
+            refuse_unused(made, {option.path: value})
+            LearnerParts(made, ALONE, None, None).algorithm()
         except (UserError, ValueError):
             continue
         return False
@@ -575,7 +595,7 @@ RUNNERS = {
     "evolution": "es",
 }
 MACHINES = {
-    "inference": ["serial", "local", "batched"], "num_learners": [2], "num_samplers": [1, 2, 4], "envs_per_sampler": [1, 2], "device": ["cpu", "cuda"], "precision": ["fp32", "bf16"],
+    "inference": ["serial", "local", "batched"], "num_learners": [1, 2], "num_samplers": [1, 2, 4], "envs_per_sampler": [1, 2], "device": ["cpu", "cuda"], "precision": ["fp32", "bf16"],
     "learner_threads": [3], "cuda_graphs": [False], "compile": [True],
 }  # fmt: skip
 

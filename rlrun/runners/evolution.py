@@ -24,7 +24,7 @@ from rlrun.dataflow.slots import Episode, Header
 from rlrun.machine import choices
 from rlrun.machine.choices import Asked, Choice
 from rlrun.machine.machine import Machine
-from rlrun.machine.resources import Inference, Resources
+from rlrun.machine.resources import Inference, Precision, Resources
 from rlrun.runners.base import Factories, RunnerConfig
 from rlrun.samplers.population import Population
 
@@ -76,7 +76,9 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         count = max(1, min(choices.MAX_COLUMNS, -(-2 * population.pairs // samplers.value)))
         over = f"{samplers.value} sampler{'s' * (samplers.value > 1)}"
         envs = Choice(count, f"envs_per_sampler={count}: {2 * population.pairs} episodes an update over {over}")
-    precision = "fp32" if cfg.precision == "auto" else choices.precision(cfg.precision, CPU, asked.image, machine).value
+    precision: Precision = (
+        "fp32" if cfg.precision == "auto" else choices.precision(cfg.precision, CPU, asked.image, machine).value
+    )
     return Resources(
         inference=kind,
         num_learners=1,

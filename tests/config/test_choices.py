@@ -30,6 +30,67 @@ def test_the_sentence_names_the_choice_that_has_the_option(words, said):
         _dispatch(["train", "--plan", *words, *RUN])
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (
+            ["algo=td3", "env=Pendulum-v1", "algo.exploration.theta=0.3"],
+            "used only where algo.exploration.kind=ou, and .* is gaussian",
+        ),
+        (
+            ["algo=ppo", "algo.optimizer.decay=0.5"],
+            "used only where algo.optimizer.kind=rmsprop or rmsprop_tf, and .* is adam",
+        ),
+        (["algo=impala", "runner.requests_in_flight=1"], "is for runs with samplers in processes of their own"),
+        (["algo=impala", "runner.broadcast_interval=3"], "is for runs with samplers in processes of their own"),
+        (["algo=ppo", "model.log_std=-1"], "is for environments with continuous actions"),
+        (
+            ["algo=sac", "env=Pendulum-v1", "model.hidden=[]", "model.activation=elu"],
+            "is for networks with model.hidden",
+        ),
+        (
+            ["algo=ppo", "eval.greedy=false"],
+            r"used only where eval.every is set \(neither null nor 0\), and eval.every is null",
+        ),
+        (["algo=ars", "model.hidden=[]", "env.reward_clip=sign"], "is for algorithms with algo.reward_clip"),
+        (
+            ["algo=ppo", "algo.by_observation.images.lr=1"],
+            "algo.lr would have to be auto, and observations of this kind",
+        ),
+        (["algo=ppo", "algo.lr=1e-3", "algo.by_observation.vectors.lr=1"], "algo.lr would have to be auto"),
+        (["algo=ppo", "model.conv_activation=elu"], "model.conv_activation=elu is for images"),
+        (["algo=es", "resources=auto", "resources.learner_threads=2"], "one thread makes"),
+        (["algo=ppo", "resources.precision=bf16"], "only convolutions use bf16"),
+    ],
+)
+def test_an_option_that_a_run_does_not_use_is_refused(words, said, tmp_path, monkeypatch):
+    """The command ends before anything is made; what is refused is another value than the default."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        _dispatch(["train", *RUN, *words])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_default_may_be_said_and_a_folder_of_options_counts_as_the_command(tmp_path, capsys):
+    assert _dispatch(["train", "--plan", "algo=dqn", "algo.head.sigma0=0.5", "algo.optimizer.decay=0.99", *RUN]) == 0
+    (tmp_path / "tuned" / "dqn").mkdir(parents=True)
+    lines = "# @package _global_\ndefaults:\n  - override /algo: dqn\n  - override /env: CartPole-v1\nalgo: {head: {sigma0: 0.4}}\n"
+    (tmp_path / "tuned" / "dqn" / "mine.yaml").write_text(lines)
+    words = ["train", "--plan", "--config-dir", str(tmp_path), "tuned=dqn/mine", *RUN[1:]]
+    with pytest.raises(
+        UserError, match=r"sigma0=0\.4 does nothing in this run: it is used only where algo\.head\.noisy=true"
+    ):
+        _dispatch(words)
+    assert _dispatch([*words, "algo.head.sigma0=0.5"]) == 0
+    assert _dispatch([*words, "algo.head.noisy=true"]) == 0
+
+
+def test_samplers_get_processes_where_an_option_is_about_them(capsys):
+    words = ["--plan", "algo=impala", "env=CartPole-v1", "logger=[]", "runner.requests_in_flight=3"]
+    assert _dispatch(["train", *words]) == 0
+    assert "inference=local: runner.requests_in_flight is for samplers" in capsys.readouterr().out
+
+
 def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
     """Runs made before these options moved into one choice load as they are, and go on."""
     small = ["algo.learning_starts=30", "replay.capacity=300", "algo.batch_size=20", "env_steps=60"]
@@ -39,6 +100,13 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
             ["algo=ppo", "model=lstm", "algo.fragment_length=16", "algo.batch_size=16", "algo.minibatch_size=16"],
             ("memory", {"layers": 1, "heads": 2, "length": 50}),
         ),
+        "qr_dqn": (
+            ["algo=qr_dqn", *small],
+            (
+                "model",
+                {"log_std": 0.0, "share_value": True, "action_distribution": "gaussian", "autoregressive": False},
+            ),
+        ),
         "pg": (["algo=pg"], ("memory", {"size": 256, "layers": 1, "heads": 2, "length": 50, "prev_action": False})),
     }
     for name, (words, (group, old)) in runs.items():
@@ -47,7 +115,7 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
         now = saved_config(run)
         file = run / "config.yaml"
         values = yaml.safe_load(file.read_text())
-        node = values["replay"] if group == "replay" else values["model"]["memory"]
+        node = {"replay": values.get("replay"), "model": values["model"], "memory": values["model"]["memory"]}[group]
         node |= old
         file.write_text(yaml.safe_dump(values))
         sign(file)
