@@ -22,6 +22,7 @@ from rlrun.models.critic import EnsembleLinear
 from rlrun.models.encoders import NetConfig
 from rlrun.ops.returns import recorded_td_error
 from rlrun.ops.transforms import clip_reward
+from rlrun.policies import ActingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +71,13 @@ class OffPolicyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyActorCriticConfig(OffPolicyConfig):
+class OffPolicyActorCriticConfig(OffPolicyConfig, ActingConfig):
     """Options of algorithms with an actor and with critics of state and action, each with its own optimiser."""
 
     actor: NetConfig
     critic: NetConfig
     actor_lr: Annotated[Schedule, NotNegative]
     critic_lr: Annotated[Schedule, NotNegative]
-    random_steps: Annotated[int, NotNegative]
     l2: Annotated[float, NotNegative]
     huber_delta: Annotated[float, Positive] | None
 

@@ -12,13 +12,13 @@ from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import Box, Discrete, EnvSpec
+from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig, mlp
 from rlrun.models.heads import SMALL_GAIN, action_head
 from rlrun.models.model import Model, Trunk
 from rlrun.models.normalizer import FiltersObservations
-from rlrun.policies.exploration import ActionNoiseConfig
+from rlrun.policies.exploration import ActionNoiseConfig, Explorer
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
@@ -55,7 +55,7 @@ class Actor(FiltersObservations, Policy):
     It may carry critics, so that samplers can record values for first priorities."""
 
     def __init__(
-        self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, head: Callable[[int], nn.Module]
+        self, spec: EnvSpec, model: Model, cfg: NetConfig, explorer: Explorer, head: Callable[[int], nn.Module]
     ):
         super().__init__()
         space = spec.action
@@ -66,24 +66,17 @@ class Actor(FiltersObservations, Policy):
                 f"{spec.name} has unbounded actions, {space}: "
                 "this algorithm squashes its actions into bounds, which the env must define"
             )
-        self.spec, self.random_steps = spec, random_steps
+        self.spec, self.explorer = spec, explorer
         self.filter = model.filter(spec)
         self.net = ActorNet(model.trunk(spec), cfg, head)
         self.critic: Critics | None = None
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
-        return Batch()
+        return Batch(self.explorer.initial_state(columns, place, next(self.parameters()).device))
 
     def output(self, obs: Batch, is_first: Tensor) -> Any:
         """Returns the network's output for filtered observations [T, B, ...]."""
         return self.net(obs, is_first, Batch())[0]
-
-    def uniform(self, count: int, rng: torch.Generator, device: torch.device) -> Tensor:
-        """Returns uniformly random actions: [B] if discrete, else [B, D]."""
-        space = self.spec.action
-        if isinstance(space, Discrete):
-            return torch.randint(space.n, (count,), generator=rng, device=device)
-        return torch.rand(count, space.size, generator=rng, device=device) * 2.0 - 1.0  # type: ignore[union-attr]
 
     def shaped(self, action: Tensor) -> Tensor:
         """Reshapes actions from [..., D] to [..., *shape], the form that rows have."""
@@ -106,8 +99,7 @@ class DeterministicPolicy(Actor):
         spec: EnvSpec,
         model: Model,
         cfg: NetConfig,
-        random_steps: int,
-        explore: ActionNoiseConfig,
+        explorer: Explorer,
         critic: Critics | None,
     ):
         if model.cfg.action_distribution == "beta":
@@ -115,11 +107,10 @@ class DeterministicPolicy(Actor):
                 "model.action_distribution=beta: this algorithm's actor says actions, not distributions; use sac or tqc"
             )
         size = spec.action.size  # type: ignore[union-attr]
-        super().__init__(
-            spec, model, cfg, random_steps, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN))
-        )
-        self.explore, self.size, self.critic = explore, size, critic
-        self.episodes = NoisyEpisodes(self.net, explore.std) if explore.kind == "parameter_noise" else None
+        super().__init__(spec, model, cfg, explorer, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN)))
+        assert isinstance(explorer.cfg, ActionNoiseConfig)
+        self.explore, self.size, self.critic = explorer.cfg, size, critic
+        self.episodes = NoisyEpisodes(self.net, self.explore.std) if self.explore.kind == "parameter_noise" else None
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
         """Knows q_taken and q_max [B], the critic's values of the action taken and of the policy's own action.
@@ -129,8 +120,8 @@ class DeterministicPolicy(Actor):
         return {name: known[name] for name in names}
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
-        state: dict[str, Tensor] = {}
         device = next(self.parameters()).device
+        state = self.explorer.initial_state(columns, place, device)
         if place is not None and self.explore.scale_min is not None:
             state["place"] = place.to(device)
         if self.explore.kind == "ou":
@@ -145,7 +136,7 @@ class DeterministicPolicy(Actor):
 
     def explored(self, clock: Clock) -> dict[str, float]:
         """Returns the schedule's noise scale as a metric."""
-        return {"noise_scale": self.explore.scale(clock)}
+        return self.explorer.measured("noise_scale", lambda: self.explore.scale(clock))
 
     def act(
         self,
@@ -159,10 +150,14 @@ class DeterministicPolicy(Actor):
     ) -> Act:
         rows, first = self.seen(obs).map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0)
         best = self.output(rows, first)[0]
-        action, carried = best, dict(state.items())
-        if mode == "explore":
+        action, carried, mode = best, dict(state.items()), self.explorer.mode(mode)
+        if mode == "explore" and self.explorer.other is None:
             action, changed = self._explored(self.seen(obs), is_first, state, best, clock, rng)
             carried |= changed
+        who = self.explorer.stand_in(mode, clock)
+        if who is not None:
+            chosen, _, changed = self.explorer.choose(who, self.shaped(best), obs, is_first, state, clock, rng)
+            action, carried = chosen.reshape(len(best), -1), carried | changed
         recorded = {}
         if record:
             assert self.critic is not None, "recording values needs a critic that samplers receive with the policy"
@@ -192,15 +187,13 @@ class DeterministicPolicy(Actor):
                 changed["ou"] = drawn
             scale = ladder(explore.scale(clock), explore.scale_min, state["place"] if "place" in state else None)
             action = (best + (scale.unsqueeze(-1) if isinstance(scale, Tensor) else scale) * drawn).clamp(-1.0, 1.0)
-        if clock.env_steps < self.random_steps:
-            action = self.uniform(len(best), rng, best.device)
         return action, changed
 
 
 class StochasticActor(Actor):
     """Samples from a distribution: squashed Gaussian or Beta for Box actions, categorical for discrete actions."""
 
-    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int):
+    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, explorer: Explorer):
         kind, log_std = model.cfg.action_distribution, model.cfg.log_std
 
         def head(inputs: int) -> nn.Module:
@@ -211,7 +204,7 @@ class StochasticActor(Actor):
                 )
             return action_head(spec.action, inputs, model.linear, kind, log_std)
 
-        super().__init__(spec, model, cfg, random_steps, head)
+        super().__init__(spec, model, cfg, explorer, head)
         self.kind = kind if isinstance(spec.action, Box) else "categorical"
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
@@ -233,9 +226,14 @@ class StochasticActor(Actor):
         rng: torch.Generator,
         record: tuple[str, ...] = (),
     ) -> Act:
+        mode = self.explorer.mode(mode)
         if mode == "greedy":
             return Act(*self.greedy(obs, is_first, state), Batch())  # type: ignore[arg-type]
-        if clock.env_steps < self.random_steps and "action_mask" not in obs:
-            return Act(self.shaped(self.uniform(len(is_first), rng, is_first.device)), state, Batch())
-        rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
-        return Act(self.output(rows, is_first.unsqueeze(0))[0].sample(rng), state, Batch())
+        who = self.explorer.stand_in(mode, clock)
+        if who is self.explorer.uniform:
+            return Act(self.explorer.choose(who, None, obs, is_first, state, clock, rng)[0], state, Batch())
+        dist = self.output(self.seen(obs).map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0))[0]
+        if who is None:
+            return Act(dist.sample(rng), state, Batch())
+        action, _, changed = self.explorer.choose(who, dist, obs, is_first, state, clock, rng)
+        return Act(action, Batch({**state, **changed}), Batch())
