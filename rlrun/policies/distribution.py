@@ -80,7 +80,7 @@ class DistributionPolicy(FiltersObservations, Policy):
             numbers = [part for _, part in leaves(self.spec.action) if isinstance(part, Box)]
             if numbers:
                 raise UserError(
-                    f"algo.explore=false: the algorithm learns from the probabilities of actions, and a greedy choice of"
+                    "algo.explore=false: the algorithm learns from the probabilities of actions, and a greedy choice of"
                     f" {numbers[0]} has none; evaluations are greedy anyway (eval.greedy)"
                 )
         known: RowSpec = {

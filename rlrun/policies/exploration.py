@@ -112,8 +112,8 @@ class Exploration:
         """Chooses one action for each of B environments.
 
         wanted is what the policy says: a distribution over actions (ops/distributions.py), the values of all actions
-        [B, A], or, from ddpg and td3, its actions [B, *shape] in [-1, 1]. obs has leaves [B, ...]. is_first [B] tells where
-        an episode begins, where the state is to begin anew. All random numbers must come from rng.
+        [B, A], or, from ddpg and td3, its actions [B, *shape] in [-1, 1]. obs has leaves [B, ...]. is_first [B] tells
+        where an episode begins. All random numbers must come from rng.
 
         Algorithms that learn with importance weights (ppo, appo, impala) need Chosen.log_prob."""
         raise NotImplementedError
