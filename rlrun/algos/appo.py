@@ -6,8 +6,8 @@ Rows: fragments [T, B] from policies that are a few updates old. The paper's cir
 of which is used K times (section 4.1.2), is set by runner.minibatch_buffer_size and runner.num_sgd_iter.
 Recorded: log_prob, the behaviour policy's log pi_worker(a|x); the recurrent state at row 0.
 Differs from the paper: advantages are V-trace under the target policy, or GAE (vtrace=false, which assumes that rows
-are recent), or, with use_critic=false too, the discounted rewards of the rows that follow. An adaptive KL penalty KL(target || current) may be added, as in RLlib. The target may follow by Polyak
-steps.
+are recent), or, with use_critic=false too, the discounted rewards of the rows that follow. An adaptive KL penalty
+KL(target || current) may be added, as in RLlib. The target may follow by Polyak steps.
 Metrics: learn/policy_loss, value_loss and entropy per row; rho_mean: mean ratio of target to behaviour probability;
 is_clipped: share of rows where the ratio of behaviour to target probability was above is_clip; approx_kl: mean of
 (ratio - 1) - log ratio of the current to the target policy; clip_fraction; kl and kl_coef when the penalty is on;

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import UserError, closest
 from rlrun.core.plugins import is_path, load_object
-from rlrun.core.ranges import Count, NotNegative
+from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
 from rlrun.models.encoders import MLP, Behind, ImageEncoder, ImpalaResNet, NatureCNN, Parts, flat_size, flatten
-from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head
+from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head, temper
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
@@ -81,6 +81,7 @@ class ModelConfig:
     share_value: bool
     action_distribution: BoxDistribution
     log_std: float
+    temperature: Annotated[float, Positive]
     autoregressive: bool
     action_embedding: str | None
     observation_filter: Literal["none", "mean_std"]
@@ -254,10 +255,19 @@ class Model:
     def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead | EmbeddedHead:
         if self.cfg.action_embedding is not None:
             assert isinstance(spec.action, Discrete)
-            return EmbeddedHead(spec.action.n, inputs, embedding_of(spec, self.cfg.action_embedding)[1], self.linear)
-        return action_head(
+            size = embedding_of(spec, self.cfg.action_embedding)[1]
+            return temper(EmbeddedHead(spec.action.n, inputs, size, self.linear), self.cfg.temperature)
+        made = action_head(
             spec.action, inputs, self.linear, self.cfg.action_distribution, self.cfg.log_std, self.cfg.autoregressive
         )
+        return temper(made, self.cfg.temperature)
+
+    def without_temperature(self, who: str) -> None:
+        """Raises UserError if a policy that draws no actions from a distribution is given a temperature."""
+        if self.cfg.temperature != 1.0:
+            raise UserError(
+                f"model.temperature={self.cfg.temperature:g} is for policies that are distributions, not for {who}"
+            )
 
     def trunk(self, spec: EnvSpec, flat: bool = False) -> Trunk:
         """An encoder and the memory. If flat, the observation is a single image and there is no memory, the encoder has

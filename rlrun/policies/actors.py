@@ -15,7 +15,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig, mlp
-from rlrun.models.heads import SMALL_GAIN, action_head
+from rlrun.models.heads import SMALL_GAIN, action_head, temper
 from rlrun.models.model import Model, Trunk
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.policies.exploration import ActionNoiseConfig, Explorer
@@ -106,6 +106,7 @@ class DeterministicPolicy(Actor):
             raise UserError(
                 "model.action_distribution=beta: this algorithm's actor says actions, not distributions; use sac or tqc"
             )
+        model.without_temperature("an actor that says actions")
         size = spec.action.size  # type: ignore[union-attr]
         super().__init__(spec, model, cfg, explorer, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN)))
         assert isinstance(explorer.cfg, ActionNoiseConfig)
@@ -202,7 +203,7 @@ class StochasticActor(Actor):
                     "model.action_distribution=gaussian, the default of other models, has no bounds: "
                     "this algorithm needs squashed_gaussian (the default of model=plain) or beta"
                 )
-            return action_head(spec.action, inputs, model.linear, kind, log_std)
+            return temper(action_head(spec.action, inputs, model.linear, kind, log_std), model.cfg.temperature)
 
         super().__init__(spec, model, cfg, explorer, head)
         self.kind = kind if isinstance(spec.action, Box) else "categorical"

@@ -36,6 +36,7 @@ class QPolicy(FiltersObservations, Policy):
             raise UserError(
                 "this algorithm learns from single rows; for a model with memory (lstm, gru, gtrxl) use algo=r2d2"
             )
+        model.without_temperature("action values; exploration.temperature is that of soft_q")
         assert isinstance(explorer.cfg, ValueExplorationConfig)
         self.spec, self.explorer, self.explore, self.noisy = spec, explorer, explorer.cfg, head.noisy
         self.filter = model.filter(spec)

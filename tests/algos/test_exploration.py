@@ -8,11 +8,13 @@ import pytest
 import torch
 from families import ANY_ACTION, BOX, DISCRETE, ROWS, simple
 from test_all import batches, start
+from wired import Wired
 
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested
+from rlrun.ops.distributions import Categorical
 from rlrun.policies.exploration import uniform
 from rlrun.runtime.build import checkpoints_of
 
@@ -180,3 +182,55 @@ def test_an_exploration_of_ones_own_in_every_sampler(tmp_path, in_the_example, a
     assert _dispatch(words) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
     assert 8 <= rows[-1]["sample/episode_length_mean"] <= 11
+
+
+@pytest.mark.parametrize("algo, env", [
+    ("impala", "CartPole-v1"), ("sac", "CartPole-v1"), ("ppo", "rlrun/Masked-v0"), ("impala", "rlrun/EverySpace-v0"),
+    ("impala", "ParametricActionsCartPole-v0"),
+])  # fmt: skip
+def test_a_temperature_flattens_what_acts_and_what_is_learnt(typed, algo, env):
+    """p^(1/T), normalised: in samples, log-probabilities, entropy and divergence, for all choices among actions."""
+    words = [f"env={env}", *(["model.action_embedding=avail_actions"] if "Parametric" in env else [])]
+    also = ("log_prob",) if algo != "sac" else ()
+    wiring, made, sampler = start(typed, algo, *words, "model.temperature=4", also=also)
+    _, plain, _ = start(typed, algo, *words)
+    for policy in (made.policy, plain.policy):
+        for parameter in policy.parameters():
+            torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
+    batch = batches(wiring, sampler, 1)[0]
+
+    def choices(policy):
+        dist = policy.output(batch.obs, batch.is_first) if algo == "sac" else policy.unroll(batch).dist
+        found, left = [], [dist]
+        while left:
+            part = left.pop()
+            parts = getattr(part, "parts", [])
+            left += parts.values() if isinstance(parts, dict) else parts
+            found += [part] if isinstance(part, Categorical) else []
+        return dist, found
+
+    (hot, tempered), (_, sharp) = choices(made.policy), choices(plain.policy)
+    assert len(tempered) == len(sharp) > 0
+    for one, other in zip(tempered, sharp, strict=True):
+        legal = other.log_probs > -1e6
+        expected = torch.log_softmax((other.log_probs / 4).masked_fill(~legal, -1e9), -1)
+        torch.testing.assert_close(one.log_probs[legal], expected[legal], atol=1e-4, rtol=1e-4)
+        entropy = -(expected.exp() * expected).masked_fill(~legal, 0).sum(-1)
+        torch.testing.assert_close(one.entropy(), entropy, atol=1e-4, rtol=1e-4)
+        kl = (expected.exp() * (expected - other.log_probs)).masked_fill(~legal, 0).sum(-1)
+        torch.testing.assert_close(one.kl(other), kl, atol=1e-4, rtol=1e-4)
+    if also:
+        recorded = hot[:-1].given(batch.action).log_prob(batch.action)
+        torch.testing.assert_close(recorded[batch.valid], batch.log_prob[batch.valid], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["algo=ppo", "env=Pendulum-v1"], "is for choices among actions, and there are none here"),
+    (["algo=dqn"], r"exploration\.temperature is that of soft_q"),
+    (["algo=td3", "env=Pendulum-v1"], "an actor that says actions"),
+    (["algo=es"], "the likeliest actions"),
+])  # fmt: skip
+def test_a_temperature_without_choices_is_refused(typed, words, said):
+    env = [] if any(word.startswith("env=") for word in words) else ["env=CartPole-v1"]
+    with pytest.raises(UserError, match=said):
+        Wired(typed(*env, *words, "resources=debug", "model.temperature=2"))

@@ -56,6 +56,7 @@ def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
 
     cfg = ModelConfig(
         encoder="auto", hidden=(), activation="relu", conv_activation="auto", init="orthogonal", share_value=True, action_distribution="gaussian", log_std=0.0,
+        temperature=1.0,
         observation_filter="none", observation_clip=0.0, encoder_kwargs={}, autoregressive=False, layer_norm=False, action_embedding=None,
         memory=MemoryConfig(kind="none"),
     )  # fmt: skip

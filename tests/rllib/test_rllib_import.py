@@ -123,7 +123,7 @@ LEFT = {
     "optimizer.centered": False, "optimizer.weight_decay": 0.0, "optimizer.max_grad_value": 0.0, "max_grad_value": 0.0,
     "advantage_bootstrap": "target", "model.conv_activation": "auto", "l2": 0.0, "counted_share": 0.34, "return_processing": "centered_rank", "cut_share": 0.6, "kl_target": 0.01,
     "model.encoder": "auto", "model.encoder_kwargs": {}, "model.layer_norm": False, "model.observation_clip": 10.0, "model.autoregressive": False,
-    "model.action_embedding": None, "model.log_std": 0.0, "model.memory.kind": "none", "model.memory.prev_action": False, "model.memory.prev_reward": False,
+    "model.action_embedding": None, "model.log_std": 0.0, "model.temperature": 1.0, "model.memory.kind": "none", "model.memory.prev_action": False, "model.memory.prev_reward": False,
 }  # fmt: skip
 # those that mean nothing where they are left, such as the nets of models that are not used
 MEANINGLESS = ("model.memory.", "model.hidden", "model.activation", "model.init", "model.share_value", "replay_ratio")
