@@ -1,7 +1,8 @@
 """rlrun: reinforcement learning from one command.
 
 `rlrun.load(RUN_DIR)` returns a trained policy. `rlrun.Callback` and `rlrun.EnvCallback` are the base classes of what
-callbacks=[...] names, and `rlrun.ActionDistribution` is that of model.action_distribution. Everything else is done on
+callbacks=[...] names, `rlrun.ActionDistribution` is that of model.action_distribution, and `rlrun.Exploration` that of
+algo.exploration.kind. Everything else is done on
 the command line.
 """
 
@@ -21,4 +22,8 @@ def __getattr__(name: str):
         from rlrun.ops.distributions import ActionDistribution
 
         return ActionDistribution
+    if name in ("Exploration", "Chosen"):
+        from rlrun.policies import exploration
+
+        return getattr(exploration, name)
     raise AttributeError(f"module 'rlrun' has no attribute {name!r}")

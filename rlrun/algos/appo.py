@@ -6,8 +6,8 @@ Rows: fragments [T, B] from policies that are a few updates old. The paper's cir
 of which is used K times (section 4.1.2), is set by runner.minibatch_buffer_size and runner.num_sgd_iter.
 Recorded: log_prob, the behaviour policy's log pi_worker(a|x); the recurrent state at row 0.
 Differs from the paper: advantages are V-trace under the target policy, or GAE (vtrace=false, which assumes that rows
-are recent). An adaptive KL penalty KL(target || current) may be added, as in RLlib. The target may follow by Polyak
-steps.
+are recent), or, with use_critic=false too, the discounted rewards of the rows that follow. An adaptive KL penalty
+KL(target || current) may be added, as in RLlib. The target may follow by Polyak steps.
 Metrics: learn/policy_loss, value_loss and entropy per row; rho_mean: mean ratio of target to behaviour probability;
 is_clipped: share of rows where the ratio of behaviour to target probability was above is_clip; approx_kl: mean of
 (ratio - 1) - log ratio of the current to the target policy; clip_fraction; kl and kl_coef when the penalty is on;
@@ -41,8 +41,11 @@ from rlrun.policies import DistributionPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ActorCriticConfig):
+    value_lr: Annotated[Schedule, NotNegative] | None
+    use_critic: bool
     vtrace: bool
-    lambda_: Annotated[float, Share]
+    value_coef: Annotated[float, NotNegative, OnlyWith("use_critic")]
+    lambda_: Annotated[float, Share, OnlyWith("use_critic")]
     advantage_bootstrap: Bootstrap
     rho_clip: Annotated[float, OnlyWith("vtrace", True)]
     c_clip: Annotated[float, OnlyWith("vtrace", True)]
@@ -58,6 +61,10 @@ class Config(ActorCriticConfig):
         super().__post_init__()
         if self.advantage_bootstrap != "target" and not self.vtrace:
             raise ValueError("advantage_bootstrap belongs to V-trace: with vtrace=false advantages are GAE anyway")
+        if not self.use_critic and self.vtrace:
+            raise ValueError("V-trace needs values: use_critic=false goes with vtrace=false")
+        if not self.use_critic and self.value_lr is not None:
+            raise ValueError("value_lr is for values, which are not learnt with use_critic=false")
 
 
 class APPO(Algorithm):
@@ -73,13 +80,22 @@ class APPO(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)
+        return DistributionPolicy(spec, model, cfg.explorer(spec))
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.target = copy.deepcopy(policy).requires_grad_(False)
         self.following = Follower(self.target, policy)
-        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        if cfg.value_lr is None:
+            self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+            self.value_optimizer = None
+        else:
+            value_only = policy.value_parameters()
+            ids = {id(p) for p in value_only}
+            self.optimizer = ctx.optimizer(
+                (p for p in policy.parameters() if id(p) not in ids), cfg.optimizer, cfg.lr, cfg.max_grad_norm
+            )
+            self.value_optimizer = ctx.optimizer(value_only, cfg.optimizer, cfg.value_lr, cfg.max_grad_norm)
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
     def update(self, batch: Batch, clock: Clock) -> Update:
@@ -93,8 +109,13 @@ class APPO(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        loss, metrics = self.loss(batch, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
-        return Update({**metrics, **self.optimizer.step(loss, clock)})
+        policy_loss, value_loss, metrics = self.loss(batch, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
+        if self.value_optimizer is None:
+            return Update({**metrics, **self.optimizer.step(policy_loss + self.cfg.value_coef * value_loss, clock)})
+        # The trunks share nothing, so the two graphs are disjoint.
+        value_steps = self.value_optimizer.step(self.cfg.value_coef * value_loss, clock)
+        steps = self.optimizer.step(policy_loss, clock)
+        return Update({**metrics, **steps, **{f"value_{name}": value for name, value in value_steps.items()}})
 
     @torch.no_grad()
     def moved(self, batch: Batch) -> Tensor:
@@ -103,8 +124,11 @@ class APPO(Algorithm):
         kl = old.kl(new)
         return self.total(self.mean(kl, batch.valid))
 
-    def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns this learner's share of the loss [] on a batch [T(+1), B], and the metrics of the whole batch."""
+    def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
+        """Returns this learner's shares of the losses on a batch [T(+1), B], and the metrics of the whole batch.
+
+        The losses are the policy's [], with the entropy bonus and the penalty, and the value's [], 0 without a
+        critic."""
         cfg, valid = self.cfg, batch.valid
         mean = self.mean_over(valid)
         with torch.no_grad():
@@ -127,9 +151,13 @@ class APPO(Algorithm):
                     lambda_=cfg.lambda_,
                     bootstrap=cfg.advantage_bootstrap,
                 )
-            else:
+            elif cfg.use_critic:
                 advantage = gae(reward, discount, old_value[:-1], old_value[1:], valid, cfg.lambda_)
                 target = advantage + old_value[:-1]
+            else:
+                nothing = torch.zeros_like(reward)
+                advantage = gae(reward, discount, nothing, nothing, valid, 1.0)
+                target = advantage
         dist, value = self.policy.unroll(batch)
         dist, value = dist[:-1].given(batch.action), value[:-1]
         log_prob = dist.log_prob(batch.action)
@@ -138,9 +166,9 @@ class APPO(Algorithm):
         lag = (-log_rho).exp()
         ratio = lag.clamp(max=cfg.is_clip) * (log_prob - batch.log_prob).masked_fill(~valid, 0.0).exp()
         policy_loss = -mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage))
-        value_loss = mean(0.5 * (target - value).square())
+        value_loss = mean(0.5 * (target - value).square()) if cfg.use_critic else 0.0
         entropy = mean(dist.entropy())
-        loss = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
+        loss = policy_loss - entropy_coef * entropy
         kl = None
         if cfg.kl_coef > 0:
             kl = mean(old.kl(dist))
@@ -149,14 +177,16 @@ class APPO(Algorithm):
             moved = (log_prob - old_log_prob).masked_fill(~valid, 0.0)
             shares = {
                 "policy_loss": policy_loss,
-                "value_loss": value_loss,
                 "entropy": entropy,
                 "approx_kl": mean(moved.exp() - 1 - moved),
                 "rho_mean": mean(log_rho.exp()),
                 "is_clipped": mean((lag > cfg.is_clip).float()),
                 "clip_fraction": mean(((ratio - 1).abs() > clip).float()),
             }
-            same = {"explained_variance": self.explained_variance(target, old_value[:-1], valid)}
+            same = {}
+            if cfg.use_critic:
+                shares["value_loss"] = value_loss
+                same["explained_variance"] = self.explained_variance(target, old_value[:-1], valid)
             if kl is not None:
                 shares["kl"], same["kl_coef"] = kl, self.kl_coef.clone()
-        return loss, self.report(shares, same)
+        return loss, value_loss, self.report(shares, same)

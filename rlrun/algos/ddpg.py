@@ -67,7 +67,7 @@ class DDPG(Algorithm):
         cfg.check_memory(model)
         # Samplers receive the critic with the policy, so that they can record values for priorities.
         critic = cls.make_critic(spec, model, cfg) if cfg.input_priorities else None
-        return DeterministicPolicy(spec, model, cfg.actor, cfg.random_steps, cfg.exploration, critic)
+        return DeterministicPolicy(spec, model, cfg.actor, cfg.explorer(spec), critic)
 
     @classmethod
     def make_critic(cls, spec: EnvSpec, model: Model, cfg: Config) -> Critics:

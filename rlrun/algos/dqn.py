@@ -57,7 +57,7 @@ class DQN(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
-        return QPolicy(spec, model, cfg.head, cfg.exploration)
+        return QPolicy(spec, model, cfg.head, cfg.explorer(spec))
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:

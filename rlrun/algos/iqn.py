@@ -50,7 +50,7 @@ class QuantilePolicy(QPolicy):
     """Computes Z_tau(x, a) = f(psi(x) * phi(tau))_a (section 3.1)."""
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: Config):
-        super().__init__(spec, model, cfg.head, cfg.exploration)
+        super().__init__(spec, model, cfg.head, cfg.explorer(spec))
         self.of_cosines = nn.Linear(cfg.num_cosines, self.trunk.features)
         self.register_buffer(
             "acting", (torch.arange(cfg.num_acting_fractions) + 0.5) / cfg.num_acting_fractions, persistent=False

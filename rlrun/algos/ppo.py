@@ -8,7 +8,8 @@ at every sequence's first row.
 Differs from the paper: the value loss may be clipped (value_clip as in OpenAI's baselines, value_loss_clip as RLlib's
 vf_clip_param). Advantages are normalised. Gradients are clipped. The value head may learn normalised returns
 (normalize_value), and lr may follow the KL (lr_kl_target). Both objectives of the paper can be on at once, as in
-RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8).
+RLlib: clipping (eq. 7) and the adaptive KL penalty (eq. 8). With use_critic=false nothing is learnt about values, and
+advantages are the discounted rewards of the rows that follow, up to the end of the episode or of the fragment.
 Metrics: learn/policy_loss, value_loss and entropy per row; approx_kl: mean of (ratio - 1) - log ratio, an estimate of
 KL(old || new); clip_fraction: share of rows whose ratio was clipped; kl (of the whole update) and kl_coef when the
 penalty is on; explained_variance of the values recorded while acting; grad_norm before clipping; lr; epochs: number of
@@ -46,7 +47,9 @@ class Config(ActorCriticConfig):
     minibatch_size: Annotated[int, Count]
     num_epochs: Annotated[int, Count]
     sequence_length: Annotated[int, Count, OnlyWith("model.memory.kind", "lstm", "gru", "gtrxl")]
-    lambda_: Annotated[float, Share]
+    use_critic: bool
+    value_coef: Annotated[float, NotNegative, OnlyWith("use_critic")]
+    lambda_: Annotated[float, Share, OnlyWith("use_critic")]
     clip: Annotated[Schedule, NotNegative]
     value_clip: Annotated[float, NotNegative]
     value_loss_clip: Annotated[float, NotNegative]
@@ -63,6 +66,9 @@ class Config(ActorCriticConfig):
         super().__post_init__()
         if self.batch_size % self.minibatch_size:
             raise ValueError(f"batch_size {self.batch_size} must be a multiple of minibatch_size {self.minibatch_size}")
+        of_values = [name for name in ("value_clip", "value_loss_clip", "normalize_value") if getattr(self, name)]
+        if of_values and not self.use_critic:
+            raise ValueError(f"{of_values[0]} is about values, which are not learnt with use_critic=false")
         if self.lr_kl_bounds[0] >= self.lr_kl_bounds[1]:
             raise ValueError("lr_kl_bounds must be two positive numbers, the lower one first")
         if self.normalize_reward and self.reward_clip != "none":
@@ -76,7 +82,7 @@ class PPO(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        record = ("log_prob", "value", "dist") if cfg.kl_coef > 0 else ("log_prob", "value")
+        record = ("log_prob", *(["value"] if cfg.use_critic else []), *(["dist"] if cfg.kl_coef > 0 else []))
         return Needs(
             rows=cfg.fragment_length,
             columns=cfg.columns,
@@ -89,7 +95,7 @@ class PPO(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)
+        return DistributionPolicy(spec, model, cfg.explorer(spec))
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
@@ -118,16 +124,17 @@ class PPO(Algorithm):
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg = self.cfg
-        # values [T+1, B] of the policy that acted
-        value = torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])
+        value = self.old_values(batch)  # [T+1, B]
         if self.value_scale is not None:
             value = self.value_scale.denormalize(value)
         reward = clip_reward(batch.reward, cfg.reward_clip)
         if self.reward_scale is not None:
             reward = self.reward_scale(reward)
-        advantage = gae(reward, batch.discount(cfg.discount), value[:-1], value[1:], batch.valid, cfg.lambda_)
-        target = advantage + value[:-1]
-        before = {"explained_variance": self.explained_variance(target, value[:-1], batch.valid)}
+        lambda_ = cfg.lambda_ if cfg.use_critic else 1.0
+        advantage = gae(reward, batch.discount(cfg.discount), value[:-1], value[1:], batch.valid, lambda_)
+        target, before = advantage + value[:-1], {}
+        if cfg.use_critic:
+            before["explained_variance"] = self.explained_variance(target, value[:-1], batch.valid)
         if cfg.normalize_advantage == "batch":
             advantage = self.normalize(advantage, batch.valid)
         if self.value_scale is not None:
@@ -151,6 +158,12 @@ class PPO(Algorithm):
             metrics["kl"] = kl
             adapt_kl_coef_(self.kl_coef, kl, cfg.kl_target)
         return Update(metrics)
+
+    def old_values(self, batch: Batch) -> Tensor:
+        """Returns the values [T+1, B] of the policy that acted, or zeros without a critic."""
+        if not self.cfg.use_critic:
+            return torch.zeros(len(batch.reward) + 1, batch.reward.shape[1], device=batch.reward.device)
+        return torch.cat([batch.value, self.policy.last_value(batch).unsqueeze(0)])
 
     def _epoch(self, rows: Batch, clock: Clock, shares: Means, steps: Means) -> Tensor:
         """Makes one pass over the shuffled rows.
@@ -186,19 +199,15 @@ class PPO(Algorithm):
         log_ratio = (dist.log_prob(rows.action) - rows.log_prob).masked_fill(~valid, 0.0)
         ratio = log_ratio.exp()
         policy_loss = -mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage))  # eq. 7
-        error = (value - rows.target).square()
-        if cfg.value_clip > 0:
-            near = rows.value + (value - rows.value).clamp(-cfg.value_clip, cfg.value_clip)
-            error = torch.maximum(error, (near - rows.target).square())
-        if cfg.value_loss_clip > 0:
-            error = error.clamp(max=cfg.value_loss_clip)
-        value_loss = 0.5 * mean(error)
+        loss, metrics = policy_loss, {}
+        if cfg.use_critic:
+            value_loss = 0.5 * mean(self.value_error(rows, value))
+            loss, metrics = loss + cfg.value_coef * value_loss, {"value_loss": value_loss}
         entropy = mean(dist.entropy())
-        loss = policy_loss + cfg.value_coef * value_loss - entropy_coef * entropy
+        loss = loss - entropy_coef * entropy
         with torch.no_grad():
-            metrics = {
+            metrics |= {
                 "policy_loss": policy_loss,
-                "value_loss": value_loss,
                 "entropy": entropy,
                 "approx_kl": mean(ratio - 1 - log_ratio),
                 "clip_fraction": mean(((ratio - 1).abs() > clip).float()),
@@ -206,6 +215,14 @@ class PPO(Algorithm):
         if cfg.kl_coef > 0:
             loss = loss + self.kl_coef * mean(self._kl(rows, dist))  # eq. 8
         return loss, metrics
+
+    def value_error(self, rows: Batch, value: Tensor) -> Tensor:
+        """Returns the squared errors of values [L, N], bounded as value_clip and value_loss_clip say."""
+        cfg, error = self.cfg, (value - rows.target).square()
+        if cfg.value_clip > 0:
+            near = rows.value + (value - rows.value).clamp(-cfg.value_clip, cfg.value_clip)
+            error = torch.maximum(error, (near - rows.target).square())
+        return error.clamp(max=cfg.value_loss_clip) if cfg.value_loss_clip > 0 else error
 
     @staticmethod
     def _kl(rows: Batch, dist: Distribution) -> Tensor:

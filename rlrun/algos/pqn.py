@@ -32,11 +32,11 @@ from rlrun.models.model import Model
 from rlrun.ops.returns import gae
 from rlrun.ops.td import taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import ExplorationConfig, QPolicy
+from rlrun.policies import ActingConfig, QPolicy, ValueExplorationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ActingConfig):
     name: str
     fragment_length: Annotated[int, Count]
     batch_size: Annotated[int, Count]
@@ -49,7 +49,7 @@ class Config:
     max_grad_norm: Annotated[float, NotNegative]
     reward_clip: Literal["none", "sign"] | Annotated[float, Positive]
     head: QHeadConfig
-    exploration: ExplorationConfig
+    exploration: ValueExplorationConfig
 
     def __post_init__(self):
         if self.batch_size % self.fragment_length or self.batch_size % self.minibatch_size:
@@ -79,7 +79,7 @@ class PQN(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
-        return QPolicy(spec, model, cfg.head, cfg.exploration)
+        return QPolicy(spec, model, cfg.head, cfg.explorer(spec))
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

@@ -58,7 +58,8 @@ class QRDQN(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> QPolicy:
-        return QPolicy(spec, model, cfg.head, cfg.exploration, cfg.num_quantiles)  # its q() is the mean over quantiles
+        # Its q() is the mean over quantiles.
+        return QPolicy(spec, model, cfg.head, cfg.explorer(spec), cfg.num_quantiles)
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:

@@ -98,7 +98,7 @@ class R2D2(Algorithm):
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> RecurrentQPolicy:
         if model.cfg.memory.kind == "none":
             raise UserError("r2d2 needs a model with memory (model=lstm, gru or gtrxl); use algo=dqn without memory")
-        return RecurrentQPolicy(spec, model, cfg.head, cfg.exploration)
+        return RecurrentQPolicy(spec, model, cfg.head, cfg.explorer(spec))
 
     @classmethod
     def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:

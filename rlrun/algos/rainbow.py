@@ -49,7 +49,7 @@ class Rainbow(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> CategoricalPolicy:
-        return CategoricalPolicy(spec, model, cfg.head, cfg.exploration, cfg.num_atoms, cfg.v_min, cfg.v_max)
+        return CategoricalPolicy(spec, model, cfg.head, cfg.explorer(spec), cfg.num_atoms, cfg.v_min, cfg.v_max)
 
     def __init__(self, policy: CategoricalPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

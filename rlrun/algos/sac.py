@@ -89,7 +89,7 @@ class SAC(Algorithm):
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> StochasticActor:
         cfg.check_memory(model)
-        return StochasticActor(spec, model, cfg.actor, cfg.random_steps)
+        return StochasticActor(spec, model, cfg.actor, cfg.explorer(spec))
 
     def __init__(self, policy: StochasticActor, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

@@ -60,6 +60,7 @@ def shown(value: Any) -> str:
 
 
 CONTINUOUS = "environments with continuous actions"
+CHOICES = "environments whose actions are choices"
 IMAGES = "environments that show images"
 SINGLE_IMAGES = "observations that are one image, read by convolutions, without memory and model.hidden"
 CONVOLUTIONS = "encoders with convolutions"

@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Schedule
+from rlrun.policies import ActingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorCriticConfig:
+class ActorCriticConfig(ActingConfig):
     """Shared options. conf/algo/<name>.yaml explains each; an algorithm's own Config adds its other options."""
 
     name: str

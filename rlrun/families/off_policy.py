@@ -26,6 +26,7 @@ from rlrun.models.encoders import NetConfig
 from rlrun.models.model import Model, Seen
 from rlrun.ops.returns import fold_n_step, recorded_td_error
 from rlrun.ops.transforms import clip_reward
+from rlrun.policies import ActingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +75,13 @@ class OffPolicyConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffPolicyActorCriticConfig(OffPolicyConfig):
+class OffPolicyActorCriticConfig(OffPolicyConfig, ActingConfig):
     """Options of algorithms with an actor and with critics of state and action, each with its own optimiser."""
 
     actor: NetConfig
     critic: NetConfig
     actor_lr: Annotated[Schedule, NotNegative]
     critic_lr: Annotated[Schedule, NotNegative]
-    random_steps: Annotated[int, NotNegative]
     l2: Annotated[float, NotNegative]
     huber_delta: Annotated[float, Positive] | None
     sequence_length: Annotated[int, Count] | None

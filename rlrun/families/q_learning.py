@@ -10,16 +10,16 @@ from rlrun.core.ranges import NotNegative, Range
 from rlrun.core.schedule import Schedule
 from rlrun.families.off_policy import OffPolicyConfig
 from rlrun.models.heads import QHeadConfig
-from rlrun.policies import ExplorationConfig
+from rlrun.policies import ActingConfig, ValueExplorationConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class QConfig(OffPolicyConfig):
+class QConfig(OffPolicyConfig, ActingConfig):
     """Shared options. conf/algo/<name>.yaml explains each; an algorithm's own Config adds its other options."""
 
     lr: Annotated[Schedule, NotNegative]
     head: QHeadConfig
-    exploration: ExplorationConfig
+    exploration: ValueExplorationConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,8 @@ def _numbers(*names: str, width: int) -> RowSpec:
 class DiscreteHead(ActionHead):
     """A categorical distribution for one choice, or independent ones for several choices."""
 
+    temperature = 1.0  # divides the logits; set by temper()
+
     def __init__(self, space: Discrete | MultiDiscrete, inputs: int, linear: Linear):
         super().__init__()
         self.space = space
@@ -61,7 +63,7 @@ class DiscreteHead(ActionHead):
         self.dist_spec = _numbers("log_probs", width=sum(self.sizes))
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Distribution:
-        logits, legal = self.linear(features), None if mask is None else mask.bool()
+        logits, legal = tempered(self.linear(features), self.temperature), None if mask is None else mask.bool()
         if isinstance(self.space, Discrete):
             return Categorical(logits, legal)
         return MultiCategorical(logits, self.sizes, self.space.shape, legal)
@@ -71,6 +73,8 @@ class EmbeddedHead(nn.Module):
     """A categorical distribution over actions that the observation describes. Logits are inner products of the net's
     output [E] with the embedding of each action [A, E]."""
 
+    temperature = 1.0  # divides the logits; set by temper()
+
     def __init__(self, actions: int, inputs: int, size: int, linear: Linear):
         super().__init__()
         self.linear = linear(inputs, size, SMALL_GAIN)
@@ -78,8 +82,28 @@ class EmbeddedHead(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None, meaning: Tensor) -> Categorical:
         """features [..., F], embeddings of the actions `meaning` [..., A, E] -> a distribution over A actions."""
-        logits = (meaning @ self.linear(features).unsqueeze(-1)).squeeze(-1)
+        logits = tempered((meaning @ self.linear(features).unsqueeze(-1)).squeeze(-1), self.temperature)
         return Categorical(logits, None if mask is None else mask.bool())
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1.0 else logits / temperature
+
+
+Head = TypeVar("Head", bound=nn.Module)
+
+
+def temper(head: Head, temperature: float) -> Head:
+    """Divides the logits of all categorical distributions of a head by a temperature, so that their samples, log
+    probabilities, entropies and divergences are those of the tempered distributions.
+
+    Raises UserError if there are none and the temperature is not 1."""
+    parts = [part for part in head.modules() if isinstance(part, DiscreteHead | EmbeddedHead)]
+    if not parts and temperature != 1.0:
+        raise UserError(f"model.temperature={temperature:g} is for choices among actions, and there are none here")
+    for part in parts:
+        part.temperature = temperature
+    return head
 
 
 class BinaryHead(ActionHead):

@@ -17,6 +17,7 @@ from rlrun.core.conditions import (
     ACTION_EMBEDDINGS,
     ACTION_PARTS,
     ACTIVATED,
+    CHOICES,
     CONTINUOUS,
     CONVOLUTIONS,
     DRAWN,
@@ -27,7 +28,7 @@ from rlrun.core.conditions import (
 )
 from rlrun.core.errors import UserError, closest, told
 from rlrun.core.plugins import is_path, load_object
-from rlrun.core.ranges import Count, NotNegative
+from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
 from rlrun.models.encoders import (
@@ -43,7 +44,7 @@ from rlrun.models.encoders import (
     flat_size,
     flatten,
 )
-from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head
+from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head, temper
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
@@ -192,6 +193,7 @@ class DistributionAndValueConfig(ModelConfig):
     action_distribution: str
     log_std: Annotated[float, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian", "squashed_gaussian")]
     free_log_std: Annotated[bool, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian")]
+    temperature: Annotated[float, Positive, OnlyFor(CHOICES)]
     autoregressive: Annotated[bool, OnlyFor(ACTION_PARTS)]
     action_embedding: Annotated[str | None, OnlyFor(ACTION_EMBEDDINGS)]
     value_head: str
@@ -231,6 +233,7 @@ class SquashedDistributionConfig(ActionAndCriticConfig):
 
     action_distribution: Annotated[str, OnlyFor(CONTINUOUS)]
     log_std: Annotated[float, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "squashed_gaussian")]
+    temperature: Annotated[float, Positive, OnlyFor(CHOICES)]
 
     def __post_init__(self):
         super().__post_init__()
@@ -432,7 +435,9 @@ class Model:
     def action_head(self, spec: EnvSpec, inputs: int) -> ActionHead | EmbeddedHead:
         if self.action_embedding is not None:
             assert isinstance(spec.action, Discrete)
-            return EmbeddedHead(spec.action.n, inputs, embedding_of(spec, self.action_embedding)[1], self.linear)
+            size = embedding_of(spec, self.action_embedding)[1]
+            made: ActionHead | EmbeddedHead = EmbeddedHead(spec.action.n, inputs, size, self.linear)
+            return temper(made, self.outputs(DistributionAndValueConfig).temperature)
         cfg = self.outputs(DistributionAndValueConfig)
         if cfg.action_distribution in ("squashed_gaussian", "beta") and not any(
             isinstance(part, Box) for _, part in leaves(spec.action)
@@ -446,7 +451,7 @@ class Model:
                 f"{spec.name} masks its actions, which model.action_distribution={cfg.action_distribution} would "
                 "not know"
             )
-        return action_head(
+        made = action_head(
             spec.action,
             inputs,
             self.linear,
@@ -455,6 +460,7 @@ class Model:
             cfg.autoregressive,
             cfg.free_log_std,
         )
+        return temper(made, cfg.temperature)
 
     def last_layer(self, option: Literal["value_head", "q_head"], inputs: int, outputs: int) -> nn.Module:
         """The last layer of a network for values: linear, or the user's own module, which maps [..., inputs] to

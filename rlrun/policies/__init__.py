@@ -2,20 +2,21 @@
 
 from rlrun.policies.actors import Actor, DeterministicPolicy, StochasticActor
 from rlrun.policies.distribution import DistributionPolicy, Outputs, without_meaning
-from rlrun.policies.exploration import ActionNoiseConfig, ExplorationConfig
+from rlrun.policies.exploration import ActingConfig, ActionNoiseConfig, ValueExplorationConfig
 from rlrun.policies.perturbed import PerturbedPolicy
 from rlrun.policies.q_values import CategoricalPolicy, QPolicy
 
 __all__ = [
+    "ActingConfig",
     "ActionNoiseConfig",
     "Actor",
     "CategoricalPolicy",
     "DeterministicPolicy",
     "DistributionPolicy",
-    "ExplorationConfig",
     "Outputs",
     "PerturbedPolicy",
     "QPolicy",
     "StochasticActor",
+    "ValueExplorationConfig",
     "without_meaning",
 ]

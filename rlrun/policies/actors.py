@@ -12,14 +12,14 @@ from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import Box, Discrete, EnvSpec
+from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig, mlp
-from rlrun.models.heads import SMALL_GAIN, OwnHead, action_head
+from rlrun.models.heads import SMALL_GAIN, OwnHead, action_head, temper
 from rlrun.models.model import Model, Seen, SquashedDistributionConfig, Trunk
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.distributions import ActionDistribution
-from rlrun.policies.exploration import ActionNoiseConfig
+from rlrun.policies.exploration import ActionNoiseConfig, Explorer
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
@@ -60,7 +60,7 @@ class Actor(FiltersObservations, Policy):
     It may carry critics, so that samplers can record values for first priorities."""
 
     def __init__(
-        self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int, head: Callable[[int], nn.Module]
+        self, spec: EnvSpec, model: Model, cfg: NetConfig, explorer: Explorer, head: Callable[[int], nn.Module]
     ):
         super().__init__()
         space = spec.action
@@ -69,7 +69,7 @@ class Actor(FiltersObservations, Policy):
                 f"{spec.name} has unbounded actions, {space}: "
                 "this algorithm squashes its actions into bounds, which the env must define"
             )
-        self.spec, self.random_steps = spec, random_steps
+        self.spec, self.explorer = spec, explorer
         self.filter = model.filter(spec)
         self.net = ActorNet(model.trunk(spec), cfg, head)
         self.critic: Critics | None = None
@@ -80,7 +80,8 @@ class Actor(FiltersObservations, Policy):
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         device = next(self.parameters()).device
         core: dict[str, Any] = self.core_spec()
-        return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in core.items()})
+        state = {name: torch.zeros(columns, *field.shape, device=device) for name, field in core.items()}
+        return Batch(state | self.explorer.initial_state(columns, place, device))
 
     def row(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Any, Batch]:
         """Returns the network's output for one row of observations [B, ...], and the recurrent state after it."""
@@ -88,13 +89,6 @@ class Actor(FiltersObservations, Policy):
         rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
         output, after = self.net(rows, is_first.unsqueeze(0), core)
         return output[0], after
-
-    def uniform(self, count: int, rng: torch.Generator, device: torch.device) -> Tensor:
-        """Returns uniformly random actions: [B] if discrete, else [B, D]."""
-        space = self.spec.action
-        if isinstance(space, Discrete):
-            return torch.randint(space.n, (count,), generator=rng, device=device)
-        return torch.rand(count, space.size, generator=rng, device=device) * 2.0 - 1.0  # type: ignore[union-attr]
 
     def shaped(self, action: Tensor) -> Tensor:
         """Reshapes actions from [..., D] to [..., *shape], the form that rows have."""
@@ -117,18 +111,16 @@ class DeterministicPolicy(Actor):
         spec: EnvSpec,
         model: Model,
         cfg: NetConfig,
-        random_steps: int,
-        explore: ActionNoiseConfig,
+        explorer: Explorer,
         critic: Critics | None,
     ):
         size = spec.action.size  # type: ignore[union-attr]
-        super().__init__(
-            spec, model, cfg, random_steps, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN))
-        )
-        self.explore, self.size, self.critic = explore, size, critic
-        if explore.kind == "parameter_noise" and self.core_spec():
+        super().__init__(spec, model, cfg, explorer, lambda inputs: TanhHead(model.linear(inputs, size, SMALL_GAIN)))
+        assert isinstance(explorer.cfg, ActionNoiseConfig)
+        self.explore, self.size, self.critic = explorer.cfg, size, critic
+        if self.explore.kind == "parameter_noise" and self.core_spec():
             raise UserError("exploration.kind=parameter_noise perturbs networks without memory (model/memory=none)")
-        self.episodes = NoisyEpisodes(self.net, explore.std) if explore.kind == "parameter_noise" else None
+        self.episodes = NoisyEpisodes(self.net, self.explore.std) if self.explore.kind == "parameter_noise" else None
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
         """Knows q_taken and q_max [B], the critic's values of the action taken and of the policy's own action.
@@ -138,8 +130,8 @@ class DeterministicPolicy(Actor):
         return {name: known[name] for name in names}
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
-        state: dict[str, Any] = dict(super().initial_state(columns))
         device = next(self.parameters()).device
+        state: dict[str, Any] = dict(super().initial_state(columns, place))
         if place is not None and self.explore.scale_min is not None:
             state["place"] = place.to(device)
         if self.explore.kind == "ou":
@@ -154,7 +146,7 @@ class DeterministicPolicy(Actor):
 
     def explored(self, clock: Clock) -> dict[str, float]:
         """Returns the schedule's noise scale as a metric."""
-        return {"noise_scale": self.explore.scale(clock)}
+        return self.explorer.measured("noise_scale", lambda: self.explore.scale(clock))
 
     def act(
         self,
@@ -167,10 +159,14 @@ class DeterministicPolicy(Actor):
         record: tuple[str, ...] = (),
     ) -> Act:
         best, after = self.row(obs, is_first, state)
-        action, carried = best, dict(state.items()) | dict(after.items())
-        if mode == "explore":
+        action, carried, mode = best, dict(state.items()) | dict(after.items()), self.explorer.mode(mode)
+        if mode == "explore" and self.explorer.other is None:
             action, changed = self._explored(self.seen(obs), is_first, state, best, clock, rng)
             carried |= changed
+        who = self.explorer.stand_in(mode, clock)
+        if who is not None:
+            chosen, _, changed = self.explorer.choose(who, self.shaped(best), obs, is_first, state, clock, rng)
+            action, carried = chosen.reshape(len(best), -1), carried | changed
         recorded = {}
         if record:
             assert self.critic is not None, "recording values needs a critic that samplers receive with the policy"
@@ -201,24 +197,22 @@ class DeterministicPolicy(Actor):
                 changed["ou"] = drawn
             scale = ladder(explore.scale(clock), explore.scale_min, state["place"] if "place" in state else None)
             action = (best + (scale.unsqueeze(-1) if isinstance(scale, Tensor) else scale) * drawn).clamp(-1.0, 1.0)
-        if clock.env_steps < self.random_steps:
-            action = self.uniform(len(best), rng, best.device)
         return action, changed
 
 
 class StochasticActor(Actor):
     """Samples from a distribution: squashed Gaussian or Beta for Box actions, categorical for discrete actions."""
 
-    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, random_steps: int):
+    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, explorer: Explorer):
         out = model.outputs(SquashedDistributionConfig)
 
         def head(inputs: int) -> nn.Module:
             head = action_head(spec.action, inputs, model.linear, out.action_distribution, out.log_std)
             if isinstance(head, OwnHead):
                 self._check(head)
-            return head
+            return temper(head, out.temperature)
 
-        super().__init__(spec, model, cfg, random_steps, head)
+        super().__init__(spec, model, cfg, explorer, head)
         self.kind = out.action_distribution if isinstance(spec.action, Box) else "categorical"
 
     @staticmethod
@@ -235,7 +229,7 @@ class StochasticActor(Actor):
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         dist, after = self.row(obs, is_first, state)
-        return dist.mode(), after
+        return dist.mode(), Batch({**state, **after})
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
         if names:
@@ -252,10 +246,16 @@ class StochasticActor(Actor):
         rng: torch.Generator,
         record: tuple[str, ...] = (),
     ) -> Act:
+        mode = self.explorer.mode(mode)
         if mode == "greedy":
             return Act(*self.greedy(obs, is_first, state), Batch())  # type: ignore[arg-type]
-        if clock.env_steps < self.random_steps and "action_mask" not in obs:
-            after = self.row(obs, is_first, state)[1] if self.core_spec() else state
-            return Act(self.shaped(self.uniform(len(is_first), rng, is_first.device)), after, Batch())
+        who = self.explorer.stand_in(mode, clock)
+        if who is self.explorer.uniform:
+            after = dict(self.row(obs, is_first, state)[1].items()) if self.core_spec() else {}
+            chosen = self.explorer.choose(who, None, obs, is_first, state, clock, rng)[0]
+            return Act(chosen, Batch({**state, **after}), Batch())
         dist, after = self.row(obs, is_first, state)
-        return Act(dist.sample(rng), after, Batch())
+        if who is None:
+            return Act(dist.sample(rng), Batch({**state, **after}), Batch())
+        action, _, changed = self.explorer.choose(who, dist, obs, is_first, state, clock, rng)
+        return Act(action, Batch({**state, **after, **changed}), Batch())

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.errors import UserError
 from rlrun.core.policy import Act, Mode, Pass, Policy
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import EnvSpec
+from rlrun.core.specs import Box, EnvSpec, leaves
 from rlrun.models.model import DistributionAndValueConfig, Model
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.distributions import Distribution
+from rlrun.policies.exploration import ExplorationConfig, Explorer
 
 
 class Outputs(NamedTuple):
@@ -37,9 +39,11 @@ class DistributionPolicy(FiltersObservations, Policy):
     One trunk feeds both heads, or each head has its own (model.share_value: false). In that case the value trunk's
     memory is a second recurrent state."""
 
-    def __init__(self, spec: EnvSpec, model: Model):
+    def __init__(self, spec: EnvSpec, model: Model, explorer: Explorer | None = None):
+        """explorer: who chooses the actions of training; None: they are sampled."""
         super().__init__()
         self.spec = spec
+        self.explorer = explorer or Explorer(spec, ExplorationConfig(kind="sampled", kwargs={}))
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec)
         self.value_trunk = None if model.outputs(DistributionAndValueConfig).share_value else model.trunk(spec)
@@ -48,7 +52,7 @@ class DistributionPolicy(FiltersObservations, Policy):
         self.embedding = model.action_embedding  # name of the observation part that describes the actions
 
     def recordable(self, what: Pass) -> bool:
-        return True
+        return what == "learning" or self.explorer.recordable
 
     def value_parameters(self) -> list[nn.Parameter]:
         """Returns the parameters that only the value uses. Raises ValueError if the value shares the policy's trunk."""
@@ -72,10 +76,20 @@ class DistributionPolicy(FiltersObservations, Policy):
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         device = next(self.parameters()).device
         core: dict[str, Any] = self.core_spec()
-        return Batch({name: torch.zeros(columns, *field.shape, device=device) for name, field in core.items()})
+        state = {name: torch.zeros(columns, *field.shape, device=device) for name, field in core.items()}
+        return Batch(state | self.explorer.initial_state(columns, place, device))
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        """Knows log_prob and value [B], and dist, all parameters of one row's distribution."""
+        """Knows log_prob and value [B], and dist, all parameters of one row's distribution.
+
+        Raises UserError for log_prob if actions are greedy and have no probability, but a density."""
+        if "log_prob" in names and not self.explorer.explores:
+            numbers = [part for _, part in leaves(self.spec.action) if isinstance(part, Box)]
+            if numbers:
+                raise UserError(
+                    "algo.explore=false: the algorithm learns from the probabilities of actions, and a greedy choice of"
+                    f" {numbers[0]} has none; evaluations are greedy anyway (eval.greedy)"
+                )
         known: RowSpec = {
             "log_prob": Field((), torch.float32),
             "value": Field((), torch.float32),
@@ -110,19 +124,30 @@ class DistributionPolicy(FiltersObservations, Policy):
         rng: torch.Generator,
         record: tuple[str, ...] = (),
     ) -> Act:
-        outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
-        dist = outputs.dist[0]
-        action = dist.mode() if mode == "greedy" else dist.sample(rng)
+        mode = self.explorer.mode(mode)
+        core = Batch({name: state[name] for name in self.core_spec()})
+        outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), core)
+        dist, who = outputs.dist[0], self.explorer.stand_in(mode, clock)
+        changed: dict[str, Tensor] = {}
+        if who is not None:
+            action, log_prob, changed = self.explorer.choose(who, dist, obs, is_first, state, clock, rng)
+        else:
+            action = dist.mode() if mode == "greedy" else dist.sample(rng)
+            log_prob = (
+                torch.zeros(is_first.shape, device=is_first.device) if mode == "greedy" else None
+            )  # it is certain
         dist = dist.given(action) if record else dist
         recorded: dict[str, Tensor | Batch] = {}
         for name in record:
             if name == "log_prob":
-                recorded[name] = dist.log_prob(action)
+                if who is not None and log_prob is None:
+                    raise UserError(f"{type(who).__name__} gives no log_prob, which this algorithm learns from")
+                recorded[name] = dist.log_prob(action) if log_prob is None else log_prob
             elif name == "value":
                 recorded[name] = outputs.value[0]
             else:
                 recorded[name] = dist.record()
-        return Act(action, after, Batch(recorded))
+        return Act(action, Batch({**state, **after, **changed}), Batch(recorded))
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)

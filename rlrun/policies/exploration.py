@@ -1,21 +1,50 @@
-"""Options for how policies explore."""
+"""Options for how policies explore, and explorations that stand in for a policy's own."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, NamedTuple
 
+import torch
+from torch import Tensor
+
+from rlrun.core.batch import Batch, allocate, fragment_layout
 from rlrun.core.conditions import SEVERAL_ENVS, OnlyFor, OnlyWith
+from rlrun.core.errors import UserError, closest
+from rlrun.core.plugins import is_path, load_object
+from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.ranges import NotNegative, Positive, PositiveShare, PositiveShareBelowOne, Range, Share
-from rlrun.core.schedule import Schedule
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space
+from rlrun.ops.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorationConfig:
+    """How a policy that is a distribution explores: by sampling from it, uniformly at random, or as a class says."""
+
+    KINDS: ClassVar[tuple[str, ...]] = ("sampled", "random")
+    kind: str
+    kwargs: dict[str, Any]  # keyword arguments of the user's own class
+
+    def __post_init__(self):
+        if self.kind not in self.KINDS and not is_path(self.kind):
+            kinds = ", ".join(self.KINDS)
+            raise ValueError(
+                f"kind must be {kinds} or package.module:Name, not {self.kind!r}.{closest(self.kind, self.KINDS)}"
+            )
+        if self.kwargs and not is_path(self.kind):
+            raise ValueError(f"kwargs are for an exploration of your own, not for {self.kind}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueExplorationConfig(ExplorationConfig):
     """How a policy of action values explores; eval_epsilon is the epsilon of greedy acting."""
 
-    kind: Literal["epsilon_greedy", "soft_q", "parameter_noise"]
-    epsilon: Annotated[Schedule, Share]
+    KINDS: ClassVar[tuple[str, ...]] = ("epsilon_greedy", "soft_q", "parameter_noise", "random")
+    epsilon: Annotated[Schedule, Share, OnlyWith("kind", "epsilon_greedy", "soft_q", "parameter_noise")]
     # Columns' values are log-spaced from epsilon to this.
     epsilon_min: Annotated[Annotated[float, PositiveShare] | None, OnlyFor(SEVERAL_ENVS)]
     eval_epsilon: Annotated[float, Share]
@@ -25,17 +54,208 @@ class ExplorationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActionNoiseConfig:
+class ActionNoiseConfig(ExplorationConfig):
     """How a deterministic policy explores."""
 
-    kind: Literal["ou", "gaussian", "parameter_noise"]
-    std: Annotated[float, Positive]
+    KINDS: ClassVar[tuple[str, ...]] = ("ou", "gaussian", "parameter_noise", "random")
+    std: Annotated[float, Positive, OnlyWith("kind", "ou", "gaussian", "parameter_noise")]
     # From 2 on the process would grow without bound.
     theta: Annotated[float, Range(0, 2, below_highest=True), OnlyWith("kind", "ou")]
-    scale: Annotated[Schedule, NotNegative]
+    scale: Annotated[Schedule, NotNegative, OnlyWith("kind", "ou", "gaussian", "parameter_noise")]
     # Columns' values are log-spaced from scale to this.
     scale_min: Annotated[Annotated[float, Positive] | None, OnlyWith("kind", "ou", "gaussian"), OnlyFor(SEVERAL_ENVS)]
 
     def __post_init__(self):
+        super().__post_init__()
         if self.kind == "parameter_noise" and self.scale_min is not None:
             raise ValueError("scale_min is only for noise in actions (ou, gaussian)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActingConfig:
+    """The options of every algorithm whose policy acts in training. conf/ explains each."""
+
+    explore: bool
+    random_steps: Annotated[int, NotNegative, OnlyWith("explore")]
+    exploration: ExplorationConfig
+
+    def explorer(self, spec: EnvSpec) -> Explorer:
+        return Explorer(spec, self.exploration, self.random_steps, self.explore)
+
+
+class Chosen(NamedTuple):
+    """What an Exploration chose for one row."""
+
+    action: Tensor | Batch  # [B, ...] as EnvSpec.action_row
+    log_prob: Tensor | None = None  # log-probability of the action under this exploration [B]; None: unknown
+    state: dict[str, Tensor] = {}  # noqa: RUF012  # leaves [B, ...], as initial_state() returned them
+
+
+class Exploration:
+    """Chooses the actions of training in place of a policy's own exploration. Subclasses are named by
+    algo.exploration.kind=package.module:Name. One is made for every copy of the policy.
+
+    What changes from row to row belongs to the state, with one row for each environment. It travels with the policy's
+    state, so that a run that is resumed within an episode goes on with it."""
+
+    def __init__(self, spec: EnvSpec, **kwargs: Any):
+        """spec: the environment's spaces. kwargs: algo.exploration.kwargs."""
+        if kwargs:
+            raise TypeError(f"{type(self).__name__} takes no {', '.join(kwargs)}")
+        self.spec = spec
+
+    def initial_state(self, columns: int, place: Tensor | None, device: torch.device) -> dict[str, Tensor]:
+        """Returns the state of `columns` environments, leaves [B, ...].
+
+        place [B]: each one's place among all environments of the run, from 0 to 1; None outside of training."""
+        return {}
+
+    def choose(
+        self, wanted: Any, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, rng: torch.Generator
+    ) -> Chosen:
+        """Chooses one action for each of B environments.
+
+        wanted is what the policy says: a distribution over actions (ops/distributions.py), the values of all actions
+        [B, A], or, from ddpg and td3, its actions [B, *shape] in [-1, 1]. obs has leaves [B, ...]. is_first [B] tells
+        where an episode begins. All random numbers must come from rng.
+
+        Algorithms that learn with importance weights (ppo, appo, impala) need Chosen.log_prob."""
+        raise NotImplementedError
+
+
+class Uniform(Exploration):
+    """Chooses uniformly among all legal actions, as RLlib's Random does. Numbers without bounds are standard normal."""
+
+    def choose(
+        self, wanted: Any, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, rng: torch.Generator
+    ) -> Chosen:
+        mask = obs["action_mask"].bool() if "action_mask" in obs else None
+        return Chosen(*uniform(self.spec.action, len(is_first), mask, rng, is_first.device))
+
+
+def uniform(
+    space: Space, count: int, mask: Tensor | None, rng: torch.Generator, device: torch.device
+) -> tuple[Any, Tensor]:
+    """Returns uniformly random actions [B, *shape] in the form that rows have, and their log-probabilities [B].
+
+    mask [B, M]: the legal choices, of discrete spaces. The log-probability of bounded numbers is the logarithm of a
+    density on [-1, 1]^D, which is -D log 2."""
+    if isinstance(space, Nested):
+        made = {name: uniform(part, count, None, rng, device) for name, part in space.spaces}
+        log_prob = torch.stack([part for _, part in made.values()]).sum(0)
+        return Batch({name: action for name, (action, _) in made.items()}), log_prob
+    if isinstance(space, Discrete) and mask is None:
+        action = torch.randint(space.n, (count,), generator=rng, device=device)
+        return action, torch.full((count,), -math.log(space.n), device=device)
+    if isinstance(space, Box) and space.bounded:
+        action = torch.rand(count, space.size, generator=rng, device=device) * 2.0 - 1.0
+        return action.reshape(count, *space.shape), torch.full((count,), -space.size * math.log(2.0), device=device)
+    dist: Any
+    if isinstance(space, Discrete):
+        dist = Categorical(torch.zeros(count, space.n, device=device), mask)
+    elif isinstance(space, MultiDiscrete):
+        dist = MultiCategorical(torch.zeros(count, sum(space.sizes), device=device), space.sizes, space.shape, mask)
+    else:
+        flat = torch.zeros(count, space.size, device=device)
+        dist = Bernoulli(flat, space.shape) if isinstance(space, MultiBinary) else Gaussian(flat, flat, space.shape)
+    action = dist.sample(rng)
+    return action, dist.log_prob(action)
+
+
+class Explorer:
+    """Decides who chooses an action: the policy itself, its own exploration, or an Exploration that stands in for it.
+
+    With explore=False actions are greedy in training too."""
+
+    PREFIX = "exploration_"  # of the names of the Exploration's state within the policy's state
+
+    def __init__(self, spec: EnvSpec, cfg: ExplorationConfig, random_steps: int = 0, explore: bool = True):
+        """random_steps: env steps of the run before which all actions are uniformly random."""
+        self.cfg, self.random_steps, self.explores = cfg, random_steps, explore
+        self.uniform = Uniform(spec)
+        self.other: Exploration | None = None  # stands in for the policy's own exploration in the whole run
+        if cfg.kind == "random":
+            self.other = self.uniform
+        elif is_path(cfg.kind):
+            self.other = own_exploration(spec, cfg)
+
+    def mode(self, mode: Mode) -> Mode:
+        return mode if self.explores else "greedy"
+
+    def stand_in(self, mode: Mode, clock: Clock) -> Exploration | None:
+        """Returns who chooses this row's actions in place of the policy; None if nobody does."""
+        if mode == "greedy":
+            return None
+        return self.uniform if self.random_steps and clock.env_steps < self.random_steps else self.other
+
+    def initial_state(self, columns: int, place: Tensor | None, device: torch.device) -> dict[str, Tensor]:
+        made = {} if self.other is None else self.other.initial_state(columns, place, device)
+        return {self.PREFIX + name: value for name, value in made.items()}
+
+    def choose(
+        self, who: Exploration, wanted: Any, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, rng: Any
+    ) -> tuple[Any, Tensor | None, dict[str, Tensor]]:
+        """Returns actions [B, ...], their log-probabilities [B] and what changes in the policy's state."""
+        own = {name.removeprefix(self.PREFIX): state[name] for name in state if name.startswith(self.PREFIX)}
+        made = who.choose(wanted, obs, is_first, Batch(own), clock, rng)
+        return made.action, made.log_prob, {self.PREFIX + name: value for name, value in made.state.items()}
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a GPU may record acting: nothing looks at the number of env steps, and no code is the user's."""
+        return not self.random_steps and (self.other is None or self.other is self.uniform)
+
+    def measured(self, name: str, amount: Callable[[], float]) -> dict[str, float]:
+        """Returns how much the policy's own exploration explores as a metric; nothing if another one stands in."""
+        return {name: amount()} if self.explores and self.other is None else {}
+
+
+def own_exploration(spec: EnvSpec, cfg: ExplorationConfig) -> Exploration:
+    """Makes the user's own Exploration. Raises UserError if the name or the arguments do not fit."""
+    option = "algo.exploration.kind"
+    kind = load_object(cfg.kind, option, Exploration)
+    if not (isinstance(kind, type) and issubclass(kind, Exploration)):
+        raise UserError(f"{option}={cfg.kind} is no subclass of rlrun.Exploration")
+    try:
+        return kind(spec, **cfg.kwargs)
+    except Exception as error:  # the user's own code may raise anything
+        raise UserError(f"{option}={cfg.kind} cannot be made: {type(error).__name__}: {error}") from None
+
+
+def check_exploration(policy: Policy, spec: EnvSpec, record: tuple[str, ...]) -> None:
+    """Lets a policy with an exploration of the user's own act once. Raises UserError if what it chooses does not fit.
+
+    record: the outputs that are stored with each row."""
+    explorer = getattr(policy, "explorer", None)
+    if not isinstance(explorer, Explorer) or not is_path(explorer.cfg.kind) or not explorer.explores:
+        return
+    device, named, count = next(policy.parameters()).device, f"algo.exploration.kind={explorer.cfg.kind}", 2
+    rows = allocate(fragment_layout(spec.obs_rows, spec.action_row, {}, {}, 1, count, 0)).map(torch.zeros_like)
+    rows = rows.to(device).map(lambda x: x[0])
+    late, first = Clock(env_steps=explorer.random_steps), torch.ones(count, dtype=torch.bool, device=device)
+    rng = torch.Generator(device).manual_seed(0)
+    try:
+        with torch.inference_mode():
+            state = policy.initial_state(count, torch.linspace(0, 1, count))
+            act: Act = policy.act(rows["obs"], first, state, late, "explore", rng, record)  # type: ignore[arg-type]
+        wanted, made = (_forms(Batch(action=action)) for action in (rows["action"], act.action))
+        kept, after = _forms(state), _forms(act.state)
+    except UserError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        raise UserError(f"{named} fails for {spec.name}: {type(error).__name__}: {error}") from None
+    if made != wanted:
+        raise UserError(f"{named} chooses {made} for {count} observations of {spec.name}, and not {wanted}")
+    if after != kept:
+        raise UserError(f"{named} begins with the state {kept or 'of nothing'} and goes on with {after or 'nothing'}")
+
+
+def _forms(tree: Batch, path: str = "") -> dict[str, str]:
+    """Returns the shape of every tensor of a tree, and whether it holds whole numbers."""
+    made: dict[str, str] = {}
+    for name, value in tree.items():
+        if isinstance(value, Batch):
+            made |= _forms(value, f"{path}{name}.")
+        else:
+            made[path + name] = f"{list(value.shape)} {'numbers' if value.is_floating_point() else 'whole numbers'}"
+    return made

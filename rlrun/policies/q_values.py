@@ -17,7 +17,7 @@ from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.policies.distribution import without_meaning
-from rlrun.policies.exploration import ExplorationConfig
+from rlrun.policies.exploration import Explorer, ValueExplorationConfig
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
@@ -30,23 +30,24 @@ class QPolicy(FiltersObservations, Policy):
 
     remembers = False  # whether the policy may have memory
 
-    def __init__(self, spec: EnvSpec, model: Model, head: QHeadConfig, explore: ExplorationConfig, atoms: int = 1):
+    def __init__(self, spec: EnvSpec, model: Model, head: QHeadConfig, explorer: Explorer, atoms: int = 1):
         super().__init__()
         if model.cfg.memory.kind != "none" and not self.remembers:
             raise UserError(
                 "this algorithm learns from single rows; for a model with memory (lstm, gru, gtrxl) use algo=r2d2"
             )
-        if model.cfg.memory.kind != "none" and explore.kind == "parameter_noise":
+        assert isinstance(explorer.cfg, ValueExplorationConfig)
+        self.spec, self.explorer, self.explore, self.noisy = spec, explorer, explorer.cfg, head.noisy
+        if model.cfg.memory.kind != "none" and self.explore.kind == "parameter_noise":
             raise UserError(
                 "exploration.kind=parameter_noise perturbs networks without memory; with one, use epsilon_greedy or"
                 " soft_q, or head.noisy=true"
             )
-        self.spec, self.explore, self.noisy = spec, explore, head.noisy
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec, flat=not head.encoder_layer)
         self.head = model.q_head(spec, self.trunk, head, atoms)
         self.embedding = model.action_embedding  # name of the observation part that describes the actions
-        self.episodes = NoisyEpisodes(self, explore.noise_std) if explore.kind == "parameter_noise" else None
+        self.episodes = NoisyEpisodes(self, self.explore.noise_std) if self.explore.kind == "parameter_noise" else None
 
     def core_spec(self) -> RowSpec:
         return self.trunk.core_spec()
@@ -63,7 +64,7 @@ class QPolicy(FiltersObservations, Policy):
             state["place"] = place.to(device)
         if self.episodes is not None:
             state |= self.episodes.state(columns, device)
-        return Batch(state)
+        return Batch(state | self.explorer.initial_state(columns, place, device))
 
     def outputs(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
         """Returns outputs [T, B, A, K] and the state after the last row.
@@ -103,7 +104,7 @@ class QPolicy(FiltersObservations, Policy):
 
     def explored(self, clock: Clock) -> dict[str, float]:
         """Returns the schedule's epsilon as a metric."""
-        return {"epsilon": self.explore.epsilon(clock)}
+        return self.explorer.measured("epsilon", lambda: self.explore.epsilon(clock))
 
     def act(
         self,
@@ -115,11 +116,16 @@ class QPolicy(FiltersObservations, Policy):
         rng: torch.Generator,
         record: tuple[str, ...] = (),
     ) -> Act:
+        asked, mode = mode, self.explorer.mode(mode)
         draw_noise(self, rng if mode == "explore" else None)
         rows = obs.map(lambda x: x.unsqueeze(0))
         core = Batch({name: state[name] for name in self.core_spec()})
         q, after = self(rows, is_first.unsqueeze(0), core)
         q, carried = q[0], dict(state.items()) | dict(after.items())
+        who = self.explorer.stand_in(mode, clock)
+        if who is not None:
+            action, _, changed = self.explorer.choose(who, q, obs, is_first, state, clock, rng)
+            return Act(action, Batch(carried | changed), self._told(q, action, record))
         chosen = q
         if self.episodes is not None and mode == "explore":
             chosen, changed = self._disturbed(obs, is_first, state, q, rng)
@@ -130,14 +136,20 @@ class QPolicy(FiltersObservations, Policy):
             if soft
             else chosen.argmax(-1)
         )
-        epsilon = self.epsilon(state, clock) if mode == "explore" else self.explore.eval_epsilon
+        greedy = self.explore.eval_epsilon if asked == "greedy" else 0.0  # training without exploration has none
+        epsilon = self.epsilon(state, clock) if mode == "explore" else greedy
         draws = torch.rand(q.shape, generator=rng, device=q.device)
         if "action_mask" in obs:
             draws = draws * obs["action_mask"].bool()  # The argmax of random numbers draws legal actions uniformly.
         explores = torch.rand(q.shape[0], generator=rng, device=q.device) < epsilon
         action = torch.where(explores, draws.argmax(-1), best)
+        return Act(action, Batch(carried), self._told(q, action, record))
+
+    @staticmethod
+    def _told(q: Tensor, action: Tensor, record: tuple[str, ...]) -> Batch:
+        """Returns what is recorded of values [B, A] and the actions taken [B]."""
         known = {"q_taken": lambda: q.gather(1, action.unsqueeze(1)).squeeze(1), "q_max": lambda: q.max(-1).values}
-        return Act(action, Batch(carried), Batch({name: known[name]() for name in record}))
+        return Batch({name: known[name]() for name in record})
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         """Returns the best actions. Noisy layers use their means if draw_noise(policy, None) was called before."""
@@ -149,7 +161,8 @@ class QPolicy(FiltersObservations, Policy):
 
         Parameter noise draws only for the columns that begin an episode, and soft Q draws from probabilities; neither
         can be recorded."""
-        return what == "learning" or self.explore.kind == "epsilon_greedy"
+        own = self.explore.kind in ("epsilon_greedy", "random") or not self.explorer.explores
+        return what == "learning" or (own and self.explorer.recordable)
 
     def epsilon(self, state: Batch, clock: Clock) -> float | Tensor:
         """Returns every column's epsilon [B], or one epsilon for all."""
@@ -183,12 +196,12 @@ class CategoricalPolicy(QPolicy):
         spec: EnvSpec,
         model: Model,
         head: QHeadConfig,
-        explore: ExplorationConfig,
+        explorer: Explorer,
         num_atoms: int,
         v_min: float,
         v_max: float,
     ):
-        super().__init__(spec, model, head, explore, num_atoms)
+        super().__init__(spec, model, head, explorer, num_atoms)
         self.register_buffer("atoms", torch.linspace(v_min, v_max, num_atoms))
         self.atoms: Tensor
 

@@ -108,13 +108,17 @@ def _deterministic(one: Translation) -> None:
 
 
 def _noise(one: Translation, at: str, group: str, smooth: bool) -> None:
-    kind = str(one.get(f"{group}.type")).rsplit(".", 1)[-1]
+    usual = str(one.defaults[f"{group}.type"])  # RLlib's default
+    kind = str(one.get(f"{group}.type") or usual).rsplit(".", 1)[-1]
     if one.given.get("parameter_noise"):
         kind = "ParameterNoise"
     gaussian = "Gaussian" in kind or (one.era == "old" and smooth and kind != "ParameterNoise")
-    ours = "parameter_noise" if kind == "ParameterNoise" else "gaussian" if gaussian else "ou"
-    if not gaussian and kind != "ParameterNoise" and "OrnsteinUhlenbeck" not in kind:
-        one.say(f"{group}.type", "not mapped", why=f"rlrun has no {kind} here, and explores by {ours}")
+    if not gaussian and kind not in ("ParameterNoise", "Random") and "OrnsteinUhlenbeck" not in kind:
+        why = f"rlrun has no {kind} here, and explores as RLlib's default does, which is {usual}"
+        one.say(f"{group}.type", "not mapped", why=why)
+        gaussian = "Gaussian" in usual
+    gaussian_or_ou = "gaussian" if gaussian else "ou"
+    ours = {"ParameterNoise": "parameter_noise", "Random": "random"}.get(kind, gaussian_or_ou)
     keys = (f"{group}.type",) if not (gaussian and smooth and one.era == "old") else ()
     why = "smooth_target_policy took Gaussian noise up to RLlib 0.8" if not keys else ""
     one.set(f"{at}.exploration.kind", ours, *keys, why=why)
@@ -142,7 +146,7 @@ def _noise(one: Translation, at: str, group: str, smooth: bool) -> None:
         why = "actions range from -1 to 1 here; RLlib 0.7 adds it to actions in the environment's units"
         std = float(one.get(f"{group}.stddev", "act_noise", default=0.1))
         one.set(f"{at}.exploration.std", std, f"{group}.stddev", "act_noise", why=why if one.era == "old" else "")
-    else:
+    elif ours == "parameter_noise":
         std, why = float(one.get(*sigma_keys, default=0.2)), "the distance to which weight noise adapts"
         one.set(f"{at}.exploration.std", std, *sigma_keys, why=why)
         why = "the noise in weights starts from exploration.std and adapts to it"

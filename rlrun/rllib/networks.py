@@ -144,7 +144,9 @@ def _layers(one: Translation) -> None:
     made = stacked(one.get(keys[0]), one.get(keys[1]), after, after_kind)
     posts = ("model.post_fcnet_hiddens", "model.post_fcnet_activation")
     joined = posts if after and made.joined else ()
-    one.set("model.hidden", made.widths, keys[0], *joined, "use_state_preprocessor", why=made.why)
+    if one.core in OFF_POLICY:
+        joined = (*joined, "use_state_preprocessor")
+    one.set("model.hidden", made.widths, keys[0], *joined, why=made.why)
     if made.activation is None:
         one.say(keys[1], "mapped", "model.hidden=[]", made.why)
     else:
@@ -213,6 +215,9 @@ def _memory(one: Translation) -> None:
 
 
 def _lstm(one: Translation) -> None:
+    for key in ("model.use_lstm", "use_lstm"):
+        if one.given.get(key) is False:
+            one.say(key, "not mapped", why="R2D2 always has a memory here")
     one.choose("model", "lstm", "model.use_lstm", "use_lstm", why="R2D2 always has it" if one.core == "r2d2" else "")
     one.set("model.memory.size", int(one.get("model.lstm_cell_size")), "model.lstm_cell_size")
     both = one.given.get("model.lstm_use_prev_action_reward")

@@ -17,6 +17,7 @@ KINDS = {
     "PerWorkerEpsilonGreedy": "epsilon_greedy",
     "SoftQ": "soft_q",
     "ParameterNoise": "parameter_noise",
+    "Random": "random",
 }
 
 
@@ -181,21 +182,25 @@ def _priorities(one: Translation, betas: tuple[str, ...]) -> None:
 
 def _exploration(one: Translation) -> None:
     at, group = one.inner, "exploration_config"
-    kind = str(one.get(f"{group}.type", default="EpsilonGreedy")).rsplit(".", 1)[-1]
+    usual = str(one.defaults.get(f"{group}.type") or "EpsilonGreedy")  # RLlib's default
+    kind = str(one.get(f"{group}.type") or usual).rsplit(".", 1)[-1]
     for key, name in {"soft_q": "SoftQ", "parameter_noise": "ParameterNoise"}.items():
         if one.given.get(key):
             kind = name
-            one.say(key, "mapped", f"{at}.exploration.kind={key}")
     per_worker = one.given.get("per_worker_exploration")
     if per_worker is not None and KINDS.get(kind) == "epsilon_greedy":
         kind = "PerWorkerEpsilonGreedy" if per_worker else "EpsilonGreedy"
     if kind not in KINDS:
-        one.say(f"{group}.type", "not mapped", why=f"rlrun explores by {', '.join(sorted(set(KINDS.values())))}")
-        kind = "EpsilonGreedy"
+        why = f"rlrun has no {kind} here, and explores as RLlib's default does, which is {usual}"
+        one.say(f"{group}.type", "not mapped", why=why)
+        kind = usual
     why = "" if any(key.startswith(f"{group}.") for key in one.given) else "as RLlib explores"
     one.set(f"{at}.exploration.kind", KINDS[kind], f"{group}.type", why=why)
     for key in ("soft_q", "parameter_noise"):
-        one.say(key, "dropped", why=f"false: {at}.exploration.kind={KINDS[kind]}")
+        if one.given.get(key) and KINDS[kind] == key:
+            one.say(key, "mapped", f"{at}.exploration.kind={key}")
+        lost = "not mapped" if one.given.get(key) else "dropped"
+        one.say(key, lost, why=f"{at}.exploration.kind={KINDS[kind]}")  # type: ignore[arg-type]
     schedule = (
         *(f"{group}.{name}" for name in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps")),
         "epsilon",
@@ -216,6 +221,9 @@ def _exploration(one: Translation) -> None:
             one.say("per_worker_exploration", "not mapped", why=f"{KINDS[kind]} is the same in all environments")
         one.say("per_worker_exploration", "dropped", why=f"false: {at}.exploration.epsilon_min=null")
         _epsilons(one, kind, schedule)
+    if kind == "Random":
+        for key in (*schedule, f"{group}.random_timesteps"):
+            one.say(key, "dropped", why="all actions are random")
     for name in ("softmax_temp", f"{group}.temperature"):
         one.say(name, "dropped", why="it belongs to soft_q")
     for name in ("initial_stddev", "random_timesteps"):
@@ -231,9 +239,11 @@ def _epsilons(one: Translation, kind: str, keys: tuple[str, ...]) -> None:
         temperature = float(one.get(f"{group}.temperature", "softmax_temp", default=1.0))
         one.set(f"{at}.exploration.temperature", temperature, f"{group}.temperature", "softmax_temp")
         return
+    if kind == "Random":
+        return
     if kind == "ParameterNoise":
-        points = [[0, 1.0], [random, 1.0], [random + 1, 0.0]] if random else 0.0
-        one.set(f"{at}.exploration.epsilon", points, f"{group}.random_timesteps", *keys)
+        one.set(f"{at}.exploration.epsilon", 0.0, *keys)
+        one.set(f"{at}.random_steps", int(random), f"{group}.random_timesteps")
         deviation = float(one.get(f"{group}.initial_stddev", default=1.0))
         one.set(f"{at}.exploration.noise_std", deviation, f"{group}.initial_stddev")
         return

@@ -17,7 +17,7 @@ from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.networks import continuous_actions, networks
 from rlrun.rllib.q_learning import q_learning, replayed
-from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, RUNS, WITH_VALUE, Translation
+from rlrun.rllib.translation import EVOLUTION, OFF, OFF_POLICY, RUNS, WITH_VALUE, Translation
 from rlrun.rllib.yaml_files import (
     NESTED,
     Imported,
@@ -60,7 +60,6 @@ FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
 MEANS = ("episode_reward_mean", "episode_return_mean")
 STEPS = ("timesteps_total", "agent_timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime")
-OFF = "null: nothing is asked for"
 # RLlib's optimizer_class and the runner that does the same
 OPTIMIZERS = {
     "SyncReplayOptimizer": "replay",
@@ -111,7 +110,8 @@ class Experiment(Translation):
     def __init__(self, name: str, run: str, env: str, config: dict, experiment: dict, source: str):
         passes = experiment.get("pass_criteria") or {}
         super().__init__(name, run, config, experiment.get("stop") or {}, passes, source)
-        self._env(env, config.get("env_config") or {})
+        kwargs = config.get("env_config")
+        self._env(env, kwargs if isinstance(kwargs, dict) else {})
         self._machinery()
         curiosity(self)
         self._batches()
@@ -335,8 +335,11 @@ class Experiment(Translation):
             self._target()
         if self.core in ("impala", "appo"):
             rmsprop = self.get("opt_type", default="adam") == "rmsprop"
-            kind = "rmsprop" if rmsprop else "adam"
-            self.set(f"{at}.optimizer.kind", kind, "opt_type", why="" if rmsprop else "RLlib's optimiser")
+            # RLlib's own with framework=torch is PyTorch's; before 2.40 its default was TensorFlow.
+            torch = self.era == "new" or self.given.get("framework") == "torch" or self.given.get("use_pytorch") is True
+            kind = ("rmsprop" if torch else "rmsprop_tf") if rmsprop else "adam"
+            why = "" if torch else "TensorFlow's, which RLlib had where framework is not torch"
+            self.set(f"{at}.optimizer.kind", kind, "opt_type", why=why if rmsprop else "RLlib's optimiser")
             for key, default in (("epsilon", 0.1), ("decay", 0.99), ("momentum", 0.0)):
                 if rmsprop:
                     why = "" if key in self.given else "RLlib's default for RMSProp"
@@ -349,6 +352,17 @@ class Experiment(Translation):
 
     def _lambda(self) -> None:
         keys = ("lambda", "lambda_")
+        critic = self.get("use_critic", default=True)
+        if self.core in ("ppo", "ddppo", "appo"):
+            gae = self.core != "appo" and self.get("use_gae", default=True)
+            if critic is False and gae:
+                self.say(
+                    "use_critic", "not mapped", why="RLlib refuses GAE without a critic: use_gae must be false too"
+                )
+            elif critic is False and self.core == "appo" and self.get("vtrace", default=True):
+                self.say("use_critic", "not mapped", why="V-trace needs values: vtrace must be false too")
+            elif "use_critic" in self.given:
+                self.set(f"{self.inner}.use_critic", bool(critic), "use_critic")
         if self.get("use_gae", default=True) is False:
             self.set(f"{self.inner}.lambda_", 1.0, "use_gae", *keys, why="without GAE returns run to the last row")
         self.say("use_gae", "dropped", why=f"true: {self.inner}.lambda_ is GAE's")
@@ -435,18 +449,16 @@ class Experiment(Translation):
         """Sets the bound on the value's loss of PPO, and IMPALA's own optimiser for the value."""
         if self.core in ("ppo", "ddppo"):
             at, bound = self.inner, self.get("vf_clip_param")
+            if self.made.values.get(f"{at}.use_critic") is False:
+                self.say("vf_clip_param", "dropped", why="no values are learnt")
+                bound = 0.0
             if options_of(self.given.get("vf_clip_param")) is None:
                 old = self.era == "old"
                 why = "up to RLlib 0.8 it bounds a value's change, later the squared error" if old else ""
                 self.set(f"{at}.value_{'clip' if old else 'loss_clip'}", float(bound or 0.0), "vf_clip_param", why=why)
                 other = "loss_clip" if old else "clip"
                 self.set(f"{at}.value_{other}", 0.0, why="RLlib's PPO has one bound on the value")
-        if self.core == "appo":
-            lost = self.get("_separate_vf_optimizer", default=False)
-            for key in ("_separate_vf_optimizer", "_lr_vf"):
-                why = "there is one optimiser; algo=impala can have a second one"
-                self.say(key, "not mapped" if lost else "dropped", why=why)
-        if self.core == "impala":
+        if self.core in ("impala", "appo"):
             if self.get("_separate_vf_optimizer", default=False):
                 rate = self.get("_lr_vf", default=0.0005)
                 self.set(f"{self.inner}.value_lr", rate, "_separate_vf_optimizer", "_lr_vf")
@@ -477,17 +489,35 @@ class Experiment(Translation):
             self.say("evaluation_interval", "dropped", why=why)
 
     def _sampling(self) -> None:
-        """Lists the exploration of algorithms that draw actions from their policy."""
+        """Sets how algorithms explore that draw actions from their policy, and lists what they do not have."""
+        at, group = self.inner, "exploration_config"
+        self._explore()
         if self.core not in (*WITH_VALUE, "pg", "sac"):
             return
-        kind = str(self.given.get("exploration_config.type", "StochasticSampling")).rsplit(".", 1)[-1]
-        own = kind == "StochasticSampling"
-        why = "the policy explores by sampling from its distribution" + (
-            "" if own else f", and rlrun has no {kind} here"
-        )
-        for key in [key for key in self.given if key.split(".")[0] == "exploration_config"]:
-            lost = not own or (key.endswith(".random_timesteps") and self.given[key])
-            self.say(key, "not mapped" if lost else "dropped", why=why)
+        kind = str(self.given.get(f"{group}.type") or "StochasticSampling").rsplit(".", 1)[-1]
+        ours = {"StochasticSampling": "sampled", "Random": "random"}.get(kind)
+        if ours is None:
+            lost = f"rlrun has no {kind} here, and explores by sampling from the policy, which is RLlib's default"
+            self.say(f"{group}.type", "not mapped", why=lost)
+        elif f"{group}.type" in self.given:
+            self.set(f"{at}.exploration.kind", ours, f"{group}.type")
+        if f"{group}.random_timesteps" in self.given and ours != "random" and self.core != "sac":
+            self.set(f"{at}.random_steps", int(self.get(f"{group}.random_timesteps")), f"{group}.random_timesteps")
+        self.say(f"{group}.random_timesteps", "dropped", why="all actions are random")
+        unknown = "it belongs to no exploration of rlrun's that samples from the policy"
+        for key in [key for key in self.given if key.split(".")[0] == group]:
+            self.say(key, "not mapped", why=unknown)
+
+    def _explore(self) -> None:
+        """Sets whether training explores at all."""
+        value = self.given.get("explore")
+        if self.core in EVOLUTION:
+            self.say("explore", "dropped", why="perturbed policies are the only exploration, in RLlib too")
+        elif value is False and self.discrete is False and self.core in ("ppo", "ddppo", "impala", "appo"):
+            why = f"{self.core} learns from probabilities, and a greedy choice of continuous actions has none"
+            self.say("explore", "not mapped", why=why)
+        elif isinstance(value, bool):
+            self.set(f"{self.inner}.explore", value, "explore")
 
     def _optimizer(self) -> None:
         """Lists RLlib's optimizer_class (0.5 to 0.8), whose counterpart is the runner that the algorithm chooses."""

@@ -8,6 +8,7 @@ from typing import Any
 from rlrun.config.paths import inner_algorithm
 from rlrun.config.run import algorithm_class
 from rlrun.rllib.fits import misfit
+from rlrun.rllib.kinds import SHOWN, takes, wrong_kind
 from rlrun.rllib.option_map import option_map
 from rlrun.rllib.yaml_files import Era, How, Imported, Line, defaults, flattened, flow, options_of
 
@@ -39,6 +40,7 @@ APEX = {"dqn": "apex", "ddpg": "apex_ddpg"}  # Ape-X around them
 Q_LEARNING = ("dqn", "c51", "rainbow", "r2d2")
 OFF_POLICY = ("ddpg", "td3", "sac")
 EVOLUTION = ("es", "ars")
+OFF = "null: nothing is asked for"
 WITH_VALUE = ("a2c", "a3c", "ppo", "ddppo", "impala", "appo")  # a policy and a value of states
 # Options that only the new API stack has; an experiment with one of them has that stack's defaults
 NEW = (
@@ -75,6 +77,9 @@ class Translation:
         self.era = self._era()
         said = flattened(defaults(self.run, self.era))
         self.defaults = {key: value for key, value in said.items() if value is not None}
+        nothing = {key for key, value in self.given.items() if value is None and self._means_nothing(key)}
+        unfit = {key: why for key, value in self.given.items() if (why := wrong_kind(key, value)) is not None}
+        refused = {key: self.given.pop(key) for key in {*unfit, *nothing}}
         self.curious = self._sub_exploration()
         self.outer, self.core, why = self._algorithms(RUNS[run])
         self.algo = self.outer or self.core
@@ -86,10 +91,17 @@ class Translation:
             self.made.inner = self.core
             chosen += f" algo@algo.inner={self.core}"
         self.made.lines.append(Line("run", run, "mapped", chosen, why))
-        self.taken: set[str] = set()
+        self.taken: set[str] = set(refused)
+        for key, value in refused.items():
+            how: How = "dropped" if key in nothing else "not mapped"
+            self.made.lines.append(Line(key, value, how, "", OFF if key in nothing else unfit[key]))
         self.reasons: dict[str, str] = {}  # why an option of rlrun's is written
 
     # What is imported
+
+    def _means_nothing(self, key: str) -> bool:
+        """Whether null is what RLlib does anyway: the option has no default, and null switches nothing off."""
+        return key not in self.defaults and takes(key) is not None and "null" not in (takes(key) or ())
 
     def _era(self) -> Era:
         if "sample_batch_size" in self.given:
@@ -157,7 +169,9 @@ class Translation:
         # the file's grid has no sweep over the other values
         if several is not None and how == "mapped" and became.partition("=")[0] not in self.made.grid:
             why = f"the first of {len(several)}: a sweep over the others is yours to make" + (f"; {why}" if why else "")
-        name = self.shown.get(key, key)
+        name, value = self.shown.get(key, key), self.given.get(key)
+        if isinstance(value, str) and len(value) > SHOWN:
+            why = why.replace(value.rsplit(".", 1)[-1], f"{value[:SHOWN]}...")
         if key in self.given:
             self.made.lines.append(Line(name, self.given[key], how, became, why))
         elif key in self.defaults and how != "dropped":

@@ -147,14 +147,14 @@ def rounded(value: float) -> int | float:
 
 
 @cache
-def _data(name: str) -> Any:
+def data(name: str) -> Any:
     """Loads a YAML file of rlrun/rllib. The result is cached, so that callers must not change it."""
     return yaml.safe_load((package() / "rllib" / name).read_text())
 
 
 def defaults(run: str, era: Era) -> dict[str, Any]:
     """Returns RLlib's defaults of an algorithm in the releases of an era."""
-    table = _data("defaults.yaml")
+    table = data("defaults.yaml")
     made = dict(table["common"])
     own = dict(table[run])
     eras = {name: own.pop(name, {}) for name in ("old", "new")}
@@ -162,6 +162,11 @@ def defaults(run: str, era: Era) -> dict[str, Any]:
         for key, value in part.items():
             made[key] = {**made[key], **value} if isinstance(value, dict) and isinstance(made.get(key), dict) else value
     return made
+
+
+def runs_with_defaults() -> list[str]:
+    """Returns RLlib's names of the algorithms whose defaults are known."""
+    return [name for name in data("defaults.yaml") if name != "common"]
 
 
 def flattened(config: dict[str, Any]) -> dict[str, Any]:
@@ -178,13 +183,13 @@ def flattened(config: dict[str, Any]) -> dict[str, Any]:
 
 def machinery() -> dict[str, str]:
     """Maps options that do not affect algorithms to the reason why they are left out."""
-    groups = _data("machinery.yaml")
+    groups = data("machinery.yaml")
     return {name: group["why"] for group in groups for name in group["names"]}
 
 
 def around() -> dict[str, tuple[How, str, str]]:
     """Maps keys that stand beside `config` in an experiment to (what becomes of them, "", why)."""
-    groups = _data("experiment.yaml")
+    groups = data("experiment.yaml")
     return {
         name: ("not mapped" if group.get("lost") else "dropped", "", group["why"])
         for group in groups

@@ -27,6 +27,7 @@ from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.models.model import Model, ModelConfig, lower_precision
+from rlrun.policies.exploration import check_exploration
 from rlrun.runners import distributed_replay, on_policy
 from rlrun.runtime.replay_plan import ReplayPlan, check_belongs, layout_of
 
@@ -163,6 +164,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     if whole:
         rows += room_for_episodes(spec, needs, resources)
     policy = policy_factory(config, spec, resources, acting=True)()
+    check_exploration(policy, spec, needs.record)
     columns = needs.columns // (resources.num_learners if config.runner.lockstep else 1)
     return Plan(
         config=config,

@@ -13,7 +13,7 @@ from rlrun.core.algorithm import Inner
 from rlrun.core.conditions import OnlyFor, shown
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import is_path
-from rlrun.core.specs import Box, Discrete, Nested, leaves
+from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, leaves
 from rlrun.models.encoders import MLP, Behind, ImageEncoder, NatureCNN, Parts
 from rlrun.models.heads import QHead
 from rlrun.models.model import is_convolutional
@@ -86,6 +86,9 @@ def _rewards(plan: Plan) -> bool:
 
 KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.CONTINUOUS: lambda plan: any(isinstance(part, Box) for _, part in leaves(plan.spec.action)),
+    conditions.CHOICES: lambda plan: any(
+        isinstance(part, Discrete | MultiDiscrete) for _, part in leaves(plan.spec.action)
+    ),
     conditions.IMAGES: lambda plan: plan.spec.image,
     conditions.SINGLE_IMAGES: _single_images,
     conditions.CONVOLUTIONS: lambda plan: is_convolutional(plan.spec, plan.config.run.model),

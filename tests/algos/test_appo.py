@@ -9,6 +9,7 @@ from wired import Wired
 
 from rlrun.core.algorithm import Follower
 from rlrun.core.batch import Batch
+from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
 from rlrun.policies import Outputs
@@ -38,7 +39,8 @@ def test_loss_by_hand(typed, traced):
         action=column(0, 0, 0), reward=column(1.0, 2.0, 3.0), terminated=column(False, False, False), valid=column(True, True, True),
         log_prob=column(*[math.log(p) for p in worker]),
     )  # fmt: skip
-    loss, metrics = made.loss(batch, 0.2, 0.1)
+    policy_loss, value_loss, metrics = made.loss(batch, 0.2, 0.1)
+    loss = policy_loss + 0.25 * value_loss
     rho = [min(1.0, t / w) if traced else 1.0 for t, w in zip(target, worker, strict=False)]
     goal = [0.0, 0.0, 0.0, 4.0]
     for t in (2, 1, 0):
@@ -100,3 +102,56 @@ def test_the_penalty_is_adapted_once_per_target(typed, interval, changes):
     for updates in range(4):
         made.update(batch, Clock(updates=updates))
     assert made.kl_coef.item() == pytest.approx(0.2 * 1.5**changes)
+
+
+def test_without_a_critic_advantages_are_discounted_rewards_to_go(typed):
+    """By brute force, over an episode that ends, one that is cut off, and the fragment's end."""
+    words = ["algo.vtrace=false", "algo.use_critic=false", "algo.discount=0.5", "algo.lambda_=0.3"]
+    made = wiring(typed, *words).algorithm()
+    made.policy.unroll = lambda batch: outputs(now, [9.0] * 7)
+    made.target.unroll = lambda batch: outputs([0.5] * 7, [7.0] * 7)
+    now, reward = [0.6, 0.5, 0.7, 0.5, 0.4, 0.5, 0.5], [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+    terminated, valid = [False, True, False, False, False, False], [True, True, True, False, True, True]
+    column = lambda x: torch.tensor(x)[:, None]  # noqa: E731
+    batch = Batch(
+        action=column([0] * 6), reward=column(reward), terminated=column(terminated), valid=column(valid),
+        log_prob=column([math.log(0.5)] * 6),
+    )  # fmt: skip
+    policy_loss, value_loss, metrics = made.loss(batch, 10.0, 0.0)
+    to_go = [1 + 0.5 * 2, 2.0, 4.0, None, 16 + 0.5 * 32, 32.0]
+    ratios = [p / 0.5 for p in now[:6]]
+    expected = -sum(r * a for r, a in zip(ratios, to_go, strict=True) if a is not None) / 5
+    assert policy_loss.item() == pytest.approx(expected, rel=1e-5)
+    assert value_loss == 0 and not {"value_loss", "explained_variance"} & metrics.keys()
+
+
+def test_a_value_of_its_own_has_an_optimiser_of_its_own(typed):
+    """Two optimisers make the steps of one, if both have its lr and no bound makes their gradients depend on each other."""
+    made, other = (
+        wiring(typed, "model.share_value=false", "algo.max_grad_norm=0", "algo.lr=0.01", f"algo.value_lr={lr}")
+        for lr in ("0.01", "null")
+    )
+    (two, sampler), one = (made.algorithm(), made.sampler(0)), other.algorithm()
+    value = {id(p) for p in two.policy.value_parameters()}
+    assert {id(p) for p in two.value_optimizer.parameters} == value
+    assert {id(p) for p in two.optimizer.parameters} == {id(p) for p in two.policy.parameters()} - value
+    sampler.publish(two.policy, Clock())
+    batch = sampler.take(1)[0].batch
+    metrics = two.update(batch, Clock()).metrics
+    one.update(batch, Clock())
+    assert {"grad_norm", "lr", "value_grad_norm", "value_lr"} <= metrics.keys()
+    for a, b in zip(one.policy.parameters(), two.policy.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    slow = wiring(typed, "model.share_value=false", "algo.value_lr=0").algorithm()
+    before = [p.clone() for p in slow.policy.value_parameters()]
+    slow.update(batch, Clock())
+    assert all(torch.equal(a, b) for a, b in zip(before, slow.policy.value_parameters(), strict=True))
+
+
+@pytest.mark.parametrize("words, said", [
+    (["algo.use_critic=false"], "goes with vtrace=false"),
+    (["algo.use_critic=false", "algo.vtrace=false", "algo.value_lr=0.1"], "value_lr is for values"),
+])  # fmt: skip
+def test_what_is_about_values_needs_a_critic(typed, words, said):
+    with pytest.raises(UserError, match=said):
+        wiring(typed, *words)

@@ -7,7 +7,8 @@ import torch
 from conftest import SMALL
 from wired import Wired
 
-from rlrun.core.batch import Batch
+from rlrun.core.batch import Batch, stack_columns
+from rlrun.core.errors import UserError
 from rlrun.core.masked import masked_mean
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
@@ -212,3 +213,37 @@ def test_lr_follows_the_kl_within_its_bounds(typed):
     assert made.optimizer.lr_scale == pytest.approx(2.0 / 1.5)
     made.optimizer.follow_kl(Clock(), 0.01, 0.01, (1e-6, 1.0))
     assert made.optimizer.lr_scale == pytest.approx(2.0 / 1.5)
+
+
+def test_without_a_critic_advantages_are_discounted_rewards_to_go(typed):
+    """By brute force on rows that were sampled, in which some die and some terminate."""
+    words = ["algo.use_critic=false", "algo.lambda_=0.3", "algo.discount=0.5", "algo.num_epochs=1"]
+    wiring = Wired(typed("algo=ppo", "env=CartPole-v1", *SMALL, *FIT, *words, "algo.normalize_advantage=none"))
+    made, sampler = wiring.algorithm(), wiring.sampler(0)
+    assert wiring.needs.record == ("log_prob",)
+    sampler.publish(made.policy, Clock())
+    batch = stack_columns([fragment.batch for fragment in sampler.take(4 // sampler.columns)]).clone()
+    valid, terminated = torch.ones_like(batch.valid), torch.zeros_like(batch.terminated)
+    valid[3, 1], terminated[2, 1], valid[2, 2] = False, True, False
+    reward = torch.arange(20.0).view(5, 4).exp2() % 7
+    batch = batch.replace(valid=valid, terminated=terminated, reward=reward)
+    seen, loss = [], made.loss
+    made.loss = lambda rows, *more: seen.append(rows) or loss(rows, *more)
+    before = {name: parameter.clone() for name, parameter in made.policy.named_parameters()}
+    metrics = made.update(batch, Clock()).metrics
+    expected = torch.zeros(5, 4)
+    for t, b in valid.nonzero().tolist():
+        ahead = t
+        while ahead < 5 and valid[ahead, b]:
+            expected[t, b] += 0.5 ** (ahead - t) * reward[ahead, b]
+            ahead = 5 if terminated[ahead, b] else ahead + 1
+    got = torch.cat([part.advantage[part.valid] for part in seen])
+    assert sorted(got.tolist()) == pytest.approx(sorted(expected[valid].tolist()))
+    assert not {"value_loss", "explained_variance"} & metrics.keys()
+    for name, parameter in made.policy.named_parameters():
+        assert torch.equal(parameter, before[name]) == name.startswith("value"), name
+
+
+def test_what_is_about_values_needs_a_critic(typed):
+    with pytest.raises(UserError, match="value_clip is about values"):
+        algorithm(typed, "algo.use_critic=false", "algo.value_clip=0.1")

@@ -15,9 +15,10 @@ from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.core.errors import UserError
 from rlrun.machine.machine import measured
+from rlrun.rllib.kinds import known_kinds
 from rlrun.rllib.translate import translate
 from rlrun.rllib.translation import DEFAULTS_OF, RUNS
-from rlrun.rllib.yaml_files import defaults, flattened, flow, machinery, numbers, read
+from rlrun.rllib.yaml_files import GROUPS, defaults, flattened, flow, machinery, numbers, read
 from rlrun.runtime.plan import plan
 
 RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text())
@@ -25,7 +26,7 @@ RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text
 COVERED = {"0.7.0": (47, 47), "1.13": (84, 101), "2.7": (90, 112), "2.49": (31, 38)}
 # options that files of these releases set and whose effect is lost; all others are mapped, or dropped with a reason
 NOT_MAPPED = {
-    "batch_mode": 3, "_separate_vf_optimizer": 2, "_lr_vf": 2, "observation_fliter": 1,
+    "batch_mode": 3, "observation_fliter": 1,
 }  # fmt: skip
 DEFAULTS_NOT_MAPPED: dict[str, int] = {}  # RLlib's defaults whose effect is lost
 
@@ -123,8 +124,9 @@ LEFT = {
     "optimizer.centered": False, "optimizer.weight_decay": 0.0, "optimizer.max_grad_value": 0.0, "max_grad_value": 0.0,
     "advantage_bootstrap": "target", "model.conv_activation": "auto", "model.conv_filters": None, "model.conv_padding": "none", "model.conv_hidden": "auto",
     "model.free_log_std": True, "model.value_head": "linear", "model.q_head": "linear", "l2": 0.0, "counted_share": 0.34, "return_processing": "centered_rank", "cut_share": 0.6, "kl_target": 0.01,
+    "explore": True, "random_steps": 0, "exploration.kind": "sampled", "exploration.kwargs": {}, "use_critic": True,
     "model.encoder": "auto", "model.encoder_kwargs": {}, "model.layer_norm": False, "model.observation_clip": 10.0, "model.autoregressive": False,
-    "model.action_embedding": None, "model.log_std": 0.0, "model.memory.kind": "none", "model.memory.prev_action": False, "model.memory.prev_reward": False,
+    "model.action_embedding": None, "model.log_std": 0.0, "model.temperature": 1.0, "model.memory.kind": "none", "model.memory.prev_action": False, "model.memory.prev_reward": False,
 }  # fmt: skip
 # those that mean nothing where they are left, such as the nets of models that are not used
 MEANINGLESS = ("model.memory.", "model.hidden", "model.activation", "model.init", "model.share_value", "replay_ratio")
@@ -250,11 +252,8 @@ def test_memory_exploration_and_whole_episodes():
         and soft["algo.exploration.epsilon"] == 0.0
     )
     noise = values("2.7", "dqn/cartpole-dqn-param-noise.yaml")
-    assert noise["algo.exploration.kind"] == "parameter_noise" and noise["algo.exploration.epsilon"] == [
-        [0, 1.0],
-        [10000, 1.0],
-        [10001, 0.0],
-    ]
+    assert (noise["algo.exploration.kind"], noise["algo.exploration.epsilon"]) == ("parameter_noise", 0.0)
+    assert noise["algo.random_steps"] == 10_000
     hopper = values("0.7.0", "hopper-ppo.yaml")  # each of 64 environments plays until it has 2,500 rows
     assert (
         hopper["runner.complete_episodes"] is True
@@ -310,7 +309,7 @@ def test_bounds_and_epsilons_mean_what_they_meant():
     assert impala.values["algo.optimizer.epsilon"] == 1e-8
     assert {line.key: line.how for line in impala.lines}["epsilon"] == "dropped"
     (impala,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": {"opt_type": "rmsprop"}}, "a")
-    assert impala.values["algo.optimizer.epsilon"] == 0.1 and impala.values["algo.optimizer.kind"] == "rmsprop"
+    assert impala.values["algo.optimizer.epsilon"] == 0.1 and impala.values["algo.optimizer.kind"] == "rmsprop_tf"
     (new,) = translate(
         "a", {"run": "PPO", "env": "CartPole-v1", "config": {"rollout_fragment_length": 50, "vf_clip_param": 7.0}}, "a"
     )
@@ -430,7 +429,20 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("DQN", "optimizer_class", "AsyncGradientsOptimizer", None, "optimizer_class", "runner=replay"),
     ("SAC", "exploration_config", {"type": "RE3"}, None, "exploration_config.type", "no RE3"),
     ("A3C", "exploration_config", {"type": "Curiosity", "eta": 2.0}, None, "exploration_config.eta", "a2c is its synchronous form"),
-    ("PPO", "explore", False, None, "explore", "training always explores"),
+    ("PPO", "explore", False, "Pendulum-v1", "explore", "a greedy choice of continuous actions has none"),
+    ("PPO", "exploration_config", {"type": "EpsilonGreedy"}, None, "exploration_config.type", "by sampling from the policy, which is RLlib's default"),
+    ("DQN", "exploration_config", {"type": "ThompsonSampling"}, None, "exploration_config.type", "no ThompsonSampling here.*EpsilonGreedy"),
+    ("APEX", "exploration_config", {"type": "mine.RE3"}, None, "exploration_config.type", "no RE3 here.*PerWorkerEpsilonGreedy"),
+    ("TD3", "exploration_config", {"type": "RE3"}, None, "exploration_config.type", "no RE3 here.*GaussianNoise"),
+    ("DDPG", "exploration_config", {"type": "RE3"}, None, "exploration_config.type", "no RE3 here.*OrnsteinUhlenbeckNoise"),
+    ("PPO", "exploration_config", "os:system", None, "exploration_config", "a group of keys, not os:system"),
+    ("DQN", "exploration_config", {"type": "os:system"}, None, "exploration_config.type", "in RLlib it is text, not os:system"),
+    ("PPO", "use_critic", False, None, "use_critic", "RLlib refuses GAE without a critic"),
+    ("APPO", "use_critic", False, None, "use_critic", "V-trace needs values"),
+    ("R2D2", "model", {"use_lstm": False}, None, "model.use_lstm", "always has a memory"),
+    ("PPO", "lr", [[5, 0.1], [3, 0.2]], None, "lr", "points"),
+    ("DQN", "n_step", [3, 1], None, "n_step", "two whole numbers"),
+    ("PPO", "batch_mode", "complete", None, "batch_mode", "one of truncate_episodes, complete_episodes"),
     ("PPO", "callbacks", "my_package.Mine", None, "callbacks", r"\[my_package.module:MyCallback\]"),
     ("PPO", "model", {"free_log_std": False}, "my_package:Mine-v0", "model.free_log_std", "if actions are continuous"),
     ("PPO", "model", {"dim": 240}, "PongNoFrameskip-v4", "model.dim", "between 1 and 160"),
@@ -456,6 +468,18 @@ def test_what_has_no_counterpart_is_said_with_its_reason(run, option, value, env
 SAME = [  # (run, options, what rlrun's options become)
     ("DQN", {"soft_q": False, "parameter_noise": False}, {"algo.exploration.kind": "epsilon_greedy"}),
     ("DQN", {"soft_q": True, "softmax_temp": 0.5}, {"algo.exploration.kind": "soft_q", "algo.exploration.temperature": 0.5}),
+    ("DQN", {"exploration_config": {"type": "Random"}}, {"algo.exploration.kind": "random"}),
+    ("DDPG", {"exploration_config": {"type": "Random"}}, {"algo.exploration.kind": "random", "algo.random_steps": 1000}),
+    ("SAC", {"exploration_config": {"type": "ray.rllib.utils.exploration.random.Random"}}, {"algo.exploration.kind": "random"}),
+    ("PPO", {"exploration_config": {"type": "StochasticSampling", "random_timesteps": 500}}, {"algo.exploration.kind": "sampled", "algo.random_steps": 500}),
+    ("IMPALA", {"exploration_config": {"type": "Random"}, "explore": True}, {"algo.exploration.kind": "random", "algo.explore": True}),
+    ("APEX", {"explore": False}, {"algo.inner.explore": False}),
+    ("PPO", {"use_critic": False, "use_gae": False, "vf_clip_param": 5.0}, {"algo.use_critic": False, "algo.lambda_": 1.0, "algo.value_loss_clip": 0.0}),
+    ("APPO", {"use_critic": False, "vtrace": False}, {"algo.use_critic": False, "algo.vtrace": False}),
+    ("APPO", {"_separate_vf_optimizer": True, "_lr_vf": 0.002, "model": {"vf_share_layers": False}}, {"algo.value_lr": 0.002}),
+    ("IMPALA", {"opt_type": "rmsprop", "decay": 0.9}, {"algo.optimizer.kind": "rmsprop_tf", "algo.optimizer.epsilon": 0.1, "algo.optimizer.decay": 0.9}),
+    ("IMPALA", {"opt_type": "rmsprop", "framework": "torch"}, {"algo.optimizer.kind": "rmsprop"}),
+    ("PPO", {"horizon": None}, {}),
     ("DQN", {"per_worker_exploration": True}, {"algo.exploration.epsilon": 0.4, "algo.exploration.epsilon_min": pytest.approx(0.4**8)}),
     ("APEX", {"per_worker_exploration": False}, {"algo.inner.exploration.epsilon_min": None, "algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000}}),
     ("DQN", {"td_error_loss_fn": "mse"}, {"algo.huber_delta": None}),
@@ -713,3 +737,41 @@ def test_tables_name_algorithms_and_reasons():
     assert set(RUNS.values()) <= set(options("algo"))
     assert all(why for why in machinery().values()) and "framework" in machinery()
     assert read("x: {run: PPO, env: a}", "f") == {"x": {"run": "PPO", "env": "a"}}
+
+
+ODD = {"list": [1, "x"], "empty": [], "group": {"a": 1}, "null": None, "true": True, "false": False, "text": "x" * 5000}
+MEANT = {  # options of RLlib's whose values mean another number or word here, beside those that are written as they are
+    ("_separate_vf_optimizer", "true", "algo.value_lr=0.0005"), ("_use_beta_distribution", "true", "model.action_distribution=beta"),
+    ("exploration_should_anneal", "true", "algo.exploration.scale=0.4"), ("exploration_should_anneal", "false", "algo.exploration.scale=1.0"),
+    ("grad_clip", "null", "algo.max_grad_norm=0.0"), ("grad_norm_clipping", "null", "algo.max_grad_norm=0.0"), ("hiddens", "null", "algo.head.hidden=[]"),
+    ("kl_coeff", "null", "algo.kl_coef=0.0"), ("vf_clip_param", "null", "algo.value_clip=0.0"), ("target_entropy", "null", "algo.target_entropy=auto"),
+    ("model.use_attention", "true", "model=gtrxl"), ("parameter_noise", "true", "algo.exploration.kind=parameter_noise"),
+    ("per_worker_exploration", "true", "algo.exploration.scale=0.4"), ("smooth_target_policy", "true", "algo.target_noise=0.2"),
+    ("use_gae", "false", "algo.lambda_=1.0"), ("use_h_function", "true", "algo.value_rescaling=0.001"), ("use_h_function", "false", "algo.value_rescaling=null"),
+    ("use_huber", "true", "algo.huber_delta=1.0"), ("use_huber", "false", "algo.huber_delta=null"), ("use_kl_loss", "false", "algo.kl_coef=0.0"),
+    ("use_state_preprocessor", "true", "model.hidden=[256, 256]"), ("clip_rewards", "true", "algo.reward_clip=sign"), ("clip_rewards", "false", "algo.reward_clip=none"),
+    ("prioritized_replay", "true", "replay=prioritized"), ("prioritized_replay", "false", "replay=uniform"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("run", ["PPO", "APPO", "DQN", "DDPG", "SAC", "ES", "R2D2", "A2C"])
+@pytest.mark.parametrize("odd", ODD)
+def test_a_value_of_any_kind_leaves_a_true_line(run, odd):
+    """All known options have this value. Each is refused with a reason, or means what it means in RLlib."""
+    value, config = ODD[odd], {}
+    for key in sorted(known_kinds().keys() | machinery().keys()):
+        group, _, name = key.partition(".")
+        if name and isinstance(config.setdefault(group, {}), dict):
+            config[group][name] = value
+        elif key not in GROUPS:
+            config[key] = value
+    env = "Pendulum-v1" if run in ("DDPG", "SAC") else "CartPole-v1"
+    (one,) = translate("a", {"run": run, "env": env, "config": config}, "a")
+    lines = {line.key: line for line in one.lines if line.given}
+    assert flattened(config).keys() <= lines.keys()
+    for key in flattened(config):
+        line = lines[key]
+        assert line.how != "not mapped" or (line.why and len(line.why) < 400), line
+        if line.how == "mapped":
+            same = line.became.partition("=")[2] == flow(value)
+            assert same or (key, odd, line.became) in MEANT, line

@@ -55,3 +55,21 @@ class Narrow(nn.Module):
 
     def forward(self, x):
         return self.net(x)
+
+
+class Silent(rlrun.Exploration):
+    """Does not say how likely its actions are."""
+
+    def choose(self, wanted, obs, is_first, state, clock, rng):
+        return rlrun.Chosen(wanted.sample(rng))
+
+
+class Wide(rlrun.Exploration):
+    def choose(self, wanted, obs, is_first, state, clock, rng):
+        return rlrun.Chosen(wanted.sample(rng).unsqueeze(1).expand(-1, 2), wanted.log_prob(wanted.mode()))
+
+
+class Growing(rlrun.Exploration):
+    def choose(self, wanted, obs, is_first, state, clock, rng):
+        action = wanted.sample(rng)
+        return rlrun.Chosen(action, wanted.log_prob(action), {"last": action})

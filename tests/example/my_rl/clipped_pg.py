@@ -34,7 +34,7 @@ class ClippedPG(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DistributionPolicy:
-        return DistributionPolicy(spec, model)
+        return DistributionPolicy(spec, model, cfg.explorer(spec))
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
