@@ -124,7 +124,7 @@ class APPO(Algorithm):
         kl = old.kl(new)
         return self.total(self.mean(kl, batch.valid))
 
-    def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, Tensor | float, dict[str, Tensor]]:
+    def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Returns this learner's shares of the losses on a batch [T(+1), B], and the metrics of the whole batch.
 
         The losses are the policy's [], with the entropy bonus and the penalty, and the value's [], 0 without a
@@ -166,7 +166,7 @@ class APPO(Algorithm):
         lag = (-log_rho).exp()
         ratio = lag.clamp(max=cfg.is_clip) * (log_prob - batch.log_prob).masked_fill(~valid, 0.0).exp()
         policy_loss = -mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage))
-        value_loss = mean(0.5 * (target - value).square()) if cfg.use_critic else 0.0
+        value_loss = mean(0.5 * (target - value).square()) if cfg.use_critic else torch.zeros_like(policy_loss)
         entropy = mean(dist.entropy())
         loss = policy_loss - entropy_coef * entropy
         kl = None

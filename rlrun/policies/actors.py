@@ -166,7 +166,7 @@ class DeterministicPolicy(Actor):
         who = self.explorer.stand_in(mode, clock)
         if who is not None:
             chosen, _, changed = self.explorer.choose(who, self.shaped(best), obs, is_first, state, clock, rng)
-            action, carried = chosen.reshape(len(best), -1), carried | changed
+            action, carried = chosen.reshape(len(best), -1), {**carried, **changed}
         recorded = {}
         if record:
             assert self.critic is not None, "recording values needs a critic that samplers receive with the policy"

@@ -199,8 +199,9 @@ def _exploration(one: Translation) -> None:
     for key in ("soft_q", "parameter_noise"):
         if one.given.get(key) and KINDS[kind] == key:
             one.say(key, "mapped", f"{at}.exploration.kind={key}")
-        lost = "not mapped" if one.given.get(key) else "dropped"
-        one.say(key, lost, why=f"{at}.exploration.kind={KINDS[kind]}")  # type: ignore[arg-type]
+        if one.given.get(key):
+            one.say(key, "not mapped", why=f"{at}.exploration.kind is {KINDS[kind]}, which the file asks for too")
+        one.say(key, "dropped", why=f"false: {at}.exploration.kind={KINDS[kind]}")
     schedule = (
         *(f"{group}.{name}" for name in ("initial_epsilon", "final_epsilon", "epsilon_timesteps", "warmup_timesteps")),
         "epsilon",

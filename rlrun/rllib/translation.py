@@ -79,7 +79,7 @@ class Translation:
         self.defaults = {key: value for key, value in said.items() if value is not None}
         nothing = {key for key, value in self.given.items() if value is None and self._means_nothing(key)}
         unfit = {key: why for key, value in self.given.items() if (why := wrong_kind(key, value)) is not None}
-        refused = {key: self.given.pop(key) for key in {*unfit, *nothing}}
+        refused = {key: self.given.pop(key) for key in list(self.given) if key in unfit or key in nothing}
         self.curious = self._sub_exploration()
         self.outer, self.core, why = self._algorithms(RUNS[run])
         self.algo = self.outer or self.core
