@@ -156,7 +156,7 @@ def _first_priorities(one: Translation) -> None:
     if always and not asked and any(key in one.given for key in keys):
         for key in keys:
             one.say(key, "not mapped", why="Ape-X's samplers always compute the first priorities")
-    elif asked and (one.core in ("c51", "rainbow", "sac") or one.outer == "icm") and not always:
+    elif asked and (one.core == "sac" or one.outer == "icm") and not always:
         why = "samplers know no intrinsic reward" if one.outer == "icm" else f"{one.core} has no first priorities"
         for key in keys:
             one.say(key, "not mapped", why=f"{why}: new rows get the largest priority so far")

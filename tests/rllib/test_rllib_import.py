@@ -423,7 +423,6 @@ def whole(one):
 
 
 LOST = [  # (run, option, value, environment, what is not mapped, a part of the reason)
-    ("APEX", "num_atoms", 51, None, "num_atoms", "cannot be around c51"),
     ("DQN", "optimizer_class", "AsyncGradientsOptimizer", None, "optimizer_class", "runner=replay"),
     ("SAC", "exploration_config", {"type": "RE3"}, None, "exploration_config.type", "no RE3"),
     ("A3C", "exploration_config", {"type": "Curiosity", "eta": 2.0}, None, "exploration_config.eta", "a2c is its synchronous form"),
@@ -572,13 +571,13 @@ def test_what_stands_beside_the_config_is_listed():
                     "restore": "not mapped", "mystery": "not mapped"}  # fmt: skip
 
 
-def test_options_inside_ape_x_follow_what_rlrun_can_hold(monkeypatch):
-    """Ape-X takes distributions as soon as its algorithm says that it can hold them."""
-    from rlrun.algos.apex import Apex
-
-    monkeypatch.setattr(Apex, "can_hold", classmethod(lambda cls, inner: None))
-    (one,) = translate("a", {"run": "APEX", "env": "CartPole-v1", "config": {"num_atoms": 11}}, "a")
-    assert one.inner == "c51" and one.values["algo.inner.num_atoms"] == 11
+def test_ape_x_is_around_the_distributions_that_an_experiment_asks_for():
+    full = {"num_atoms": 11, "noisy": True, "dueling": True, "double_q": True}
+    for config, inner in (({"num_atoms": 11}, "c51"), (full, "rainbow")):
+        (one,) = translate("a", {"run": "APEX", "env": "CartPole-v1", "config": config}, "a")
+        assert one.inner == inner and one.values["algo.inner.num_atoms"] == 11
+        assert one.values["algo.inner.input_priorities"] is True
+        type_config(whole(one))
 
 
 def test_files_changed_by_hand_are_not_written_over(tmp_path):
