@@ -50,12 +50,17 @@ class Apex(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return replace(cfg.inner.algorithm.needs(cfg.inner.cfg), counted_from=1 - cfg.counted_share)
+        needs = cfg.inner.algorithm.needs(cfg.inner.cfg)
+        return replace(needs, only_weights=False, counted_from=1 - cfg.counted_share)
 
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
         known = inner.knows_first_priority
-        return None if known else "Ape-X needs priorities from samplers: use dqn, c51, rainbow, qr_dqn, iqn, r2d2, ddpg or td3"
+        return (
+            None
+            if known
+            else "Ape-X needs priorities from samplers: use dqn, c51, rainbow, qr_dqn, iqn, r2d2, ddpg or td3"
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:

@@ -45,8 +45,8 @@ def recorded_kl(cfg: CategoricalQConfig, rows: Batch) -> Tensor:
     """Returns priorities [N] of rows [n + 1, N], the KL(target || prediction) of the distributions recorded while
     acting.
 
-    They are Rainbow's priorities (Hessel et al. 2018, arXiv:1710.02298, "The Integrated Agent"), with what samplers know
-    instead of a target network, as in Ape-X (Horgan et al. 2018, arXiv:1803.00933, section 3)."""
+    They are Rainbow's priorities (Hessel et al. 2018, arXiv:1710.02298, "The Integrated Agent"), with what samplers
+    know instead of a target network, as in Ape-X (Horgan et al. 2018, arXiv:1803.00933, section 3)."""
     before = rows.map(lambda x: x[:-1])
     reward = clip_reward(before.reward, cfg.reward_clip)
     atoms = torch.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms, device=reward.device)

@@ -45,6 +45,10 @@ def replayed(
         every = "every env step" if length * envs == 1 else f"every {length * envs} env steps"
         why = "" if one.get("training_intensity") else f"an update of {batch} rows for {every}"
         one.set(f"{at}.replay_ratio", rounded(float(ratio)), "training_intensity", why=why)
+    if apex:
+        free = not one.get("training_intensity")
+        why = "RLlib's workers and learner do not wait for each other" if free else "training_intensity is a ratio"
+        one.set("runner.pace", "free" if free else "ratio", why=why)
     rows = float(one.get("target_network_update_freq"))
     if apex:
         updates, why = rows / batch, f"{rows:g} rows learnt"

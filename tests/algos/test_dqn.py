@@ -110,7 +110,9 @@ def test_the_target_follows_as_it_is_told(typed, algo):
         torch.testing.assert_close(new, (old + online) / 2)
 
 
-@pytest.mark.parametrize("algo, more", [("dqn", ["algo.double=false"]), ("c51", []), ("rainbow", ["algo.head.noisy=false"])])
+@pytest.mark.parametrize(
+    "algo, more", [("dqn", ["algo.double=false"]), ("c51", []), ("rainbow", ["algo.head.noisy=false"])]
+)
 def test_priorities_of_new_rows_are_those_of_the_learner(typed, algo, more):
     """Samplers and learner agree if target and online network are equal and every action is the best one."""
     words = [
