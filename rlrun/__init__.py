@@ -1,7 +1,7 @@
 """rlrun: reinforcement learning from one command.
 
 `rlrun.load(RUN_DIR)` returns a trained policy. `rlrun.Callback` and `rlrun.EnvCallback` are the base classes of what
-callbacks=[...] names. Everything else is done on the command line.
+callbacks=[...] names, and `rlrun.Evaluation` of what eval.function names. Everything else is done on the command line.
 """
 
 __version__ = "0.1.0"
@@ -16,4 +16,8 @@ def __getattr__(name: str):
         from rlrun.core import callbacks
 
         return getattr(callbacks, name)
+    if name == "Evaluation":
+        from rlrun.core.evaluation import Evaluation
+
+        return Evaluation
     raise AttributeError(f"module 'rlrun' has no attribute {name!r}")
