@@ -1,9 +1,8 @@
 """rlrun: reinforcement learning from one command.
 
 `rlrun.load(RUN_DIR)` returns a trained policy. `rlrun.Callback` and `rlrun.EnvCallback` are the base classes of what
-callbacks=[...] names, `rlrun.ActionDistribution` is that of model.action_distribution, and `rlrun.Exploration` that of
-algo.exploration.kind. Everything else is done on
-the command line.
+callbacks=[...] names, `rlrun.ActionDistribution` is that of model.action_distribution, `rlrun.Exploration` that of
+algo.exploration.kind, and `rlrun.Evaluation` that of eval.function. Everything else is done on the command line.
 """
 
 __version__ = "0.1.0"
@@ -26,4 +25,8 @@ def __getattr__(name: str):
         from rlrun.policies import exploration
 
         return getattr(exploration, name)
+    if name == "Evaluation":
+        from rlrun.core.evaluation import Evaluation
+
+        return Evaluation
     raise AttributeError(f"module 'rlrun' has no attribute {name!r}")

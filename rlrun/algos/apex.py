@@ -1,7 +1,12 @@
 """Ape-X: distributed prioritized experience replay around another algorithm (Horgan et al. 2018, arXiv:1803.00933).
 
-The inner algorithm is one that learns from a replay. There are many samplers, each with its own epsilon. The first
-priorities come from what the samplers recorded. Replay shards, samplers and learner each run at their own pace.
+The inner algorithm is one that learns from a replay. Samplers, replay shards and the learner are processes of their
+own. Priorities are the inner algorithm's: absolute TD errors, or the KL divergences of C51 and Rainbow. The first ones
+come from what the samplers recorded.
+
+Every environment has an epsilon of its own, from exploration.epsilon of the first to epsilon_min of the last (0.4 to
+0.4^8, section 4.1). Noisy layers (algo@algo.inner=rainbow) explore too, with noise that is drawn for every step as in
+the inner algorithm; algo.inner.exploration.epsilon=0 leaves all exploration to them.
 
 Rows, recorded, metrics: those of the inner algorithm (algo.inner), whose input_priorities must be true. As in RLlib,
 statistics count the episodes of only those columns that explore least (counted_share).
@@ -46,12 +51,17 @@ class Apex(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return replace(cfg.inner.algorithm.needs(cfg.inner.cfg), counted_from=1 - cfg.counted_share)
+        needs = cfg.inner.algorithm.needs(cfg.inner.cfg)
+        return replace(needs, only_weights=False, counted_from=1 - cfg.counted_share)
 
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
         known = inner.knows_first_priority
-        return None if known else "Ape-X needs priorities from samplers: use dqn, qr_dqn, iqn, r2d2, ddpg or td3"
+        return (
+            None
+            if known
+            else "Ape-X needs priorities from samplers: use dqn, c51, rainbow, qr_dqn, iqn, r2d2, ddpg or td3"
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:

@@ -3,7 +3,7 @@
 The distribution is over num_atoms fixed values; DQN learns only its mean.
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
-Recorded: nothing.
+Recorded: log_p_taken and p_max [K] with input_priorities, for the first priorities.
 Differs from the paper: Adam has a higher lr, which suits small problems. double, dueling, noisy and n_step are
 options, as in RLlib and rlpyt.
 Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), whose values per row are the
@@ -23,7 +23,7 @@ from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Upd
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.families.q_learning import CategoricalQConfig
+from rlrun.families.q_learning import CategoricalQConfig, recorded_kl
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.ops.returns import fold_n_step
@@ -38,17 +38,31 @@ class Config(CategoricalQConfig):
 
 
 class C51(Algorithm):
+    knows_first_priority = True
     cfg: Config
     policy: CategoricalPolicy
     target: CategoricalPolicy
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        return Needs(rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), replay=cfg.from_replay)
+        record = ("log_p_taken", "p_max") if cfg.input_priorities else ()
+        return Needs(
+            rows=cfg.n_steps[1],
+            columns=cfg.batch_size,
+            actions=("discrete",),
+            record=record,
+            only_weights=True,
+            replay=cfg.from_replay,
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> CategoricalPolicy:
         return CategoricalPolicy(spec, model, cfg.head, cfg.explorer(spec), cfg.num_atoms, cfg.v_min, cfg.v_max)
+
+    @classmethod
+    def first_priority(cls, cfg: Config, rows: Batch) -> Tensor:
+        """Returns priorities [N] of rows [n + 1, N] as they were recorded."""
+        return recorded_kl(cfg, rows)
 
     def __init__(self, policy: CategoricalPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

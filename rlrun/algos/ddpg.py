@@ -59,6 +59,7 @@ class DDPG(Algorithm):
             actions=("box",),
             record=record,
             core_every=cfg.core_every,
+            only_weights=True,
             replay=cfg.from_replay,
         )
 

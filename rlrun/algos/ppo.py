@@ -170,7 +170,7 @@ class PPO(Algorithm):
 
         Returns this learner's share of the mean approx_kl [] of the minibatches."""
         seen = Means()
-        for part in rows.minibatches(1, min(self.minibatch // self.length, rows.valid.shape[1]), self.ctx.rng):
+        for part in self.minibatches(rows, 1, self.minibatch // self.length):
             metrics, step = self.learn(part, clock)
             steps.add(step)
             shares.add(metrics)

@@ -94,7 +94,7 @@ class PQN(Algorithm):
         if self.ctx.sparse:
             rows = rows.alive()
         shares, steps = Means(), Means()
-        for part in rows.minibatches(cfg.num_epochs, min(self.minibatch, rows.valid.shape[1]), self.ctx.rng):
+        for part in self.minibatches(rows, cfg.num_epochs, self.minibatch):
             metrics, step = self.learn(part, clock)
             steps.add(step)
             shares.add(metrics)

@@ -53,7 +53,12 @@ class QRDQN(Algorithm):
     def needs(cls, cfg: Config) -> Needs:
         record = ("q_taken", "q_max") if cfg.input_priorities else ()
         return Needs(
-            rows=cfg.n_steps[1], columns=cfg.batch_size, actions=("discrete",), record=record, replay=cfg.from_replay
+            rows=cfg.n_steps[1],
+            columns=cfg.batch_size,
+            actions=("discrete",),
+            record=record,
+            only_weights=True,
+            replay=cfg.from_replay,
         )
 
     @classmethod

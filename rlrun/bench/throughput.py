@@ -394,7 +394,9 @@ def _train(
         job = Run(
             env_steps=2**62,
             stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None),
-            evaluation=EvalConfig(every=None, episodes=1, greedy=True),
+            evaluation=EvalConfig(
+                every=None, episodes=1, env_steps=None, greedy=True, workers=0, parallel=False, function=None
+            ),
             log=LogConfig(every_sec=0.5, every_steps=None),
             logger=logger,
             signals=Signals(),

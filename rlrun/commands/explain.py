@@ -38,6 +38,8 @@ EVERY_RUN = """Metrics of every run, in addition to those above
   sample/info/<name>, success_rate   numeric entries of the environment's info and its is_success, same episodes
   sample/custom/<name>, _min, _max   numbers that EnvCallbacks return at the end of an episode, same episodes
   learn/custom/<name>                numbers that callbacks return before learning
+  eval/return_mean, _std, _min, _max unclipped returns of the evaluation's games, or what an rlrun.Evaluation returned
+  eval/env_steps                     env steps of the weights that were evaluated, which may be older than the row
   learn/skipped_updates              share of gradient steps that were skipped because the gradient was not finite
   time/<section>_share               share of the learner's time: wait (for samplers), copy, learn, publish (weights),
                                      save, evaluate

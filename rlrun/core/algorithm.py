@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
@@ -55,7 +56,8 @@ class Needs:
     on_policy: bool = False  # learns only from rows of the newest policy
     every_process_learns: bool = False  # samplers are learners: num_learners=auto takes every core, or every GPU
     shared: tuple[int, ...] = ()  # counts that several learners must be able to divide evenly, besides the columns
-    only_weights: bool = False  # an update changes only what its optimisers step, so that others may apply it
+    # An update changes only what its optimisers step, and targets by a Follower, so that processes can share both.
+    only_weights: bool = False
     cut_share: float = 1.0  # once this share of the learners has filled its fragments, the others stop short
     replay: FromReplay | None = None
     population: FromPopulation | None = None
@@ -245,6 +247,18 @@ class Algorithm(nn.Module):
         used those fragments."""
         self.policy.absorb([m for m in moments if m is not None], self.ctx.ranks)
 
+    def followers(self) -> list[Follower]:
+        """What moves the targets of this algorithm, every cfg.target_update_interval updates by cfg.target_tau."""
+        return [value for value in vars(self).values() if isinstance(value, Follower)]
+
+    def move_targets(self, before: int, after: int) -> None:
+        """Moves the targets as the updates from number `before` to number `after` do. For a runner that counts the
+        updates of several processes, whose own copies then move no targets (Follower.held)."""
+        for follower in self.followers():
+            every = self.cfg.target_update_interval
+            for _ in range(after // every - before // every):
+                follower.move(self.cfg.target_tau)
+
     def renew_targets(self) -> None:
         """Copies the policy into the target policy again, after the policy has been given other weights."""
         target = getattr(self, "target", None)
@@ -297,6 +311,21 @@ class Algorithm(nn.Module):
     def moments(self, x: Tensor, valid: Tensor) -> Moments:
         """Moments of x [T, B] over the live rows of all learners."""
         return merged([moments_of(x[valid])], torch.Size(), self.ctx.ranks)
+
+    def minibatches(self, rows: Batch, epochs: int, columns: int) -> Iterator[Batch]:
+        """Yields this learner's parts of random minibatches, as Batch.minibatches() does, of `columns` columns or all.
+
+        Where the learners have different numbers of columns (complete episodes), all get the same number of
+        minibatches, as many as their columns fill together, and each spreads its own columns over them."""
+        own, ctx = rows["reward"].shape[1], self.ctx
+        if ctx.learners == 1 or not ctx.sparse:
+            yield from rows.minibatches(epochs, min(columns, own), ctx.rng)
+            return
+        counts = [int(part) for part in ctx.ranks.gather(torch.tensor([own], dtype=torch.float64))]
+        number = max(1, min(sum(counts) // (columns * ctx.learners), *counts))
+        rng = ctx.another_rng()  # shuffles of different lengths must not make the learners' own generators differ
+        for _ in range(epochs):
+            yield from itertools.islice(rows.minibatches(1, own // number, rng), number)
 
     def report(self, shares: Mapping[str, Tensor | float], *same: Mapping[str, Any]) -> dict[str, Any]:
         """The metrics of an update. `shares` are this learner's shares, which are detached and summed over all learners
@@ -362,6 +391,8 @@ class Algorithm(nn.Module):
 class Follower:
     """Moves a target network towards the network that it began as a copy of."""
 
+    held = False  # whether move() does nothing, because another process moves the target
+
     def __init__(self, target: nn.Module, source: nn.Module):
         self.olds: list[Tensor] = list(target.parameters())
         self.news: list[Tensor] = list(source.parameters())
@@ -372,6 +403,8 @@ class Follower:
     def move(self, tau: float) -> None:
         """Moves the target's parameters by the share tau towards the source's (1 copies them). Buffers (counts,
         filters) are copied."""
+        if self.held:
+            return
         torch._foreach_lerp_(self.olds, self.news, tau)
         for kept, now in self.buffers:
             kept.copy_(now)

@@ -55,6 +55,23 @@ def _compact(state: Any) -> Any:
     return state.clone() if part else state
 
 
+def copied(state: Any) -> Any:
+    """Returns a copy of nested tensors, in main memory, and of the dicts and lists that hold them."""
+    if isinstance(state, Mapping):
+        return {name: copied(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(copied(value) for value in state)
+    return state.detach().to("cpu", copy=True) if isinstance(state, torch.Tensor) else state
+
+
+def _link(source: str, target: str) -> None:
+    """Gives a file a second name, or copies it where the disk has no such names."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes the text such that the file is either complete or unchanged. A symbolic link is replaced, not followed."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -125,18 +142,9 @@ class Checkpoints:
             for path in temporary.iterdir():
                 _fsync(path)
             _fsync(temporary)
-            if final.exists():  # saved at this env step before, as by a stop right after a regular save
-                old = self.directory / f".{final.name}.old"
-                os.replace(final, old)
-                os.replace(temporary, final)
-                shutil.rmtree(old)
-            else:
-                os.replace(temporary, final)
-            _fsync(self.directory)
+            self._put(temporary, final)
             if best:
-                write_atomically(
-                    self.directory / "best.json", json.dumps({"name": final.name, "metric": run.get("metric")})
-                )
+                self._name_best(final.name, run)
         except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
             shutil.rmtree(temporary, ignore_errors=True)
             self.failures += 1
@@ -154,6 +162,44 @@ class Checkpoints:
         self.failures = 0
         self._rotate()
         return final
+
+    def save_earlier(self, env_steps: int, tensors: dict[str, dict], run: dict) -> Path | None:
+        """Makes what a run was at `env_steps`, which may be before the last checkpoint, the best checkpoint.
+
+        If there is a checkpoint of that moment, it is kept with its replayed rows and gets the new run.json."""
+        there = self.directory / f"{env_steps:012d}"
+        if not there.is_dir():
+            return self.save(env_steps, tensors, run, best=True)
+        temporary = self.directory / f".{there.name}.tmp"
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.copytree(there, temporary, copy_function=_link)
+            manifest = json.loads((there / "manifest.json").read_text())
+            write_atomically(temporary / "run.json", json.dumps(run, indent=1))
+            manifest["sha256"]["run.json"] = _sha256(temporary / "run.json")
+            write_atomically(temporary / "manifest.json", json.dumps(manifest, indent=1))
+            self._put(temporary, there)
+            self._name_best(there.name, run)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            warnings.warn(f"the best checkpoint, {there}, could not be named: {error}", Notice, stacklevel=2)
+            return None
+        self._rotate()
+        return there
+
+    def _put(self, temporary: Path, final: Path) -> None:
+        """Gives a complete checkpoint its name."""
+        if final.exists():  # saved at this env step before, as by a stop right after a regular save
+            old = self.directory / f".{final.name}.old"
+            os.replace(final, old)
+            os.replace(temporary, final)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, final)
+        _fsync(self.directory)
+
+    def _name_best(self, name: str, run: dict) -> None:
+        write_atomically(self.directory / "best.json", json.dumps({"name": name, "metric": run.get("metric")}))
 
     def _rotate(self) -> None:
         best = self.best()

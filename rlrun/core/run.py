@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.callbacks import Callback, call
-from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.checkpoint import Checkpoints, copied
 from rlrun.core.duties import (
     CheckpointConfig,
     EvalConfig,
@@ -25,6 +25,7 @@ from rlrun.core.duties import (
     Stops,
 )
 from rlrun.core.errors import RunFailed
+from rlrun.core.evaluation import Evaluators
 from rlrun.core.health import Health
 from rlrun.core.learners import ON, OVER, SAVE, FragmentHeader, Kept, check_equal, exchange, load_kept, save_rows
 from rlrun.core.metrics import EpisodeStatistics
@@ -88,15 +89,17 @@ class Run:
         spec: EnvSpec | None = None,
         episode_window: int = 100,
         judge_env_sec: Callable[[float], str | None] | None = None,
+        evaluators: Evaluators | None = None,
     ):
         """spec: the environment's, for notes on the entropy of its actions; None: without those. episode_window: number
-        of finished episodes that statistics look at. judge_env_sec: see SecondLook."""
+        of finished episodes that statistics look at. judge_env_sec: see SecondLook. evaluators: processes that evaluate
+        in place of this one."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.timers = Timers()
         self.progress = Progress(episode_window)
         self.stops = Stops(env_steps, stop, signals, self.progress)
-        self.evaluations = Evaluations(evaluation, evaluate, signals)
+        self.evaluations = Evaluations(evaluation, evaluate, signals, evaluators)
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log, env_steps, logger, self.progress, self.timers)
         self.health = Health(env_steps, spec, lambda text: print(f"  note: {text}", flush=True))
@@ -163,7 +166,7 @@ class Run:
             tensors, run = self.restored
             algorithm.load_state(tensors["algorithm"])
             self.progress.load(run)
-            self.evaluations.mean, self.evaluations.count = run["eval_mean"], run["evaluations"]
+            self.evaluations.load(run)
             self.saves.best = run["saved_best"]
             self.generation = run["generation"] + (0 if self.exact else 1)
         for duty in (self.evaluations, self.saves, self.logs):
@@ -228,14 +231,19 @@ class Run:
         over = self.stops.due(clock)
         if over:
             self._hold()
+        self.evaluations.fresh = False
+        if self.evaluations.running is not None:
+            self._collect(over)
         if self.evaluations.due(clock):
+            if self.evaluations.row:
+                self._log()  # before the numbers of the next evaluation replace it
             self._hold()
-            self._evaluate()
-        self.progress.judge(self.saves.metric)
+            self._evaluate(over)
+        self.progress.judge(self.saves.metric, self.evaluations.at if self.evaluations.on else None)
         if self.saves.due(clock, over):
             self._hold()
             self._save()
-        if over or self.evaluations.fresh or self.logs.due(clock):
+        if over or self.evaluations.row or self.logs.due(clock):
             self._log()
         if over:
             self._tell("on_end", self.status)
@@ -253,11 +261,47 @@ class Run:
 
     # -- the duties ----------------------------------------------------------------------------------------------------
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, over: bool) -> None:
+        """Evaluates the current weights, or begins to if processes beside this one do so. over: whether this is the
+        last tick."""
+        evaluations = self.evaluations
+        if evaluations.crew is None:
+            with self.timers("evaluate"):
+                made = evaluations.make(self.algorithm, self.clock, self._interrupted)
+            if made is not None:
+                self._tell("on_evaluate", self.clock, made.returns)
+            return
+        evaluations.start(self.algorithm, self.clock, self._snapshot)
+        if over or not evaluations.cfg.beside:
+            self._collect(wait=True)
+
+    def _collect(self, wait: bool) -> None:
+        """Takes the result of the evaluation that runs beside this process, if it is there.
+
+        If it is the best one, the weights that it evaluated, and not newer ones, become the best checkpoint."""
         with self.timers("evaluate"):
-            returns = self.evaluations.make(self.algorithm, self.clock, self._interrupted)
-        if returns:
-            self._tell("on_evaluate", self.clock, returns)
+            finished = self.evaluations.finish(wait and self.signals.stop is None, self._interrupted)
+        if finished is None:
+            return
+        ran, made = finished
+        if ran.clock == self.clock:
+            self.evaluations.fresh = True  # the weights are still these
+        elif self.saves.better:
+            metric = self.saves.metric
+            tensors, run = ran.snapshot
+            run |= {**self.evaluations.state(), "evaluating": False, "saved_best": metric, "metric": metric}
+            run["unlogged"] = dict(self.evaluations.row)  # a run that is resumed from there has no row of it yet
+            with self.timers("save"):
+                saved = self.checkpoints.save_earlier(ran.clock.env_steps, tensors, run)
+            if saved is not None:
+                self.saves.best = metric
+                self._tell("on_save", saved, ran.clock)
+        self.progress.judge(self.saves.metric, self.evaluations.at)
+        self._tell("on_evaluate", ran.clock, made.returns)
+
+    def _snapshot(self) -> tuple[dict[str, dict], dict]:
+        """Returns copies of what a checkpoint of this moment holds, without replayed rows."""
+        return copied(self._tensors()), copied(self._facts(None, None))
 
     def _interrupted(self) -> bool:
         """Returns whether a signal came. Raises RunFailed if a sampler died, which nothing else notices now."""
@@ -287,24 +331,30 @@ class Run:
 
     def _written(self, metric: float | None, best: bool) -> Path | None:
         """Returns the path of the new checkpoint, or None if it could not be written."""
+        run = self._facts(metric, metric if best else self.saves.best)
+        rows = self._save_rows if any(getattr(thing, "saved", False) for thing in self.kept.values()) else None
+        return self.checkpoints.save(self.clock.env_steps, self._tensors(), run, best, rows)
+
+    def _tensors(self) -> dict[str, dict]:
+        """The parts of a checkpoint that torch.save writes."""
         tensors = {
             "policy": self.algorithm.policy.state_dict(),
             "algorithm": self.algorithm.state(),
             "sampler": self.sampler.save(),
         }
-        run = {
+        if self.kept:
+            tensors["replay"] = {name: thing.state() for name, thing in self.kept.items()}
+        return tensors
+
+    def _facts(self, metric: float | None, saved_best: float | None) -> dict[str, Any]:
+        """What a checkpoint's run.json holds."""
+        return {
             **self.progress.state(),
-            "saved_best": metric if best else self.saves.best,
-            "eval_mean": self.evaluations.mean,
-            "evaluations": self.evaluations.count,
+            **self.evaluations.state(),
+            "saved_best": saved_best,
             "metric": metric,
             "generation": self.generation,
         }
-        rows = None
-        if self.kept:
-            tensors["replay"] = {name: thing.state() for name, thing in self.kept.items()}
-            rows = self._save_rows if any(getattr(thing, "saved", False) for thing in self.kept.values()) else None
-        return self.checkpoints.save(self.clock.env_steps, tensors, run, best, rows)
 
     def _save_rows(self, folder: Path) -> None:
         self.ranks.first(SAVE)

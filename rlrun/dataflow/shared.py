@@ -23,9 +23,12 @@ class SharedLearner:
         self.time = torch.tensor([clock.env_steps, clock.updates], dtype=torch.int64).share_memory_()
 
     def attach(self, algorithm: Algorithm) -> None:
-        """Makes this algorithm, in another process, a copy whose optimisers change the shared tensors."""
+        """Makes this algorithm, in another process, a copy whose optimisers change the shared tensors. Its targets move
+        where the shared ones do, in the first process (Algorithm.move_targets)."""
         for name, optimizer in algorithm.optimizers():
             optimizer.attach(self.optimizers[name])
+        for follower in algorithm.followers():
+            follower.held = True
 
     @torch.no_grad()
     def refresh(self, algorithm: Algorithm) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlrun.core.algorithm import Algorithm, FromReplay
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import OnlyWith
+from rlrun.core.conditions import PACED, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
@@ -37,7 +37,7 @@ class OffPolicyConfig:
     fragment_length: Annotated[int, Count]
     num_envs: Annotated[int, Count]
     batch_size: Annotated[int, Count]
-    replay_ratio: Annotated[float, Positive]
+    replay_ratio: Annotated[float, Positive, OnlyFor(PACED)]
     learning_starts: int
     discount: Annotated[float, Share]
     n_step: Annotated[int, Count] | tuple[Annotated[int, Count], Annotated[int, Count]]

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor
+import torch
+from torch import Tensor
+
+from rlrun.core.batch import Batch
 from rlrun.core.ranges import NotNegative, Range
 from rlrun.core.schedule import Schedule
 from rlrun.families.off_policy import OffPolicyConfig
 from rlrun.models.heads import QHeadConfig
+from rlrun.ops.td import recorded_divergence
+from rlrun.ops.transforms import clip_reward
 from rlrun.policies import ActingConfig, ValueExplorationConfig
 
 
@@ -24,19 +29,27 @@ class QConfig(OffPolicyConfig, ActingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CategoricalQConfig(QConfig):
-    """Options of algorithms that learn distributions over fixed values (Bellemare et al. 2017)."""
+    """Options of algorithms that learn distributions over num_atoms fixed values (Bellemare et al. 2017)."""
 
-    input_priorities: Annotated[bool, OnlyFor(FIRST_PRIORITIES)]
     num_atoms: Annotated[int, Range(2)]
     v_min: float
     v_max: float
 
     def __post_init__(self):
         super().__post_init__()
-        if self.input_priorities:
-            raise ValueError(
-                f"input_priorities must be false: they are absolute TD errors, but {self.name}'s priorities are KL "
-                "divergences, which samplers do not compute"
-            )
         if self.v_min >= self.v_max:
             raise ValueError(f"v_min {self.v_min:g} must be below v_max {self.v_max:g}")
+
+
+def recorded_kl(cfg: CategoricalQConfig, rows: Batch) -> Tensor:
+    """Returns priorities [N] of rows [n + 1, N], the KL(target || prediction) of the distributions recorded while
+    acting.
+
+    They are Rainbow's priorities (Hessel et al. 2018, arXiv:1710.02298, "The Integrated Agent"), with what samplers
+    know instead of a target network, as in Ape-X (Horgan et al. 2018, arXiv:1803.00933, section 3)."""
+    before = rows.map(lambda x: x[:-1])
+    reward = clip_reward(before.reward, cfg.reward_clip)
+    atoms = torch.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms, device=reward.device)
+    return recorded_divergence(
+        reward, before.terminated, before.valid, rows.log_p_taken, rows.p_max, cfg.discount, atoms
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlrun.ops.returns import fold_n_step
+
 
 def huber(error: Tensor, delta: float | None) -> Tensor:
     """Returns, per element, 0.5 e^2 up to |e| = delta and delta (|e| - delta / 2) beyond; 0.5 e^2 if delta is None.
@@ -38,6 +40,35 @@ def categorical_projection(probability: Tensor, reward: Tensor, discount: Tensor
     # share [B, K to, K from] of a value's probability that goes to each atom: the nearer the atom, the more
     share = (1.0 - (value[:, None, :] - atoms[None, :, None]).abs() / spacing).clamp(min=0.0)
     return (share * probability[:, None, :]).sum(-1)
+
+
+@torch.no_grad()
+def recorded_divergence(
+    reward: Tensor,
+    terminated: Tensor,
+    valid: Tensor,
+    log_p_taken: Tensor,
+    p_max: Tensor,
+    discount: float,
+    atoms: Tensor,
+) -> Tensor:
+    """Returns KL(target || prediction) [B] of single transitions, at least 0, from distributions that were recorded
+    while acting.
+
+    It is recorded_td_error (ops/returns.py) for distributions over atoms [K] (Hessel et al. 2018, arXiv:1710.02298).
+
+    Args: reward, terminated, valid [n, B] as in fold_n_step; log_p_taken, p_max [n + 1, B, K], the recorded log
+    probabilities of the atoms for the action taken, and their probabilities for the best action, in every row.
+    """
+    total, follows = fold_n_step(reward, terminated, valid, discount)
+    over = ~valid
+    end = torch.where(over.any(0), over.long().argmax(0), len(reward))
+    columns = torch.arange(len(end), device=end.device)
+    # What was recorded behind a terminated row means nothing; with discount 0 any distribution gives the same target.
+    following = torch.where(follows[:, None] > 0, p_max[end, columns], 1.0 / len(atoms))
+    target = categorical_projection(following, total, follows, atoms)
+    cross_entropy = -(target * log_p_taken[0]).sum(-1)
+    return (cross_entropy - torch.special.entr(target).sum(-1)).clamp(min=0.0)
 
 
 def quantile_huber(quantile: Tensor, fraction: Tensor, target: Tensor, delta: float) -> Tensor:

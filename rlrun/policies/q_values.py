@@ -16,6 +16,7 @@ from rlrun.models.heads import QHeadConfig
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.models.normalizer import FiltersObservations
+from rlrun.ops.td import taken
 from rlrun.policies.distribution import without_meaning
 from rlrun.policies.exploration import Explorer, ValueExplorationConfig
 from rlrun.policies.noise import NoisyEpisodes, ladder
@@ -120,12 +121,12 @@ class QPolicy(FiltersObservations, Policy):
         draw_noise(self, rng if mode == "explore" else None)
         rows = obs.map(lambda x: x.unsqueeze(0))
         core = Batch({name: state[name] for name in self.core_spec()})
-        q, after = self(rows, is_first.unsqueeze(0), core)
-        q, carried = q[0], dict(state.items()) | dict(after.items())
+        outputs, after = self.outputs(rows, is_first.unsqueeze(0), core)
+        q, carried = self.legal_q(outputs, rows)[0], dict(state.items()) | dict(after.items())
         who = self.explorer.stand_in(mode, clock)
         if who is not None:
             action, _, changed = self.explorer.choose(who, q, obs, is_first, state, clock, rng)
-            return Act(action, Batch(carried | changed), self._told(q, action, record))
+            return Act(action, Batch(carried | changed), self._told(record, outputs[0], q, action))
         chosen = q
         if self.episodes is not None and mode == "explore":
             chosen, changed = self._disturbed(obs, is_first, state, q, rng)
@@ -143,13 +144,14 @@ class QPolicy(FiltersObservations, Policy):
             draws = draws * obs["action_mask"].bool()  # The argmax of random numbers draws legal actions uniformly.
         explores = torch.rand(q.shape[0], generator=rng, device=q.device) < epsilon
         action = torch.where(explores, draws.argmax(-1), best)
-        return Act(action, Batch(carried), self._told(q, action, record))
+        return Act(action, Batch(carried), self._told(record, outputs[0], q, action))
 
-    @staticmethod
-    def _told(q: Tensor, action: Tensor, record: tuple[str, ...]) -> Batch:
-        """Returns what is recorded of values [B, A] and the actions taken [B]."""
-        known = {"q_taken": lambda: q.gather(1, action.unsqueeze(1)).squeeze(1), "q_max": lambda: q.max(-1).values}
-        return Batch({name: known[name]() for name in record})
+    def _told(self, names: tuple[str, ...], outputs: Tensor, q: Tensor, action: Tensor) -> Batch:
+        return Batch({name: self.recorded(name, outputs, q, action) for name in names})
+
+    def recorded(self, name: str, outputs: Tensor, q: Tensor, action: Tensor) -> Tensor:
+        """Returns what record_spec() calls `name` [B, ...], from outputs [B, A, K], values q [B, A] and action [B]."""
+        return q.max(-1).values if name == "q_max" else taken(q, action)
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         """Returns the best actions. Noisy layers use their means if draw_noise(policy, None) was called before."""
@@ -207,3 +209,18 @@ class CategoricalPolicy(QPolicy):
 
     def q(self, outputs: Tensor) -> Tensor:
         return (outputs.softmax(-1) * self.atoms).sum(-1)
+
+    def record_spec(self, names: tuple[str, ...]) -> RowSpec:
+        """Knows also log_p_taken and p_max [B, K]: the log probabilities of the atoms for the action taken, and their
+        probabilities for the best action."""
+        own: RowSpec = {
+            name: Field(self.atoms.shape, torch.float32) for name in names if name in ("log_p_taken", "p_max")
+        }
+        return own | super().record_spec(tuple(name for name in names if name not in own))
+
+    def recorded(self, name: str, outputs: Tensor, q: Tensor, action: Tensor) -> Tensor:
+        if name == "p_max":
+            return taken(outputs, q.argmax(-1)).softmax(-1)
+        if name == "log_p_taken":
+            return taken(outputs, action).log_softmax(-1)
+        return super().recorded(name, outputs, q, action)

@@ -11,10 +11,11 @@ class Limiter:
     """Allows `ratio` rows to be learnt from per inserted row, once `starts` env steps have been inserted.
 
     So an update of `batch` rows needs batch / ratio env steps. Rows inserted before `starts` do not count, so that
-    learning does not begin with a burst of updates.
+    learning does not begin with a burst of updates. With ratio None, rows may always be inserted, and always be learnt
+    from once `starts` env steps are there.
     """
 
-    def __init__(self, starts: int, ratio: float, batch: int):
+    def __init__(self, starts: int, ratio: float | None, batch: int):
         self.starts, self.ratio, self.batch = starts, ratio, batch
         self.came = 0  # env steps inserted into this replay
         self.credit = 0.0  # number of rows that may be learnt from now
@@ -22,20 +23,21 @@ class Limiter:
     def inserted(self, env_steps: int) -> None:
         before = max(self.came, self.starts)
         self.came += env_steps
-        self.credit += self.ratio * max(0, self.came - before)
+        self.credit += (self.ratio or 0.0) * max(0, self.came - before)
 
     @property
     def due(self) -> bool:
         """Whether an update is due, provided that the replay has something to draw."""
-        return self.came >= self.starts and self.credit >= self.batch
+        return self.came >= self.starts and (self.ratio is None or self.credit >= self.batch)
 
     def may_insert(self) -> bool:
         """Whether rows may be inserted. False while the learner is at least SLACK updates behind, so that samplers that
         run by themselves wait for it."""
-        return self.came < self.starts or self.credit < SLACK * self.batch
+        return self.came < self.starts or self.ratio is None or self.credit < SLACK * self.batch
 
     def sampled(self) -> None:
-        self.credit -= self.batch
+        if self.ratio is not None:
+            self.credit -= self.batch
 
     def state(self) -> dict:
         return {"came": self.came, "credit": self.credit}

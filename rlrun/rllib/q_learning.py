@@ -46,6 +46,10 @@ def replayed(
         every = "every env step" if length * envs == 1 else f"every {length * envs} env steps"
         why = "" if one.get("training_intensity") else f"an update of {batch} rows for {every}"
         one.set(f"{at}.replay_ratio", rounded(float(ratio)), "training_intensity", why=why)
+    if apex:
+        free = not one.get("training_intensity")
+        why = "RLlib's workers and learner do not wait for each other" if free else "training_intensity is a ratio"
+        one.set("runner.pace", "free" if free else "ratio", why=why)
     rows = float(one.get("target_network_update_freq"))
     if apex:
         updates, why = rows / batch, f"{rows:g} rows learnt"
@@ -157,7 +161,7 @@ def _first_priorities(one: Translation) -> None:
     if always and not asked and any(key in one.given for key in keys):
         for key in keys:
             one.say(key, "not mapped", why="Ape-X's samplers always compute the first priorities")
-    elif asked and (one.core in ("c51", "rainbow", "sac") or one.outer == "icm") and not always:
+    elif asked and (one.core == "sac" or one.outer == "icm") and not always:
         why = "samplers know no intrinsic reward" if one.outer == "icm" else f"{one.core} has no first priorities"
         for key in keys:
             one.say(key, "not mapped", why=f"{why}: new rows get the largest priority so far")

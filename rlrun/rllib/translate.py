@@ -60,6 +60,7 @@ FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
 MEANS = ("episode_reward_mean", "episode_return_mean")
 STEPS = ("timesteps_total", "agent_timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime")
+SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose processes can share weights
 # RLlib's optimizer_class and the runner that does the same
 OPTIMIZERS = {
     "SyncReplayOptimizer": "replay",
@@ -253,6 +254,8 @@ class Experiment(Translation):
             self.say("batch_mode", "dropped", why="whole episodes are played")
         elif self.core in ("pg", "a2c", "ppo", "ddppo"):
             self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
+            if self.core == "ddppo" and mode == "complete_episodes":
+                self.set(f"{at}.cut_share", 1.0, why="episodes that are cut are not complete")
         elif mode == "complete_episodes" and self.core in ("impala", "appo"):
             self.say(
                 "batch_mode",
@@ -476,17 +479,37 @@ class Experiment(Translation):
             else:
                 self.say(key, "not mapped", why="evaluation has the options of training; eval.greedy concerns it alone")
         unit = self.given.get("evaluation_duration_unit", "episodes")
+        counted = "eval.env_steps" if unit == "timesteps" else "eval.episodes"
+        games = 10
         for key in ("evaluation_duration", "evaluation_num_episodes"):
             number = self.given.get(key)
-            if isinstance(number, int | float) and unit == "episodes":
-                self.set("eval.episodes", int(number), key)
+            if isinstance(number, int | float):
+                self.set(counted, int(number), key, "evaluation_duration_unit")
+                games = int(number)
             elif number is not None:
-                self.say(key, "not mapped", why="eval.episodes counts full games")
-        fits = "dropped" if unit == "episodes" else "not mapped"
-        self.say("evaluation_duration_unit", fits, why="eval.episodes counts full games")  # type: ignore[arg-type]
+                self.say(key, "not mapped", why="an evaluation has a number of games or of env steps")
+        self.say("evaluation_duration_unit", "dropped", why="evaluation_duration is not given")
+        self._evaluators(games if unit == "episodes" else None)
         if self.given.get("evaluation_interval"):
             why = "counted in iterations of RLlib's loop; eval.every= counts env steps and is off by default"
             self.say("evaluation_interval", "dropped", why=why)
+
+    def _evaluators(self, games: int | None) -> None:
+        """Sets who evaluates. games: those of an evaluation; None: env steps are counted."""
+        keys = ("evaluation_num_workers", "evaluation_num_env_runners")
+        asked = next((int(self.given[key]) for key in keys if isinstance(self.given.get(key), int | float)), 0)
+        workers = asked if games is None else min(asked, games)
+        why = f"one for each of {games} games" if workers < asked else ""
+        if any(key in self.given for key in keys):
+            self.set("eval.workers", workers, *keys, why=why)
+        parallel = "evaluation_parallel_to_training"
+        if workers:
+            self.set("eval.parallel", bool(self.given.get(parallel, False)), parallel, why="RLlib's default is false")
+        lost = "not mapped" if self.given.get(parallel) else "dropped"
+        self.say(parallel, lost, why="the learner's process evaluates, and training waits for it")  # type: ignore[arg-type]
+        self.say("enable_async_evaluation", "dropped", why="eval.parallel=true never waits for an evaluation")
+        for key in ("custom_evaluation_function", "custom_eval_function"):
+            self.say(key, "not mapped", why="eval.function=my_package.module:Name names a subclass of rlrun.Evaluation")
 
     def _sampling(self) -> None:
         """Sets how algorithms explore that draw actions from their policy, and lists what they do not have."""
@@ -525,6 +548,12 @@ class Experiment(Translation):
         ours = (runner_of(self.outer) if self.outer else None) or runner_of(self.core)
         if OPTIMIZERS.get(wanted) == ours:
             self.say("optimizer_class", "mapped", f"runner={ours}", "the algorithm chooses it by itself")
+        if wanted == "AsyncGradientsOptimizer" and self.outer is None and self.core in SHARING:
+            workers = max(1, int(self.get("num_workers", default=0)))
+            self.choose("runner", "async_gradients", "optimizer_class")
+            self.set("resources.num_learners", workers, "num_workers", why="processes that apply gradients")
+            why = f"each of {workers} workers has a replay of this size in RLlib"
+            self.set("replay.capacity", workers * self.made.values["replay.capacity"], why=why)
         why = f"{self.algo} has runner={ours}, which stands for no {wanted}"
         self.say("optimizer_class", "not mapped", why=why)
 

@@ -72,7 +72,7 @@ class Imported:
         defaults = [{"override /env": self.env}, {"override /algo": self.algo}]
         if self.inner is not None:
             defaults.append({"override /algo@algo.inner": self.inner})
-        for group in ("model", "replay"):
+        for group in ("model", "replay", "runner"):
             chosen = nested.get(group, {}).pop("_choice", None)
             if chosen:
                 defaults.append({f"override /{group}": chosen})

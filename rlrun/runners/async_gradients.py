@@ -1,34 +1,49 @@
 """async_gradients: every process samples, computes a gradient and applies it to weights in shared memory.
 
-No process waits for the others.
+No process waits for the others. With an algorithm that learns from a replay (RLlib's AsyncGradientsOptimizer with DQN
+and DDPG), every process has its part of the environments and of the replay, and learns replay_ratio rows for each row
+of its own. Target networks move when the updates of all processes together say so, in the process that counts them.
 
-process i:  newest weights -> sample -> gradient --apply--> shared weights and optimiser statistics
-                                            '--- headers, metrics ---> this process: counts, logs, saves, stops
+Source: Mnih et al. 2016, arXiv:1602.01783, whose asynchronous Q-learning (section 4.2) has no replay.
+
+process i:  newest weights -> sample [-> replay] -> gradient --apply--> shared weights and optimiser statistics
+                                            '--- headers, metrics ---> this process: counts, moves targets, logs, saves
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
-from rlrun.core.algorithm import Update
+import torch
+
+from rlrun.core.algorithm import Algorithm, Update
+from rlrun.core.checkpoint import load_part
 from rlrun.core.errors import UserError
+from rlrun.core.learners import replay_part
 from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments, plain
 from rlrun.core.run import Job
 from rlrun.core.schedule import Clock
+from rlrun.dataflow.ranks import SAVE_SEC
 from rlrun.dataflow.reuse import gather
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.slots import Header
-from rlrun.dataflow.workers import READY, Workers
+from rlrun.dataflow.workers import READY, Worker, Workers
 from rlrun.machine import choices
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
-from rlrun.runners import on_policy
+from rlrun.replay.buffer import Replay
+from rlrun.replay.late import Writes
+from rlrun.replay.limiter import Limiter
+from rlrun.runners import on_policy, replay
 from rlrun.runners.base import Factories, RunnerConfig
+from rlrun.samplers.base import Sampler
 from rlrun.samplers.processes import Unsaved
 
 
@@ -39,7 +54,7 @@ class Config(RunnerConfig):
 
 
 def layout(asked: Asked, machine: Machine) -> Resources:
-    """Every process samples and learns on the CPU, with its own whole train batches."""
+    """Every process samples and learns on the CPU, with its own whole train batches, or its part of the replay."""
     if asked.cfg.device not in ("auto", "cpu"):
         raise UserError(
             f"resources.device={asked.cfg.device}: workers that share weights without waiting learn on the CPU"
@@ -48,11 +63,14 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     choices.check_own_samplers(asked, every_process_learns=True)
     asked = choices.every_process_learns(asked)
     learners = choices.learners_on_their_own(asked, machine)
+    replayed = asked.needs.replay is not None
     columns = asked.needs.columns
     over = f" over {learners.value} learners" if learners.value > 1 else ""
     spread = choices.Spread(
         columns, columns, True, f"{columns} columns of a train batch (algo.batch_size / algo.fragment_length){over}"
     )
+    columns_of_replay = choices.replay_columns(asked, learners.value) if replayed else choices.Choice(spread)
+    spread = columns_of_replay.value
     inference = choices.inference(asked, machine, learners.value, spread)
     if inference.value != "serial":
         raise UserError(
@@ -61,8 +79,11 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         )
     where = choices.device("cpu", machine)
     samplers = choices.samplers_per_learner(asked, machine, learners.value, "serial", where.value, spread)
-    envs = choices.envs_per_group(asked, learners.value, samplers.value, "serial", columns, spread)
-    threads = choices.waited_for_threads(asked, machine, where.value, learners.value)
+    envs = choices.envs_per_group(asked, learners.value, samplers.value, "serial", spread.per_learner, spread)
+    if replayed:
+        threads = choices.replay_threads(asked, machine, "serial", where.value, learners.value)
+    else:
+        threads = choices.waited_for_threads(asked, machine, where.value, learners.value)
     return choices.resources(
         asked,
         machine,
@@ -72,17 +93,14 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         samplers=samplers,
         envs=envs,
         threads=threads,
+        before=(columns_of_replay,),
     )
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
     """Runs until job.tick() ends it. Raises RunFailed when a process died or all were silent for queue_timeout_sec."""
-    if make.learners == 1:  # a single process shares nothing, so the synchronous runner does the same
-        on_policy.run(
-            make,
-            on_policy.Config(name="on_policy", queue_timeout_sec=cfg.queue_timeout_sec, complete_episodes=False),
-            job,
-        )
+    if make.learners == 1:  # a single process shares nothing, so the synchronous runners do the same
+        alone(make, cfg, job)
         return
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
@@ -91,14 +109,16 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     means = Means()
 
     def absorb(reports: list[GradientReport]) -> None:
-        """Counts gradients that have been applied."""
+        """Counts rows, and gradients that have been applied."""
         nonlocal clock
-        for _, metrics, _ in reports:
-            means.add(metrics)
-        headers = [header for report, _, _ in reports for header in report]
+        headers = [header for report in reports for header in report.headers]
         algorithm.absorb_returns([header.returns for header in headers])
-        algorithm.absorb_rows([moments for _, _, moments in reports])
-        clock = clock.after(env_steps=job.collected(headers), updates=len(reports))
+        algorithm.absorb_rows([moments for report in reports for moments in report.moments])
+        before, made = clock.updates, [report.metrics for report in reports if report.metrics is not None]
+        for metrics in made:
+            means.add(metrics)
+        clock = clock.after(env_steps=job.collected(headers), updates=len(made))
+        algorithm.move_targets(before, clock.updates)
         shared.clock = clock
 
     def hold() -> Clock:
@@ -108,34 +128,55 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     job.hold_learners = hold  # evaluations, checkpoints and counters must belong to the same weights
     try:
         job.sampler_ready(crew)
+        if algorithm.needs(algorithm.cfg).replay is not None:
+            job.keeps("replay", _Replays(crew))
         update: Update | None = None
         while job.tick(clock, update):
             crew.go_on()
             with job.timers("wait"):
                 absorb(crew.receive())
-            update = Update(means.tensors())
+            update = Update(means.tensors()) if means.counts else None
             means = Means()
     finally:
         crew.close()
 
 
-HELD = "held"  # sent by a process in place of a GradientReport while it waits
-GradientReport = tuple[list[Header], dict[str, float], list[Moments] | None]
+def alone(make: Factories, cfg: Config, job: Job) -> None:
+    """Runs the synchronous runner of the same algorithm."""
+    if make.learns_from_replay:
+        replay.run(make, replay.Config(name="replay", queue_timeout_sec=cfg.queue_timeout_sec), job)
+        return
+    on_policy.run(
+        make,
+        on_policy.Config(name="on_policy", queue_timeout_sec=cfg.queue_timeout_sec, complete_episodes=False),
+        job,
+    )
+
+
+HELD = "held"  # sent by a process in place of a GradientReport when it begins to wait
+SAVE, LOAD, STATE = "save", "load", "state"  # what a waiting process is asked to do with its part of the replay
+
+
+class GradientReport(NamedTuple):
+    """What a process has done since its last report."""
+
+    headers: list[Header]  # of new rows
+    metrics: dict[str, float] | None  # of the gradient that it applied, if it did
+    moments: list[list[Moments] | None]  # of the new rows, for the policy's filter
 
 
 class _Crew(Unsaved):
-    """The processes. To a Job they look like a sampler without state."""
+    """The processes, which wait until go_on(). To a Job they look like a sampler without state."""
 
     def __init__(
         self, make: Callable[[int], Factories], count: int, shared: SharedLearner, generation: int, timeout_sec: float
     ):
-        self.timeout_sec, self.shared, self.holding = timeout_sec, shared, False
+        self.timeout_sec, self.shared, self.holding = timeout_sec, shared, True
         self.waiting: list[GradientReport] = []
         self.workers = Workers()
-        for worker in self.workers.start_all(
+        self.members = self.workers.start_all(
             worker_process, {f"worker-{i}": (make, i, shared, generation) for i in range(count)}
-        ):
-            self.workers.send(worker, READY)  # all begin at the same time
+        )
 
     def receive(self) -> list[GradientReport]:
         """Returns the reports that have arrived; waits for at least one."""
@@ -170,29 +211,178 @@ class _Crew(Unsaved):
     def check(self) -> None:
         self.waiting += [message for _, message in self.workers.receive(0.0)]
 
+    def ask(self, members: Sequence[Worker], *what: Any) -> list[Any]:
+        """Returns the answers of these processes about their replay, in their order. All must be held."""
+        assert self.holding
+        for worker in members:
+            self.workers.send(worker, what)
+        answers: dict[str, Any] = {}
+        while len(answers) < len(members):
+            answers |= {worker.name: said for worker, said in self.workers.receive(max(self.timeout_sec, SAVE_SEC))}
+        return [answers[worker.name] for worker in members]
+
+
+class _Replays:
+    """The processes' parts of the replay, as a Job sees them (core.learners.Kept). Checkpoints have the form of those
+    of several learners in lockstep."""
+
+    def __init__(self, crew: _Crew):
+        self.crew = crew
+
+    @property
+    def saved(self) -> bool:
+        """Whether checkpoints hold the rows."""
+        return self.crew.ask(self.crew.members[:1], STATE)[0][1]
+
+    def state(self) -> dict:
+        """Returns the state of the first process's part. The others save theirs with their rows."""
+        return self.crew.ask(self.crew.members[:1], STATE)[0][0]
+
+    def save_rows(self, folder: Path) -> None:
+        for problem in self.crew.ask(self.crew.members, SAVE, folder):
+            if problem is not None:
+                raise problem
+
+    def load(self, state: dict, folder: Path | None) -> str | None:
+        return self.crew.ask(self.crew.members, LOAD, state, folder)[0]
+
+
+class _Part:
+    """One process's part of the replay, and the limiter of its updates."""
+
+    def __init__(self, make: Factories, algorithm: Algorithm, number: int, generation: int):
+        needs = algorithm.needs(algorithm.cfg)
+        assert needs.replay is not None
+        self.number = number
+        self.replay: Replay = make.replay(generation)
+        starts = math.ceil(needs.replay.learning_starts / make.learners)
+        self.limiter = Limiter(starts, needs.replay.ratio, needs.columns * needs.replay.rows_learnt)
+
+    def serve(self, what: str, *facts: Any) -> Any:
+        """Answers _Crew.ask()."""
+        if what == STATE:
+            return self._state(), self.replay.saved
+        if what == SAVE:
+            (folder,) = facts
+            try:
+                self.replay.save_rows(folder)
+                if self.number > 0:
+                    torch.save({"replay": self._state()}, folder / f"{replay_part(self.number)}.pt")
+            except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
+                return OSError(str(error))
+            return None
+        state, folder = facts
+        if self.number > 0 and folder is not None:
+            state = load_part(folder, replay_part(self.number))["replay"]
+        self.replay.load(state, folder)
+        return self.limiter.load(state["limiter"], folder)
+
+    def _state(self) -> dict:
+        return {**self.replay.state(), "limiter": self.limiter.state()}
+
 
 def worker_process(
     pipe: Connection, make: Callable[[int], Factories], number: int, shared: SharedLearner, generation: int
 ) -> None:
-    """Computes and applies gradients, and sends a GradientReport after each, until the pipe closes."""
+    """Samples, computes and applies gradients, and sends a GradientReport after each, until the pipe closes."""
     factories = make(number)
-    algorithm, sampler = factories.algorithm(), factories.sampler(generation)
+    algorithm = factories.algorithm()
+    part = _Part(factories, algorithm, number, generation) if factories.learns_from_replay else None
+    sampler = factories.sampler(generation)
     shared.attach(algorithm)
-    count = factories.columns // sampler.columns
-    batch = None
     pipe.send(READY)
-    pipe.recv()
+
+    def wait() -> None:
+        """Serves the replay until the process may go on."""
+        while (asked := pipe.recv()) != READY:
+            assert part is not None
+            pipe.send(part.serve(*asked))
+
+    def obey(untold: GradientReport | None = None) -> bool:
+        """Waits if the processes are held. Rows that are not reported yet are reported before. Returns whether it
+        waited."""
+        if not shared.hold.item():
+            return False
+        if untold is not None and untold.headers:
+            pipe.send(untold)
+        pipe.send(HELD)
+        wait()
+        return True
+
+    wait()
+    if part is None:
+        _learn(pipe, factories, algorithm, sampler, shared, obey)
+    else:
+        _learn_from_replay(pipe, factories, algorithm, sampler, part, shared, obey)
+
+
+def _learn(
+    pipe: Connection,
+    make: Factories,
+    algorithm: Algorithm,
+    sampler: Sampler,
+    shared: SharedLearner,
+    obey: Callable[[], bool],
+) -> None:
+    """Learns from every new row once."""
+    count = make.columns // sampler.columns
+    batch = None
     while True:
-        if shared.hold.item():
-            pipe.send(HELD)
-            pipe.recv()
+        obey()
         shared.refresh(algorithm)
         clock = shared.clock
         sampler.publish(algorithm.policy, clock)
         fragments = sampler.take(count)
         batch = gather([fragment.batch for fragment in fragments], batch, algorithm.ctx.device)
-        with factories.threads:
+        with make.threads:
             update = algorithm.update(batch, clock)
-        metrics = {name: float(value) for name, value in update.metrics.items()}
-        pipe.send(([fragment.header for fragment in fragments], metrics, plain(algorithm.policy.moments(batch))))
+        moments = plain(algorithm.policy.moments(batch))
+        pipe.send(GradientReport([fragment.header for fragment in fragments], _floats(update), [moments]))
         sampler.free(fragments)
+
+
+def _learn_from_replay(
+    pipe: Connection,
+    make: Factories,
+    algorithm: Algorithm,
+    sampler: Sampler,
+    part: _Part,
+    shared: SharedLearner,
+    obey: Callable[[GradientReport], bool],
+) -> None:
+    """Learns from rows of this process's replay."""
+    stored, limiter, write = part.replay, part.limiter, Writes(part.replay.write, algorithm.ctx.device)
+    told = GradientReport([], None, [])  # new rows that are not reported yet
+
+    def due() -> bool:
+        return limiter.due and stored.starts > 0
+
+    while True:
+        if obey(told):
+            told = GradientReport([], None, [])
+        shared.refresh(algorithm)
+        clock = shared.clock
+        if due():
+            batch = stored.sample(make.columns, clock)
+            with make.threads:
+                update = algorithm.update(batch, clock)
+            if update.writes:
+                write(batch.key, **update.writes)
+            limiter.sampled()
+            pipe.send(told._replace(metrics=_floats(update)))
+            told = GradientReport([], None, [])
+            continue
+        sampler.publish(algorithm.policy, clock)
+        (fragment,) = sampler.take(1)
+        stored.add(fragment)
+        limiter.inserted(fragment.header.env_steps)
+        told.headers.append(fragment.header)
+        told.moments.append(plain(algorithm.policy.moments(fragment.batch)))
+        sampler.free([fragment])
+        if not due():
+            pipe.send(told)
+            told = GradientReport([], None, [])
+
+
+def _floats(update: Update) -> dict[str, float]:
+    return {name: float(value) for name, value in update.metrics.items()}

@@ -51,4 +51,5 @@ class Factories(NamedTuple):
     population: Callable[[NoiseTable], Population] = _none
     threads: TunedThreads = TunedThreads((1,))  # entered for every update
     learners: int = 1  # number of processes, for runners whose learners do not work in lockstep
+    learns_from_replay: bool = False
     elsewhere: Callable[[int], Any] = lambda number: None  # makes the Factories of process i there; picklable

@@ -1,4 +1,6 @@
-"""distributed_replay: samplers, shards of a replay and the learner each run at their own pace.
+"""distributed_replay: samplers, shards of a replay and the learner are processes that work at the same time.
+
+runner.pace says whether they wait for each other to keep the ratio of rows learnt to rows sampled.
 
 Source: Horgan et al. 2018, arXiv:1803.00933, figure 1.
 
@@ -10,25 +12,31 @@ samplers --slots of shared memory--> shards (first priorities from what was reco
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from rlrun.core.algorithm import Update
+from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.ranges import Count
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
-from rlrun.dataflow.slots import Fragment
+from rlrun.dataflow.slots import Fragment, Header
 from rlrun.dataflow.stores import Key
+from rlrun.dataflow.workers import CONTEXT
 from rlrun.machine import choices
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.replay.late import Writes
 from rlrun.replay.limiter import Limiter
+from rlrun.replay.service import ShardedReplay
 from rlrun.runners.base import Factories, RunnerConfig
+from rlrun.samplers.base import Sampler
 
 POLL_SEC = 0.02  # seconds; the interval at which samplers without handles to wait for (batched inference) are polled
 
@@ -37,6 +45,7 @@ POLL_SEC = 0.02  # seconds; the interval at which samplers without handles to wa
 class Config(RunnerConfig):
     num_shards: Annotated[int, Count]
     max_weight_sync_delay: Annotated[int, Count]
+    pace: Literal["ratio", "free"]
 
     synchronous: ClassVar[bool] = False
 
@@ -76,7 +85,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     clock = job.begin(algorithm)
     needs = algorithm.needs(algorithm.cfg)
     assert needs.replay is not None
-    limiter = Limiter(needs.replay.learning_starts, needs.replay.ratio, needs.columns * needs.replay.rows_learnt)
+    ratio = needs.replay.ratio if cfg.pace == "ratio" else None
+    limiter = Limiter(needs.replay.learning_starts, ratio, needs.columns * needs.replay.rows_learnt)
     sampler = make.sampler(job.generation)
     try:
         replay = make.sharded_replay(job.generation, sampler, cfg.num_shards)
@@ -87,7 +97,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             sampler.publish(algorithm.policy, clock)
             sampler.begin()
             published = clock.env_steps
-            copying: dict[Key, Fragment] = {}  # by slot; fragments that shards are still reading
+            feed = _Feed(sampler, replay, algorithm)
             gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
             replay.finish_writes = write.flush
             batch: Batch | None = None
@@ -98,19 +108,15 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                 if replay.poll() or update is not None:
                     heard = time.monotonic()
                 update = None
-                for slot in replay.added:
-                    sampler.free([copying.pop(slot)])
-                replay.added.clear()
+                feed.give_back()
                 if limiter.may_insert() and sampler.queued:
+                    feed.hand_over()
+                if feed.headers:
                     heard = time.monotonic()
                     with job.timers("insert"):
-                        (fragment,) = sampler.take(1)
-                        copying[fragment.header.slot] = fragment
-                        algorithm.absorb_rows([algorithm.policy.moments(fragment.batch)])
-                        replay.add(fragment.header)
-                        steps = job.collected([fragment.header])
-                        limiter.inserted(steps)
-                        clock = clock.after(env_steps=steps)
+                        steps = job.collected(feed.absorbed())
+                    limiter.inserted(steps)
+                    clock = clock.after(env_steps=steps)
                 if limiter.came >= limiter.starts:
                     replay.draw(clock)
                 drawn = replay.take() if limiter.due else None
@@ -119,7 +125,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                     batch = gather([drawn.batch], batch)
                     replay.free(drawn)
                     replay.draw(clock)
-                    with job.timers("learn"), make.threads:
+                    with feed.beside(cfg.pace == "free"), job.timers("learn"), make.threads:
                         update = algorithm.update(batch, clock)
                     if update.writes:
                         write(drawn, key, **update.writes)
@@ -143,3 +149,65 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             replay.close()
     finally:
         sampler.close()
+
+
+class _Feed:
+    """Hands fragments from the samplers to the shards, and their slots back to the samplers."""
+
+    def __init__(self, sampler: Sampler, replay: ShardedReplay, algorithm: Algorithm):
+        self.sampler, self.replay, self.algorithm = sampler, replay, algorithm
+        self.copying: dict[Key, Fragment] = {}  # by slot; fragments that shards are still reading
+        self.headers: list[Header] = []  # of fragments that were handed over and are not counted yet
+        self.moments: list[Any] = []  # of their rows, for the policy's filter
+        self.wakes, self.waker = CONTEXT.Pipe(duplex=False)
+
+    def hand_over(self) -> None:
+        """Gives the oldest waiting fragment to its shard."""
+        (fragment,) = self.sampler.take(1)
+        self.copying[fragment.header.slot] = fragment
+        self.moments.append(self.algorithm.policy.moments(fragment.batch))
+        self.replay.add(fragment.header)
+        self.headers.append(fragment.header)
+
+    def give_back(self) -> None:
+        """Returns the slots that shards have copied to the samplers."""
+        for slot in self.replay.added:
+            self.sampler.free([self.copying.pop(slot)])
+        self.replay.added.clear()
+
+    def absorbed(self) -> list[Header]:
+        """Merges the moments of new rows into the policy's filter. Returns the headers of these rows, once."""
+        self.algorithm.absorb_rows(self.moments)
+        headers, self.headers, self.moments = self.headers, [], []
+        return headers
+
+    @contextmanager
+    def beside(self, wanted: bool) -> Iterator[None]:
+        """Hands over fragments in a thread of its own while the block runs, if wanted. The block must use neither
+        sampler nor replay. Raises what went wrong in the thread."""
+        if not wanted:
+            yield
+            return
+        problems: list[BaseException] = []
+        thread = threading.Thread(target=self._go_on, args=(problems,), name="feed", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.waker.send_bytes(b"over")
+            thread.join()
+        if problems:
+            raise problems[0]
+
+    def _go_on(self, problems: list[BaseException]) -> None:
+        try:
+            while not self.wakes.poll():
+                self.sampler.check()
+                self.replay.poll()
+                self.give_back()
+                while self.sampler.queued:
+                    self.hand_over()
+                self.replay.poll(POLL_SEC, [self.wakes, *self.sampler.handles()])
+        except BaseException as error:  # raised again where the block ends
+            problems.append(error)
+        self.wakes.recv_bytes()  # waits for the end of the block

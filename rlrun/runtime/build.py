@@ -27,6 +27,7 @@ from rlrun.core.callbacks import (
 )
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError
+from rlrun.core.evaluation import make_evaluation
 from rlrun.core.evolution import NoiseTable, check_noise
 from rlrun.core.learners import FollowingLearner
 from rlrun.core.policy import Policy
@@ -120,8 +121,9 @@ class LearnerParts:
 
     def algorithm(self) -> Algorithm:
         policy = self.policy_factory(acting=False)().to(self.device)
-        # All learners have the same generator, and its states never differ.
-        rng = self.seeds.generator("learner", device=str(self.device))
+        # Learners in lockstep have the same generator, and its states never differ; others have one of their own.
+        apart = () if self.plan.lockstep or self.ranks.rank == 0 else (self.ranks.rank,)
+        rng = self.seeds.generator("learner", *apart, device=str(self.device))
         # Shapes stay the same for a whole run, so a search for cuDNN's fastest algorithms would pay. But a search makes
         # the recording of another thread fail (machine/graphs.py).
         torch.backends.cudnn.benchmark = not self.records
@@ -250,6 +252,7 @@ class LearnerParts:
             rng=lambda generation: self.seeds.generator("replay", generation, self.ranks.rank),
             threads=self.threads,
             learners=1 if self.plan.lockstep else self.resources.num_learners,
+            learns_from_replay=self.needs.replay is not None,
             elsewhere=functools.partial(factories_elsewhere, self.plan),
         )
 
@@ -299,7 +302,7 @@ def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Rank
 
 
 def preflight(plan: Plan, machine: Machine) -> None:
-    """Builds the algorithm once and checks memory and callbacks, before the run directory or a worker exists.
+    """Builds the algorithm once and checks memory and the user's parts, before the run directory or a worker exists.
 
     Raises UserError if the run cannot work."""
     parts = build(plan, Ranks(world=plan.learners_in_lockstep))
@@ -310,6 +313,8 @@ def preflight(plan: Plan, machine: Machine) -> None:
     if plan.needs.population is not None:
         check_noise(plan.needs.population.noise_size, plan.parameters, machine.free_memory, machine.free_shared)
     check_callbacks(plan)
+    if plan.config.run.eval.function is not None:
+        make_evaluation(plan.config.run.eval.function)
 
 
 def check_callbacks(plan: Plan) -> None:

@@ -30,6 +30,7 @@ from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.policies.exploration import check_exploration
 from rlrun.runners import distributed_replay, on_policy
 from rlrun.runtime.replay_plan import ReplayPlan, check_belongs, layout_of
+from rlrun.samplers.evaluators import EvaluationPlan
 
 MAX_EPISODE = 10_000  # rows of the longest episode that complete_episodes makes room for
 
@@ -102,6 +103,22 @@ class Plan:
         """Returns the factory of evaluation environments: full games with seeds that training never uses."""
         return registry.Factory(cfg=self.config.env, spec=self.spec, seeds=self.seeds, stream="eval", learning=False)
 
+    def evaluation(self) -> EvaluationPlan:
+        """Returns how this run evaluates."""
+        cfg, make_policy = self.config.run.eval, self.policy_factory(acting=True)
+        if self.resources.device.type != "cpu":  # its precision is the GPU's, and processes that evaluate use CPUs
+            make_policy = replace(make_policy, precision="fp32")
+        return EvaluationPlan(
+            make_env=self.eval_env(),
+            make_policy=make_policy,
+            seeds=self.seeds,
+            episodes=cfg.episodes,
+            env_steps=cfg.env_steps,
+            greedy=cfg.greedy,
+            function=cfg.function,
+            workers=cfg.workers,
+        )
+
     def policy_factory(self, acting: bool) -> PolicyFactory:
         return policy_factory(self.config, self.spec, self.resources, acting)
 
@@ -140,8 +157,6 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     needs: Needs = config.algorithm.needs(config.algo)
     check_fitting(config, spec, needs)
     whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
-    if whole:
-        needs = replace(needs, shared=(1,))  # several learners would have unequal numbers of minibatches
     seeds = Seeds(config.run.seed)
     make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True)
     runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
@@ -202,8 +217,8 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
         )
     if not runner.lockstep and not needs.only_weights:
         raise UserError(
-            f"runner={runner.name} shares weights alone, and an update of {name} changes more; it is for a3c, a2c"
-            " and pg"
+            f"runner={runner.name} shares weights alone, and an update of {name} changes more; it is for a3c, a2c,"
+            " pg, dqn, c51, rainbow, qr_dqn, iqn and ddpg"
         )
     if (needs.population is not None) != (runner.name == "evolution"):
         fitting = "runner=evolution" if needs.population is not None else "another runner than evolution"
@@ -216,8 +231,10 @@ def room_for_episodes(spec: EnvSpec, needs: Needs, resources: Resources) -> int:
 
     Raises UserError if the longest episode is unknown or too long."""
     limit, every = spec.max_episode_steps, needs.core_every or 1
-    if resources.num_learners > 1:
-        raise UserError("runner.complete_episodes=true needs one learner: resources.num_learners=1")
+    if needs.cut_share < 1 and resources.num_learners > 1:
+        raise UserError(
+            "runner.complete_episodes=true needs algo.cut_share=1: a straggler cut stops episodes before their ends"
+        )
     if limit is None or limit > MAX_EPISODE:
         known = "has no limit" if limit is None else f"may last {limit} steps"
         raise UserError(
@@ -234,10 +251,10 @@ def fragments_per_producer(runner: Any, needs: Needs, resources: Resources, colu
     if needs.population is not None:
         return 0  # players report returns and fill no fragments
     held = columns // resources.envs_per_group  # fragments that a train batch holds before it frees them
-    if runner.synchronous:
-        return held // resources.producers_per_learner
     if needs.replay is not None:
         return 2  # one is filled while the other is stored
+    if runner.synchronous:
+        return held // resources.producers_per_learner
     return max(runner.requests_in_flight, -(-(held + 1) // resources.producers_per_learner))
 
 
@@ -295,6 +312,8 @@ def described(plan: Plan) -> str:
     if plan.replay is not None:
         lines.append(("replay", str(plan.replay)))
     lines.append(("weights", _weights(plan)))
+    if config.run.eval.every is not None:
+        lines.append(("evaluation", _evaluation(plan)))
     width = max(len(name) for name, _ in lines)
     told = [f"{name:<{width}}  {text}" for name, text in lines]
     return "\n".join([*told, *(["because"] if made.why else []), *(f"  {reason}" for reason in made.why)])
@@ -361,3 +380,17 @@ def _weights(plan: Plan) -> str:
         if runner.synchronous
         else "published when they have changed"
     )
+
+
+def _evaluation(plan: Plan) -> str:
+    cfg, apart = plan.config.run.eval, plan.config.run.eval.workers > 0 and not plan.resources.exact
+    what = (
+        cfg.function
+        if cfg.function is not None
+        else f"{cfg.env_steps} env steps and the games that they end in"
+        if cfg.env_steps is not None
+        else f"{cfg.episodes} games"
+    )
+    who = f"{cfg.workers} process{'es' * (cfg.workers > 1)}" if apart else "the learner's process"
+    meanwhile = "goes on" if apart and cfg.beside else "waits"
+    return f"{what} every {cfg.every} env steps in {who}; training {meanwhile} meanwhile"

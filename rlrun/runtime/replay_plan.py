@@ -23,6 +23,7 @@ from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.processes import ProcessSampler
 
 RUNNERS = ("replay", "distributed_replay")  # runners with a replay
+MAY = ("async_gradients",)  # those that have one if the algorithm learns from it
 SMALL_SHARE = 0.1  # share of the env steps below which a replay is small
 LARGE_REPLAY = 500_000  # rows from which a replay is never called small
 GPU_SHARE = 0.5  # share of a GPU's free memory that replay.device=auto may take
@@ -39,7 +40,7 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
                 f"runner={runner} is for algorithms that learn from a replay; {name} learns from rows as they come"
             )
         return
-    if runner not in RUNNERS:
+    if runner not in (*RUNNERS, *MAY):
         raise UserError(
             f"{name} learns from a replay, which runner={runner} has not; it runs with {' or '.join(RUNNERS)}"
         )

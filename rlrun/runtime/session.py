@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import sys
@@ -15,8 +16,9 @@ import torch
 from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.callbacks import Callback, make_callbacks
-from rlrun.core.duties import LogConfig
+from rlrun.core.duties import LogConfig, Play
 from rlrun.core.errors import EnvError, RunFailed
+from rlrun.core.evaluation import Evaluated
 from rlrun.core.passwords import masked, whole
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
@@ -32,6 +34,7 @@ from rlrun.runtime.advice import notes
 from rlrun.runtime.build import checkpoints_of, train
 from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
+from rlrun.samplers.evaluators import Evaluating, EvaluationCrew
 
 
 def run(
@@ -81,6 +84,7 @@ def _run(
     resume_at = restored[1]["env_steps"] if restored else None
     directory.summary(status="RUNNING", **facts)
     logger = _loggers(config, values, directory.path, resume_at, facts)
+    crew = _evaluators(plan)
     job = Run(
         env_steps=config.run.env_steps,
         stop=config.run.stop,
@@ -90,7 +94,8 @@ def _run(
         checkpoints=checkpoints_of(directory.path, config.run.checkpoint.keep),
         logger=logger,
         signals=signals,
-        evaluate=_evaluation(plan) if config.run.eval.every is not None else None,
+        evaluate=_evaluation(plan) if config.run.eval.every is not None and crew is None else None,
+        evaluators=crew,
         exact=plan.resources.exact,
         restored=restored,
         callbacks=[*make_callbacks(config.run.callbacks, Callback), *_histograms(config, logger)],
@@ -109,6 +114,9 @@ def _run(
         if not isinstance(caught, RunFailed | EnvError | KeyboardInterrupt):
             reason = masked("".join(traceback.format_exception(caught)).rstrip())
         job.failed(status, reason)
+    finally:
+        if crew is not None:
+            crew.close()
     summary = directory.summary(
         status=job.status,
         reason=job.reason,
@@ -164,18 +172,22 @@ def _histograms(config: Typed, logger: Sinks) -> list[Histograms]:
     return [Histograms(logger.draw)] if node is not None and node["enabled"] and node["histograms"] else []
 
 
-def _evaluation(plan: Plan):
-    from rlrun.samplers.evaluator import Evaluator
+def _evaluation(plan: Plan) -> Play:
+    """Returns the function that evaluates in this process."""
+    evaluating: list[Evaluating] = []
 
-    evaluator: list[Evaluator] = []
-
-    def evaluate(algorithm: Algorithm, clock: Clock, round_: int, stop: Callable[[], bool]) -> list[float]:
-        cfg = plan.config.run.eval
-        if not evaluator:
-            evaluator.append(Evaluator(plan.eval_env(), min(cfg.episodes, 8), plan.seeds))
-        games = evaluator[0].play(
-            algorithm.policy, cfg.episodes, "greedy" if cfg.greedy else "explore", clock, round_, stop
-        )
-        return [ret for ret, _ in games]
+    def evaluate(algorithm: Algorithm, clock: Clock, round_: int, stop: Callable[[], bool]) -> Evaluated:
+        if not evaluating:
+            evaluating.append(Evaluating(dataclasses.replace(plan.evaluation(), workers=0)))
+        return evaluating[0](algorithm.policy, clock, round_, stop)
 
     return evaluate
+
+
+def _evaluators(plan: Plan) -> EvaluationCrew | None:
+    """Returns the processes that evaluate, which start with the first evaluation. In a bit-exact run there are none,
+    because when they are done would depend on the clock."""
+    cfg = plan.config.run.eval
+    if cfg.every is None or cfg.workers == 0 or plan.resources.exact:
+        return None
+    return EvaluationCrew(plan.evaluation(), plan.config.runner.queue_timeout_sec)

@@ -105,5 +105,6 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.SEVERAL_ENVS: lambda plan: plan.resources.num_envs > 1,
     conditions.LEARNERS: lambda plan: plan.resources.num_learners > 1,
     conditions.REWARDS: _rewards,
+    conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",
     conditions.FIRST_PRIORITIES: lambda plan: plan.config.algorithm.knows_first_priority,
 }

@@ -24,12 +24,13 @@ def to_torch(rows: Rows) -> Batch:
 
 
 class Evaluator:
-    """Plays on `columns` environments at once. Each one plays a fixed number of episodes, because otherwise short
-    episodes would be counted more often."""
+    """Plays on `columns` environments at once. Each one plays a fixed number of episodes, or of env steps, because
+    otherwise short episodes would be counted more often."""
 
-    def __init__(self, make_env: EnvFactory, columns: int, seeds: Seeds):
-        self.make_env, self.seeds = make_env, seeds
-        self.env = make_env(0, columns)
+    def __init__(self, make_env: EnvFactory, columns: int, seeds: Seeds, number: int = 0):
+        """number: that of this process among those that evaluate together. Each has seeds of its own."""
+        self.make_env, self.seeds, self.number = make_env, seeds, number
+        self.env = make_env(number, columns)
 
     def play(
         self,
@@ -39,24 +40,29 @@ class Evaluator:
         clock: Clock,
         round_: int = 0,
         stop: Callable[[], bool] = lambda: False,
+        env_steps: int | None = None,
     ) -> list[tuple[float, int]]:
-        """Returns (unclipped return, length) of `episodes` full games.
+        """Returns (unclipped return, length) of `episodes` full games. With env_steps, it plays so many in place of
+        `episodes`, and then the games that have begun to their ends.
 
         The seeds depend on `round_`, so that each evaluation of a run has its own. When stop() returns true, only the
         games that have been finished by then are returned.
         """
         columns = self.env.count
-        quota = np.full(columns, episodes // columns)
+        quota = np.full(columns, episodes // columns)  # of games
         quota[: episodes % columns] += 1
+        if env_steps is not None:
+            quota = np.full(columns, -(-env_steps // columns))
+        counted = np.zeros(columns, dtype=np.int64)  # games or env steps
         device = next(policy.parameters()).device
-        rng = self.seeds.generator("eval-policy", round_, device=str(device))
+        rng = self.seeds.generator("eval-policy", round_, *([self.number] if self.number else []), device=str(device))
         obs = self.env.reset(round_)
         is_first = np.ones(columns, dtype=bool)
         state: Batch = policy.initial_state(columns)
         returns, lengths = np.zeros(columns), np.zeros(columns, dtype=np.int64)
         done: list[list[tuple[float, int]]] = [[] for _ in range(columns)]
         with torch.inference_mode():
-            while not stop() and any(len(d) < q for d, q in zip(done, quota, strict=True)):
+            while not stop() and (counted < quota).any():
                 act = policy.act(
                     to_torch(obs).to(device), torch.from_numpy(is_first).to(device), state, clock, mode, rng
                 )
@@ -66,8 +72,9 @@ class Evaluator:
                 returns += step.paid
                 lengths += step.valid
                 for column in np.flatnonzero(is_first):
-                    if len(done[column]) < quota[column]:
+                    if counted[column] < quota[column]:
                         done[column].append((float(returns[column]), int(lengths[column])))
+                        counted[column] += 1 if env_steps is None else lengths[column]
                     returns[column], lengths[column] = 0.0, 0
         return [episode for column in done for episode in column]
 

@@ -46,3 +46,22 @@ def test_missing_and_added_files_are_named(saved):
     (path / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"manifest\.json is missing"):
         checkpoints.load()
+
+
+def test_an_earlier_moment_becomes_the_best_and_rows_of_the_last_one_stay(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+
+    def tensors(value):
+        return {name: {"weight": torch.full((3,), value)} for name in ("policy", "algorithm", "sampler")}
+
+    def rows(folder):
+        (folder / "replay-0.bin").write_bytes(b"rows")
+
+    checkpoints.save(20, tensors(2.0), {"env_steps": 20, "metric": None}, best=False, rows=rows)
+    assert checkpoints.save_earlier(10, tensors(1.0), {"env_steps": 10, "metric": 5.0}) == tmp_path / f"{10:012d}"
+    assert checkpoints.best() == f"{10:012d}" and checkpoints.names()[-1] == f"{20:012d}"
+    checkpoints.save_earlier(20, tensors(9.0), {"env_steps": 20, "metric": 7.0})
+    assert checkpoints.best() == f"{20:012d}" and (tmp_path / f"{20:012d}" / "replay-0.bin").read_bytes() == b"rows"
+    loaded, run = checkpoints.load("best")
+    assert run["metric"] == 7.0 and torch.equal(loaded["policy"]["weight"], torch.full((3,), 2.0))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ TOGETHER = [
     for algo in options("algo")
     for case in SPACES
     if fits(algo, case) and (case != "box" or algo in ACTORS)
-]
+] + [("ppo", "whole episodes"), ("pqn", "whole episodes")]
 
 
 def typed(*words):
@@ -75,10 +76,11 @@ def typed(*words):
 
 def updates(ranks: Ranks, algo: str, case: str):
     """Returns (algorithm, last metrics) after two updates with this learner's columns of the same two batches."""
-    words = [*SPACES[case], *WHOLE.get(algo, []), *([] if algo in ACTORS else ["algo.lr=0.01"])]
+    words = [*SPACES.get(case, SPACES["discrete"]), *WHOLE.get(algo, []), *([] if algo in ACTORS else ["algo.lr=0.01"])]
     wiring, _, sampler = start(typed, algo, *words)
     data = batches(wiring, sampler, 2)
     wiring.ranks = ranks
+    wiring.plan = replace(wiring.plan, whole_after=5 if case == "whole episodes" else None)
     made = wiring.algorithm()
     share = wiring.needs.columns // ranks.world
     for number, batch in enumerate(data):
@@ -143,6 +145,37 @@ def test_every_row_is_counted_once(tmp_path, kind, runner):
     assert job.status == "COMPLETED" and 600 <= job.clock.env_steps < 640
     assert job.episodes.mean == 28.0 and job.episodes.count >= 60, "episodes of both learners"
     assert algorithm.updates == job.clock.updates and rows[-1]["env_steps"] == job.clock.env_steps
+
+
+def test_whole_episodes_give_every_learner_as_many_minibatches(tmp_path):
+    """Their learners have different numbers of rows, and one that made another step would wait for ever."""
+    words = ["algo=ppo", "env=CartPole-v1", "env.max_episode_steps=60", "logger=[]", "model.hidden=[8]", "resources.num_learners=2", "env_steps=1500",
+             "resources.inference=serial", "runner.complete_episodes=true", "algo.fragment_length=20", "algo.batch_size=80", "algo.minibatch_size=16"]  # fmt: skip
+    _, job, rows = run_wired(Wired(typed(*words)), tmp_path)
+    assert job.status == "COMPLETED" and job.clock.updates > 5
+    assert job.episodes.count > 20 and all(row["learn/skipped_updates"] == 0 for row in rows if row["updates"])
+
+
+def several(ranks: Ranks, own: int) -> list[list[float]]:
+    """Returns the numbers in every minibatch of two epochs over `own` columns."""
+    wiring, _, _ = start(typed, "ppo", *SPACES["discrete"], *WHOLE["ppo"])
+    wiring.ranks = ranks
+    wiring.plan = replace(wiring.plan, whole_after=5)
+    rows = Batch(reward=torch.arange(float(own))[None])
+    return [part.reward[0].tolist() for part in wiring.algorithm().minibatches(rows, 2, 4)]
+
+
+def seven(ranks: Ranks) -> None:
+    parts = several(ranks, 7)
+    ranks.gather(torch.tensor([len(parts), *map(len, parts)], dtype=torch.float64))
+
+
+def test_columns_are_spread_over_the_minibatches_of_all_learners():
+    with company(2, seven, 60.0, 1) as ranks:
+        parts = several(ranks, 18)
+        other = ranks.gather(torch.tensor([len(parts), *map(len, parts)], dtype=torch.float64))[1].tolist()
+    assert [len(part) for part in parts] == [6] * 6 and other == [6] + [2] * 6, "25 columns fill 3 minibatches of 2 x 4"
+    assert all(len({number for part in epoch for number in part}) == 18 for epoch in (parts[:3], parts[3:]))
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ KNOWN_DEFAULTS = {
 
 @functools.cache
 def base(algo, env, model, replay, *inner):
-    chosen = [*inner, *(f"{group}={name}" for group, name in (("model", model), ("replay", replay)) if name)]
+    chosen = [*(f"{group}={name}" for group, name in (("model", model), ("replay", replay)) if name), *inner]
     return compose(f"algo={algo}", f"env={env}", *chosen)
 
 
@@ -411,6 +411,7 @@ def told_of(run, config, env=None, **beside):
 def whole(one):
     """The config of a translated file, with all of its values."""
     inner = [f"algo@algo.inner={one.inner}"] if one.inner else []
+    inner += [f"runner={one.values['runner._choice']}"] if "runner._choice" in one.values else []
     config = base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice"), *inner)
     config = copy.deepcopy(config)
     for key, value in one.values.items():
@@ -425,8 +426,7 @@ def whole(one):
 
 
 LOST = [  # (run, option, value, environment, what is not mapped, a part of the reason)
-    ("APEX", "num_atoms", 51, None, "num_atoms", "cannot be around c51"),
-    ("DQN", "optimizer_class", "AsyncGradientsOptimizer", None, "optimizer_class", "runner=replay"),
+    ("TD3", "optimizer_class", "AsyncGradientsOptimizer", None, "optimizer_class", "runner=replay"),
     ("SAC", "exploration_config", {"type": "RE3"}, None, "exploration_config.type", "no RE3"),
     ("A3C", "exploration_config", {"type": "Curiosity", "eta": 2.0}, None, "exploration_config.eta", "a2c is its synchronous form"),
     ("PPO", "explore", False, "Pendulum-v1", "explore", "a greedy choice of continuous actions has none"),
@@ -454,7 +454,9 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("DQN", "model", {"use_attention": True}, None, "model.use_attention", "algo=r2d2"),
     ("PPO", "lambda", 3.0, None, "lambda", "between 0 and 1"),
     ("PPO", "grad_clip_by", "value", None, "grad_clip_by", "norm of the whole gradient"),
-    ("PPO", "evaluation_duration_unit", "timesteps", None, "evaluation_duration_unit", "full games"),
+    ("PPO", "evaluation_parallel_to_training", True, None, "evaluation_parallel_to_training", "training waits"),
+    ("PPO", "custom_evaluation_function", "mine", None, "custom_evaluation_function", "rlrun.Evaluation"),
+    ("PPO", "evaluation_duration", "auto", None, "evaluation_duration", "a number of games"),
     ("DQN", "prioritised", True, None, "prioritised", "no such option of DQN"),
 ]  # fmt: skip
 
@@ -502,6 +504,12 @@ SAME = [  # (run, options, what rlrun's options become)
     ("PPO", {"entropy_coeff": -0.01}, {"algo.entropy_coef": -0.01}),
     ("PPO", {"evaluation_config": {"explore": False}}, {"eval.greedy": True}),
     ("PPO", {"evaluation_config": {"explore": True}}, {"eval.greedy": False}),
+    ("PPO", {"evaluation_num_workers": 3, "evaluation_duration": 900, "evaluation_duration_unit": "timesteps"},
+     {"eval.env_steps": 900, "eval.workers": 3, "eval.parallel": False}),
+    ("PPO", {"evaluation_num_env_runners": 8, "evaluation_num_episodes": 5, "evaluation_parallel_to_training": True},
+     {"eval.episodes": 5, "eval.workers": 5, "eval.parallel": True}),
+    ("APEX", {}, {"runner.pace": "free"}),
+    ("APEX", {"training_intensity": 4}, {"runner.pace": "ratio", "algo.inner.replay_ratio": 4.0}),
     ("APPO", {"target_network_update_freq": 2}, {"algo.target_update_interval": 16, "runner.num_sgd_iter": 2, "runner.minibatch_buffer_size": 4}),
     ("APPO", {"target_update_frequency": 2, "num_sgd_iter": 3}, {"algo.target_update_interval": 6}),
     ("A2C", {"microbatch_size": 30}, {"algo.microbatch_size": 40, "algo.batch_size": 200}),
@@ -515,6 +523,15 @@ def test_options_become_what_they_mean(run, config, wanted):
     values, said, _ = told_of(run, config)
     assert {key: values[key] for key in wanted} == wanted
     assert not [key for key, (how, _, _) in said.items() if how == "not mapped"]
+
+
+def test_asynchronous_gradients_have_their_runner():
+    config = {"optimizer_class": "AsyncGradientsOptimizer", "num_workers": 2, "buffer_size": 3000}
+    for run in ("DQN", "DDPG"):
+        values, said, one = told_of(run, config)
+        assert said["optimizer_class"][:2] == ("mapped", "runner=async_gradients")
+        assert values["resources.num_learners"] == 2 and values["replay.capacity"] == 6000
+        assert "override /runner: async_gradients" in one.text("a")
 
 
 def test_the_optimizer_class_chooses_the_algorithm_or_is_its_runner():
@@ -616,13 +633,13 @@ def test_what_stands_beside_the_config_is_listed():
                     "restore": "not mapped", "mystery": "not mapped"}  # fmt: skip
 
 
-def test_options_inside_ape_x_follow_what_rlrun_can_hold(monkeypatch):
-    """Ape-X takes distributions as soon as its algorithm says that it can hold them."""
-    from rlrun.algos.apex import Apex
-
-    monkeypatch.setattr(Apex, "can_hold", classmethod(lambda cls, inner: None))
-    (one,) = translate("a", {"run": "APEX", "env": "CartPole-v1", "config": {"num_atoms": 11}}, "a")
-    assert one.inner == "c51" and one.values["algo.inner.num_atoms"] == 11
+def test_ape_x_is_around_the_distributions_that_an_experiment_asks_for():
+    full = {"num_atoms": 11, "noisy": True, "dueling": True, "double_q": True}
+    for config, inner in (({"num_atoms": 11}, "c51"), (full, "rainbow")):
+        (one,) = translate("a", {"run": "APEX", "env": "CartPole-v1", "config": config}, "a")
+        assert one.inner == inner and one.values["algo.inner.num_atoms"] == 11
+        assert one.values["algo.inner.input_priorities"] is True
+        type_config(whole(one))
 
 
 def test_files_changed_by_hand_are_not_written_over(tmp_path):

@@ -1,5 +1,6 @@
 """Asynchronous gradients: shared steps equal ordinary steps, every row is counted, and a dead process ends the run."""
 
+import json
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from conftest import SMALL, optimizer_config
 from test_actor_learner import run_wired
 from wired import Wired
 
+from rlrun.cli import _dispatch
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.optimizer import Optimizer
@@ -137,6 +139,72 @@ def test_other_algorithms_can_share_weights_too(typed, tmp_path, algo):
     assert job.status == "COMPLETED"
 
 
+REPLAYED = [
+    "runner=async_gradients",
+    "resources.num_learners=2",
+    "logger=[]",
+    "model.hidden=[64]",
+    "replay.capacity=4000",
+    "log_every_sec=0.05",
+]
+
+
+def test_processes_have_replays_of_their_own_and_resume_with_all_rows(tmp_path, capfd):
+    path = tmp_path / "run"
+    words = ["algo=dqn", "env=CartPole-v1", *REPLAYED, "algo.learning_starts=100", "algo.batch_size=16", "algo.replay_ratio=4",
+             "replay=prioritized", "algo.input_priorities=true"]  # fmt: skip
+    assert _dispatch(["train", *words, "env_steps=400", f"run_dir={path}"]) == 0
+    summary = json.loads((path / "summary.json").read_text())
+    assert 40 < summary["updates"] <= 4 * summary["env_steps"] / 16, "no more is learnt than the ratio says"
+    last = sorted((path / "checkpoints").glob("0*"))[-1]
+    first = torch.load(last / "replay.pt", weights_only=True)["replay"]
+    states = [first, torch.load(last / "replay-1.pt", weights_only=True)["replay"]]
+    came = [state["limiter"]["came"] for state in states]
+    assert min(came) > 0 and sum(came) == summary["env_steps"]
+    assert all((last / f"replay-{number}.bin").stat().st_size > 1000 for number in range(2))
+    capfd.readouterr()
+    assert _dispatch(["resume", str(path), "env_steps=500"]) == 0
+    assert "holds no replayed rows" not in capfd.readouterr().out
+    after = json.loads((path / "summary.json").read_text())
+    assert after["updates"] > summary["updates"] + 10, "it learns at once"
+
+
+@pytest.mark.parametrize("algo", ["c51", "ddpg"])
+def test_variants_share_weights_and_targets_too(typed, tmp_path, algo):
+    words = (
+        ["env=Pendulum-v1", "algo.actor.hidden=[8]"] if algo == "ddpg" else ["env=CartPole-v1", "algo.target_tau=0.1"]
+    )
+    words += ["algo.learning_starts=50", "algo.batch_size=16", "algo.replay_ratio=4", "algo.target_update_interval=2"]
+    made, job, _ = run_wired(Wired(typed(f"algo={algo}", *REPLAYED, *words, "env_steps=300")), tmp_path)
+    assert job.status == "COMPLETED" and job.clock.updates > 30
+    pairs = [(f.olds, f.news) for f in made.followers()]
+    apart = [
+        float((old - new.detach()).abs().max()) for olds, news in pairs for old, new in zip(olds, news, strict=True)
+    ]
+    assert max(apart) > 0, "targets follow slowly"
+    one = Wired(typed(f"algo={algo}", *REPLAYED, *words)).algorithm()
+    first = [old for f in one.followers() for old in f.olds]
+    assert any(not torch.equal(a, b) for a, b in zip(first, [old for olds, _ in pairs for old in olds], strict=True))
+
+
+def test_targets_move_by_the_updates_of_all_processes(typed):
+    words = ["algo=dqn", *REPLAYED, "env=CartPole-v1", "algo.target_update_interval=4", "algo.target_tau=0.5"]
+    made, worker = (Wired(typed(*words)).algorithm() for _ in range(2))
+    SharedLearner(made, Clock()).attach(worker)
+    with torch.no_grad():
+        for parameter in (*made.policy.parameters(), *worker.policy.parameters()):
+            parameter.add_(1.0)
+    before = [old.clone() for old in made.following.olds]
+    worker.following.move(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(worker.following.olds, before, strict=True))
+    counted = 0
+    for updates, share in ((3, 0.0), (4, 0.5), (7, 0.5), (12, 0.875)):
+        made.move_targets(counted, updates)
+        counted = updates
+        for old, now, new in zip(before, made.following.olds, made.following.news, strict=True):
+            torch.testing.assert_close(now, old + share * (new - old))
+
+
 def test_filters_of_all_processes_are_merged(typed, tmp_path):
     made, job, _ = run_wired(
         Wired(typed(*ASYNC, "env=CartPole-v1", "model.observation_filter=mean_std", "env_steps=400")), tmp_path
@@ -167,7 +235,7 @@ def test_a_failing_environment_is_named(typed, tmp_path):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["algo=ppo", "runner=async_gradients"], "it is for a3c, a2c and pg"),
+    (["algo=ppo", "runner=async_gradients"], "it is for a3c, a2c, pg, dqn"),
     (["algo=a3c", "resources.inference=local"], "in their own process"),
     (["algo=a3c", "resources.device=cuda"], "CUDA devices are visible|learn on the CPU"),
     (["algo=a3c", "resources.num_samplers=2"], "resources.num_learners"),

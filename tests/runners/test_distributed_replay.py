@@ -13,7 +13,9 @@ import torch
 from test_actor_learner import run_wired
 from wired import Wired, checked
 
+from rlrun.algos.dqn import DQN
 from rlrun.cli import _dispatch
+from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
@@ -126,6 +128,31 @@ def test_apex_learns_with_two_shards(typed, tmp_path):
     assert job.first_counted == 3, "of four columns the one that explores least counts"
 
 
+@pytest.mark.parametrize("pace", ["ratio", "free"])
+def test_samplers_wait_for_a_slow_learner_only_where_they_are_told_to(typed, tmp_path, monkeypatch, pace):
+    """Two samplers hold 80 rows in their slots: more rows in an update's time have been handed over beside it."""
+    learnt = DQN.update
+
+    def slow(self, batch, clock):
+        time.sleep(1.0 if pace == "free" else 0.3)
+        return learnt(self, batch, clock)
+
+    monkeypatch.setattr(DQN, "update", slow)
+    words = [*APEX, "env=CartPole-v1", "resources.inference=local", "runner.num_shards=2", f"runner.pace={pace}"]
+    words += ["model.observation_filter=mean_std", f"env_steps={2000 if pace == 'free' else 140}"]
+    made, job, _ = run_wired(Wired(typed(*words)), tmp_path)
+    assert int(made.policy.filter.filters[0].count) == job.clock.env_steps
+    each = (job.clock.env_steps - 100) / job.clock.updates
+    assert each > 100 if pace == "free" else each < 20
+
+
+def test_a_sampler_that_dies_beside_an_update_ends_the_run(typed, tmp_path, monkeypatch):
+    monkeypatch.setattr(DQN, "update", lambda self, batch, clock: time.sleep(3.0) or Update({}))
+    words = [*APEX, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=400", "++env.kwargs.fault=raise"]
+    with pytest.raises(RunFailed, match=r"sampler-\d failed"):
+        run_wired(Wired(typed(*words, "resources.inference=local", "runner.pace=free", f"env_steps={10**8}")), tmp_path)
+
+
 @pytest.mark.parametrize("victim", ["replay-0", "sampler-1"])
 def test_a_killed_process_ends_the_run_at_once(typed, tmp_path, victim):
     import multiprocessing
@@ -200,6 +227,10 @@ def test_the_limiter_keeps_the_ratio_and_lets_nobody_run_away(tmp_path):
     assert not limiter.may_insert(), "four updates behind"
     limiter.sampled()
     assert limiter.may_insert()
+    free = Limiter(starts=100, ratio=None, batch=10)
+    free.inserted(1000)
+    free.sampled()
+    assert free.due and free.may_insert() and free.credit == 0, "and it leaves no debt to a run that has a ratio"
     again = Limiter(starts=100, ratio=2.0, batch=10)
     assert "learning goes on after 100 new" in again.load(limiter.state(), None)
     assert not again.due, "without rows there is nothing to learn from yet"

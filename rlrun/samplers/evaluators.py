@@ -1,0 +1,148 @@
+"""Evaluation by a plan: in the trainer, or in processes beside it that receive weights as samplers do.
+
+trainer                                 eval-i
+begin(policy)     --- weights, pipe --> plays its part of the games
+                  <-- "playing" ------  every PLAYING_SEC, so that a game may be long and a hanging one is noticed
+result()          <-- Evaluated ------
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rlrun.core.env import EnvFactory
+from rlrun.core.errors import RunFailed
+from rlrun.core.evaluation import Evaluated, Games, make_evaluation, own_numbers
+from rlrun.core.policy import Policy
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.dataflow.stores import WeightStore
+from rlrun.dataflow.weights import WeightBus
+from rlrun.dataflow.workers import START_SEC, Workers
+from rlrun.samplers.evaluator import Evaluator
+
+MAX_COLUMNS = 8  # environments that a process steps together
+PLAYING, PLAYING_SEC = "playing", 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """How a run evaluates (pickled for each process)."""
+
+    make_env: EnvFactory
+    make_policy: Callable[[], Policy]
+    seeds: Seeds
+    episodes: int
+    env_steps: int | None  # played in place of `episodes`
+    greedy: bool
+    function: str | None  # the user's own evaluation, package.module:Name
+    workers: int  # number of processes; 0: the trainer evaluates
+
+    def part(self, number: int) -> tuple[int, int | None]:
+        """Returns the episodes, and the env steps if they are counted, of one of the processes."""
+        among = max(1, self.workers)
+        episodes = self.episodes // among + (number < self.episodes % among)
+        return episodes, None if self.env_steps is None else -(-self.env_steps // among)
+
+
+class Evaluating:
+    """One process's part of every evaluation of a run."""
+
+    def __init__(self, plan: EvaluationPlan, number: int = 0):
+        self.plan, self.number = plan, number
+        self.episodes, self.env_steps = plan.part(number)
+        self.own = None if plan.function is None else make_evaluation(plan.function)
+        self.evaluator: Evaluator | None = None
+
+    def __call__(self, policy: Policy, clock: Clock, round_: int, stop: Callable[[], bool]) -> Evaluated:
+        """Evaluates, until stop() is true at the latest."""
+
+        def play(episodes: int, greedy: bool = True, env_steps: int | None = None) -> list[tuple[float, int]]:
+            if self.evaluator is None:
+                columns = MAX_COLUMNS if env_steps is not None else min(episodes, MAX_COLUMNS)
+                self.evaluator = Evaluator(self.plan.make_env, columns, self.plan.seeds, self.number)
+            mode: Any = "greedy" if greedy else "explore"
+            return self.evaluator.play(policy, episodes, mode, clock, round_, stop, env_steps)
+
+        if self.own is None:
+            games = play(self.episodes, self.plan.greedy, self.env_steps)
+            return Evaluated([ret for ret, _ in games])
+        made = Games(
+            policy=policy,
+            clock=clock,
+            number=round_,
+            episodes=self.episodes,
+            greedy=self.plan.greedy,
+            make_env=functools.partial(self.plan.make_env, self.number),
+            play=play,
+            stopped=stop,
+        )
+        return Evaluated([], own_numbers(self.own, made))
+
+
+def evaluation_process(pipe: Connection, plan: EvaluationPlan, number: int, bus: WeightStore) -> None:
+    """Receives numbers of evaluations and answers each with Evaluated, until the pipe closes."""
+    policy, evaluate, seen = plan.make_policy(), Evaluating(plan, number), 0
+    told = time.monotonic()
+
+    def stop() -> bool:
+        """Says that games go on; it raises if the trainer has ended."""
+        nonlocal told
+        if time.monotonic() - told >= PLAYING_SEC:
+            pipe.send(PLAYING)
+            told = time.monotonic()
+        return False
+
+    while True:
+        round_ = pipe.recv()
+        newer = bus.read(policy, seen)
+        assert newer is not None, "begin() publishes weights"
+        seen, clock, _ = newer
+        pipe.send(evaluate(policy, clock, round_, stop))
+
+
+class EvaluationCrew:
+    """The processes that evaluate, as the trainer sees them (core.evaluation.Evaluators)."""
+
+    def __init__(self, plan: EvaluationPlan, timeout_sec: float):
+        """timeout_sec: the run fails if a process plays and is silent for so long."""
+        self.plan, self.timeout_sec = plan, max(timeout_sec, START_SEC)
+        self.workers = Workers()
+        self.bus: WeightBus | None = None
+        self.parts: dict[str, Evaluated] = {}
+        self.heard: dict[str, float] = {}
+
+    def begin(self, policy: Policy, clock: Clock, round_: int) -> None:
+        if self.bus is None:
+            self.bus = WeightBus(self.plan.make_policy())
+            for number in range(self.plan.workers):
+                self.workers.start(f"eval-{number}", evaluation_process, (self.plan, number, self.bus))
+        self.bus.publish(policy, clock)
+        self.parts = {}
+        self.heard = {worker.name: time.monotonic() for worker in self.workers.members}
+        for worker in self.workers.members:
+            self.workers.send(worker, round_)
+
+    def result(self, timeout_sec: float = 0.0) -> Evaluated | None:
+        for worker, message in self.workers.receive_or_nothing(timeout_sec):
+            self.heard[worker.name] = time.monotonic()
+            if message != PLAYING:
+                self.parts[worker.name] = message
+        if len(self.parts) == self.plan.workers:
+            parts = [self.parts[worker.name] for worker in self.workers.members]
+            return Evaluated([ret for part in parts for ret in part.returns], parts[0].numbers)
+        silent = [name for name, at in self.heard.items() if name not in self.parts and self._late(at)]
+        if silent:
+            raise RunFailed(f"no word from {silent[0]} for {self.timeout_sec:.0f} s: an environment may hang")
+        return None
+
+    def _late(self, heard: float) -> bool:
+        return time.monotonic() - heard > self.timeout_sec
+
+    def close(self) -> None:
+        self.workers.stop()

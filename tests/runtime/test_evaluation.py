@@ -1,0 +1,128 @@
+"""Evaluation beside training: whose weights are evaluated, saved and logged, and what interrupts it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import compose
+
+from rlrun.cli import _dispatch
+from rlrun.config.run import type_config
+from rlrun.core.errors import UserError
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.runtime.build import checkpoints_of
+from rlrun.runtime.trained import load
+from rlrun.samplers.evaluator import Evaluator
+
+EXAMPLE = Path(__file__).parents[1] / "example"
+WORDS = ["algo=ppo", "env=CartPole-v1", "logger=[]", "model.hidden=[8]", "algo.fragment_length=25", "algo.batch_size=50", "algo.minibatch_size=50",
+         "algo.num_epochs=1", "resources.inference=serial"]  # fmt: skip
+BESIDE = [*WORDS, "eval.every=400", "eval.workers=1", "eval.function=my_rl.evaluations:Second"]
+
+
+@pytest.fixture(autouse=True)
+def in_the_example(monkeypatch):
+    monkeypatch.chdir(EXAMPLE)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+
+
+def evaluations(path):
+    """The rows of progress.jsonl with an evaluation."""
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    return [row for row in rows if row.get("eval/return_mean") is not None]
+
+
+def test_an_evaluation_beside_training_belongs_to_the_weights_that_it_saw(tmp_path):
+    """It is interrupted in the middle of its second evaluation, which the resumed run makes, once."""
+    from my_rl.evaluations import weight
+
+    path = tmp_path / "run"
+    train = ["train", *BESIDE, "callbacks=[my_rl.evaluations:Interrupt]", "checkpoint.every=2000", "env_steps=1000000"]
+    assert _dispatch([*train, f"run_dir={path}"]) == 130
+    assert [row["eval/number"] for row in evaluations(path)] == [0]
+    run = json.loads((path / "checkpoints" / checkpoints_of(path).names()[-1] / "run.json").read_text())
+    assert run["evaluating"] and run["evaluations"] == 1
+    ended = run["env_steps"]
+    assert _dispatch(["resume", str(path), f"env_steps={ended + 1500}"]) == 0
+    rows = evaluations(path)
+    assert [row["eval/number"] for row in rows] == list(range(len(rows))) and len(rows) > 2, "none is lost, none twice"
+    assert rows[1]["eval/env_steps"] == ended, "the interrupted one begins with the resumed run"
+    assert any(row["env_steps"] > row["eval/env_steps"] for row in rows), "training went on"
+    over = json.loads((path / "summary.json").read_text())["env_steps"]
+    assert over // 400 * 400 <= rows[-1]["eval/env_steps"] <= over, "the last one is waited for"
+    best = checkpoints_of(path).best()
+    assert int(best) == rows[1]["eval/env_steps"]
+    assert weight(load(path, checkpoint="best").policy) == pytest.approx(rows[1]["eval/weight"], rel=1e-6)
+    saved = json.loads((path / "checkpoints" / best / "run.json").read_text())
+    assert (saved["evaluations"], saved["eval_mean"], saved["saved_best"]) == (2, 0.0, 0.0) and not saved["evaluating"]
+    assert saved["unlogged"]["eval/number"] == 1, "a run that is resumed from there logs it again"
+    assert load(path, checkpoint="last").policy is not None
+
+
+def test_a_killed_evaluation_ends_the_run(tmp_path, capfd):
+    words = [*BESIDE, "callbacks=[my_rl.evaluations:Kill]", f"env_steps={10**7}", f"run_dir={tmp_path / 'run'}"]
+    assert _dispatch(["train", *words]) == 1
+    assert "eval-0 was killed by SIGKILL" in capfd.readouterr().err
+
+
+def test_processes_share_the_games_and_debug_has_none(tmp_path, capfd):
+    games = ["eval.every=100", "eval.episodes=5", "callbacks=[my_rl.evaluations:Count]", "env_steps=200"]
+    apart = ["eval.workers=2", "eval.parallel=false"]
+    assert _dispatch(["train", *WORDS, *games, *apart, f"run_dir={tmp_path / 'a'}"]) == 0
+    assert capfd.readouterr().out.count("evaluated 5 games") == 2
+    assert all(row["eval/env_steps"] == row["env_steps"] for row in evaluations(tmp_path / "a"))
+    debug = ["train", *WORDS[:-1], "resources=debug", *games]
+    assert _dispatch([*debug, f"run_dir={tmp_path / 'b'}"]) == 0
+    assert _dispatch([*debug, "eval.workers=2", f"run_dir={tmp_path / 'c'}"]) == 0
+    returns = [[row["eval/return_mean"] for row in evaluations(tmp_path / name)] for name in "bc"]
+    assert returns[0] == returns[1] and len(returns[0]) == 2
+
+
+def test_a_wrong_answer_of_the_users_function_is_named(tmp_path, capfd):
+    words = [*WORDS, "eval.every=100", "eval.function=my_rl.evaluations:Wordless", f"run_dir={tmp_path / 'run'}"]
+    assert _dispatch(["train", *words, "env_steps=200"]) == 1
+    assert "my_rl.evaluations:Wordless returned {'score': 1.0}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words, said", [
+    (["eval.parallel=true"], "parallel=true needs processes"),
+    (["eval.workers=11"], "workers=11 are more than the 10 episodes"),
+    (["eval.workers=2", "eval.function=my_rl.evaluations:Second"], "evaluates in one process"),
+    (["eval.workers=-1"], "eval.workers must be"),
+    (["eval.env_steps=0"], "eval.env_steps must be"),
+])  # fmt: skip
+def test_what_cannot_be_evaluated_gets_a_sentence(words, said):
+    with pytest.raises(UserError, match=said):
+        type_config(compose(*WORDS, *words))
+
+
+@pytest.mark.parametrize(
+    "name, said", [("Nothing", "has no Nothing"), ("Interrupt", "no subclass of rlrun.Evaluation")]
+)
+def test_a_function_is_looked_at_before_the_run_exists(tmp_path, name, said):
+    with pytest.raises(UserError, match=said):
+        _dispatch(
+            [
+                "train",
+                *WORDS,
+                "eval.every=100",
+                f"eval.function=my_rl.evaluations:{name}",
+                f"run_dir={tmp_path / 'run'}",
+            ]
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_env_steps_count_every_game_that_has_begun(typed):
+    """Two columns with episodes of 7 steps play 10 env steps each, and then the games that they are in."""
+    from wired import Wired
+
+    wiring = Wired(typed("algo=ppo", "env=rlrun/Counting-v0", "logger=[]", "resources=debug"))
+    evaluator = Evaluator(wiring.plan.eval_env(), 2, Seeds(0))
+    policy = wiring.algorithm().policy
+    games = evaluator.play(policy, 1, "greedy", Clock(), env_steps=20)
+    evaluator.close()
+    lengths = np.array([length for _, length in games])
+    assert len(games) >= 2 and lengths.sum() >= 20 and lengths.sum() - lengths.max() < 20 + lengths.max()
