@@ -67,7 +67,7 @@ class Critics(nn.Module):
         last = cfg.hidden[-1] if cfg.hidden else self.trunk.features + self.told
         # The user's own last layers, or None if they are linear and computed together.
         self.heads: nn.ModuleList | None = None
-        if model.cfg.q_head == "linear":
+        if model.own_q_head is None:
             layers += [EnsembleLinear(count, last, self.actions * outputs, None if gain is None else 1.0)]
         else:
             made = [model.last_layer("q_head", last, self.actions * outputs) for _ in range(count)]

@@ -405,6 +405,12 @@ class Model:
         """The name of the observation part that describes the actions, or None."""
         return getattr(self.cfg, "action_embedding", None)
 
+    @property
+    def own_q_head(self) -> str | None:
+        """The name of the user's own last layer for action values, or None if it is linear."""
+        name = self.outputs(ActionAndCriticConfig).q_head
+        return None if name == "linear" else name
+
     def encoder(self, spec: EnvSpec, flat: bool = False) -> nn.Module:
         cfg = self.cfg
         if is_path(cfg.encoder):
@@ -529,7 +535,7 @@ class Model:
             self.linear,
             self.cfg.layer_norm,
             precision,
-            None if self.cfg.q_head == "linear" else partial(self.last_layer, "q_head"),
+            None if self.own_q_head is None else partial(self.last_layer, "q_head"),
         )
 
     def memory(self, inputs: int) -> Memory | GTrXL | None:

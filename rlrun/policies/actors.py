@@ -251,7 +251,7 @@ class StochasticActor(Actor):
             return Act(*self.greedy(obs, is_first, state), Batch())  # type: ignore[arg-type]
         who = self.explorer.stand_in(mode, clock)
         if who is self.explorer.uniform:
-            after = dict(self.row(obs, is_first, state)[1].items()) if self.core_spec() else {}
+            after = self.row(obs, is_first, state)[1] if self.core_spec() else Batch()
             chosen = self.explorer.choose(who, None, obs, is_first, state, clock, rng)[0]
             return Act(chosen, Batch({**state, **after}), Batch())
         dist, after = self.row(obs, is_first, state)

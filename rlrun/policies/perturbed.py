@@ -41,7 +41,6 @@ class PerturbedPolicy(FiltersObservations, Policy):
         super().__init__()
         if model.cfg.memory.kind != "none":
             raise UserError("evolution has no policies with memory (model=lstm, gru, gtrxl)")
-        model.without_temperature("evolution, which takes the likeliest actions")
         space = spec.action
         self.spec = spec
         self.filter = model.filter(spec)
