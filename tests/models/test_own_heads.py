@@ -55,7 +55,7 @@ def test_the_deviation_of_a_gaussian_is_a_parameter_or_depends_on_the_observatio
         ([*PPO, *BOX, "model.action_distribution=my_rl.broken:Flat"], r"mode\(\) makes actions of shape"),
         ([*PPO, *BOX, "model.action_distribution=my_rl.models:TwoLayers"], "derives from rlrun.ActionDistribution"),
         ([*PPO, *BOX, "model.value_head=my_rl.broken:Narrow"], r"maps \[..., 8\] to \[..., 1\]"),
-        ([*PPO, *BOX, "model.value_head=my_rl.broken:Wide"], "my_rl.broken has no Wide"),
+        ([*PPO, *BOX, "model.value_head=my_rl.broken:Absent"], "my_rl.broken has no Absent"),
         ([*PPO, *BOX, f"model.value_head={LAYERS}", "algo.normalize_value=true"], "normalize_value rescales a linear last layer"),
         ([*PPO, "env=rlrun/Masked-v0", LAPLACE], "masks its actions"),
         ([*PPO, "env=CartPole-v1", "model.action_distribution=beta"], "beta is for environments with continuous actions"),
