@@ -57,6 +57,8 @@ MACHINE = Machine(cores=2, env_step_sec=lambda make_env, count: 1e-6)
 
 # Choices of groups and names, which are no values to change; tests/test_house.py goes through all choices.
 CHOICES = ("name", "family", "inner", "expected", "measured", "runner.name", "replay.name", "memory.kind")
+# Tried elsewhere: below, on a machine with a GPU; with environments that hang (tests/runners).
+ELSEWHERE = ("replay.device", "queue_timeout_sec", "num_shards", "max_weight_sync_delay")
 # Other values for options whose type does not say them, or where others would change nothing so soon.
 VALUES = {
     "encoder": ["test_every_option:Wide"], "encoder_kwargs": [{"width": 5}], "action_embedding": ["avail_actions"], "n_step": [2, 1], "target_update_interval": [1, 2],
@@ -169,7 +171,7 @@ def options_of(node, path: str) -> list[Option]:
         value = value.cfg if isinstance(value, Inner) else value
         if dataclasses.is_dataclass(value) and not isinstance(value, Schedule):
             found += options_of(value, place)
-        elif not place.endswith(CHOICES) and place != "replay.device":  # see test_options_of_the_machine
+        elif not place.endswith((*CHOICES, *ELSEWHERE)):
             owner = next(one for one in type(node).__mro__ if field.name in vars(one).get("__annotations__", {}))
             found.append(
                 Option(

@@ -1,6 +1,7 @@
 """Finds conf/ and tuned/, which are beside the package in a checkout and inside it in an installed wheel."""
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def included_groups(algo: str) -> dict[str, str]:
     return found
 
 
+@cache
 def _defaults(file: str) -> list:
     """The defaults list of conf/<file>.yaml."""
     import yaml

@@ -52,7 +52,7 @@ def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
     try:
         type_config(values)
     except MissingOption:
-        added = list(_fill(values, settled(defaults_of(values))[0], ""))
+        added = list(_fill(values, settled(defaults_of(values), "vectors")[0], ""))
         if added:
             print(f"  {run_dir} is older than {', '.join(added)}: defaults are taken", file=sys.stderr, flush=True)
     return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from rlrun.config.run import Typed
@@ -13,11 +14,12 @@ from rlrun.core.conditions import OnlyFor, OnlyWith
 Condition = OnlyWith | OnlyFor
 
 
-def conditions_of(cls: type, name: str) -> list[Condition]:
+@cache
+def conditions_of(cls: type, name: str) -> tuple[Condition, ...]:
     """The conditions that a class of options gives for one of them."""
-    kind, found = get_type_hints(cls, include_extras=True)[name], []
+    kind, found = get_type_hints(cls, include_extras=True)[name], ()
     while get_origin(kind) is Annotated:
-        found += [one for one in get_args(kind)[1:] if isinstance(one, OnlyWith | OnlyFor)]
+        found += tuple(one for one in get_args(kind)[1:] if isinstance(one, OnlyWith | OnlyFor))
         kind = get_args(kind)[0]
     return found
 

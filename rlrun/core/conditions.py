@@ -71,7 +71,6 @@ ACTIVATED = "networks with model.hidden, or with convolutions whose model.conv_a
 NORMALIZED = "networks with model.hidden or the convolutions of nature_cnn"
 DRAWN = "networks with initial weights; a linear policy begins with zeros"
 SAMPLERS = "runs with samplers in processes of their own (resources.inference=local or batched)"
-PROCESSES = "runs of several processes, of which one may hang"
 SEVERAL_ENVS = "runs with several environments (algo.num_envs)"
 LEARNERS = "runs with several learners (resources.num_learners)"
 REWARDS = "algorithms with algo.reward_clip, which takes its default from it"

@@ -34,7 +34,7 @@ def misfit(outer: str | None, core: str, env: str, atari: bool, option: str, val
             made = _config(core if inside or outer is None else outer)
             check_value(made, rest[1:] if inside else rest, value, option)
         elif first == "runner":
-            check_value(_runner(outer, core), rest, value, option)
+            check_value(runner_class(outer, core), rest, value, option)
         else:
             check_value(RunConfig, [first, *rest], value, option)
     except ConfigError as error:
@@ -54,7 +54,7 @@ def _config(algo: str) -> type:
 
 
 @cache
-def _runner(outer: str | None, core: str) -> type:
+def runner_class(outer: str | None, core: str) -> type:
     """The class of the options of the runner that an algorithm has."""
     name = (runner_of(outer) if outer else None) or runner_of(core) or ""
     return typing.cast(type, importlib.import_module(f"rlrun.runners.{name}").Config)

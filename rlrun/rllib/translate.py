@@ -18,6 +18,7 @@ from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.networks import continuous_actions, networks
 from rlrun.rllib.q_learning import q_learning, replayed
 from rlrun.rllib.translation import EVOLUTION, OFF, OFF_POLICY, RUNS, WITH_VALUE, Translation
+from rlrun.rllib.vain import leave_out
 from rlrun.rllib.yaml_files import (
     NESTED,
     Imported,
@@ -127,6 +128,7 @@ class Experiment(Translation):
         self._around({key: value for key, value in experiment.items() if key not in PARTS})
         self._end()
         self.list_the_rest()
+        leave_out(self.made, self.outer, self.core)
 
     # Environment
 

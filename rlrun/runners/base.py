@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 
 from rlrun.core.algorithm import Algorithm
-from rlrun.core.conditions import PROCESSES, OnlyFor
 from rlrun.core.evolution import NoiseTable
 from rlrun.core.ranges import Positive
 from rlrun.machine.threads import TunedThreads
@@ -24,7 +23,7 @@ class RunnerConfig:
     """The options that every runner has (conf/runner/<name>.yaml explains them), and properties of the runner."""
 
     name: str
-    queue_timeout_sec: Annotated[float, Positive, OnlyFor(PROCESSES)]
+    queue_timeout_sec: Annotated[float, Positive]
 
     # Whether samplers wait for the weights of every update, so that every row is made with the weights that learn from
     # it.

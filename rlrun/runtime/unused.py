@@ -101,7 +101,6 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.NORMALIZED: _normalized,
     conditions.DRAWN: _drawn,
     conditions.SAMPLERS: lambda plan: plan.resources.inference != "serial",
-    conditions.PROCESSES: lambda plan: plan.resources.inference != "serial" or plan.resources.num_learners > 1,
     conditions.SEVERAL_ENVS: lambda plan: plan.resources.num_envs > 1,
     conditions.LEARNERS: lambda plan: plan.resources.num_learners > 1,
     conditions.REWARDS: _rewards,

@@ -58,7 +58,8 @@ def tiny(block: dict, algo: str, core: str) -> list[str]:
         words += ["resources.num_learners=1"] if core == "a3c" else []
         words += [f"{at}.minibatch_size=20", f"{at}.num_epochs=2"] if core == "ppo" else []
         words += [f"{at}.microbatch_size=20"] if "microbatch_size" in block["config"] else []
-    return words
+    # A run of one process has no samplers that wait for weights.
+    return [*words, "runner.broadcast_interval=1"] if "broadcast_interval" in block["config"] else words
 
 
 def value_at(values: dict, path: str):

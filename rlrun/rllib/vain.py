@@ -1,0 +1,76 @@
+"""Leaves out options that RLlib's files set although another option switches them off: rlrun would refuse them."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+import yaml
+
+from rlrun.config.paths import base_options, included_groups, root
+from rlrun.config.run import algorithm_class
+from rlrun.config.unused import conditional_in
+from rlrun.core.conditions import OnlyWith
+from rlrun.rllib.fits import runner_class
+from rlrun.rllib.yaml_files import Imported, Line
+
+
+def leave_out(made: Imported, outer: str | None, core: str) -> None:
+    """Takes options of the algorithm and of its runner out of a tuned file if they are used only with another option's
+    value that the file does not have, and says so in the file's lines."""
+    at = "algo.inner" if outer is not None else "algo"
+    places = [
+        (at, importlib.import_module(algorithm_class({"name": core}).__module__).Config),
+        ("runner", runner_class(outer, core)),
+    ]
+    for place, cls in places:
+        for option, group, condition in conditional_in(cls, place):
+            if option not in made.values or not isinstance(condition, OnlyWith) or "." in condition.option:
+                continue
+            other = condition.path(group)
+            inside = other.removeprefix(f"{place}.").split(".")
+            file = (core,) if place != "runner" else (f"runner/{cls.__module__.rpartition('.')[2]}",)
+            value = made.values.get(other, _default(*file, tuple(inside)))
+            if not condition.holds(value):
+                del made.values[option]
+                made.grid.pop(option, None)
+                made.lines[:] = [
+                    _dropped(line, option, condition.told(group)) for line in made.lines if _stays(line, option)
+                ]
+
+
+def _stays(line: Line, option: str) -> bool:
+    return line.how != "added" or line.became.partition("=")[0] != option
+
+
+def _dropped(line: Line, option: str, told: str) -> Line:
+    if line.became.partition("=")[0] != option:
+        return line
+    return line._replace(how="dropped", became="", why=f"{option} is used only {told}")
+
+
+@cache
+def _default(file: str, path: tuple[str, ...]) -> Any:
+    """The default of an option of an algorithm, or of a file of conf/; None if it has none."""
+    files = [file] if "/" in file else [f"algo/{file}", *base_options(file)]
+    for one in files:
+        found = _at(yaml.safe_load((root() / "conf" / f"{one}.yaml").read_text()), path)
+        if found is not _MISSING:
+            return found
+    if "/" not in file and path[0] in included_groups(file):
+        text = (root() / "conf" / f"{included_groups(file)[path[0]]}.yaml").read_text()
+        found = _at(yaml.safe_load(text), path[1:])
+        return None if found is _MISSING else found
+    return None
+
+
+_MISSING = object()
+
+
+def _at(values: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        if not isinstance(values, dict) or name not in values:
+            return _MISSING
+        values = values[name]
+    return values
