@@ -54,7 +54,7 @@ def _roots(config: Typed) -> dict[str, Any]:
 
 def _inside(node: Any, path: str) -> Iterator[tuple[str, str, Condition]]:
     for field in dataclasses.fields(node):
-        yield from ((f"{path}.{field.name}", path, one) for one in conditions_of(type(node), field.name))
+        yield from ((f"{path}.{field.name}", path, one) for one in conditions_of(type(node), field.name))  # type: ignore[arg-type]
         value = getattr(node, field.name)
         value = value.cfg if isinstance(value, Inner) else value
         if dataclasses.is_dataclass(value):
