@@ -15,9 +15,10 @@ Condition = OnlyWith | OnlyFor
 
 
 @cache
-def conditions_of(cls: type, name: str) -> tuple[Condition, ...]:
+def conditions_of(cls: Any, name: str) -> tuple[Condition, ...]:
     """The conditions that a class of options gives for one of them."""
-    kind, found = get_type_hints(cls, include_extras=True)[name], ()
+    kind: Any = get_type_hints(cls, include_extras=True)[name]
+    found: tuple[Condition, ...] = ()
     while get_origin(kind) is Annotated:
         found += tuple(one for one in get_args(kind)[1:] if isinstance(one, OnlyWith | OnlyFor))
         kind = get_args(kind)[0]
@@ -53,7 +54,7 @@ def _roots(config: Typed) -> dict[str, Any]:
 
 def _inside(node: Any, path: str) -> Iterator[tuple[str, str, Condition]]:
     for field in dataclasses.fields(node):
-        yield from ((f"{path}.{field.name}", path, one) for one in conditions_of(type(node), field.name))
+        yield from ((f"{path}.{field.name}", path, one) for one in conditions_of(type(node), field.name))  # type: ignore[arg-type]
         value = getattr(node, field.name)
         value = value.cfg if isinstance(value, Inner) else value
         if dataclasses.is_dataclass(value):
