@@ -62,6 +62,8 @@ FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "
 MEANS = ("episode_reward_mean", "episode_return_mean")
 STEPS = ("timesteps_total", "agent_timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime")
 SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose processes can share weights
+# env steps of an iteration of off-policy algorithms, where a file says no others
+ITERATIONS = {"dqn": 1000, "c51": 1000, "rainbow": 1000, "r2d2": 1000, "ddpg": 1000, "td3": 1000, "sac": 100}
 # RLlib's optimizer_class and the runner that does the same
 OPTIMIZERS = {
     "SyncReplayOptimizer": "replay",
@@ -492,9 +494,23 @@ class Experiment(Translation):
                 self.say(key, "not mapped", why="an evaluation has a number of games or of env steps")
         self.say("evaluation_duration_unit", "dropped", why="evaluation_duration is not given")
         self._evaluators(games if unit == "episodes" else None)
-        if self.given.get("evaluation_interval"):
-            why = "counted in iterations of RLlib's loop; eval.every= counts env steps and is off by default"
-            self.say("evaluation_interval", "dropped", why=why)
+        interval, steps = self.given.get("evaluation_interval"), self._iteration()
+        if interval and steps:
+            why = f"an iteration of RLlib's loop has {steps} env steps"
+            self.set("eval.every", int(interval) * steps, "evaluation_interval", why=why)
+        elif interval:
+            why = "iterations of RLlib's loop last for a time here; eval.every= counts env steps and is off by default"
+            self.say("evaluation_interval", "not mapped", why=why)
+
+    def _iteration(self) -> int | None:
+        """Returns the env steps of an iteration of RLlib's loop, or None if a clock ends it."""
+        for key in ("timesteps_per_iteration", "min_sample_timesteps_per_iteration"):
+            if isinstance(self.given.get(key), int) and self.given[key] > 0:
+                return self.given[key]
+        if self.outer is None and self.core in ("ppo", "ddppo", "a2c", "pg"):
+            batch = self.made.values.get(f"{self.inner}.batch_size")
+            return batch if isinstance(batch, int) else None
+        return ITERATIONS.get(self.core) if self.outer is None else None
 
     def _evaluators(self, games: int | None) -> None:
         """Sets who evaluates. games: those of an evaluation; None: env steps are counted."""

@@ -12,17 +12,19 @@ from rlrun.config.paths import base_options, included_groups, root
 from rlrun.config.run import algorithm_class
 from rlrun.config.unused import conditional_in
 from rlrun.core.conditions import OnlyWith
+from rlrun.core.duties import EvalConfig
 from rlrun.rllib.fits import runner_class
 from rlrun.rllib.yaml_files import Imported, Line
 
 
 def leave_out(made: Imported, outer: str | None, core: str) -> None:
-    """Takes options of the algorithm and of its runner out of a tuned file if they are used only with another option's
+    """Takes options of the algorithm, of its runner and of evaluation out of a tuned file if they are used only with another option's
     value that the file does not have, and says so in the file's lines."""
     at = "algo.inner" if outer is not None else "algo"
     places = [
         (at, importlib.import_module(algorithm_class({"name": core}).__module__).Config),
         ("runner", runner_class(outer, core)),
+        ("eval", EvalConfig),
     ]
     for place, cls in places:
         for option, group, condition in conditional_in(cls, place):
@@ -30,8 +32,9 @@ def leave_out(made: Imported, outer: str | None, core: str) -> None:
                 continue
             other = condition.path(group)
             inside = other.removeprefix(f"{place}.").split(".")
-            file = (core,) if place != "runner" else (f"runner/{cls.__module__.rpartition('.')[2]}",)
-            value = made.values.get(other, _default(*file, tuple(inside)))
+            files = {"runner": f"runner/{cls.__module__.rpartition('.')[2]}", "eval": "./train"}
+            path = ("eval", *inside) if place == "eval" else tuple(inside)
+            value = made.values.get(other, _default(files.get(place, core), path))
             if not condition.holds(value):
                 del made.values[option]
                 made.grid.pop(option, None)

@@ -26,7 +26,7 @@ RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text
 COVERED = {"0.7.0": (47, 47), "1.13": (84, 101), "2.7": (90, 112), "2.49": (31, 38)}
 # options that files of these releases set and whose effect is lost; all others are mapped, or dropped with a reason
 NOT_MAPPED = {
-    "batch_mode": 3, "observation_fliter": 1,
+    "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 6,
 }  # fmt: skip
 DEFAULTS_NOT_MAPPED: dict[str, int] = {}  # RLlib's defaults whose effect is lost
 
@@ -476,7 +476,7 @@ SAME = [  # (run, options, what rlrun's options become)
     ("PPO", {"exploration_config": {"type": "StochasticSampling", "random_timesteps": 500}}, {"algo.exploration.kind": "sampled", "algo.random_steps": 500}),
     ("IMPALA", {"exploration_config": {"type": "Random"}, "explore": True}, {"algo.exploration.kind": "random", "algo.explore": True}),
     ("APEX", {"explore": False}, {"algo.inner.explore": False}),
-    ("PPO", {"use_critic": False, "use_gae": False, "vf_clip_param": 5.0}, {"algo.use_critic": False, "algo.lambda_": 1.0, "algo.value_loss_clip": 0.0}),
+    ("PPO", {"use_critic": False, "use_gae": False, "vf_clip_param": 5.0}, {"algo.use_critic": False, "algo.value_loss_clip": 0.0}),
     ("APPO", {"use_critic": False, "vtrace": False}, {"algo.use_critic": False, "algo.vtrace": False}),
     ("APPO", {"_separate_vf_optimizer": True, "_lr_vf": 0.002, "model": {"vf_share_layers": False}}, {"algo.value_lr": 0.002}),
     ("IMPALA", {"opt_type": "rmsprop", "decay": 0.9}, {"algo.optimizer.kind": "rmsprop_tf", "algo.optimizer.epsilon": 0.1, "algo.optimizer.decay": 0.9}),
@@ -502,11 +502,11 @@ SAME = [  # (run, options, what rlrun's options become)
     ("IMPALA", {"grad_clip": None}, {"algo.max_grad_norm": 0.0}),
     ("IMPALA", {"entropy_coeff_schedule": [[0, -0.01], [9, 0.0]]}, {"algo.entropy_coef": [[0, 0.01], [9, 0.0]]}),
     ("PPO", {"entropy_coeff": -0.01}, {"algo.entropy_coef": -0.01}),
-    ("PPO", {"evaluation_config": {"explore": False}}, {"eval.greedy": True}),
-    ("PPO", {"evaluation_config": {"explore": True}}, {"eval.greedy": False}),
-    ("PPO", {"evaluation_num_workers": 3, "evaluation_duration": 900, "evaluation_duration_unit": "timesteps"},
+    ("PPO", {"evaluation_interval": 2, "evaluation_config": {"explore": False}}, {"eval.greedy": True, "eval.every": 8000}),
+    ("DQN", {"evaluation_interval": 3, "evaluation_config": {"explore": True}}, {"eval.greedy": False, "eval.every": 3000}),
+    ("PPO", {"evaluation_interval": 1, "evaluation_num_workers": 3, "evaluation_duration": 900, "evaluation_duration_unit": "timesteps"},
      {"eval.env_steps": 900, "eval.workers": 3, "eval.parallel": False}),
-    ("PPO", {"evaluation_num_env_runners": 8, "evaluation_num_episodes": 5, "evaluation_parallel_to_training": True},
+    ("PPO", {"evaluation_interval": 1, "evaluation_num_env_runners": 8, "evaluation_num_episodes": 5, "evaluation_parallel_to_training": True},
      {"eval.episodes": 5, "eval.workers": 5, "eval.parallel": True}),
     ("APEX", {}, {"runner.pace": "free"}),
     ("APEX", {"training_intensity": 4}, {"runner.pace": "ratio", "algo.inner.replay_ratio": 4.0}),

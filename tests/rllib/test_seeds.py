@@ -44,7 +44,8 @@ def tiny(block: dict, algo: str, core: str) -> list[str]:
     else:
         words.append("resources=debug")
     if core in ("dqn", "rainbow", "ddpg", "td3", "sac"):
-        words += [f"{at}.learning_starts=50", f"{at}.batch_size=16", "replay.capacity=1000", f"{at}.replay_ratio=4"]
+        words += [f"{at}.learning_starts=50", f"{at}.batch_size=16", "replay.capacity=1000"]
+        words += [f"{at}.replay_ratio=4"] if "apex" not in algo else []  # their samplers run free, as RLlib's
     if core in ("ddpg", "td3", "sac"):
         words += [f"{at}.actor.hidden=[8]", f"{at}.critic.hidden=[8]"]
     elif core in ("es", "ars"):
