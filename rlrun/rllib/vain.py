@@ -18,8 +18,8 @@ from rlrun.rllib.yaml_files import Imported, Line
 
 
 def leave_out(made: Imported, outer: str | None, core: str) -> None:
-    """Takes options of the algorithm, of its runner and of evaluation out of a tuned file if they are used only with another option's
-    value that the file does not have, and says so in the file's lines."""
+    """Takes options of the algorithm, of its runner and of evaluation out of a tuned file if they are used only with
+    another option's value that the file does not have, and says so in the file's lines."""
     at = "algo.inner" if outer is not None else "algo"
     places = [
         (at, importlib.import_module(algorithm_class({"name": core}).__module__).Config),
