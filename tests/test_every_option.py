@@ -41,6 +41,7 @@ from rlrun.core.learners import FollowingLearner
 from rlrun.core.ranges import Range
 from rlrun.core.ranks import ALONE
 from rlrun.core.schedule import Schedule
+from rlrun.families.off_policy import OffPolicyActorCriticConfig
 from rlrun.machine.machine import Machine
 from rlrun.models.encoders import ImageEncoder, flat_size, flatten
 from rlrun.replay.storage import stores
@@ -69,13 +70,16 @@ VALUES = {
     "reward_clip": [0.25], "value_lr": [1e-2], "observation_clip": [0.1], "report_length": [1], "env_steps_per_batch": [300], "kl_target": [1e-12], "noise_epsilon": [0.001, 0.5, 0.99], "counted_share": [1.0],
     "rho_clip": [0.5], "c_clip": [0.5], "pg_rho_clip": [0.5], "is_clip": [0.5], "clip": [1e-4], "value_clip": [1e-3], "value_loss_clip": [1e-3],
     "target_noise_clip": [0.01], "target_entropy": [-5.0], "lambda_": [0.5], "eval_share": [0.9], "eval_epsilon": [1.0], "frame_skip": [2],
+    "action_distribution": ["beta", "squashed_gaussian"], "value_head": ["test_every_option:Last"], "q_head": ["test_every_option:Last"], "conv_filters": [[[4, 4, 2]]],
+    "exploration.kind": ["random", "test_every_option:Lazy"], "exploration.kwargs": [{"greedy": True}], "exploration.temperature": [1e-3], "stack": [2],
     "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "n_stack": [2], "temperature": [0.1],
 }  # fmt: skip
 # Words without which an option cannot show what it does.
 CONTEXT = {
     "replay_slots": ["runner.replay_slots=1"], "replay_proportion": ["runner.replay_slots=2"], "advantage_bootstrap": ["algo.lambda_=0.5"], "value_lr": ["model.share_value=false"],
     "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=0.3", "algo.replay_ratio=2"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
-    "temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
+    "action_distribution": ["env=Pendulum-v1"], "exploration.kwargs": ["algo.exploration.kind=test_every_option:Lazy"], "use_critic": ["algo.vtrace=false"],
+    "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.
@@ -92,10 +96,21 @@ SET = {
     "alpha_lr": 1e-3,
     "every": 50,
     "num_sgd_iter": 2,
+    "conv_filters": [[4, 4, 2], [4, 3, 2]],
+    "explore": True,
+    "use_critic": True,
 }
 IMAGE = ["env=tests/Pixels-v0"]
+# What off-policy actors with memory need.
+SEQUENCES = [
+    "algo.n_step=1",
+    "algo.fragment_length=10",
+    "algo.sequence_length=8",
+    "algo.sequence_stride=5",
+    "algo.burn_in=2",
+]
 HOLDS = {
-    kinds.CONTINUOUS: ["env=Pendulum-v1"], kinds.IMAGES: IMAGE, kinds.SINGLE_IMAGES: [*IMAGE, "model.hidden=[]", "model/memory=none"], kinds.CONVOLUTIONS: IMAGE,
+    kinds.CONTINUOUS: ["env=Pendulum-v1"], kinds.CHOICES: ["env=CartPole-v1"], kinds.PACED: ["runner=distributed_replay"], kinds.IMAGES: IMAGE, kinds.SINGLE_IMAGES: [*IMAGE, "model.hidden=[]", "model/memory=none"], kinds.CONVOLUTIONS: IMAGE,
     kinds.OWN_ENCODERS: ["model.encoder=test_every_option:Wide"], kinds.ACTION_PARTS: ["env=rlrun/EverySpace-v0"],
     kinds.SAMPLERS: [], kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],
     kinds.NORMALIZED: ["model.hidden=[8]"], kinds.DRAWN: ["algo.actor.hidden=[4]"],
@@ -112,6 +127,36 @@ class Wide(torch.nn.Module):
 
     def forward(self, x):
         return self.net(flatten(self.space, x))
+
+
+class Last(torch.nn.Module):
+    """A last layer of a user's own."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(inputs, 3), torch.nn.Tanh(), torch.nn.Linear(3, outputs))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Lazy(rlrun.Exploration):
+    """An exploration of a user's own, which draws from the policy's distribution or takes its likeliest action."""
+
+    def __init__(self, spec, greedy: bool = False):
+        super().__init__(spec)
+        self.greedy = greedy
+
+    def choose(self, wanted, obs, is_first, state, clock, rng):
+        action = wanted.mode() if self.greedy else wanted.sample(rng)
+        return rlrun.Chosen(action, wanted.log_prob(action))
+
+
+class Judge(rlrun.Evaluation):
+    """An evaluation of a user's own."""
+
+    def evaluate(self, games):
+        return {"return_mean": 3.0}
 
 
 class Twice(gymnasium.RewardWrapper):
@@ -354,7 +399,18 @@ def values_of(words: tuple[str, ...]) -> dict:
 
 
 def context(option: Option) -> list[str]:
-    return next((words for name, words in CONTEXT.items() if f".{option.path}".endswith(f".{name}")), [])
+    return named(CONTEXT, option.path) or []
+
+
+def named(table: dict, path: str):
+    """The entry for an option, by its name or the end of its path; None if there is none."""
+    found = [name for name in table if f".{path}".endswith(f".{name}")]
+    return table[max(found, key=len)] if found else None
+
+
+def other_values(option: Option, given) -> list[list]:
+    said = named(VALUES, option.path)
+    return [said] if said is not None else others(option.kind, given)
 
 
 def holding(algo: str, option: Option) -> list[str]:
@@ -367,6 +423,8 @@ def holding(algo: str, option: Option) -> list[str]:
                 words.append("env.kwargs.continuous=true")
         elif one.path("") == "model.memory.kind":
             words += ["model=lstm", "model.memory.size=4"]
+            if issubclass(option.owner[0], OffPolicyActorCriticConfig):
+                words += [inside(algo, word) for word in SEQUENCES]
         elif one.option == "replay.name":
             words.append("replay=prioritized")
         else:
@@ -388,7 +446,7 @@ def changes_something(words: tuple[str, ...], option: Option) -> None:
     games = option.name.startswith("eval_")
     values, before = values_of(words), seen_with(words, games)
     given = value_in(values, option.path)
-    groups = [VALUES[option.name]] if option.name in VALUES else others(option.kind, given)
+    groups = other_values(option, given)
     for group in groups:
         problems = []
         for value in group:
@@ -411,7 +469,7 @@ def changes_something(words: tuple[str, ...], option: Option) -> None:
 def is_refused(words: tuple[str, ...], option: Option) -> bool:
     """Tells whether a run refuses all other values of an option."""
     values = values_of(words)
-    groups = [VALUES[option.name]] if option.name in VALUES else others(option.kind, value_in(values, option.path))
+    groups = other_values(option, value_in(values, option.path))
     for value in (one for group in groups for one in group):
         try:
             made = plan(type_config(with_value(values, option.path, value)), MACHINE)
@@ -459,6 +517,9 @@ def check(algo: str, option: Option) -> None:
         words = (*words, *holding(algo, option))
     elif context(option):
         words = (*words, *holding(algo, option))
+    if algo == "apex_ddpg" and any(isinstance(one, OnlyWith) and "memory" in one.option for one in option.conditions):
+        assert is_refused(words, option) and "Models have no memory" in text_of_explain(algo)
+        return
     if "model/memory=none" in words:
         words = tuple(word for word in words if not word.startswith("model.memory."))
     if memory_forbids(algo, option):
@@ -512,7 +573,7 @@ def test_shared_options_change_something_in_every_algorithm(algo):
 SESSION = {
     "env_steps": (400, []), "run_dir": ("runs/elsewhere", []), "runs_root": ("others", []), "log_every_sec": (1e-9, []), "log_every_steps": (150, []),
     "episode_window": (1, []), "init": ("first", []), "callbacks": (["test_every_option:Loud"], []), "resources.exact": (False, ["checkpoint.every=20"]), "stop.return_mean": (1.0, ["episode_window=2"]), "stop.wall_sec": (1e-6, []),
-    "stop.no_improvement_steps": (20, ["episode_window=2"]), "eval.every": (20, []), "eval.episodes": (2, ["eval.every=20"]), "eval.greedy": (False, ["eval.every=20"]),
+    "stop.no_improvement_steps": (20, ["episode_window=2"]), "eval.every": (20, []), "eval.episodes": (2, ["eval.every=20"]), "eval.greedy": (False, ["eval.every=20"]), "eval.env_steps": (30, ["eval.every=20"]), "eval.function": ("test_every_option:Judge", ["eval.every=20"]),
     "checkpoint.every": (20, []), "checkpoint.every_sec": (1e-9, []), "checkpoint.best_every_sec": (1e-9, ["episode_window=2"]), "checkpoint.keep": (1, ["checkpoint.every=20"]),
     "logger.console.enabled": (False, ["logger=[console]"]), "logger.tensorboard.enabled": (True, ["logger=[tensorboard]", "logger.tensorboard.enabled=false"]),
     "logger.tensorboard.histograms": (True, ["logger=[tensorboard]"]), "replay.checkpoint_max_gb": (0.0, []),
@@ -580,6 +641,7 @@ def test_no_option_of_a_run_is_left_out():
     paths |= {f"logger.{name}.{one}" for name, node in values["logger"].items() for one in node}
     paths |= {f"resources.{name}" for name in values["resources"]} - {f"resources.{name}" for name in MACHINES}
     paths -= {"expected", "measured", "seed", "replay"}  # texts of a tuned file; the others are tried above
+    paths -= {"eval.workers", "eval.parallel"}  # tests/runtime/test_evaluation.py has runs of several processes
     assert paths == {one for one in SESSION if not one.startswith("replay")} | {
         f"logger.mlflow.{name}" for name in MLFLOW
     }

@@ -5,7 +5,7 @@ It is the part of the paper about continuous control; rlrun/algos/apex.py holds 
 Rows, recorded, metrics: those of algo.inner, which is ddpg, or td3 with algo@algo.inner=td3. The samplers receive the
 critic together with the policy, because their priorities are TD errors, which need its values.
 Differs from the paper: noise scales are spaced logarithmically over the samplers, as the epsilons of Ape-X DQN are
-(RLlib's per_worker_exploration).
+(RLlib's per_worker_exploration). Models have no memory, because first priorities would need that of the critics.
 Checked: tests/algos/test_actor_critics.py (first priorities), tests/runners/test_distributed_replay.py,
 tuned/apex_ddpg/.
 """

@@ -28,6 +28,8 @@ from rlrun.ops.returns import fold_n_step, recorded_td_error
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import ActingConfig
 
+WITH_MEMORY = OnlyWith("model.memory.kind", "lstm", "gru", "gtrxl")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig:
@@ -84,10 +86,10 @@ class OffPolicyActorCriticConfig(OffPolicyConfig, ActingConfig):
     critic_lr: Annotated[Schedule, NotNegative]
     l2: Annotated[float, NotNegative]
     huber_delta: Annotated[float, Positive] | None
-    sequence_length: Annotated[int, Count] | None
-    burn_in: Annotated[int, NotNegative]
-    sequence_stride: Annotated[int, Count]
-    zero_init_state: bool
+    sequence_length: Annotated[Annotated[int, Count] | None, WITH_MEMORY]
+    burn_in: Annotated[int, NotNegative, WITH_MEMORY]
+    sequence_stride: Annotated[int, Count, WITH_MEMORY]
+    zero_init_state: Annotated[bool, WITH_MEMORY]
 
     def __post_init__(self):
         super().__post_init__()

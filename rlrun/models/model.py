@@ -105,7 +105,7 @@ class ModelConfig:
     hidden: tuple[Annotated[int, Count], ...]
     activation: Annotated[Activation, OnlyFor(ACTIVATED)]
     conv_filters: Annotated[tuple[tuple[Sides, Sides, Sides], ...] | None, OnlyFor(CONVOLUTIONS)]
-    conv_padding: Annotated[Padding, OnlyWith("conv_filters")]
+    conv_padding: Annotated[Padding, OnlyFor(CONVOLUTIONS), OnlyWith("conv_filters")]
     conv_hidden: Annotated[Literal["auto"] | tuple[Annotated[int, Count], ...], OnlyFor(CONVOLUTIONS)]
     conv_activation: Annotated[Activation | Literal["auto"], OnlyFor(CONVOLUTIONS)]
     init: Annotated[Literal["orthogonal", "default"], OnlyFor(DRAWN)]

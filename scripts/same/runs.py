@@ -44,7 +44,7 @@ VARIANTS: dict[str, tuple[str, list[str], bool]] = {
     "impala masked": ("impala", ["env=rlrun/Masked-v0"], True),
     "impala fragments used again": (
         "impala",
-        ["runner.num_sgd_iter=2", "runner.minibatch_buffer_size=2", "runner.broadcast_interval=2"],
+        ["runner.num_sgd_iter=2", "runner.minibatch_buffer_size=2"],
         True,
     ),
     "impala value_lr": ("impala", ["algo.value_lr=1e-3", "model.share_value=false", "algo.loss_reduction=mean"], True),
@@ -151,7 +151,10 @@ def cases(small: Path) -> dict[str, dict[str, Any]]:
         ]
         if not any(word.startswith("env=") for word in options):
             words.append(f"env={'Pendulum-v1' if algo in BOX_ONLY else 'CartPole-v1'}")
-        tiny = [word for word in algorithms[algo] if not word.startswith(NOT_INSIDE.get(name, "no such option"))]
+        left = NOT_INSIDE.get(name, ())
+        if algo != "r2d2" and not any(memory in word for word in options for memory in ("lstm", "gru", "gtrxl")):
+            left += ("algo.sequence_length", "algo.inner.sequence_length")  # only for models with memory
+        tiny = [word for word in algorithms[algo] if not word.startswith(left)]
         if any("learning_starts" in word for word in tiny):
             words.append("replay.checkpoint=true")
         words += [*tiny, *options]

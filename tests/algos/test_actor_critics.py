@@ -583,10 +583,9 @@ def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
         (["algo=ddpg", "env=Pendulum-v1", "model=lstm"], "with memory learns from sequences"),
         (
             ["algo=sac", "env=Pendulum-v1", "model.action_distribution=gaussian"],
-            "model.action_distribution must be one of squashed_gaussian, beta",
+            "action_distribution must be squashed_gaussian, beta or package.module:Name",
         ),
         (["algo=sac", "env=Pendulum-v1", "model=lstm"], "with memory learns from sequences"),
-        (["algo=td3", "env=Pendulum-v1", "model.action_distribution=beta"], "td3 does not use it"),
         (["algo=ddpg", "env=tests/Half-v0"], "has unbounded actions"),
         (
             ["algo=sac", "env=Pendulum-v1", "algo.input_priorities=true", "replay=prioritized"],

@@ -190,7 +190,7 @@ def test_categorical_targets_by_hand(typed, algo, double):
 def test_double_chooses_by_the_online_net(typed, algo):
     errors = []
     for double in (False, True):
-        made = algorithm(typed, algo, f"algo.double={double}")
+        made = algorithm(typed, algo, f"algo.double={double}", "model.activation=tanh")
         another_target(made)
         batch = transitions()
         with torch.no_grad():

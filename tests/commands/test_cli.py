@@ -40,7 +40,7 @@ BAD = [
     ([*PONG, "env.size=200"], "env.size must be between 1 and 160, not 200"),
     ([*PONG, "resources.device=cuda:99"], "CUDA devices are visible"),
     ([*PONG, "resources.device=tpu"], "is not a device"),
-    ([*PONG, "resources.envs_per_sampler=7"], "must divide the 10 columns"),
+    ([*PONG, "resources.envs_per_sampler=7"], "must divide the 8 columns"),
     ([*PONG, "runner.replay_proportion=1"], "needs replay_slots"),
     ([*CARTPOLE, "model=nature_cnn"], "reads images"),
     ([*CARTPOLE, "resources=debug", "resources.inference=local"], "need inference=serial"),
@@ -176,9 +176,9 @@ def test_hydras_help_and_cfg_work(capsys):
         cli._dispatch(["train", "--help"])
     assert code.value.code in (0, None)
     out = capsys.readouterr().out
-    assert "algo=ALGO" in out and "fragment_length: 50" in out
+    assert "algo=ALGO" in out and "fragment_length: 20" in out
     cli._dispatch([*PONG, "--cfg", "job"])
-    assert "fragment_length: 50" in capsys.readouterr().out
+    assert "fragment_length: 20" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("lr", ["0.001", "[[0,0.0],[100,0.001]]", "{start: 0.1, end: 0.0, steps: 10}",
