@@ -98,6 +98,7 @@ SET = {
     "num_sgd_iter": 2,
     "conv_filters": [[4, 4, 2], [4, 3, 2]],
     "explore": True,
+    "..explore": True,
     "use_critic": True,
 }
 IMAGE = ["env=tests/Pixels-v0"]

@@ -18,7 +18,8 @@ from rlrun.core.schedule import Schedule
 class OnlyWith:
     """An option is used only with certain values of another one.
 
-    option: its name in the same group, or its whole path (model.memory.kind). wanted: its values, or Ranges of numbers.
+    option: its name in the same group, its name in the group around it (..explore), or its whole path
+    (model.memory.kind). wanted: its values, or Ranges of numbers.
     Without any, all values but null, false and 0 are meant."""
 
     def __init__(self, option: str, *wanted: Any):
@@ -32,13 +33,15 @@ class OnlyWith:
 
     def path(self, group: str) -> str:
         """The path of the other option for an option in this group."""
+        if self.option.startswith(".."):
+            return f"{group.rpartition('.')[0]}.{self.option[2:]}"
         return self.option if "." in self.option else f"{group}.{self.option}"
 
     def told(self, group: str) -> str:
         """The condition in words, for an option in this group, such as "where algo.exploration.kind=ou"."""
         name = self.path(group)
         if not self.wanted:
-            return f"where {name} is set (neither null nor 0)"
+            return f"where {name} is set (not null, false or 0)"
         if isinstance(self.wanted[0], Range):
             return f"where {name} is {' or '.join(map(str, self.wanted))}"
         values = [shown(one) for one in self.wanted]

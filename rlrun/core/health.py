@@ -29,6 +29,8 @@ class Health:
         """total: env steps of the run. say: prints a note."""
         self.total, self.say = total, say
         self.entropy = largest_entropy(spec) if spec is not None else None
+        # Where the length of an episode has a limit, all episodes end sooner or later.
+        self.limited = spec is not None and spec.max_episode_steps is not None
         self.said: set[str] = set()
         self.seen: dict[str, int] = {}
         self.gradients: deque[float] = deque(maxlen=50)
@@ -41,17 +43,20 @@ class Health:
         mean, highest, lowest = (row.get(f"sample/return_{name}") for name in ("mean", "max", "min"))
         self.rewarded = self.rewarded or any(value not in (None, 0) for value in (mean, highest, lowest))
         if self.entropy is not None and entropy is not None:
+            tuned = "algo.entropy_coef and algo.lr"
+            if "learn/alpha" in row:
+                tuned = "algo.target_entropy, algo.alpha_lr and algo.actor_lr"
             self._note(
                 "deterministic",
                 entropy < LOW_ENTROPY * self.entropy,
                 f"the policy's entropy is {entropy:.3g}, so that it hardly explores any more; if the return is poor,"
-                " look at algo.entropy_coef, algo.lr and model.share_value",
+                f" look at {tuned}",
             )
             self._note(
                 "uniform",
                 late and entropy > HIGH_ENTROPY * self.entropy,
                 f"the policy's entropy is still {entropy:.3f} of at most {self.entropy:.3f}, so that it acts at random;"
-                " look at algo.lr, algo.entropy_coef and the scale of rewards",
+                f" look at {tuned}, and at the scale of rewards",
             )
         if row.get("learn/explained_variance") is not None:
             self._note(
@@ -76,7 +81,7 @@ class Health:
         )
         self._note(
             "episodes",
-            late and row.get("sample/episodes") == 0,
+            late and not self.limited and row.get("sample/episodes") == 0,
             f"no episode has ended after {row['env_steps']:,} env steps, so that there is no return to report; look at"
             " env.max_episode_steps",
         )

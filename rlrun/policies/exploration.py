@@ -20,14 +20,16 @@ from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space
 from rlrun.ops.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical
 
+EXPLORING = OnlyWith("..explore")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorationConfig:
     """How a policy that is a distribution explores: by sampling from it, uniformly at random, or as a class says."""
 
     KINDS: ClassVar[tuple[str, ...]] = ("sampled", "random")
-    kind: str
-    kwargs: dict[str, Any]  # keyword arguments of the user's own class
+    kind: Annotated[str, EXPLORING]
+    kwargs: Annotated[dict[str, Any], EXPLORING]  # keyword arguments of the user's own class
 
     def __post_init__(self):
         if self.kind not in self.KINDS and not is_path(self.kind):
@@ -44,13 +46,13 @@ class ValueExplorationConfig(ExplorationConfig):
     """How a policy of action values explores; eval_epsilon is the epsilon of greedy acting."""
 
     KINDS: ClassVar[tuple[str, ...]] = ("epsilon_greedy", "soft_q", "parameter_noise", "random")
-    epsilon: Annotated[Schedule, Share, OnlyWith("kind", "epsilon_greedy", "soft_q", "parameter_noise")]
+    epsilon: Annotated[Schedule, Share, EXPLORING, OnlyWith("kind", "epsilon_greedy", "soft_q", "parameter_noise")]
     # Columns' values are log-spaced from epsilon to this.
     epsilon_min: Annotated[Annotated[float, PositiveShare] | None, OnlyFor(SEVERAL_ENVS)]
     eval_epsilon: Annotated[float, Share]
-    temperature: Annotated[float, Positive, OnlyWith("kind", "soft_q")]
-    noise_std: Annotated[float, Positive, OnlyWith("kind", "parameter_noise")]
-    noise_epsilon: Annotated[float, PositiveShareBelowOne, OnlyWith("kind", "parameter_noise")]
+    temperature: Annotated[float, Positive, EXPLORING, OnlyWith("kind", "soft_q")]
+    noise_std: Annotated[float, Positive, EXPLORING, OnlyWith("kind", "parameter_noise")]
+    noise_epsilon: Annotated[float, PositiveShareBelowOne, EXPLORING, OnlyWith("kind", "parameter_noise")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +60,10 @@ class ActionNoiseConfig(ExplorationConfig):
     """How a deterministic policy explores."""
 
     KINDS: ClassVar[tuple[str, ...]] = ("ou", "gaussian", "parameter_noise", "random")
-    std: Annotated[float, Positive, OnlyWith("kind", "ou", "gaussian", "parameter_noise")]
+    std: Annotated[float, Positive, EXPLORING, OnlyWith("kind", "ou", "gaussian", "parameter_noise")]
     # From 2 on the process would grow without bound.
-    theta: Annotated[float, Range(0, 2, below_highest=True), OnlyWith("kind", "ou")]
-    scale: Annotated[Schedule, NotNegative, OnlyWith("kind", "ou", "gaussian", "parameter_noise")]
+    theta: Annotated[float, Range(0, 2, below_highest=True), EXPLORING, OnlyWith("kind", "ou")]
+    scale: Annotated[Schedule, NotNegative, EXPLORING, OnlyWith("kind", "ou", "gaussian", "parameter_noise")]
     # Columns' values are log-spaced from scale to this.
     scale_min: Annotated[Annotated[float, Positive] | None, OnlyWith("kind", "ou", "gaussian"), OnlyFor(SEVERAL_ENVS)]
 

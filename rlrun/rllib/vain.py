@@ -28,9 +28,12 @@ def leave_out(made: Imported, outer: str | None, core: str) -> None:
     ]
     for place, cls in places:
         for option, group, condition in conditional_in(cls, place):
-            if option not in made.values or not isinstance(condition, OnlyWith) or "." in condition.option:
+            if option not in made.values or not isinstance(condition, OnlyWith):
                 continue
             other = condition.path(group)
+            around = condition.option.startswith("..")  # algo.explore, which only the file can switch off
+            if (around and other not in made.values) or (not around and "." in condition.option):
+                continue
             inside = other.removeprefix(f"{place}.").split(".")
             files = {"runner": f"runner/{cls.__module__.rpartition('.')[2]}", "eval": "./train"}
             path = ("eval", *inside) if place == "eval" else tuple(inside)

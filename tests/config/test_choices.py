@@ -50,7 +50,7 @@ def test_the_sentence_names_the_choice_that_has_the_option(words, said):
         ),
         (
             ["algo=ppo", "eval.greedy=false"],
-            r"used only where eval.every is set \(neither null nor 0\), and eval.every is null",
+            r"used only where eval.every is set \(not null, false or 0\), and eval.every is null",
         ),
         (["algo=ars", "model.hidden=[]", "env.reward_clip=sign"], "is for algorithms with algo.reward_clip"),
         (
