@@ -1,4 +1,4 @@
-"""scripts/compare_peers --learning [--only ppo/CartPole-v1,...] [--seeds 5] [--jobs 1] [--folder .peers/learning]
+"""scripts/compare_peers --learning [--only ppo/CartPole-v1,...] [--seeds 5] [--jobs 1] [--folder tuned/results/learning]
                                  [--markdown docs/learning.md]
 
 Trains rlrun and other libraries with their defaults on the same env steps, and compares the final score (the mean
@@ -180,7 +180,7 @@ def main() -> int:
     parser.add_argument("--sides", default=",".join(TITLES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--folder", type=Path, default=ROOT / ".peers" / "learning")
+    parser.add_argument("--folder", type=Path, default=ROOT / "tuned" / "results" / "learning")
     parser.add_argument("--environments", type=Path, default=ROOT / ".peers")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--fresh", action="store_true")
