@@ -30,7 +30,7 @@ from rlrun.core.conditions import OnlyWith
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.families.actor_critic import ActorCriticConfig
+from rlrun.families.actor_critic import ActorCriticConfig, optimizers
 from rlrun.models.model import Model
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.ops.returns import gae
@@ -86,16 +86,7 @@ class APPO(Algorithm):
         super().__init__(policy, spec, cfg, ctx)
         self.target = copy.deepcopy(policy).requires_grad_(False)
         self.following = Follower(self.target, policy)
-        if cfg.value_lr is None:
-            self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-            self.value_optimizer = None
-        else:
-            value_only = policy.value_parameters()
-            ids = {id(p) for p in value_only}
-            self.optimizer = ctx.optimizer(
-                (p for p in policy.parameters() if id(p) not in ids), cfg.optimizer, cfg.lr, cfg.max_grad_norm
-            )
-            self.value_optimizer = ctx.optimizer(value_only, cfg.optimizer, cfg.value_lr, cfg.max_grad_norm)
+        self.optimizer, self.value_optimizer = optimizers(policy, cfg, cfg.value_lr, ctx)
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
     def update(self, batch: Batch, clock: Clock) -> Update:

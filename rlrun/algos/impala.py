@@ -27,7 +27,7 @@ from rlrun.core.conditions import OnlyWith
 from rlrun.core.ranges import NotNegative, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.families.actor_critic import ActorCriticConfig
+from rlrun.families.actor_critic import ActorCriticConfig, optimizers
 from rlrun.models.model import Model
 from rlrun.ops.transforms import clip_reward
 from rlrun.ops.vtrace import Bootstrap, vtrace
@@ -62,16 +62,7 @@ class Impala(Algorithm):
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        if cfg.value_lr is None:
-            self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
-            self.value_optimizer = None
-        else:
-            value_only = policy.value_parameters()
-            ids = {id(p) for p in value_only}
-            self.optimizer = ctx.optimizer(
-                (p for p in policy.parameters() if id(p) not in ids), cfg.optimizer, cfg.lr, cfg.max_grad_norm
-            )
-            self.value_optimizer = ctx.optimizer(value_only, cfg.optimizer, cfg.value_lr, cfg.max_grad_norm)
+        self.optimizer, self.value_optimizer = optimizers(policy, cfg, cfg.value_lr, ctx)
 
     @recorded
     def update(self, batch: Batch, clock: Clock) -> Update:

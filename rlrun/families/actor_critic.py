@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.algorithm import LearnerContext
+from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Schedule
-from rlrun.policies import ActingConfig
+from rlrun.policies import ActingConfig, DistributionPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,3 +37,21 @@ class ActorCriticConfig(ActingConfig):
             raise ValueError(
                 f"batch_size {self.batch_size} must be a multiple of fragment_length {self.fragment_length}"
             )
+
+
+def optimizers(
+    policy: DistributionPolicy, cfg: ActorCriticConfig, value_lr: Schedule | None, ctx: LearnerContext
+) -> tuple[Optimizer, Optimizer | None]:
+    """Returns the optimiser of a policy, and that of the parameters which only the value uses.
+
+    value_lr: the value's learning rate; None: one optimiser is for both, and the second is None. Raises ValueError if
+    the value has no network of its own."""
+    if value_lr is None:
+        return ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm), None
+    value_only = policy.value_parameters()
+    ids = {id(p) for p in value_only}
+    others = (p for p in policy.parameters() if id(p) not in ids)
+    return (
+        ctx.optimizer(others, cfg.optimizer, cfg.lr, cfg.max_grad_norm),
+        ctx.optimizer(value_only, cfg.optimizer, value_lr, cfg.max_grad_norm),
+    )
