@@ -21,6 +21,7 @@ from rlrun.core.conditions import (
     CONTINUOUS,
     CONVOLUTIONS,
     DRAWN,
+    LEARNT_VALUES,
     NORMALIZED,
     OWN_ENCODERS,
     OnlyFor,
@@ -189,14 +190,14 @@ class Seen(NamedTuple):
 class DistributionAndValueConfig(ModelConfig):
     """For policies that are a distribution over actions, with a value beside it."""
 
-    share_value: bool
+    share_value: Annotated[bool, OnlyFor(LEARNT_VALUES)]
     action_distribution: str
     log_std: Annotated[float, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian", "squashed_gaussian")]
     free_log_std: Annotated[bool, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian")]
     temperature: Annotated[float, Positive, OnlyFor(CHOICES)]
     autoregressive: Annotated[bool, OnlyFor(ACTION_PARTS)]
     action_embedding: Annotated[str | None, OnlyFor(ACTION_EMBEDDINGS)]
-    value_head: str
+    value_head: Annotated[str, OnlyFor(LEARNT_VALUES)]
 
     def __post_init__(self):
         super().__post_init__()

@@ -43,7 +43,10 @@ def networks(one: Translation) -> None:
     if one.core in WITH_VALUE:
         keys = ("vf_share_layers", "model.vf_share_layers")
         shared = bool(one.get(*keys))
-        if shared and one.core == "impala" and one.get("_separate_vf_optimizer", default=False):
+        if one.core in ("ppo", "appo") and not one.get("use_critic", default=True):
+            for key in keys:
+                one.say(key, "dropped", why="there is no critic")
+        elif shared and one.core == "impala" and one.get("_separate_vf_optimizer", default=False):
             why = "a value with an optimiser of its own has a network of its own"
             one.set("model.share_value", False, why=why)
             for key in keys:

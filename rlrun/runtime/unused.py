@@ -78,10 +78,18 @@ def _single_images(plan: Plan) -> bool:
     return whole and is_convolutional(plan.spec, model) and model.memory.kind == "none"
 
 
-def _rewards(plan: Plan) -> bool:
+def _core(plan: Plan) -> Any:
+    """The options of the algorithm, or of the one inside it."""
     algo = plan.config.algo
-    core = algo.inner.cfg if isinstance(getattr(algo, "inner", None), Inner) else algo
-    return getattr(core, "reward_clip", None) == plan.config.env.reward_clip
+    return algo.inner.cfg if isinstance(getattr(algo, "inner", None), Inner) else algo
+
+
+def _rewards(plan: Plan) -> bool:
+    return getattr(_core(plan), "reward_clip", None) == plan.config.env.reward_clip
+
+
+def _learnt_values(plan: Plan) -> bool:
+    return all(getattr(_core(plan), name, True) for name in ("use_critic", "baseline"))
 
 
 KINDS: dict[str, Callable[[Plan], bool]] = {
@@ -104,6 +112,7 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.SEVERAL_ENVS: lambda plan: plan.resources.num_envs > 1,
     conditions.LEARNERS: lambda plan: plan.resources.num_learners > 1,
     conditions.REWARDS: _rewards,
+    conditions.LEARNT_VALUES: _learnt_values,
     conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",
     conditions.FIRST_PRIORITIES: lambda plan: plan.config.algorithm.knows_first_priority,
 }

@@ -46,7 +46,7 @@ def test_tensorboard_and_mlflow_hold_what_progress_holds(tmp_path):
 
     from rlrun.commands.resume import main as resume
 
-    path, code = train(tmp_path, "logger=[tensorboard,mlflow]")
+    path, code = train(tmp_path, "logger=[tensorboard,mlflow]", "algo.lr=0.0005")
     assert code == 0
     assert resume([str(path), "env_steps=500"]) == 0
     rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
