@@ -4,7 +4,8 @@
 Trains rlrun and other libraries with their defaults on the same env steps, and compares the final score (the mean
 return of the last 100 episodes), the area under the curve of that mean, and CPU seconds. Each run is kept in FOLDER as
 a JSON file, so that a comparison that was interrupted goes on; --fresh runs all of them again. LunarLander needs
-pip install 'rlrun[box2d]'. All runs take about two hours of one core."""
+pip install 'rlrun[box2d]'. Runs of all
+sides take about ten hours of one core."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compare import ROOT, Failed, last, make_environment
+
+from rlrun.runtime.rundir import hardware
 
 HERE = Path(__file__).resolve().parent
 POINTS = 100
@@ -42,21 +45,23 @@ class Task(NamedTuple):
 
 
 SB3 = ("stable_baselines3",)
+BOTH = ("stable_baselines3", "rllib")
+RLLIB = ("rllib",)
 TASKS = (
-    Task("ppo", "CartPole-v1", 50_000, SB3),
-    Task("ppo", "Acrobot-v1", 100_000, SB3),
-    Task("ppo", "LunarLander-v3", 300_000, SB3),
+    Task("ppo", "CartPole-v1", 50_000, BOTH),
+    Task("ppo", "Acrobot-v1", 100_000, BOTH),
+    Task("ppo", "LunarLander-v3", 300_000, BOTH),
     Task("a2c", "CartPole-v1", 50_000, SB3),
     Task("a2c", "Acrobot-v1", 100_000, SB3),
-    Task("dqn", "CartPole-v1", 50_000, SB3),
-    Task("dqn", "Acrobot-v1", 100_000, SB3, -150.0),
-    Task("sac", "Pendulum-v1", 10_000, SB3),
+    Task("dqn", "CartPole-v1", 50_000, BOTH),
+    Task("dqn", "Acrobot-v1", 100_000, BOTH, -150.0),
+    Task("sac", "Pendulum-v1", 10_000, BOTH),
     Task("td3", "Pendulum-v1", 10_000, SB3),
     Task("ddpg", "Pendulum-v1", 10_000, SB3),
-    Task("impala", "CartPole-v1", 100_000, (), 300.0),
-    Task("appo", "CartPole-v1", 100_000, (), 300.0),
+    Task("impala", "CartPole-v1", 100_000, RLLIB, 300.0),
+    Task("appo", "CartPole-v1", 100_000, RLLIB, 300.0),
 )
-TITLES = {"rlrun": "rlrun", "stable_baselines3": "Stable-Baselines3"}
+TITLES = {"rlrun": "rlrun", "stable_baselines3": "Stable-Baselines3", "rllib": "RLlib"}
 
 
 def at_points(curve: list[list[float]], env_steps: int) -> list[list[float]]:
@@ -90,6 +95,7 @@ def run(side: str, task: Task, seed: int, python: Path | None) -> dict[str, Any]
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=env)
             _, status, used = os.wait4(process.pid, 0)  # its CPU seconds include those of its own processes
             process.returncode = os.waitstatus_to_exitcode(status)
+            cpu_sec = used.ru_utime + used.ru_stime
             out.seek(0)
             lines = out.read().strip().splitlines()
         if process.returncode:
@@ -103,6 +109,7 @@ def run(side: str, task: Task, seed: int, python: Path | None) -> dict[str, Any]
         else:
             told = json.loads(lines[-1])
             curve, versions, commit = told["curve"], told["versions"], None
+            cpu_sec = told.get("cpu_sec", cpu_sec)
     points = at_points(curve, task.env_steps)
     return {
         "side": side,
@@ -111,8 +118,9 @@ def run(side: str, task: Task, seed: int, python: Path | None) -> dict[str, Any]
         "seed": seed,
         "final": points[-1][1],
         "area": statistics.mean(value for _, value in points),
-        "cpu_sec": used.ru_utime + used.ru_stime,
+        "cpu_sec": cpu_sec,
         "curve": points,
+        "hardware": hardware(),
         "versions": versions,
         "git_commit": commit,
     }
@@ -129,16 +137,20 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 
 
 def verdict(task: Task, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
-    """Says whether rlrun's mean final score and area are at least the peer's mean minus one standard error."""
+    """Says whether rlrun's mean final score is at least the task's floor, and whether its mean final score and area are
+    at least the peer's mean minus one standard error. theirs: the peer's runs, which may be none."""
+    said = []
     final = statistics.mean(one["final"] for one in ours)
     if task.floor is not None:
-        return f"{'at least' if final >= task.floor else 'BELOW'} {task.floor:g}"
-    below = []
-    for name in ("final", "area"):
-        mean, error = mean_and_error([one[name] for one in theirs])
-        if statistics.mean(one[name] for one in ours) < mean - error:
-            below.append(name)
-    return f"BELOW in {' and '.join(below)}" if below else "at least as good"
+        said.append(f"{'at least' if final >= task.floor else 'BELOW'} {task.floor:g}")
+    if theirs:
+        below = []
+        for name in ("final", "area"):
+            mean, error = mean_and_error([one[name] for one in theirs])
+            if statistics.mean(one[name] for one in ours) < mean - error:
+                below.append(name)
+        said.append(f"BELOW in {' and '.join(below)}" if below else "at least as good")
+    return ", ".join(said)
 
 
 def shown(values: list[float]) -> str:
@@ -152,8 +164,9 @@ def markdown(found: dict[str, dict[str, list[dict[str, Any]]]], command: str) ->
         "",
         "Each library trains with its own defaults on the same env steps. The figures are the mean over seeds and its",
         "standard error. `final` is the mean return of the last 100 training episodes, and `area` is the mean of that",
-        "over the run. CPU seconds include the start of the program. rlrun is at least as good where its means of final",
-        "score and area are not below the other's mean minus one standard error.",
+        "over the run. CPU seconds include the start of the program. The last column compares rlrun with",
+        "Stable-Baselines3: it is at least as good where its means of final score and area are not below the other's mean",
+        "minus one standard error. A number there is what rlrun must reach by itself.",
         "",
         "| algorithm, environment | env steps | library | seeds | final | area | CPU seconds | rlrun |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -161,15 +174,21 @@ def markdown(found: dict[str, dict[str, list[dict[str, Any]]]], command: str) ->
     for task in TASKS:
         sides = found.get(task.name, {})
         for side, runs in sides.items():
-            theirs = next((sides[peer] for peer in task.peers if sides.get(peer)), [])
-            said = verdict(task, runs, theirs) if side == "rlrun" and (theirs or task.floor is not None) else ""
+            said = verdict(task, runs, sides.get("stable_baselines3", [])) if side == "rlrun" else ""
             cells = [f"{task.algo}, {task.env}", f"{task.env_steps:,}", TITLES[side], str(len(runs))]
             cells += [shown([one[name] for one in runs]) for name in ("final", "area", "cpu_sec")]
             lines.append(f"| {' | '.join([*cells, said])} |")
     versions = sorted({f"{k} {v}" for sides in found.values() for runs in sides.values() for one in runs
                        for k, v in one["versions"].items()})  # fmt: skip
     commits = sorted({one["git_commit"] for sides in found.values() for one in sides.get("rlrun", [])})
-    lines += ["", f"Made by `{command}` with {', '.join(versions)}, rlrun at {', '.join(c[:12] for c in commits)}.", ""]
+    machines = sorted({f"{one['hardware']['cores']} cores of an {one['hardware']['cpu']}" for sides in found.values()
+                       for runs in sides.values() for one in runs})  # fmt: skip
+    lines += [
+        "",
+        f"Made by `{command}` with {', '.join(versions)}, rlrun at {', '.join(c[:12] for c in commits)}, on "
+        f"{' and '.join(machines)}. Each run is a file of tuned/results/learning.",
+        "",
+    ]
     return "\n".join(lines)
 
 
