@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
     path, rest = run_dir_argument([word for word in words if word != "--json"], "evaluate")
     options = typed(PlayOptions, DEFAULTS | {"episodes": 10} | parse_assignments(rest))
     if not as_json:
-        print(f"rlrun evaluate: {path}, {options.episodes} episodes", flush=True)
+        print(f"rlrun evaluate: {path}, {options.episodes} episode{'s' * (options.episodes > 1)}", flush=True)
 
     import torch
 

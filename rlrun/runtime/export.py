@@ -11,6 +11,7 @@ observation with env.stack is the stack of frames, whose newest one is last.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -125,7 +126,9 @@ def program(trained: Trained) -> torch.export.ExportedProgram:
     inputs = example(trained)
     batch = torch.export.Dim("batch", min=1)
     dynamic = tuple({name: {0: batch} for name in part} if isinstance(part, dict) else {0: batch} for part in inputs)
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        # PyTorch warns of the list in which its own LSTM keeps its weights, which changes nothing here.
+        warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights", category=UserWarning)
         try:
             return torch.export.export(Exported(trained).eval(), inputs, dynamic_shapes=dynamic)
         except Exception as error:  # PyTorch raises many kinds of exceptions here
