@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from rlrun.core.env import VectorEnv
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
-from rlrun.envs import atari, gym
+from rlrun.envs import agents, atari, gym
+from rlrun.envs.agents import AgentsConfig, AgentsEnv
 from rlrun.envs.atari import AtariConfig
 from rlrun.envs.gym import GymConfig
 from rlrun.envs.previous import Previous, with_previous
 from rlrun.envs.stacked import Stacked, with_stack, without_stack
 
-EnvConfig = AtariConfig | GymConfig
-FAMILIES: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig}
+EnvConfig = AtariConfig | GymConfig | AgentsConfig
+FAMILIES: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig, "agents": AgentsConfig}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,9 @@ class Factory:
             env = atari.AtariEnv(
                 self.cfg, self.spec, self.seeds, self.stream, worker, count, self.learning, self.threads
             )
+        elif isinstance(self.cfg, AgentsConfig):
+            env = AgentsEnv(self.cfg, without_stack(self.spec), self.seeds, self.stream, worker, count)
+            env = Stacked(env, self.spec) if self.spec.stack > 1 else env
         else:
             env = gym.GymEnv(self.cfg, without_stack(self.spec), self.seeds, self.stream, worker, count)
             env = Stacked(env, self.spec) if self.spec.stack > 1 else env
@@ -45,5 +49,10 @@ def make_spec(cfg: EnvConfig, prev_action: bool = False, prev_reward: bool = Fal
 
     Raises UserError if it cannot be made or has spaces that rlrun does not support.
     """
-    spec = atari.make_spec(cfg) if isinstance(cfg, AtariConfig) else with_stack(gym.make_spec(cfg), cfg.stack)
+    spec: EnvSpec
+    if isinstance(cfg, AtariConfig):
+        spec = atari.make_spec(cfg)
+    else:
+        made = agents.make_spec(cfg) if isinstance(cfg, AgentsConfig) else gym.make_spec(cfg)
+        spec = with_stack(made, cfg.stack)
     return with_previous(spec, prev_action, prev_reward)
