@@ -90,7 +90,8 @@ def load_object(name: str, option: str, base: type | tuple[type, ...] | None = N
     """Returns the object that `package.module:Name` names. Raises UserError, which names the option, if it does not
     exist or cannot be imported.
 
-    base: a class, or several, from one of which it must derive if it is named by a file that only may name classes of installed packages.
+    base: a class, or several, from one of which it must derive if it is named by a file that only may name classes of
+    installed packages.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:

@@ -259,6 +259,7 @@ class EnvSpec:
     # The first axis of every part of `observation` holds this many last frames, so that replay can store each frame
     # only once. Frames from before an episode's first are 0. With 1, only Atari games have this axis.
     stack: int = 1
+    notes: tuple[str, ...] = ()  # sentences about the environment for the first lines of a run
 
     @property
     def columns_per_env(self) -> int:

@@ -1,9 +1,9 @@
 """Environments with several agents: PettingZoo's parallel and turn-based (AEC) ones, Gymnasium environments whose
 observations and actions are tuples over agents, and rlrun's own games.
 
-Every agent is a column of its own (EnvSpec.agents). Where an agent is not there, because it has died or has not appeared
-yet, its rows are dead and its observation is 0. An agent that waits for its turn has a live row with one legal action,
-number 0. After an end there is a row that is dead for all, and in which the environment is reset.
+Every agent is a column of its own (EnvSpec.agents). Where an agent is not there, because it has died or has not
+appeared yet, its rows are dead and its observation is 0. An agent that waits for its turn has a live row with one legal
+action, number 0. After an end there is a row that is dead for all, and in which the environment is reset.
 """
 
 from __future__ import annotations
@@ -130,7 +130,12 @@ class TurnsGame(ParallelGame):
         env.step(actions[env.agent_selection])
         reward, terminated, truncated, info = (
             {agent: source.get(agent, nothing) for agent in there}
-            for source, nothing in ((env.rewards, 0.0), (env.terminations, True), (env.truncations, False), (env.infos, {}))
+            for source, nothing in (
+                (env.rewards, 0.0),
+                (env.terminations, True),
+                (env.truncations, False),
+                (env.infos, {}),
+            )
         )
         obs = self._seen(there)
         self._bury()
@@ -179,15 +184,16 @@ class TupleGame:
         if terminated and self.limit is not None and self.taken >= self.limit:
             terminated, truncated = False, True
         many = len(self.agents)
-        paid = list(reward) if np.ndim(reward) else [float(reward) / many] * many
+        given = np.asarray(reward, dtype=np.float64)
+        paid = given.tolist() if given.ndim else [float(given) / many] * many
         if terminated or truncated:
             self.present = ()
 
         def each(values: Sequence[Any]) -> dict[str, Any]:
             return dict(zip(self.agents, values, strict=True))
 
-        ends = (each([bool(end)] * many) for end in (terminated, truncated))
-        return AgentsStep(each(obs), each(paid), *ends, {self.agents[0]: info})
+        ended, cut = (each([bool(end)] * many) for end in (terminated, truncated))
+        return AgentsStep(each(obs), each(paid), ended, cut, {self.agents[0]: info})
 
     def render(self) -> Any:
         return self.env.render()
@@ -208,7 +214,9 @@ def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGa
     except Exception as error:  # the user's own constructor may raise anything
         raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
     if hasattr(made, "possible_agents"):
-        return TurnsGame(made) if hasattr(made, "agent_selection") or hasattr(made, "agent_iter") else ParallelGame(made)
+        return (
+            TurnsGame(made) if hasattr(made, "agent_selection") or hasattr(made, "agent_iter") else ParallelGame(made)
+        )
     if isinstance(made, gymnasium.Env):
         tuples = [isinstance(s, gymnasium.spaces.Tuple) for s in (made.observation_space, made.action_space)]
         if all(tuples):
@@ -315,7 +323,6 @@ class AgentsSpec(EnvSpec):
     """An EnvSpec that knows what each agent's own spaces are."""
 
     own: tuple[tuple[str, AgentSpaces], ...] = field(default=(), repr=False)
-    said: tuple[str, ...] = ()  # sentences for the run's first lines
 
 
 def make_spec(cfg: AgentsConfig) -> AgentsSpec:
@@ -349,7 +356,7 @@ def make_spec(cfg: AgentsConfig) -> AgentsSpec:
     agents = Agents(groups=((GROUP, tuple(own)),))
     return AgentsSpec(
         name=cfg.name, obs=obs, action=action, agents=agents, max_episode_steps=limit, own=tuple(own.items()),
-        said=tuple(said),
+        notes=tuple(said),
     )  # fmt: skip
 
 
@@ -386,9 +393,7 @@ class AgentsEnv:
         own = dict(spec.own) if isinstance(spec, AgentsSpec) else spaces_of(self.games[0], cfg.name)
         self.own = [own[name] for name in self.names]
         self.alike = all(one.action == spec.action for one in self.own)
-        self.rows: Rows = {
-            name: _zeros(spec.obs[name], self.count) for name in ("observation", MASK) if name in spec.obs
-        }
+        self.rows = agent_rows(spec, self.count)
         self.ended = np.zeros(count, dtype=bool)
         self.there = np.zeros(self.count, dtype=bool)  # agents that are in the game
         self.taken = np.zeros(count, dtype=np.int64)  # env steps of the episode
@@ -400,40 +405,21 @@ class AgentsEnv:
         """Writes the observations of one environment into its rows. Agents without one have zeros."""
         first, deciding = env * len(self.names), set(game.deciding)
         for agent, seen in obs.items():
-            column = first + self._number(agent, env)
-            spaces = self.own[self.index[agent]]
-            plain = seen
-            if MASK in spaces.obs or (isinstance(seen, Mapping) and MASK in seen):
-                plain = {key: part for key, part in seen.items() if key != MASK}
-                if len(plain) == 1 and "observation" in plain and not isinstance(spaces.obs["observation"], Nested):
-                    plain = plain["observation"]
-            _put(self.rows["observation"], column, spaces.obs["observation"], plain)
-            if MASK in self.rows:
-                mask = self.rows[MASK][column]
-                mask[:] = 0
-                info = infos.get(agent)
-                given = info.get(MASK) if isinstance(info, Mapping) else None
-                given = seen.get(MASK) if given is None and isinstance(seen, Mapping) else given
-                if agent not in deciding:
-                    mask[0] = 1  # it waits: the one legal action changes nothing
-                elif given is not None:
-                    flat = np.asarray(given).reshape(-1)
-                    mask[: flat.size] = flat != 0
-                else:
-                    mask[: mask_size(spaces.action)] = 1
+            number = self._number(agent, env)
+            info = infos.get(agent)
+            mask = info.get(MASK) if isinstance(info, Mapping) else None
+            write_agent(self.rows, first + number, self.own[number], seen, agent in deciding, mask)
 
     def _number(self, agent: str, env: int) -> int:
         number = self.index.get(agent)
         if number is None:
-            raise self._error(env, f"returned something for the agent {agent!r}, which is not one of its possible_agents")
+            raise self._error(
+                env, f"returned something for the agent {agent!r}, which is not one of its possible_agents"
+            )
         return number
 
     def _blank(self, columns: Any) -> None:
-        """Makes the rows of agents that are not there 0, with one legal action."""
-        for name, part in self.rows.items():
-            map_rows(part, lambda leaf: leaf.__setitem__(columns, 0))
-            if name == MASK:
-                part[columns, 0] = 1
+        blank(self.rows, columns)
 
     def _error(self, env: int, what: str) -> EnvError:
         return EnvError(self.name, self.numbers[env : env + 1], self.env_seeds[env], what)
@@ -498,13 +484,8 @@ class AgentsEnv:
         """The action of one column as its environment takes it."""
         if taken is not None:
             return _at(taken, column)
-        space = self.own[column % len(self.names)].action
-        one = map_rows(action, lambda part: part[column : column + 1]) if isinstance(action, dict) else action[column : column + 1]
-        if isinstance(space, Box):
-            one = one[:, : space.shape[0]]
-        elif isinstance(space, Discrete):
-            one = np.minimum(one, space.n - 1)  # only agents that wait or are gone choose padded actions
-        return _at(space.to_env(one), 0)
+        one = map_rows(action, lambda part: part[column : column + 1])
+        return action_of(self.own[column % len(self.names)], one)
 
     def _record(
         self,
@@ -532,7 +513,9 @@ class AgentsEnv:
             agent = self.names[column - first]
             ended = bool(outcome.terminated.get(agent, False)) or bool(outcome.truncated.get(agent, False))
             if agent not in outcome.obs and not (ended or agent in present):
-                raise self._error(env, f"lost the agent {agent!r} in step {self.taken[env]} without saying that it ended")
+                raise self._error(
+                    env, f"lost the agent {agent!r} in step {self.taken[env]} without saying that it ended"
+                )
             terminated[column] = bool(outcome.terminated.get(agent, False))
             truncated[column] = bool(outcome.truncated.get(agent, False)) and not terminated[column]
         for agent, paid in outcome.reward.items():
@@ -545,7 +528,12 @@ class AgentsEnv:
                 truncated[column] = not terminated[column]
         gone = self.there[columns].copy()
         self._blank(columns)
-        self._write(game, env, {agent: seen for agent, seen in outcome.obs.items() if gone[self._number(agent, env)] or agent in present}, outcome.info)
+        self._write(
+            game,
+            env,
+            {agent: seen for agent, seen in outcome.obs.items() if gone[self._number(agent, env)] or agent in present},
+            outcome.info,
+        )
         self.there[columns] = False
         for agent in present:
             self.there[first + self.index[agent]] = True
@@ -588,6 +576,55 @@ class AgentsEnv:
             game.close()
 
 
+def agent_rows(spec: EnvSpec, count: int) -> Rows:
+    """Rows of zeros for `count` columns, in which no agent is there."""
+    rows = {name: _zeros(spec.obs[name], count) for name in ("observation", MASK) if name in spec.obs}
+    blank(rows, slice(None))
+    return rows
+
+
+def blank(rows: Rows, columns: Any) -> None:
+    """Makes the rows of agents that are not there 0, with one legal action."""
+    for name, part in rows.items():
+        map_rows(part, lambda leaf: leaf.__setitem__(columns, 0))
+        if name == MASK:
+            part[columns, 0] = 1
+
+
+def write_agent(rows: Rows, column: int, own: AgentSpaces, seen: Any, decides: bool = True, mask: Any = None) -> None:
+    """Writes what an agent sees, in the environment's form, into its row.
+
+    decides: whether it chooses the next action; one that waits has one legal action. mask: the legal actions, where the
+    environment tells them in its info."""
+    if isinstance(seen, Mapping) and (MASK in own.obs or MASK in seen):
+        mask = seen.get(MASK) if mask is None else mask
+        seen = {key: part for key, part in seen.items() if key != MASK}
+        if list(seen) == ["observation"] and not isinstance(own.obs["observation"], Nested):
+            seen = seen["observation"]
+    _put(rows["observation"], column, own.obs["observation"], seen)
+    if MASK not in rows:
+        return
+    legal = rows[MASK][column]
+    legal[:] = 0
+    if not decides:
+        legal[0] = 1
+    elif mask is not None:
+        flat = np.asarray(mask).reshape(-1)
+        legal[: flat.size] = flat != 0
+    else:
+        legal[: mask_size(own.action)] = 1
+
+
+def action_of(own: AgentSpaces, action: Any) -> Any:
+    """An agent's action [1, ...] in the form of rows, which may be padded -> the environment's form of one action."""
+    space = own.action
+    if isinstance(space, Box):
+        action = action[:, : space.shape[0]] if len(space.shape) == 1 else action
+    elif isinstance(space, Discrete):
+        action = np.minimum(action, space.n - 1)  # only agents that wait or are gone choose padded actions
+    return _at(space.to_env(action), 0)
+
+
 def _zeros(space: Space, count: int) -> Any:
     if isinstance(space, Nested):
         return {name: _zeros(part, count) for name, part in space.spaces}
@@ -618,4 +655,3 @@ def _at(actions: Any, index: int) -> Any:
         return tuple(_at(part, index) for part in actions)
     one = actions[index]
     return int(one) if np.ndim(one) == 0 else one
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -14,10 +14,11 @@ class Together:
     """A game whose agents all act at every step. Subclasses implement _reset and _step over lists in the agents'
     order."""
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
     def __init__(self, agents: Sequence[str], observation: gymnasium.Space, action: gymnasium.Space):
-        self.possible_agents, self.agents = list(agents), []
+        self.possible_agents: list[str] = list(agents)
+        self.agents: list[str] = []  # those that are in the game
         self._observation, self._action = observation, action
         self.rng = np.random.default_rng()
 
@@ -41,8 +42,8 @@ class Together:
         there = list(self.agents)
         obs, reward, terminated, truncated = self._step([actions[agent] for agent in there])
         self.agents = [a for a, t, u in zip(there, terminated, truncated, strict=True) if not (t or u)]
-        told = (obs, reward, terminated, truncated, [{} for _ in there])
-        made = tuple(dict(zip(there, values, strict=True)) for values in told)
+        parts: tuple[Sequence[Any], ...] = (obs, reward, terminated, truncated, [{} for _ in there])
+        made = tuple(dict(zip(there, values, strict=True)) for values in parts)
         return made  # type: ignore[return-value]
 
     def _each(self, values: Sequence[Any]) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class Matrix(Together):
 
     Payoffs by name: climbing and penalty (Claus and Boutilier 1998) and qtran (Son et al. 2019, arXiv:1905.05408)."""
 
-    KNOWN = {
+    KNOWN: ClassVar[dict[str, tuple]] = {
         "climbing": ((11, -30, 0), (-30, 7, 0), (0, 6, 5)),
         "penalty": ((-100, 0, 10), (0, 2, 0), (10, 0, -100)),
         "qtran": ((8, -12, -12), (-12, 0, 0), (-12, 0, 0)),

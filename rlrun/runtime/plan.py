@@ -92,6 +92,10 @@ class Plan:
         return self.resources.num_learners if self.lockstep else 1
 
     @property
+    def fragment_columns(self) -> int:
+        return self.resources.envs_per_group * self.spec.columns_per_env
+
+    @property
     def fragment_bytes(self) -> int:
         return layout_bytes(self.fragment)
 
@@ -308,7 +312,7 @@ def described(plan: Plan) -> str:
             (
                 "fragments",
                 (
-                    f"{plan.fragment_rows} rows x {made.envs_per_group * plan.spec.columns_per_env} columns, {plan.fragment_bytes / 1e6:.2f} MB"
+                    f"{plan.fragment_rows} rows x {plan.fragment_columns} columns, {plan.fragment_bytes / 1e6:.2f} MB"
                     f" each; {plan.fragments_per_producer} for each producer"
                 ),
             )
@@ -336,7 +340,11 @@ def _batch(plan: Plan) -> str:
 
 
 def _spaces(spec: EnvSpec) -> str:
-    return f"observation {spec.observation}, action {spec.action}"
+    told = f"observation {spec.observation}, action {spec.action}"
+    if spec.agents is None:
+        return told
+    names = spec.agents.names
+    return f"{told}; {len(names)} agents, each a column, with one policy: {', '.join(names)}"
 
 
 def _learners(plan: Plan) -> str:

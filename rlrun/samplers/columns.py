@@ -36,8 +36,8 @@ class Columns:
         whole_after: int | None = None,
         callbacks: Sequence[EnvCallback] = (),
     ):
-        """first_env: the number of the first environment among all of the run. whole_after: if given, every fragment begins with new
-        episodes, and a column is over when an episode ends after at least this many rows."""
+        """first_env: the number of the first environment among all of the run. whole_after: if given, every fragment
+        begins with new episodes, and a column is over when an episode ends after at least this many rows."""
         self.whole_after, self.generation, self.fragments = whole_after, generation, 0
         self.callbacks = callbacks
         for callback in callbacks:
