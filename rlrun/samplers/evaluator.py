@@ -42,7 +42,7 @@ class Evaluator:
         stop: Callable[[], bool] = lambda: False,
         env_steps: int | None = None,
     ) -> list[tuple[float, int]]:
-        """Returns (unclipped return, length) of `episodes` full games; returns are sums over all agents. With env_steps,
+        """Returns (unclipped return, length) of `episodes` full games, summed over agents. With env_steps,
         it plays so many in place of `episodes`, and then the games that have begun to their ends.
 
         The seeds depend on `round_`, so that each evaluation of a run has its own. When stop() returns true, only the
