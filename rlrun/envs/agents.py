@@ -403,12 +403,12 @@ class AgentsEnv:
 
     def _write(self, game: ParallelGame | TupleGame, env: int, obs: dict[str, Any], infos: Mapping[str, Any]) -> None:
         """Writes the observations of one environment into its rows. Agents without one have zeros."""
-        first, deciding = env * len(self.names), set(game.deciding)
+        first, waiting = env * len(self.names), set(game.present) - set(game.deciding)
         for agent, seen in obs.items():
             number = self._number(agent, env)
             info = infos.get(agent)
             mask = info.get(MASK) if isinstance(info, Mapping) else None
-            write_agent(self.rows, first + number, self.own[number], seen, agent in deciding, mask)
+            write_agent(self.rows, first + number, self.own[number], seen, agent not in waiting, mask, agent in game.present)
 
     def _number(self, agent: str, env: int) -> int:
         number = self.index.get(agent)
@@ -591,11 +591,19 @@ def blank(rows: Rows, columns: Any) -> None:
             part[columns, 0] = 1
 
 
-def write_agent(rows: Rows, column: int, own: AgentSpaces, seen: Any, decides: bool = True, mask: Any = None) -> None:
+def write_agent(
+    rows: Rows,
+    column: int,
+    own: AgentSpaces,
+    seen: Any,
+    decides: bool = True,
+    mask: Any = None,
+    there: bool = True,
+) -> None:
     """Writes what an agent sees, in the environment's form, into its row.
 
-    decides: whether it chooses the next action; one that waits has one legal action. mask: the legal actions, where the
-    environment tells them in its info."""
+    decides: whether it chooses the next action, or has come to its end; one that waits has one legal action. mask: the
+    legal actions, where the environment tells them in its info. there: whether the agent goes on."""
     if isinstance(seen, Mapping) and (MASK in own.obs or MASK in seen):
         mask = seen.get(MASK) if mask is None else mask
         seen = {key: part for key, part in seen.items() if key != MASK}
@@ -608,11 +616,11 @@ def write_agent(rows: Rows, column: int, own: AgentSpaces, seen: Any, decides: b
     legal[:] = 0
     if not decides:
         legal[0] = 1
-    elif mask is not None:
-        flat = np.asarray(mask).reshape(-1)
-        legal[: flat.size] = flat != 0
-    else:
-        legal[: mask_size(own.action)] = 1
+        return
+    legal[: mask_size(own.action)] = 1
+    given = np.zeros(0) if mask is None else np.asarray(mask).reshape(-1)
+    if given.any() or (given.size and there):
+        legal[: given.size] = given != 0  # what ends an episode may show a mask without a legal action
 
 
 def action_of(own: AgentSpaces, action: Any) -> Any:

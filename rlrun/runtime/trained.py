@@ -213,7 +213,8 @@ def load(run_dir: str | Path, checkpoint: str = "last", trust: bool = False) -> 
 def _loaded(path: Path, checkpoint: str, trust: bool) -> Trained:
     config = type_config(saved_config(path, trust))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
-    spec = registry.make_spec(config.env, *config.run.model.memory.previous)
+    joint = config.algorithm.needs(config.algo).joint
+    spec = registry.make_spec(config.env, *config.run.model.memory.previous, joint=joint)
     policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)
     try:
         policy.load_state_dict(tensors["policy"])

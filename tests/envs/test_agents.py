@@ -109,6 +109,9 @@ def test_the_limit_of_an_environment_over_tuples_is_a_truncation(early):
     last = steps[1 if early else 4]
     assert last.terminated.all() == early and last.truncated.all() != early
     assert steps[0].reward.tolist() == [1.0, 2.0]
+    # The value of the last observation is bootstrapped from, so that its mask must be the true one.
+    whole = [np.array(step.obs["action_mask"]) for _, _, step in walk(env, 5)]
+    assert whole[1 if early else 4].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
     env.reset(0)
     assert env.step(np.array([1, 3])).obs["observation"].tolist() == [[1, 1, 0], [1, 1, 1]], "padded with zeros"
     assert env.rows["action_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
