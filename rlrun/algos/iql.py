@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlrun.algos.qmix import QMIX, MixedConfig
 from rlrun.core.batch import Batch
+from rlrun.ops.returns import n_step_return
 from rlrun.ops.td import huber
 from rlrun.ops.transforms import clip_reward
 
@@ -35,12 +36,17 @@ class IQL(QMIX):
         """The agents' own values [T, B, N]."""
         return q
 
-    def target_of(self, rows: Batch, value: Tensor) -> Tensor:
-        """Each agent's reward and the discounted value of its own best action [T, B, N]."""
-        team = self.cfg.reward_of == "team"
-        paid = rows.reward.sum(-1, keepdim=True).expand_as(rows.reward) if team else rows.reward
-        going = (~rows.terminated).float().unsqueeze(-1)
-        return clip_reward(paid, self.cfg.reward_clip) + self.cfg.discount * going * value
+    def target_of(self, rows: Batch, value: Tensor, alive: Tensor) -> Tensor:
+        """n_step rows of each agent's reward, and the discounted value of its own best action [T, B, N]."""
+        cfg, agents = self.cfg, value.shape[-1]
+        paid = rows.reward
+        if cfg.reward_of == "team":
+            paid = paid.sum(-1, keepdim=True).expand_as(paid)
+        reward = clip_reward(paid, cfg.reward_clip).flatten(1)
+        terminated = rows.terminated.repeat_interleave(agents, 1)
+        valid = (alive & rows.valid.unsqueeze(-1)).flatten(1)
+        flat = n_step_return(reward, terminated, valid, value.flatten(1), cfg.discount, cfg.n_steps[0])
+        return flat.view_as(value)
 
     def errors(
         self, td_error: Tensor, target: Tensor, rows: Batch, alive: Tensor

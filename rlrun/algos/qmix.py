@@ -6,9 +6,10 @@ has, turns the values of their actions into the value of the team. Agents share 
 Rows: with memory, sequences of burn_in + sequence_length rows from replay, which begin at every sequence_stride-th row;
 without memory, single transitions. A row holds all agents (envs/joint.py).
 Recorded: q_taken and q_max, sums over agents, with input_priorities.
-Differs from the paper: sequences in place of whole episodes (with sequence_stride as long as an episode and the row that
-resets it, they are whole episodes). An agent that is not there adds nothing to the sum of the first layer, while
+Differs from the paper: sequences in place of whole episodes (with sequence_stride as long as an episode and the row
+that resets it, they are whole episodes). An agent that is not there adds nothing to the sum of the first layer, while
 PyMARL goes on mixing the value of its no-op. target_update_interval counts updates, where PyMARL counts episodes.
+n-step returns do not reach beyond the end of a sequence.
 Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q_tot|; q: mean Q_tot of the actions taken;
 target; epsilon; grad_norm before clipping; lr.
 Checked: tests/algos/test_qmix.py (losses by hand, monotonicity, masks, absent agents, memory), tuned/qmix/.
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.schedule import Clock
@@ -33,6 +35,7 @@ from rlrun.families.off_policy import WITH_MEMORY
 from rlrun.families.q_learning import QConfig
 from rlrun.models.mixers import MonotonicMixer
 from rlrun.models.model import Model
+from rlrun.ops.returns import n_step_return
 from rlrun.ops.td import huber
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import JointQPolicy
@@ -52,8 +55,8 @@ class MixedConfig(QConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.n_steps != (1, 1):
-            raise ValueError("n_step must be 1: returns of several agents have one row of reward")
+        if self.n_steps[0] != self.n_steps[1]:
+            raise ValueError("n_step must be one number, not a range: a sequence has a return for each of its rows")
         if self.learning_starts < self.burn_in + self.sequence_length:
             raise ValueError(
                 f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a"
@@ -67,7 +70,7 @@ class MixedConfig(QConfig):
 class Config(MixedConfig):
     mixer_embed: Annotated[int, Count]
     hypernet_layers: Annotated[int, Count]
-    hypernet_hidden: Annotated[int, Count]
+    hypernet_hidden: Annotated[int, Count, OnlyWith("hypernet_layers", 2)]
 
     def __post_init__(self):
         super().__post_init__()
@@ -134,9 +137,7 @@ class QMIX(Algorithm):
 
     def make_mixer(self) -> nn.Module:
         cfg, state = self.cfg, self.spec.obs["state"].shape[0]
-        return MonotonicMixer(
-            self.policy.agents, state, cfg.mixer_embed, cfg.hypernet_layers, cfg.hypernet_hidden
-        )
+        return MonotonicMixer(self.policy.agents, state, cfg.mixer_embed, cfg.hypernet_layers, cfg.hypernet_hidden)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         metrics, writes = self.learn(batch, clock)
@@ -159,20 +160,22 @@ class QMIX(Algorithm):
         cfg = self.cfg
         following = self.unroll(self.target, batch)[1:]  # [T, B, N, A]
         q = self.unroll(self.policy, batch)  # [T + 1, B, N, A]
-        rows = batch.map(lambda x: x[cfg.burn_in :]) if cfg.burn_in else batch
+        rows = batch.map(lambda x: x[cfg.burn_in :]).replace(weight=batch.weight) if cfg.burn_in else batch
         alive = rows["obs"]["alive"].bool()  # [T + 1, B, N]
         taken = q[:-1].gather(-1, rows.action.unsqueeze(-1)).squeeze(-1).masked_fill(~alive[:-1], 0.0)  # [T, B, N]
         with torch.no_grad():
             best = (q[1:] if cfg.double else following).argmax(-1, keepdim=True)
             value = following.gather(-1, best).squeeze(-1).masked_fill(~alive[1:], 0.0)  # [T, B, N]
-            target = self.target_of(rows, value)
+            target = self.target_of(rows, value, alive[:-1])
         return self.errors(target - self.mixed(self.mixer, taken, rows["obs"]["state"][:-1]), target, rows, alive[:-1])
 
-    def target_of(self, rows: Batch, value: Tensor) -> Tensor:
-        """y_tot of eq. 6 [T, B]: the team's reward and the discounted value of the team from the target networks."""
-        reward = clip_reward(rows.reward.sum(-1), self.cfg.reward_clip)
+    def target_of(self, rows: Batch, value: Tensor, alive: Tensor) -> Tensor:
+        """y_tot of eq. 6 [T, B]: n_step rows of the team's reward, and the discounted value of the team from the target
+        networks. value [T, B, N] are the agents' own best ones behind each row; alive [T, B, N]."""
+        cfg = self.cfg
+        reward = clip_reward(rows.reward.sum(-1), cfg.reward_clip)
         following = self.mixed(self.target_mixer, value, rows["obs"]["state"][1:])
-        return reward + self.cfg.discount * (~rows.terminated).float() * following
+        return n_step_return(reward, rows.terminated, rows.valid, following, cfg.discount, cfg.n_steps[0])
 
     def mixed(self, mixer: nn.Module, q: Tensor, state: Tensor) -> Tensor:
         """The team's values [T, B] of the agents' [T, B, N]."""

@@ -150,8 +150,9 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
     from rlrun.config.run import RunConfig, algorithm_class
     from rlrun.config.unused import conditional_in
     from rlrun.core.conditions import OnlyFor
+    from rlrun.envs.agents import AgentsConfig
     from rlrun.envs.gym import GymConfig
-    from rlrun.models.model import ModelConfig
+    from rlrun.models.model import AttentionConfig, ModelConfig
     from rlrun.replay.layout import PrioritizedReplayConfig
 
     def config(algo: str) -> type:
@@ -165,13 +166,16 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
         *([("replay", PrioritizedReplayConfig)] if replays else []),
         *([("runner", importlib.import_module(f"rlrun.runners.{runner}").Config)] if runner else []),
         ("env", GymConfig),
+        ("env", AgentsConfig),
+        ("model.memory", AttentionConfig),
         *((part, get_type_hints(RunConfig)[part]) for part in ("resources", "eval", "checkpoint", "stop")),
     ]
     found: dict[str, str] = {}
     for path, cls in places:
         for option, group, one in conditional_in(cls, path):
             told = f"for {one.kind}" if isinstance(one, OnlyFor) else one.told(group)
-            found[option] = f"{found[option]}, and {told}" if option in found else told
+            if told not in found.get(option, ""):
+                found[option] = f"{found[option]}, and {told}" if option in found else told
     return list(found.items())
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 import gymnasium
 import numpy as np
 
-from rlrun.core.conditions import REWARDS, OnlyFor
+from rlrun.core.conditions import EACH_AGENT, REWARDS, OnlyFor
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, told
 from rlrun.core.plugins import import_named, load_object
@@ -35,7 +35,7 @@ class AgentsConfig:
     family: Literal["agents"]
     name: str
     kwargs: dict[str, Any]
-    stack: Annotated[int, Count]
+    stack: Annotated[int, Count, OnlyFor(EACH_AGENT)]
     max_episode_steps: Annotated[int, Count] | None
     reward_clip: Annotated[Literal["none", "sign"] | float, OnlyFor(REWARDS)]
 
@@ -408,7 +408,9 @@ class AgentsEnv:
             number = self._number(agent, env)
             info = infos.get(agent)
             mask = info.get(MASK) if isinstance(info, Mapping) else None
-            write_agent(self.rows, first + number, self.own[number], seen, agent not in waiting, mask, agent in game.present)
+            write_agent(
+                self.rows, first + number, self.own[number], seen, agent not in waiting, mask, agent in game.present
+            )
 
     def _number(self, agent: str, env: int) -> int:
         number = self.index.get(agent)

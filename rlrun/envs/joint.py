@@ -1,8 +1,8 @@
 """Environments with several agents as one column each, for algorithms that learn all agents together.
 
-Rows have an axis over the N agents: observation [N, ...], action [N, ...], action_mask [N * A], alive [N] and reward [N].
-`alive` says who takes part, also at an episode's last observation, from which values may be bootstrapped. `state` is
-what the environment's state() returns or else all observations side by side.
+Rows have an axis over the N agents: observation [N, ...], action [N, ...], action_mask [N * A], alive [N] and reward
+[N]. `alive` says who takes part, also at an episode's last observation, from which values may be bootstrapped. `state`
+is what the environment's state() returns or else all observations side by side.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def joint_spec(spec: AgentsSpec, cfg: AgentsConfig) -> JointSpec:
     if MASK in spec.obs:
         obs[MASK] = MultiBinary(shape=(many * spec.obs[MASK].shape[0],))
     if size is None:
-        width = many * int(np.prod(observation.field.shape[1:], dtype=np.int64))  # type: ignore[union-attr]
+        one = spec.observation
+        width = many * (one.n if isinstance(one, Discrete) else one.size)  # type: ignore[union-attr]
     obs[STATE] = Box(shape=(width if size is None else size,), dtype="float32", low=(-np.inf,), high=(np.inf,))
     says = f"{name} has no state of its own: mixers and central critics see all observations side by side"
     facts = {f: getattr(spec, f) for f in ("name", "agents", "max_episode_steps", "own")}
@@ -91,28 +92,47 @@ def _together(space: Space, many: int, what: str, name: str) -> Space:
     )
 
 
+def together(spec: JointSpec, rows: Rows, alive: np.ndarray) -> Rows:
+    """Rows of agents that are columns [E * N, ...] -> joint rows [E, ...], whose state is 0 where the environment has
+    one of its own. alive [E, N]: who takes part."""
+    shape = alive.shape
+    made: Rows = {
+        "observation": map_rows(rows["observation"], lambda x: x.reshape(*shape, *x.shape[1:])),
+        ALIVE: alive.astype(np.int64),
+    }
+    if MASK in spec.obs:
+        made[MASK] = rows[MASK].reshape(shape[0], -1)
+    size = spec.obs[STATE].shape[0]
+    made[STATE] = (
+        np.zeros((shape[0], size), np.float32)
+        if spec.own_state
+        else _flat(spec.agent.observation, rows["observation"]).reshape(shape[0], -1)
+    )
+    return made
+
+
+def _flat(space: Space, rows: np.ndarray) -> np.ndarray:
+    """[B, ...] -> [B, D] float32; choices become one-hot."""
+    if isinstance(space, Discrete):
+        return np.eye(space.n, dtype=np.float32)[rows]
+    return rows.reshape(len(rows), -1).astype(np.float32)
+
+
 class JointEnv:
     """The environments of an AgentsEnv, one column each."""
 
     def __init__(self, env: AgentsEnv, spec: JointSpec):
-        self.env, self.spec, self.count, self.many = env, spec, env.envs, len(spec.own)
+        self.spec: EnvSpec = spec
+        self.env, self.joint, self.count, self.many = env, spec, env.envs, len(spec.own)
 
     def _rows(self, ended: np.ndarray | None) -> Rows:
         """ended [E, N]: agents whose last observation this is, and from which values are bootstrapped."""
-        shape = (self.count, self.many)
-        alive = self.env.there.reshape(shape).copy()
+        alive = self.env.there.reshape(self.count, self.many).copy()
         if ended is not None:
             alive |= ended
-        made: Rows = {
-            "observation": map_rows(self.env.rows["observation"], lambda x: x.reshape(*shape, *x.shape[1:])),
-            ALIVE: alive.astype(np.int64),
-        }
-        if MASK in self.spec.obs:
-            made[MASK] = self.env.rows[MASK].reshape(self.count, -1)
-        if self.spec.own_state:
+        made = together(self.joint, self.env.rows, alive)
+        if self.joint.own_state:
             made[STATE] = np.stack([self._state(number) for number in range(self.count)])
-        else:
-            made[STATE] = made["observation"].reshape(self.count, -1).astype(np.float32)
         return made
 
     def _state(self, number: int) -> np.ndarray:
@@ -138,13 +158,13 @@ class JointEnv:
         shape = (self.count, self.many)
         one = self.env.step(np.asarray(action).reshape(self.env.count, *np.asarray(action).shape[2:]))
         truncated = one.truncated.reshape(shape)
-        over = self.env.ended.copy() & one.valid.reshape(shape).any(1)
-        cut = over & truncated.any(1)
+        over: Any = self.env.ended & one.valid.reshape(shape).any(1)
+        cut: Any = over & truncated.any(1)
         return Step(
             self._rows(truncated & over[:, None]),
             one.reward.reshape(shape).copy(),
-            over & ~cut,
-            cut,
+            np.array(over & ~cut, dtype=bool),
+            np.array(cut, dtype=bool),
             one.valid.reshape(shape).any(1),
             one.is_first.reshape(shape).all(1),
             {name: _mean(value.reshape(shape)) for name, value in one.info.items()},

@@ -49,9 +49,7 @@ class Factory:
         return Previous(env, self.spec) if {"prev_action", "prev_reward"} & self.spec.obs.keys() else env
 
 
-def make_spec(
-    cfg: EnvConfig, prev_action: bool = False, prev_reward: bool = False, joint: bool = False
-) -> EnvSpec:
+def make_spec(cfg: EnvConfig, prev_action: bool = False, prev_reward: bool = False, joint: bool = False) -> EnvSpec:
     """Describes an environment, whose rows hold the last action and reward as asked for.
 
     joint: whether all agents are in one column. Raises UserError if the environment cannot be made, has spaces that
@@ -62,7 +60,9 @@ def make_spec(
         if not isinstance(cfg, AgentsConfig):
             raise UserError(f"this algorithm learns several agents together, and {cfg.name} has one")
         if cfg.stack > 1:
-            raise UserError("env.stack is for agents that are columns of their own; use a model with memory")
+            raise UserError("env.stack is for algorithms that learn each agent by itself; use a model with memory")
+        if prev_reward:
+            raise UserError("model.memory.prev_reward is for algorithms that learn each agent by itself")
         return with_previous(joint_spec(agents.make_spec(cfg), cfg), prev_action, prev_reward)
     if isinstance(cfg, AtariConfig):
         spec = atari.make_spec(cfg)

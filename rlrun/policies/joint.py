@@ -123,7 +123,9 @@ class JointQPolicy(Policy):
             "q_taken": q.gather(-1, action.unsqueeze(-1)).squeeze(-1).masked_fill(~alive, 0.0).sum(-1),  # type: ignore[arg-type]
             "q_max": q.max(-1).values.masked_fill(~alive, 0.0).sum(-1),  # type: ignore[arg-type]
         }
-        return Act(action, Batch(dict(state.items()) | dict(after.items())), Batch({name: told[name] for name in record}))
+        return Act(
+            action, Batch(dict(state.items()) | dict(after.items())), Batch({name: told[name] for name in record})
+        )
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         q, after = self(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)

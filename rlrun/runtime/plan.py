@@ -215,6 +215,10 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
 def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
     """Raises UserError if algorithm, environment, runner and replay do not fit together."""
     name, runner = config.algo.name, config.runner
+    if spec.action.kind not in needs.actions and needs.joint:
+        raise UserError(
+            f"{name} chooses one of several actions for each agent; the agents of {spec.name} have {spec.action}"
+        )
     if spec.action.kind not in needs.actions:
         raise UserError(f"{name} needs {' or '.join(needs.actions)} actions; {spec.name} has {spec.action}")
     if needs.on_policy and not runner.synchronous:

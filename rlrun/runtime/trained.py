@@ -25,6 +25,7 @@ from rlrun.envs import registry
 from rlrun.envs.agents import AgentsSpec, action_of, agent_rows, write_agent
 from rlrun.envs.atari import AtariConfig, ScreenStack
 from rlrun.envs.gym import to_rows
+from rlrun.envs.joint import JointSpec, together
 from rlrun.envs.single import make_single
 from rlrun.envs.stacked import LastFrames, without_stack
 from rlrun.models.model import Model
@@ -110,17 +111,22 @@ class Trained:
         new memory. reward: the last rewards by agent."""
         if not isinstance(obs, Mapping) or not obs or not set(obs) <= set(self.agents):
             raise ValueError(f"observations are a dictionary by agent, of {', '.join(self.agents)}")
-        names = list(self.agents)
-        rows = agent_rows(self.one, len(names))
+        names, joint = list(self.agents), self.spec if isinstance(self.spec, JointSpec) else None
+        rows = agent_rows(self.one if joint is None else joint.agent, len(names))
         for agent, seen in obs.items():
             write_agent(rows, names.index(agent), self.agents[agent], seen)
         if self.there and self._first is None:
-            self.reset(np.array([agent in obs and agent not in self.there for agent in names]))
+            came = np.array([agent in obs and agent not in self.there for agent in names])
+            self.reset(came if joint is None else came[:1] & False)
         self.there = tuple(obs)
         if self.last is not None:
             rows["observation"] = self._stacked(self.last, rows["observation"], len(names))
         paid = None if reward is None else [float(reward.get(agent, 0.0)) for agent in names]
-        action = self.policy_action(rows, mode, paid)
+        if joint is None:
+            action = self.policy_action(rows, mode, paid)
+        else:
+            alive = np.array([[agent in obs for agent in names]])
+            action = map_rows(self.policy_action(together(joint, rows, alive), mode), lambda part: part[0])
         one = [map_rows(action, lambda part, i=i: part[i : i + 1]) for i in range(len(names))]  # type: ignore[misc]
         return {agent: action_of(self.agents[agent], one[names.index(agent)]) for agent in obs}
 
