@@ -22,7 +22,7 @@ import gymnasium
 import pytest
 import torch
 from conftest import compose, small
-from families import DISCRETE, EVOLVING
+from families import DISCRETE, EVOLVING, JOINT
 
 import rlrun
 from rlrun.cli import _dispatch
@@ -77,7 +77,7 @@ VALUES = {
 # Words without which an option cannot show what it does.
 CONTEXT = {
     "replay_slots": ["runner.replay_slots=1"], "replay_proportion": ["runner.replay_slots=2"], "advantage_bootstrap": ["algo.lambda_=0.5"], "value_lr": ["model.share_value=false"],
-    "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=0.3", "algo.replay_ratio=2"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
+    "random_steps": ["algo.exploration.epsilon=0.1"], "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=0.3", "algo.replay_ratio=2"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
     "action_distribution": ["env=Pendulum-v1"], "exploration.kwargs": ["algo.exploration.kind=test_every_option:Lazy"], "use_critic": ["algo.vtrace=false"],
     "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
@@ -368,10 +368,12 @@ def value_in(values: dict, path: str):
 # -- one option --------------------------------------------------------------------------------------------------------
 
 
-BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING]
+BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING + JOINT]
 
 
 def env_of(algo: str) -> str:
+    if algo in JOINT:
+        return "MultiAgentCartPole-v0"
     return "CartPole-v1" if algo in DISCRETE or algo in EVOLVING else "Pendulum-v1"
 
 
@@ -534,7 +536,7 @@ def first_to_have() -> dict[tuple, str]:
     """The algorithm that tries an option in the fast part. What stands in a class of an algorithm's own is tried with
     that algorithm; of the groups that algorithms share, each option is tried with one."""
     found: dict[tuple, str] = {}
-    for algo in sorted(options("algo"), key=lambda algo: inner_algorithm(algo) is not None):
+    for algo in sorted(options("algo"), key=lambda algo: (algo in JOINT, inner_algorithm(algo) is not None)):
         for option in everything(type_config(compose(*base_words(algo)))):
             found.setdefault(key(algo, option), algo)
     return found

@@ -81,7 +81,7 @@ class A2C(Algorithm):
         if cfg.normalize_advantage:
             advantage = self.normalize(advantage, valid)
         count, sums = self.live(valid), Sums()
-        columns = (cfg.microbatch_size or cfg.batch_size) // cfg.fragment_length
+        columns = (cfg.microbatch_size or cfg.batch_size) // cfg.fragment_length * self.spec.columns_per_env
 
         def losses() -> Iterator[Tensor]:  # a generator, so that only one graph exists at a time
             for part in batch.replace(advantage=advantage, target=target).split(columns):

@@ -110,7 +110,8 @@ class PPO(Algorithm):
             raise ValueError(
                 f"minibatch_size {cfg.minibatch_size} must be a multiple of sequence_length {self.length}{learners}"
             )
-        self.minibatch = self.share(cfg.minibatch_size)  # rows of a minibatch on this learner
+        # Rows of a minibatch on this learner: those of all agents at so many env steps.
+        self.minibatch = self.share(cfg.minibatch_size) * spec.columns_per_env
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         if cfg.normalize_reward:
             self.reward_scale = RewardScale().to(ctx.device)

@@ -83,7 +83,8 @@ class PQN(Algorithm):
 
     def __init__(self, policy: QPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.minibatch = self.share(cfg.minibatch_size)  # rows of a minibatch on this learner
+        # Rows of a minibatch on this learner: those of all agents at so many env steps.
+        self.minibatch = self.share(cfg.minibatch_size) * spec.columns_per_env
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
     def update(self, batch: Batch, clock: Clock) -> Update:

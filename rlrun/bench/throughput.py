@@ -128,8 +128,8 @@ def bound_of(made: Resources, rates: dict[str, float], used: int) -> float:
 class _Parts:
     def __init__(self, parts: LearnerParts):
         self.parts, made = parts, parts.resources
-        self.columns = made.envs_per_group
-        self.env = parts.plan.make_env()(0, self.columns)
+        self.env = parts.plan.make_env()(0, made.envs_per_group)
+        self.columns = self.env.count
         self.policy = parts.policy_factory(acting=True)()
         self.rng = parts.seeds.generator("policy", 0, device=str(made.device) if made.inference == "batched" else "cpu")
         layout = parts.plan.fragment
@@ -303,7 +303,7 @@ class _PartsOfEvolution:
     """
 
     def __init__(self, parts: LearnerParts):
-        self.parts, self.columns = parts, parts.resources.envs_per_group
+        self.parts, self.columns = parts, parts.resources.envs_per_group * parts.spec.columns_per_env
         noise, asked = parts.noise(), parts.needs.population
         assert asked is not None
         self.algorithm = parts.algorithm()

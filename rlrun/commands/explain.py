@@ -1,7 +1,7 @@
-"""rlrun explain ALGO
+"""rlrun explain ALGO, or rlrun explain env=NAME
 
 Prints an algorithm's paper, what it records, how it was checked, every option with its comment, and RLlib's name for
-each option."""
+each option. Of an environment, it prints its spaces, its agents, its limit and every option with its comment."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ EVERY_RUN = """Metrics of every run, in addition to those above
   sample/env_steps_per_sec           since the previous row, or over the last 5 seconds if that is longer
   sample/policy_lag                  updates between the weights that acted and the weights that learn
   sample/queued_fragments            filled fragments that wait for the learner
+  sample/return/<agent or group>     where an environment has several agents: the returns of each, same episodes
+  sample/agent_steps                 decisions of all agents so far; an env step is a step of the environment
   sample/info/<name>, success_rate   numeric entries of the environment's info and its is_success, same episodes
   sample/custom/<name>, _min, _max   numbers that EnvCallbacks return at the end of an episode, same episodes
   learn/custom/<name>                numbers that callbacks return before learning
@@ -53,6 +55,8 @@ def main(words: list[str]) -> int:
         print(__doc__)
         return 0 if words else 2
     name = words[0]
+    if name.startswith("env="):
+        return environment(name.removeprefix("env="))
     if name not in options("algo"):
         raise UserError(f"There is no algorithm {name!r}.{closest(name, options('algo'))}")
     print(docstring(name))
@@ -115,13 +119,40 @@ def groups_of(name: str, inner: str | None) -> list[tuple[str, list[str]]]:
     return found
 
 
+def environment(name: str) -> int:
+    """Prints what an environment's observations, actions and agents are, and its options."""
+    import yaml
+
+    from rlrun.config.types import typed
+    from rlrun.envs.names import family_of
+    from rlrun.envs.registry import FAMILIES, make_spec
+
+    family, canonical = family_of(name)
+    text = (root() / "conf" / "env" / f"{family}.yaml").read_text()
+    spec = make_spec(typed(FAMILIES[family], {**yaml.safe_load(text), "name": canonical}, "env"))
+    limit = "unknown" if spec.max_episode_steps is None else f"{spec.max_episode_steps:,} env steps"
+    lines = [("family", family), *((part.replace("_", " "), str(space)) for part, space in spec.obs.items())]
+    lines += [("action", str(spec.action)), ("longest episode", limit)]
+    if spec.agents is not None:
+        lines += [(f"group {group}", f"{len(members)}: {', '.join(members)}") for group, members in spec.agents.groups]
+    width = max(len(label) for label, _ in lines)
+    print(f"{canonical}\n")
+    for label, told in lines:
+        print(f"  {label:<{width}}  {told}")
+    for note in spec.notes:
+        print(f"  {note}")
+    print(f"\nOptions: env.<name>=<value>\n\n{text.rstrip()}")
+    return 0
+
+
 def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[str, str]]:
     """Returns the options of an algorithm's runs that are used only under a condition, and the conditions in words."""
     from rlrun.config.run import RunConfig, algorithm_class
     from rlrun.config.unused import conditional_in
     from rlrun.core.conditions import OnlyFor
+    from rlrun.envs.agents import AgentsConfig
     from rlrun.envs.gym import GymConfig
-    from rlrun.models.model import ModelConfig
+    from rlrun.models.model import AttentionConfig, ModelConfig
     from rlrun.replay.layout import PrioritizedReplayConfig
 
     def config(algo: str) -> type:
@@ -135,13 +166,16 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
         *([("replay", PrioritizedReplayConfig)] if replays else []),
         *([("runner", importlib.import_module(f"rlrun.runners.{runner}").Config)] if runner else []),
         ("env", GymConfig),
+        ("env", AgentsConfig),
+        ("model.memory", AttentionConfig),
         *((part, get_type_hints(RunConfig)[part]) for part in ("resources", "eval", "checkpoint", "stop")),
     ]
     found: dict[str, str] = {}
     for path, cls in places:
         for option, group, one in conditional_in(cls, path):
             told = f"for {one.kind}" if isinstance(one, OnlyFor) else one.told(group)
-            found[option] = f"{found[option]}, and {told}" if option in found else told
+            if told not in found.get(option, ""):
+                found[option] = f"{found[option]}, and {told}" if option in found else told
     return list(found.items())
 
 

@@ -76,6 +76,7 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
 
     from rlrun.core.seeding import Seeds
     from rlrun.envs import gym
+    from rlrun.envs.agents import AgentsConfig, AgentsEnv
     from rlrun.envs.atari import AtariConfig, AtariEnv
     from rlrun.envs.gym import GymEnv
     from rlrun.envs.stacked import Stacked, without_stack
@@ -100,6 +101,10 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
             grayscale=False,
         )
         rate = 60 / cfg.frame_skip
+    elif isinstance(cfg, AgentsConfig):
+        drawn = AgentsEnv(cfg, without_stack(trained.spec), seeds, "watch", 0, 1, render=True)
+        env = Stacked(drawn, trained.spec) if trained.spec.stack > 1 else drawn
+        rate = float(getattr(drawn.games[0].env, "metadata", {}).get("render_fps", 10))
     else:
         if "rgb_array" not in gym.render_modes(cfg):
             raise UserError(f"{trained.spec.name} cannot draw itself: rgb_array is not one of its render_modes")
@@ -111,7 +116,7 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
     try:
         obs = env.reset(0)
         shown: Any = screen.reset(0) if screen is not None else None
-        is_first, total, reward = np.ones(1, dtype=bool), 0.0, np.zeros(1)
+        is_first, total, reward = np.ones(env.count, dtype=bool), 0.0, np.zeros(env.count)
         trained.reset()
         for _ in range(options.max_steps):
             frames.append(shown["observation"][0, -1] if screen is not None else drawn.frame())
@@ -124,8 +129,8 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
                 if mirrored.reward[0] != step.reward[0]:
                     raise RuntimeError("the recorded game is no longer the game that is played")
             obs, is_first, reward = step.obs, step.is_first, step.reward
-            total += float(step.reward[0])
-            if is_first[0]:
+            total += float(step.reward.sum())
+            if is_first.all():
                 returns.append(total)
                 total = 0.0
                 if len(returns) == options.episodes:

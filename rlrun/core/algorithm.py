@@ -53,6 +53,7 @@ class Needs:
     return_discount: float | None = None  # samplers keep moments of returns with this discount, to normalise rewards
     # kinds of action space that the algorithm supports
     actions: tuple[str, ...] = ("discrete", "multi_discrete", "multi_binary", "box", "nested")
+    joint: bool = False  # learns all agents of an environment together, in one column
     on_policy: bool = False  # learns only from rows of the newest policy
     every_process_learns: bool = False  # samplers are learners: num_learners=auto takes every core, or every GPU
     shared: tuple[int, ...] = ()  # counts that several learners must be able to divide evenly, besides the columns

@@ -61,7 +61,8 @@ class EnvCallback:
 
     def on_episode_start(self, column: int, obs: Rows) -> None:
         """Called before the first step of an episode. column: the environment's place among those of this instance,
-        which is the index of its row in on_step. obs: its first observation, without an axis of columns.
+        which is the index of its row in on_step. obs: its first observation, without an axis of columns. Where an
+        environment has N agents, its rows in on_step are N * column and the N - 1 after it, and obs has an axis [N].
 
         An episode that a checkpoint of a bit-exact run cuts off begins again without an end."""
 
@@ -70,7 +71,7 @@ class EnvCallback:
         led to [B, ...]. Where step.valid is False, the agent did not decide: that row only resets the environment."""
 
     def on_episode_end(self, column: int, ret: float, length: int) -> Mapping[str, float] | None:
-        """Called when an episode has ended, with its unclipped return and its length in decisions. The means of the
+        """Called when an episode has ended, with its unclipped return and its length in env steps. The means of the
         numbers that it returns, over the last episodes (episode_window), are logged as sample/custom/<name>, and the
         least and the largest as <name>_min and <name>_max."""
 

@@ -75,6 +75,7 @@ class Progress:
     def __init__(self, episode_window: int = 100) -> None:
         self.clock = Clock()
         self.episodes = EpisodeStatistics(episode_window)
+        self.agent_steps = 0  # decisions of all agents, where environments have several
         self.best: float | None = None  # the best metric seen
         self.best_at = 0  # env steps of the last improvement
         self.wall_before = 0.0  # seconds of earlier sessions
@@ -94,6 +95,7 @@ class Progress:
         return {
             "env_steps": self.clock.env_steps,
             "updates": self.clock.updates,
+            "agent_steps": self.agent_steps,
             "episodes": self.episodes.state(),
             "best": self.best,
             "best_at": self.best_at,
@@ -103,6 +105,7 @@ class Progress:
     def load(self, state: dict[str, Any]) -> None:
         self.clock = Clock(state["env_steps"], state["updates"])
         self.episodes.load(state["episodes"])
+        self.agent_steps = state.get("agent_steps", 0)  # missing in old checkpoints
         self.best, self.best_at, self.wall_before = state["best"], state["best_at"], state["wall_sec"]
 
 
@@ -389,6 +392,8 @@ class Logs:
             row["time/sampler_env_share"] = env_sec / (env_sec + policy_sec)
         if fragment > 0:
             row |= {"time/env_us": 1e6 * env_sec / fragment, "time/policy_us": 1e6 * policy_sec / fragment}
+        if progress.agent_steps:
+            row["sample/agent_steps"] = progress.agent_steps
         if queued is not None:
             row["sample/queued_fragments"] = queued
         row |= evaluation

@@ -36,9 +36,10 @@ class Step(NamedTuple):
     reward: np.ndarray  # [B, *EnvSpec.reward_row.shape] float32, raw
     terminated: np.ndarray  # [B] bool
     truncated: np.ndarray  # [B] bool
-    valid: np.ndarray  # [B] bool: False where the agent did not decide (a reset, a forced FIRE)
+    valid: np.ndarray  # [B] bool: False where the agent did not decide (a reset, a forced FIRE) or was not there
     is_first: np.ndarray  # [B] bool: `obs` begins an episode
     info: dict[str, np.ndarray]  # numbers to be logged, [B]
+    decided: np.ndarray | None = None  # [B] bool: False also where an agent waited for its turn; None: equals valid
 
     @property
     def paid(self) -> np.ndarray:
@@ -47,10 +48,11 @@ class Step(NamedTuple):
 
 
 class VectorEnv(Protocol):
-    """`count` environments of the same kind. Each is one column."""
+    """Environments of the same kind. Each fills spec.columns_per_env neighbouring columns: one, or one for each of its
+    agents. An episode of an environment begins where is_first is true in all of its columns."""
 
     spec: EnvSpec
-    count: int
+    count: int  # columns
 
     def reset(self, generation: int) -> Rows:
         """Resets every column. Seeds follow from (run seed, stream, worker, slot, generation)."""
@@ -70,4 +72,6 @@ class EnvFactory(Protocol):
     @property
     def spec(self) -> EnvSpec: ...
 
-    def __call__(self, worker: int, count: int) -> VectorEnv: ...
+    def __call__(self, worker: int, count: int) -> VectorEnv:
+        """Makes `count` environments."""
+        ...

@@ -28,6 +28,8 @@ class FragmentHeader(Protocol):
     def episodes(self) -> Sequence[Any]: ...
     @property
     def seconds(self) -> tuple[float, float]: ...
+    @property
+    def agent_steps(self) -> int: ...
 
 
 class _Report(NamedTuple):
@@ -36,7 +38,8 @@ class _Report(NamedTuple):
     lag: int  # updates since the weights that collected it
     env_steps: int
     seconds: tuple[float, float]
-    episodes: list[tuple[int, float, int, dict[str, float]]]  # column, return, length, info
+    episodes: list[tuple[int, float, int, dict[str, float]]]  # environment, return, length, info
+    agent_steps: int
 
 
 def exchange(headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks) -> list[_Report]:
@@ -46,7 +49,8 @@ def exchange(headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks) -> l
             clock.updates - h.updates,
             h.env_steps,
             h.seconds,
-            [(e.column, e.ret, e.length, dict(e.info)) for e in h.episodes],
+            [(e.env, e.ret, e.length, dict(e.info)) for e in h.episodes],
+            h.agent_steps,
         )
         for h in headers
     ]

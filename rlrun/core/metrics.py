@@ -88,13 +88,14 @@ class EpisodeStatistics:
         return {**spread("return", self.returns), **lengths, "episodes": self.count, **self._info_means()}
 
     def _info_means(self) -> dict[str, float]:
-        """success_rate, info/<name> and custom/<name>: means over those of the last episodes that have the entry. Of
-        custom numbers, which EnvCallbacks return, <name>_min and <name>_max too."""
+        """success_rate, info/<name>, custom/<name> and return/<agent or group>: means over those of the last episodes
+        that have the entry. Of custom numbers, which EnvCallbacks return, <name>_min and <name>_max too."""
         found: dict[str, list[float]] = {}
         for info in self.infos:
             for name, value in info.items():
                 custom = name.startswith("custom/")
-                whole = "success_rate" if name == "is_success" else name if custom else f"info/{name}"
+                own = custom or name.startswith("return/")
+                whole = "success_rate" if name == "is_success" else name if own else f"info/{name}"
                 found.setdefault(whole, []).append(value)
         means = {name: sum(values) / len(values) for name, values in sorted(found.items())}
         for name, values in found.items():

@@ -86,11 +86,12 @@ def import_named(module: str, option: str) -> ModuleType:
     return importlib.import_module(module)
 
 
-def load_object(name: str, option: str, base: type | None = None) -> Any:
+def load_object(name: str, option: str, base: type | tuple[type, ...] | None = None) -> Any:
     """Returns the object that `package.module:Name` names. Raises UserError, which names the option, if it does not
     exist or cannot be imported.
 
-    base: a class from which it must derive if it is named by a file that only may name classes of installed packages.
+    base: a class, or several, from one of which it must derive if it is named by a file that only may name classes of
+    installed packages.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
@@ -112,7 +113,8 @@ def load_object(name: str, option: str, base: type | None = None) -> Any:
         ) from None
     if _Door.closed and module.split(".")[0] not in _Door.named and base is not None:
         if not (isinstance(made, type) and issubclass(made, base)):
-            raise UserError(f"{option}={name} is not a class that derives from {base.__name__}; {TRUST} allows it")
+            bases = " or ".join(one.__name__ for one in (base if isinstance(base, tuple) else (base,)))
+            raise UserError(f"{option}={name} is not a class that derives from {bases}; {TRUST} allows it")
         check_installed(made.__module__, f"{option}={name}")
     return made
 

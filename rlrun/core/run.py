@@ -114,7 +114,7 @@ class Run:
     def join(self, ranks: Ranks, first_counted: int) -> None:
         """Makes this run the first of several learners.
 
-        Episodes of columns before first_counted do not count, because those columns explore too much (Ape-X)."""
+        Episodes of environments before first_counted do not count, because these explore too much (Ape-X)."""
         self.ranks, self.first_counted = ranks, first_counted
 
     # -- what callbacks and summaries read -----------------------------------------------------------------------------
@@ -201,8 +201,9 @@ class Run:
         steps = 0
         for report in exchange(headers, self.clock, self.ranks):
             steps += report.env_steps
-            for column, ret, length, info in report.episodes:
-                if column < self.first_counted:
+            self.progress.agent_steps += report.agent_steps
+            for env, ret, length, info in report.episodes:
+                if env < self.first_counted:
                     continue
                 self.episodes.add(ret, length, info)
                 self._tell("on_episode", ret, length, info)

@@ -249,13 +249,22 @@ class EnvSpec:
     action: Space
     # The field that a row holds for a reward. It has an axis if a column has several rewards, as one for each agent.
     reward_row: Field = SCALAR_REWARD
-    agents: Agents | None = None  # the agents that act in one column; None: one agent, without a name
+    agents: Agents | None = None  # None: one agent, without a name
+    # With several agents: whether a column is a whole environment, whose rows have an axis over agents. Otherwise each
+    # agent is a column of its own, and the columns of an environment are neighbours, in the order of agents.names.
+    joint: bool = False
     max_episode_steps: int | None = None  # decisions after which an episode is truncated; None: unknown
     limit_option: str = "env.max_episode_steps"  # the option that sets this limit
     action_repeat: int = 1  # emulator frames per decision, used only in tables
     # The first axis of every part of `observation` holds this many last frames, so that replay can store each frame
     # only once. Frames from before an episode's first are 0. With 1, only Atari games have this axis.
     stack: int = 1
+    notes: tuple[str, ...] = ()  # sentences about the environment for the first lines of a run
+
+    @property
+    def columns_per_env(self) -> int:
+        """The number of columns that one environment fills."""
+        return 1 if self.agents is None or self.joint else len(self.agents.names)
 
     @property
     def observation(self) -> Space:

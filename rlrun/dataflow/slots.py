@@ -18,18 +18,19 @@ from rlrun.dataflow.stores import Key
 
 
 class Episode(NamedTuple):
-    """A finished episode, with its full, unclipped return and its length in decisions."""
+    """A finished episode of an environment, with its full, unclipped return and its length in env steps."""
 
-    column: int
-    ret: float
+    env: int  # number of the environment among all of the run
+    ret: float  # with several agents, the sum over them
     length: int
     # For every numeric entry of the environment's info, its mean over the episode; for is_success, its last value.
     info: Mapping[str, float] = {}
 
 
 class Header(NamedTuple):
-    """Facts about a fragment that accompany its rows. env_steps is the number of live rows, which is counted only
-    here."""
+    """Facts about a fragment that accompany its rows. env_steps is the number of steps that environments took, which
+    are counted only here. With one agent these are the live rows; with several, a step of the environment is one env
+    step however many of them decide."""
 
     worker: int
     slot: Key  # the place of its rows (stores.FragmentStore)
@@ -40,6 +41,7 @@ class Header(NamedTuple):
     episodes: tuple[Episode, ...]
     seconds: tuple[float, float]  # time spent in the environment and in the policy
     returns: Moments | None = None  # moments of the running discounted return, over live rows
+    agent_steps: int = 0  # decisions of all agents; 0 where an environment has one
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlrun.core.env import VectorEnv
+from rlrun.core.errors import UserError
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
-from rlrun.envs import atari, gym
+from rlrun.envs import agents, atari, gym
+from rlrun.envs.agents import AgentsConfig, AgentsEnv
 from rlrun.envs.atari import AtariConfig
 from rlrun.envs.gym import GymConfig
+from rlrun.envs.joint import JointEnv, JointSpec, joint_spec
 from rlrun.envs.previous import Previous, with_previous
 from rlrun.envs.stacked import Stacked, with_stack, without_stack
 
-EnvConfig = AtariConfig | GymConfig
-FAMILIES: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig}
+EnvConfig = AtariConfig | GymConfig | AgentsConfig
+FAMILIES: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig, "agents": AgentsConfig}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +37,36 @@ class Factory:
             env = atari.AtariEnv(
                 self.cfg, self.spec, self.seeds, self.stream, worker, count, self.learning, self.threads
             )
+        elif isinstance(self.cfg, AgentsConfig):
+            of_agents = self.spec.agent if isinstance(self.spec, JointSpec) else without_stack(self.spec)
+            env = AgentsEnv(self.cfg, of_agents, self.seeds, self.stream, worker, count)
+            if isinstance(self.spec, JointSpec):
+                env = JointEnv(env, self.spec)
+            env = Stacked(env, self.spec) if self.spec.stack > 1 else env
         else:
             env = gym.GymEnv(self.cfg, without_stack(self.spec), self.seeds, self.stream, worker, count)
             env = Stacked(env, self.spec) if self.spec.stack > 1 else env
         return Previous(env, self.spec) if {"prev_action", "prev_reward"} & self.spec.obs.keys() else env
 
 
-def make_spec(cfg: EnvConfig, prev_action: bool = False, prev_reward: bool = False) -> EnvSpec:
+def make_spec(cfg: EnvConfig, prev_action: bool = False, prev_reward: bool = False, joint: bool = False) -> EnvSpec:
     """Describes an environment, whose rows hold the last action and reward as asked for.
 
-    Raises UserError if it cannot be made or has spaces that rlrun does not support.
+    joint: whether all agents are in one column. Raises UserError if the environment cannot be made, has spaces that
+    rlrun does not support, or has one agent alone where several are asked for.
     """
-    spec = atari.make_spec(cfg) if isinstance(cfg, AtariConfig) else with_stack(gym.make_spec(cfg), cfg.stack)
+    spec: EnvSpec
+    if joint:
+        if not isinstance(cfg, AgentsConfig):
+            raise UserError(f"this algorithm learns several agents together, and {cfg.name} has one")
+        if cfg.stack > 1:
+            raise UserError("env.stack is for algorithms that learn each agent by itself; use a model with memory")
+        if prev_reward:
+            raise UserError("model.memory.prev_reward is for algorithms that learn each agent by itself")
+        return with_previous(joint_spec(agents.make_spec(cfg), cfg), prev_action, prev_reward)
+    if isinstance(cfg, AtariConfig):
+        spec = atari.make_spec(cfg)
+    else:
+        made = agents.make_spec(cfg) if isinstance(cfg, AgentsConfig) else gym.make_spec(cfg)
+        spec = with_stack(made, cfg.stack)
     return with_previous(spec, prev_action, prev_reward)

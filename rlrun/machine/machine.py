@@ -27,7 +27,7 @@ def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> f
 
         def step() -> None:
             nonlocal obs
-            obs = env.step(random_actions(env.spec, obs, count, rng)).obs
+            obs = env.step(random_actions(env.spec, obs, env.count, rng)).obs
 
         step()
         best, begun = float("inf"), time.perf_counter()

@@ -73,7 +73,7 @@ class Resources:
     inference: Inference
     num_learners: int
     samplers_per_learner: int
-    envs_per_group: int  # columns of one fragment
+    envs_per_group: int  # environments whose rows are in one fragment
     device: torch.device  # of the first learner
     precision: Precision  # of the learner
     acting_precision: Precision
@@ -100,5 +100,5 @@ class Resources:
 
     @property
     def num_envs(self) -> int:
-        """Columns of all learners."""
+        """Environments of all learners."""
         return self.envs_per_group * self.producers_per_learner * self.num_learners

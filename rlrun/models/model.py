@@ -21,6 +21,7 @@ from rlrun.core.conditions import (
     CONTINUOUS,
     CONVOLUTIONS,
     DRAWN,
+    EACH_AGENT,
     LEARNT_VALUES,
     NORMALIZED,
     OWN_ENCODERS,
@@ -77,7 +78,7 @@ class RecurrentConfig(MemoryConfig):
 
     size: Annotated[int, Count]
     prev_action: bool
-    prev_reward: bool
+    prev_reward: Annotated[bool, OnlyFor(EACH_AGENT)]
 
     @property
     def previous(self) -> tuple[bool, bool]:

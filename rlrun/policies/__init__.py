@@ -3,6 +3,7 @@
 from rlrun.policies.actors import Actor, DeterministicPolicy, StochasticActor
 from rlrun.policies.distribution import DistributionPolicy, Outputs, without_meaning
 from rlrun.policies.exploration import ActingConfig, ActionNoiseConfig, ValueExplorationConfig
+from rlrun.policies.joint import JointQPolicy
 from rlrun.policies.perturbed import PerturbedPolicy
 from rlrun.policies.q_values import CategoricalPolicy, QPolicy
 
@@ -13,6 +14,7 @@ __all__ = [
     "CategoricalPolicy",
     "DeterministicPolicy",
     "DistributionPolicy",
+    "JointQPolicy",
     "Outputs",
     "PerturbedPolicy",
     "QPolicy",

@@ -48,7 +48,7 @@ def largest_observation(plan: Plan) -> float:
         for _ in range(PROBE_STEPS):
             if time.monotonic() - begun > PROBE_SEC:
                 break
-            obs = env.step(random_actions(env.spec, obs, 1, rng)).obs
+            obs = env.step(random_actions(env.spec, obs, env.count, rng)).obs
             largest = max(largest, _largest(obs))
         return largest
     finally:

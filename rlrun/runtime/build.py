@@ -173,7 +173,8 @@ class LearnerParts:
             record=plan.needs.record,
             core_every=plan.needs.core_every,
             return_discount=plan.needs.return_discount,
-            columns=made.envs_per_group,
+            envs=made.envs_per_group,
+            agents=self.spec.columns_per_env,
             workers=made.samplers_per_learner,
             in_flight=plan.fragments_per_producer,
             seeds=self.seeds,
@@ -229,7 +230,7 @@ class LearnerParts:
             asked=asked,
             noise=noise,
             seeds=self.seeds,
-            columns=made.envs_per_group,
+            envs=made.envs_per_group,
             players=0 if made.inference == "serial" else made.samplers_per_learner,
             timeout_sec=self.config.runner.queue_timeout_sec,
         )

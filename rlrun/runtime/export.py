@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
+from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space
+from rlrun.envs.registry import Factory
 from rlrun.models.noisy import draw_noise
 from rlrun.policies import QPolicy
 from rlrun.runtime.trained import Trained
@@ -185,6 +187,8 @@ def observed(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
 
     Returns (observation [1, ...], action as the environment took it) of every step.
     """
+    if trained.agents:
+        return observed_together(trained, steps)
     env = trained.make_env(seed=0)
     trained.reset()
     made: list[tuple[Tensors, Tensors]] = []
@@ -216,6 +220,40 @@ def observed(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
     return made
 
 
+def observed_together(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
+    """The same for an environment with N agents: observations and actions are [N, ...]."""
+    from rlrun.samplers.evaluator import to_torch
+
+    seeds = Seeds(0)
+    factory = Factory(cfg=trained.config.env, spec=trained.spec, seeds=seeds, stream="user", learning=False)
+    env = factory(0, 1)
+    made: list[tuple[Tensors, Tensors]] = []
+    trained.reset()
+    obs, reward, first = env.reset(0), np.zeros(env.count), np.ones(env.count, dtype=bool)
+    for _ in range(steps):
+        if made and first.any():
+            break  # what follows would need the places where episodes begin
+        rows = trained._told(to_torch(obs).clone(), env.count, reward)
+        action = trained.policy_action(obs, reward=reward)
+        taken = trained.spec.action.to_env(action)
+        made.append((flat(rows), flat_actions(trained.spec.action, taken)))
+        step = env.step(action)
+        obs, reward, first = step.obs, step.reward, step.is_first
+    trained.reset()
+    env.close()
+    return made
+
+
+def flat_actions(space: Space, action: Any, name: str = "action") -> Tensors:
+    """Actions [B, ...], as the environment takes them, by path."""
+    if isinstance(space, Nested):
+        made: Tensors = {}
+        for index, (part, inner) in enumerate(space.spaces):
+            made |= flat_actions(inner, action[index] if space.ordered else action[part], f"{name}.{part}")
+        return made
+    return {name: torch.as_tensor(np.asarray(action))}
+
+
 def flat_action(space: Space, action: Any, name: str = "action") -> Tensors:
     """Converts one action, as the environment takes it, to tensors [1, ...] by path."""
     if isinstance(space, Nested):
@@ -231,10 +269,11 @@ def parity(trained: Trained, call: Any, steps: int = 40) -> float:
 
     Differences are relative to the action's size. Raises RunFailed if one is above TOLERANCE.
     """
-    _, _, state = example(trained, 1)
+    rows = trained.spec.columns_per_env
+    _, _, state = example(trained, rows)
     worst = 0.0
     for number, (obs, action) in enumerate(observed(trained, steps)):
-        made, state = call(obs, torch.tensor([number == 0]), state)
+        made, state = call(obs, torch.tensor([number == 0] * rows), state)
         for name, value in action.items():
             gap = float((made[name].double() - value.double()).abs().max() / (1.0 + value.double().abs().max()))
             worst = max(worst, gap)

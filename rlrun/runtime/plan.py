@@ -65,7 +65,7 @@ class Plan:
 
     config: Typed
     spec: EnvSpec
-    needs: Needs
+    needs: Needs  # with the columns of all agents
     resources: Resources
     fragment: RowSpec  # shapes [rows (+ 1), columns, ...] of a fragment
     fragment_rows: int
@@ -74,7 +74,7 @@ class Plan:
     # episodes continue in the next fragment.
     whole_after: int | None
     columns_per_learner: int  # columns of a learner's part of a train batch
-    first_counted: int  # the first column whose episodes count in statistics
+    first_counted: int  # the first environment whose episodes count in statistics
     parameters: int  # number of the policy's parameters
     replay: ReplayPlan | None
 
@@ -90,6 +90,10 @@ class Plan:
     @property
     def learners_in_lockstep(self) -> int:
         return self.resources.num_learners if self.lockstep else 1
+
+    @property
+    def fragment_columns(self) -> int:
+        return self.resources.envs_per_group * self.spec.columns_per_env
 
     @property
     def fragment_bytes(self) -> int:
@@ -153,8 +157,8 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
 
     given: paths of the options that the user set. Raises UserError if parts do not fit together, numbers do not divide
     or memory is too small."""
-    spec = registry.make_spec(config.env, *config.run.model.memory.previous)
     needs: Needs = config.algorithm.needs(config.algo)
+    spec = registry.make_spec(config.env, *config.run.model.memory.previous, joint=needs.joint)
     check_fitting(config, spec, needs)
     whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
     seeds = Seeds(config.run.seed)
@@ -180,7 +184,9 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         rows += room_for_episodes(spec, needs, resources)
     policy = policy_factory(config, spec, resources, acting=True)()
     check_exploration(policy, spec, needs.record)
-    columns = needs.columns // (resources.num_learners if config.runner.lockstep else 1)
+    fragments = fragments_per_producer(config, needs, resources)
+    if needs.replay is None:  # a batch holds the rows of all agents of its environments
+        needs = replace(needs, columns=needs.columns * spec.columns_per_env)
     return Plan(
         config=config,
         spec=spec,
@@ -192,14 +198,14 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             policy.record_spec(needs.record),
             policy.core_spec(),
             rows,
-            resources.envs_per_group,
+            resources.envs_per_group * spec.columns_per_env,
             needs.core_every,
             spec.reward_row,
         ),
         fragment_rows=rows,
-        fragments_per_producer=fragments_per_producer(config.runner, needs, resources, columns),
+        fragments_per_producer=fragments,
         whole_after=needs.rows if whole else None,
-        columns_per_learner=columns,
+        columns_per_learner=needs.columns // (resources.num_learners if config.runner.lockstep else 1),
         first_counted=min(resources.num_envs - 1, math.ceil(needs.counted_from * resources.num_envs)),
         parameters=sum(parameter.numel() for parameter in policy.parameters()),
         replay=plan_replay(config, spec, needs, resources, policy, machine),
@@ -209,6 +215,10 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
 def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
     """Raises UserError if algorithm, environment, runner and replay do not fit together."""
     name, runner = config.algo.name, config.runner
+    if spec.action.kind not in needs.actions and needs.joint:
+        raise UserError(
+            f"{name} chooses one of several actions for each agent; the agents of {spec.name} have {spec.action}"
+        )
     if spec.action.kind not in needs.actions:
         raise UserError(f"{name} needs {' or '.join(needs.actions)} actions; {spec.name} has {spec.action}")
     if needs.on_policy and not runner.synchronous:
@@ -244,10 +254,12 @@ def room_for_episodes(spec: EnvSpec, needs: Needs, resources: Resources) -> int:
     return -(-(limit + 1) // every) * every
 
 
-def fragments_per_producer(runner: Any, needs: Needs, resources: Resources, columns: int) -> int:
+def fragments_per_producer(config: Typed, needs: Needs, resources: Resources) -> int:
     """Returns how many fragments of a producer may be filled or waiting at once.
 
-    columns: number of columns of one learner's train batch."""
+    needs: what the algorithm asked for, in which an environment is one column."""
+    runner = config.runner
+    columns = needs.columns // (resources.num_learners if runner.lockstep else 1)  # of one learner's train batch
     if needs.population is not None:
         return 0  # players report returns and fill no fragments
     held = columns // resources.envs_per_group  # fragments that a train batch holds before it frees them
@@ -304,7 +316,7 @@ def described(plan: Plan) -> str:
             (
                 "fragments",
                 (
-                    f"{plan.fragment_rows} rows x {made.envs_per_group} columns, {plan.fragment_bytes / 1e6:.2f} MB"
+                    f"{plan.fragment_rows} rows x {plan.fragment_columns} columns, {plan.fragment_bytes / 1e6:.2f} MB"
                     f" each; {plan.fragments_per_producer} for each producer"
                 ),
             )
@@ -332,7 +344,11 @@ def _batch(plan: Plan) -> str:
 
 
 def _spaces(spec: EnvSpec) -> str:
-    return f"observation {spec.observation}, action {spec.action}"
+    told = f"observation {spec.observation}, action {spec.action}"
+    if spec.agents is None:
+        return told
+    names = spec.agents.names
+    return f"{told}; {len(names)} agents, each a column, with one policy: {', '.join(names)}"
 
 
 def _learners(plan: Plan) -> str:

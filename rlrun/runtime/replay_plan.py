@@ -185,7 +185,7 @@ def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, ma
         record=policy.record_spec(needs.record),
         core=policy.core_spec(),
         core_every=needs.core_every or 1,
-        block=made.envs_per_group,
+        block=made.envs_per_group * spec.columns_per_env,
         blocks=made.producers_per_learner,
         fragment_rows=needs.replay.fragment_length,
         rows=needs.rows,

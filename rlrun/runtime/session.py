@@ -60,6 +60,8 @@ def _run(
     plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals
 ) -> int:
     config = plan.config
+    for sentence in plan.spec.notes:
+        print(f"  {sentence}", flush=True)
     for reason in plan.resources.why:
         print(f"  {reason}", flush=True)
     if config.run.init is not None and restored is None:

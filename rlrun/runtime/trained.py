@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 
@@ -23,8 +22,10 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec, leaves
 from rlrun.envs import registry
+from rlrun.envs.agents import AgentsSpec, action_of, agent_rows, write_agent
 from rlrun.envs.atari import AtariConfig, ScreenStack
 from rlrun.envs.gym import to_rows
+from rlrun.envs.joint import JointSpec, together
 from rlrun.envs.single import make_single
 from rlrun.envs.stacked import LastFrames, without_stack
 from rlrun.models.model import Model
@@ -35,9 +36,10 @@ from rlrun.samplers.evaluator import to_torch
 class Trained:
     """A policy of a run, on the CPU in float32.
 
-    act() takes one observation or a batch of them. Between calls it keeps recurrent state, and the last frames if it is
-    given raw Atari screens or if env.stack stacks observations; reset() forgets them. make_env() makes the environment
-    of the run, including its preprocessing.
+    act() takes one observation or a batch of them; of an environment with several agents, it takes a dictionary of
+    observations by agent and returns one of actions. Between calls it keeps recurrent state, and the last frames if it
+    is given raw Atari screens or if env.stack stacks observations; reset() forgets them. make_env() makes the
+    environment of the run, including its preprocessing.
     """
 
     def __init__(self, run_dir: Path, config: Typed, spec: EnvSpec, policy: Policy, clock: Clock):
@@ -47,10 +49,13 @@ class Trained:
         # What act() is given of a Gymnasium environment, whose observations are stacked here.
         self.one = spec if self.screens is not None else without_stack(spec)
         self.last = LastFrames(spec.stack) if self.one.stack < spec.stack else None
+        self.agents = dict(spec.own) if isinstance(spec, AgentsSpec) else {}  # the spaces of every agent
+        self.there: tuple[str, ...] = ()  # the agents that act() was given last
         self.reset()
 
-    def make_env(self, seed: int = 0) -> gymnasium.Env:
-        """Makes the run's environment with the preprocessing of training, for full games.
+    def make_env(self, seed: int = 0) -> Any:
+        """Makes the run's environment with the preprocessing of training, for full games. One with several agents is
+        made as its package makes it.
 
         reset() and step(action) are those of Gymnasium, with the observations and actions of act(). Its seeds are never
         those of training.
@@ -65,6 +70,7 @@ class Trained:
             self._state: Batch | None = None
             self._action: Any = None
             self._first: torch.Tensor | None = None
+            self.there = ()
             for frames in (self.screens, self.last):
                 if frames is not None:
                     frames.reset()
@@ -81,6 +87,8 @@ class Trained:
         model.memory.prev_reward. Raises ValueError when a shape or dtype does not fit, or when the number of
         observations changes without reset().
         """
+        if self.agents:
+            return self._act_together(obs, mode, reward)
         if self.screens is not None:
             obs = self._screens(np.asarray(obs))
         path, space = next(leaves(self.one.observation))
@@ -97,6 +105,30 @@ class Trained:
             rows["observation"] = self._stacked(self.last, rows["observation"], 1 if single else len(given))
         action = self.spec.action.to_env(self.policy_action(rows, mode, reward))
         return _each(action, lambda part: part[0]) if single else action
+
+    def _act_together(self, obs: Any, mode: Mode, reward: Any) -> dict[str, Any]:
+        """Returns the actions of the agents that are in `obs`, by name. An agent that was not in the last call has a
+        new memory. reward: the last rewards by agent."""
+        if not isinstance(obs, Mapping) or not obs or not set(obs) <= set(self.agents):
+            raise ValueError(f"observations are a dictionary by agent, of {', '.join(self.agents)}")
+        names, joint = list(self.agents), self.spec if isinstance(self.spec, JointSpec) else None
+        rows = agent_rows(self.one if joint is None else joint.agent, len(names))
+        for agent, seen in obs.items():
+            write_agent(rows, names.index(agent), self.agents[agent], seen)
+        if self.there and self._first is None:
+            came = np.array([agent in obs and agent not in self.there for agent in names])
+            self.reset(came if joint is None else came[:1] & False)
+        self.there = tuple(obs)
+        if self.last is not None:
+            rows["observation"] = self._stacked(self.last, rows["observation"], len(names))
+        paid = None if reward is None else [float(reward.get(agent, 0.0)) for agent in names]
+        if joint is None:
+            action = self.policy_action(rows, mode, paid)
+        else:
+            alive = np.array([[agent in obs for agent in names]])
+            action = map_rows(self.policy_action(together(joint, rows, alive), mode), lambda part: part[0])
+        one = [map_rows(action, lambda part, i=i: part[i : i + 1]) for i in range(len(names))]  # type: ignore[misc]
+        return {agent: action_of(self.agents[agent], one[names.index(agent)]) for agent in obs}
 
     def _stacked(self, last: LastFrames, obs: Any, count: int) -> Any:
         """Adds the newest observations of `count` episodes to the earlier ones, and returns the stacks."""
@@ -187,7 +219,8 @@ def load(run_dir: str | Path, checkpoint: str = "last", trust: bool = False) -> 
 def _loaded(path: Path, checkpoint: str, trust: bool) -> Trained:
     config = type_config(saved_config(path, trust))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
-    spec = registry.make_spec(config.env, *config.run.model.memory.previous)
+    joint = config.algorithm.needs(config.algo).joint
+    spec = registry.make_spec(config.env, *config.run.model.memory.previous, joint=joint)
     policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)
     try:
         policy.load_state_dict(tensors["policy"])

@@ -113,6 +113,7 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.LEARNERS: lambda plan: plan.resources.num_learners > 1,
     conditions.REWARDS: _rewards,
     conditions.LEARNT_VALUES: _learnt_values,
+    conditions.EACH_AGENT: lambda plan: not plan.spec.joint,
     conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",
     conditions.FIRST_PRIORITIES: lambda plan: plan.config.algorithm.knows_first_priority,
 }

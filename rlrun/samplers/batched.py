@@ -53,13 +53,13 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
     """Steps environments for the inference thread.
 
     Receives (group, slot, t), where t is BEGIN to write the observation of row 0, or the row to step. Answers with
-    (group, live, episodes, row, seconds, returns) when that is done.
+    (group, (live, agent_steps), episodes, row, seconds, returns) when that is done.
     """
     plan, first = job.plan, job.number * GROUPS
     groups = [
         Columns(
-            plan.make_env(first + g, plan.columns),
-            (first + g) * plan.columns,
+            plan.make_env(first + g, plan.envs),
+            (first + g) * plan.envs,
             plan.generation,
             plan.return_discount,
             plan.whole_after,
@@ -83,7 +83,7 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
         pipe.send(
             (
                 group,
-                columns.live,
+                (columns.live, columns.agent_steps),
                 tuple(columns.episodes),
                 columns.row,
                 time.perf_counter() - started,
@@ -299,17 +299,18 @@ class BatchedSampler(ProcessSampler):
             ]
         return rows[group.t]
 
-    def _finish(self, group: _Group, live: int, episodes: tuple, returns: Moments | None) -> None:
+    def _finish(self, group: _Group, live: tuple[int, int], episodes: tuple, returns: Moments | None) -> None:
         header = Header(
             group.index,
             group.slot,
             group.first_row,
             group.version,
             group.updates,
-            live,
+            live[0],
             episodes,
             (group.env_sec, group.policy_sec),
             returns,
+            live[1],
         )
         with self.change:
             self.filled.append(header)

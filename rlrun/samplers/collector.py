@@ -27,14 +27,14 @@ class Collector:
         record: tuple[str, ...],
         core_every: int,
         worker: int,
-        first_column: int,
+        first_env: int,
         generation: int,
         return_discount: float | None = None,
         whole_after: int | None = None,
         place: torch.Tensor | None = None,
         callbacks: Sequence[EnvCallback] = (),
     ):
-        self.columns = Columns(env, first_column, generation, return_discount, whole_after, callbacks)
+        self.columns = Columns(env, first_env, generation, return_discount, whole_after, callbacks)
         self.rng, self.record, self.core_every, self.worker, self.place = rng, record, core_every, worker, place
         self.state: Batch | None = None  # the policy's state, created at the first row
 
@@ -90,6 +90,7 @@ class Collector:
             tuple(columns.episodes),
             (env_sec, policy_sec),
             columns.return_moments(),
+            columns.agent_steps,
         )
 
     def save(self) -> dict:

@@ -30,31 +30,33 @@ class Columns:
     def __init__(
         self,
         env: VectorEnv,
-        first_column: int,
+        first_env: int,
         generation: int,
         return_discount: float | None = None,
         whole_after: int | None = None,
         callbacks: Sequence[EnvCallback] = (),
     ):
-        """first_column: the global number of the first column. whole_after: if given, every fragment begins with new
-        episodes, and a column is over when an episode ends after at least this many rows."""
+        """first_env: the number of the first environment among all of the run. whole_after: if given, every fragment
+        begins with new episodes, and a column is over when an episode ends after at least this many rows."""
         self.whole_after, self.generation, self.fragments = whole_after, generation, 0
         self.callbacks = callbacks
         for callback in callbacks:
-            callback.columns = range(first_column, first_column + env.count)
+            callback.columns = range(first_env, first_env + env.count // env.spec.columns_per_env)
+        self.agents = env.spec.columns_per_env  # columns of one environment
         self.over = np.zeros(env.count, dtype=bool)
-        self.env, self.first_column, self.return_discount = env, first_column, return_discount
+        self.env, self.first_env, self.return_discount = env, first_env, return_discount
         self.discounted = np.zeros(env.count)  # running sum of rewards, with older ones discounted
         self.seen: list[np.ndarray] = []  # values of self.discounted in this fragment
         self.obs: Rows = own(env.reset(generation))
         self.is_first = np.ones(env.count, dtype=bool)
         self.fresh: Rows | None = None  # after restart(): the first observations, which follow a dead row
         self.returns = np.zeros(env.count)
-        self.lengths = np.zeros(env.count, dtype=np.int64)
+        self.lengths = np.zeros(env.count // self.agents, dtype=np.int64)  # of environments
         # For unfinished episodes: sum and count [2, B] of every numeric info entry; for SUCCESS its last value and 1.
         self.info: dict[str, np.ndarray] = {}
         self.row = 0  # absolute number of the next row
-        self.live = 0
+        self.live = 0  # env steps of this fragment so far
+        self.agent_steps = 0  # decisions of this fragment so far, where an environment has several agents
         self.episodes: list[Episode] = []
 
     def begin(self, view: dict) -> None:
@@ -65,7 +67,7 @@ class Columns:
             self.returns[:], self.lengths[:], self.discounted[:], self.info = 0.0, 0, 0.0, {}
             self.fragments += 1
         self._observe(view, 0)
-        self.live, self.episodes, self.seen = 0, [], []
+        self.live, self.agent_steps, self.episodes, self.seen = 0, 0, [], []
 
     def step(self, view: dict, t: int) -> None:
         """Steps with the action of row t; writes the results into row t and the observation into row t + 1."""
@@ -93,8 +95,11 @@ class Columns:
         self.obs, self.is_first = step.obs, step.is_first
         self._observe(view, t + 1)
         self.returns += step.paid
-        self.lengths += step.valid
-        self.live += int(step.valid.sum())
+        acted = self._by_env(step.valid).any(1)
+        self.lengths += acted
+        self.live += int(acted.sum())
+        if self.agents > 1:
+            self.agent_steps += int((step.valid if step.decided is None else step.decided).sum())
         if self.return_discount is not None:
             self.discounted = np.where(step.valid, self.return_discount * self.discounted, self.discounted) + step.paid
             self.seen.append(self.discounted[step.valid])
@@ -102,26 +107,50 @@ class Columns:
         if step.info:
             self._note(step)
         if step.is_first.any():
-            for column in np.flatnonzero(step.is_first):
-                info = {
-                    name: float(total[column] / count[column])
-                    for name, (total, count) in self.info.items()
-                    if count[column]
-                }
-                ret, length = float(self.returns[column]), int(self.lengths[column])
-                for callback in self.callbacks:
-                    info |= call_for_numbers(callback, "on_episode_end", int(column), ret, length)
-                self.episodes.append(Episode(self.first_column + int(column), ret, length, info))
+            begun = self._by_env(step.is_first).all(1)
+            for number in np.flatnonzero(begun).tolist():
+                self._end(number)
+            columns = np.repeat(begun, self.agents)
             for kept in self.info.values():
-                kept[:, step.is_first] = 0.0
-            self.returns[step.is_first], self.lengths[step.is_first] = 0.0, 0
+                kept[:, columns] = 0.0
+            self.returns[columns], self.lengths[begun] = 0.0, 0
+
+    def _by_env(self, values: np.ndarray) -> np.ndarray:
+        """[B] values of columns -> those of environments [E, N]."""
+        return values.reshape(-1, self.agents)
+
+    def _end(self, number: int) -> None:
+        """Records the episode that has ended in this environment."""
+        columns = slice(number * self.agents, (number + 1) * self.agents)
+        info = {
+            name: float(total[columns].sum() / count[columns].sum())
+            for name, (total, count) in self.info.items()
+            if count[columns].any()
+        }
+        ret, length = float(self.returns[columns].sum()), int(self.lengths[number])
+        if self.agents > 1:
+            info |= self._returns_of_agents(self.returns[columns])
+        for callback in self.callbacks:
+            info |= call_for_numbers(callback, "on_episode_end", number, ret, length)
+        self.episodes.append(Episode(self.first_env + number, ret, length, info))
+
+    def _returns_of_agents(self, returns: np.ndarray) -> dict[str, float]:
+        """The returns [N] of agents and the sums over groups, by the names under which they are logged."""
+        agents = self.env.spec.agents
+        assert agents is not None
+        by_name = dict(zip(agents.names, returns.tolist(), strict=True))
+        groups = {group: sum(by_name[name] for name in members) for group, members in agents.groups}
+        return {f"return/{name}": value for name, value in (by_name | (groups if len(groups) > 1 else {})).items()}
 
     def _tell_starts(self) -> None:
-        """Tells callbacks of the columns whose current observation begins an episode."""
-        for column in np.flatnonzero(self.is_first & ~self.over).tolist():
-            obs = map_rows(self.obs, operator.itemgetter(column))
+        """Tells callbacks of the environments whose current observation begins an episode. The observation of one with
+        several agents has an axis over them."""
+        begun = self._by_env(self.is_first & ~self.over).all(1)
+        for number in np.flatnonzero(begun).tolist():
+            place = number if self.agents == 1 else slice(number * self.agents, (number + 1) * self.agents)
+            obs = map_rows(self.obs, operator.itemgetter(place))
             for callback in self.callbacks:
-                call(callback, "on_episode_start", column, obs)
+                call(callback, "on_episode_start", number, obs)
 
     def _without_those_over(self, step: Step, t: int) -> Step:
         """Masks columns that are over. They are stepped with the others, but their rows are dead and their episodes do
@@ -136,7 +165,8 @@ class Columns:
             truncated=step.truncated & playing,
             is_first=step.is_first & playing,
         )
-        self.over |= step.is_first & (t + 1 >= self.whole_after)
+        if t + 1 >= self.whole_after:
+            self.over |= np.repeat(self._by_env(step.is_first).all(1), self.agents)
         return step
 
     def _note(self, step: Step) -> None:

@@ -24,13 +24,13 @@ def to_torch(rows: Rows) -> Batch:
 
 
 class Evaluator:
-    """Plays on `columns` environments at once. Each one plays a fixed number of episodes, or of env steps, because
+    """Plays on `envs` environments at once. Each one plays a fixed number of episodes, or of env steps, because
     otherwise short episodes would be counted more often."""
 
-    def __init__(self, make_env: EnvFactory, columns: int, seeds: Seeds, number: int = 0):
+    def __init__(self, make_env: EnvFactory, envs: int, seeds: Seeds, number: int = 0):
         """number: that of this process among those that evaluate together. Each has seeds of its own."""
         self.make_env, self.seeds, self.number = make_env, seeds, number
-        self.env = make_env(number, columns)
+        self.env = make_env(number, envs)
 
     def play(
         self,
@@ -42,25 +42,26 @@ class Evaluator:
         stop: Callable[[], bool] = lambda: False,
         env_steps: int | None = None,
     ) -> list[tuple[float, int]]:
-        """Returns (unclipped return, length) of `episodes` full games. With env_steps, it plays so many in place of
-        `episodes`, and then the games that have begun to their ends.
+        """Returns (unclipped return, length) of `episodes` full games, summed over agents. With env_steps,
+        it plays so many in place of `episodes`, and then the games that have begun to their ends.
 
         The seeds depend on `round_`, so that each evaluation of a run has its own. When stop() returns true, only the
         games that have been finished by then are returned.
         """
-        columns = self.env.count
-        quota = np.full(columns, episodes // columns)  # of games
-        quota[: episodes % columns] += 1
+        columns, agents = self.env.count, self.env.spec.columns_per_env
+        envs = columns // agents
+        quota = np.full(envs, episodes // envs)  # of games
+        quota[: episodes % envs] += 1
         if env_steps is not None:
-            quota = np.full(columns, -(-env_steps // columns))
-        counted = np.zeros(columns, dtype=np.int64)  # games or env steps
+            quota = np.full(envs, -(-env_steps // envs))
+        counted = np.zeros(envs, dtype=np.int64)  # games or env steps
         device = next(policy.parameters()).device
         rng = self.seeds.generator("eval-policy", round_, *([self.number] if self.number else []), device=str(device))
         obs = self.env.reset(round_)
         is_first = np.ones(columns, dtype=bool)
         state: Batch = policy.initial_state(columns)
-        returns, lengths = np.zeros(columns), np.zeros(columns, dtype=np.int64)
-        done: list[list[tuple[float, int]]] = [[] for _ in range(columns)]
+        returns, lengths = np.zeros(envs), np.zeros(envs, dtype=np.int64)
+        done: list[list[tuple[float, int]]] = [[] for _ in range(envs)]
         with torch.inference_mode():
             while not stop() and (counted < quota).any():
                 act = policy.act(
@@ -69,14 +70,14 @@ class Evaluator:
                 state = act.state
                 step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first
-                returns += step.paid
-                lengths += step.valid
-                for column in np.flatnonzero(is_first):
-                    if counted[column] < quota[column]:
-                        done[column].append((float(returns[column]), int(lengths[column])))
-                        counted[column] += 1 if env_steps is None else lengths[column]
-                    returns[column], lengths[column] = 0.0, 0
-        return [episode for column in done for episode in column]
+                returns += step.paid.reshape(envs, agents).sum(1)
+                lengths += step.valid.reshape(envs, agents).any(1)
+                for number in np.flatnonzero(is_first.reshape(envs, agents).all(1)):
+                    if counted[number] < quota[number]:
+                        done[number].append((float(returns[number]), int(lengths[number])))
+                        counted[number] += 1 if env_steps is None else lengths[number]
+                    returns[number], lengths[number] = 0.0, 0
+        return [episode for games in done for episode in games]
 
     def close(self) -> None:
         self.env.close()

@@ -26,7 +26,7 @@ from rlrun.dataflow.weights import WeightBus
 from rlrun.dataflow.workers import START_SEC, Workers
 from rlrun.samplers.evaluator import Evaluator
 
-MAX_COLUMNS = 8  # environments that a process steps together
+MAX_ENVS = 8  # environments that a process steps together
 PLAYING, PLAYING_SEC = "playing", 1.0
 
 
@@ -64,8 +64,8 @@ class Evaluating:
 
         def play(episodes: int, greedy: bool = True, env_steps: int | None = None) -> list[tuple[float, int]]:
             if self.evaluator is None:
-                columns = MAX_COLUMNS if env_steps is not None else min(episodes, MAX_COLUMNS)
-                self.evaluator = Evaluator(self.plan.make_env, columns, self.plan.seeds, self.number)
+                envs = MAX_ENVS if env_steps is not None else min(episodes, MAX_ENVS)
+                self.evaluator = Evaluator(self.plan.make_env, envs, self.plan.seeds, self.number)
             mode: Any = "greedy" if greedy else "explore"
             return self.evaluator.play(policy, episodes, mode, clock, round_, stop, env_steps)
 

@@ -37,12 +37,12 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
     plan, number = job.plan, job.number
     policy = plan.make_policy()
     collector = Collector(
-        plan.make_env(number, plan.columns),
+        plan.make_env(number, plan.envs),
         plan.seeds.generator("policy", number, plan.generation),
         plan.record,
         plan.core_every,
         number,
-        number * plan.columns,
+        number * plan.envs,
         plan.generation,
         plan.return_discount,
         plan.whole_after,

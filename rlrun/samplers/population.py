@@ -4,7 +4,7 @@ They are told which pieces of a noise table to try, and answer with returns. Wei
 bus.
 
 parent                                     player-i
-orders (numbers of pairs)   --- pipe --->  parameters + noise, a piece for every column; whole episodes
+orders (numbers of pairs)   --- pipe --->  parameters + noise, a piece for every environment; whole episodes
 reports (returns, lengths)  <-- pipe ----
 """
 
@@ -47,7 +47,7 @@ class Crew(NamedTuple):
     asked: FromPopulation
     noise: NoiseTable
     seeds: Seeds
-    columns: int  # episodes that a player plays at the same time
+    envs: int  # episodes that a player plays at the same time
     players: int
     timeout_sec: float  # a player that is silent for longer is left out
 
@@ -67,12 +67,13 @@ class Task(NamedTuple):
 
 
 class Player:
-    """Plays whole episodes, one at a time in every column, each with its own parameters."""
+    """Plays whole episodes, one at a time in every environment, each with its own parameters. All agents of an
+    environment act with the same ones, and the sum of their rewards counts."""
 
     def __init__(self, crew: Crew, number: int, policy: Any):
         self.crew, self.number, self.policy = crew, number, policy
         # It is worker 0 for every player, because seeds depend on the order alone.
-        self.env = crew.make_env(0, crew.columns)
+        self.env = crew.make_env(0, crew.envs)
         self.box = self.env.spec.action.kind == "box"
 
     def play(self, order: Order, clock: Clock, alive: Callable[[], None] = lambda: None) -> Report:
@@ -80,32 +81,33 @@ class Player:
         try:
             return self._play(order, clock, alive)
         except EnvError as error:
-            raise error.counted_from(self.number * self.crew.columns) from error.__cause__
+            raise error.counted_from(self.number * self.crew.envs) from error.__cause__
 
     def _play(self, order: Order, clock: Clock, alive: Callable[[], None]) -> Report:
-        crew, count, columns = self.crew, order.pairs, self.crew.columns
+        crew, count, envs, agents = self.crew, order.pairs, self.crew.envs, self.env.spec.columns_per_env
         center, size = self.policy.vector().detach(), self.policy.size
         draw = [crew.seeds.numpy("perturbation", clock.updates, order.first + i) for i in range(count)]
         offsets = [int(rng.integers(len(crew.noise.numbers) - size + 1)) for rng in draw]
         rng = crew.seeds.generator("action-noise", clock.updates, order.number)
         tasks = deque([Task(-1, 0)] * order.evaluations + [Task(i, sign) for i in range(count) for sign in (1, -1)])
-        parameters = center.repeat(columns, 1)  # [B, P]
-        doing: list[Task | None] = [None] * columns
+        parameters = center.repeat(envs * agents, 1)  # [B, P]
+        doing: list[Task | None] = [None] * envs
 
-        def begin(column: int) -> None:
-            task = doing[column] = tasks.popleft() if tasks else None
+        def begin(number: int) -> None:
+            task = doing[number] = tasks.popleft() if tasks else None
+            columns = slice(number * agents, (number + 1) * agents)
             if task is not None and task.sign:
-                parameters[column] = center + task.sign * crew.asked.noise_std * crew.noise.piece(
+                parameters[columns] = center + task.sign * crew.asked.noise_std * crew.noise.piece(
                     offsets[task.pair], size
                 )
             else:
-                parameters[column] = center
+                parameters[columns] = center
 
         obs: Rows = map_rows(self.env.reset(clock.updates * ORDERS + order.number), np.array)
-        is_first = np.ones(columns, dtype=bool)
-        for column in range(columns):
-            begin(column)
-        returns, signs, lengths = np.zeros(columns), np.zeros(columns), np.zeros(columns, dtype=np.int64)
+        is_first = np.ones(envs * agents, dtype=bool)
+        for number in range(envs):
+            begin(number)
+        returns, signs, lengths = np.zeros(envs), np.zeros(envs), np.zeros(envs, dtype=np.int64)
         played: dict[Task, Played] = {}
         evaluations: list[Played] = []
         moments = _Observed(self.policy)
@@ -116,37 +118,38 @@ class Player:
                 seen = to_torch(obs)
                 action = self.policy.act_with(parameters, seen, torch.from_numpy(is_first))
                 if self.box and crew.asked.action_noise > 0:
-                    moved = torch.tensor([float(task is not None and task.sign != 0) for task in doing]).view(
-                        -1, *[1] * (action.ndim - 1)
-                    )
+                    of_envs = torch.tensor([float(task is not None and task.sign != 0) for task in doing])
+                    moved = of_envs.repeat_interleave(agents).view(-1, *[1] * (action.ndim - 1))
                     action = action + moved * crew.asked.action_noise * torch.randn(action.shape, generator=rng)
                 acted = time.perf_counter()
                 step = self.env.step(action.numpy())
                 stepped = time.perf_counter()
                 busy = np.array([task is not None for task in doing])
-                live = step.valid & busy
+                live = step.valid & np.repeat(busy, agents)
                 moments.note(seen["observation"], live)
-                returns += step.paid
-                signs += np.sign(step.paid)
-                lengths += live
-                steps += int(live.sum())
+                paid = step.paid.reshape(envs, agents).sum(1)
+                moved_on = live.reshape(envs, agents).any(1)
+                returns += paid
+                signs += np.sign(paid)
+                lengths += moved_on
+                steps += int(moved_on.sum())
                 obs, is_first = map_rows(step.obs, np.array), step.is_first
-                for column in np.flatnonzero(step.is_first).tolist():
-                    task = doing[column]
+                for number in np.flatnonzero(step.is_first.reshape(envs, agents).all(1)).tolist():
+                    task = doing[number]
                     if task is not None:
-                        length = int(lengths[column])
+                        length = int(lengths[number])
                         fitness = (
-                            signs[column]
+                            signs[number]
                             if crew.asked.reward_signs
-                            else returns[column] - crew.asked.reward_offset * length
+                            else returns[number] - crew.asked.reward_offset * length
                         )
-                        one = Played(float(returns[column]), length, float(fitness))
+                        one = Played(float(returns[number]), length, float(fitness))
                         if task.sign:
                             played[task] = one
                         else:
                             evaluations.append(one)
-                    returns[column], signs[column], lengths[column] = 0.0, 0.0, 0
-                    begin(column)
+                    returns[number], signs[number], lengths[number] = 0.0, 0.0, 0
+                    begin(number)
                 policy_sec += acted - started
                 env_sec += stepped - acted
                 if time.monotonic() - last > ALIVE_SEC:
@@ -221,7 +224,7 @@ class Population:
 
     def __init__(self, crew: Crew, say: Callable[[str], None] = lambda text: print(f"  {text}", flush=True)):
         self.crew, self.asked, self.say = crew, crew.asked, say
-        self.total_columns = crew.columns * max(1, crew.players)
+        self.total_columns = crew.envs * max(1, crew.players)
         self.workers = Workers()
         self.bus: WeightStore | None = None
         self.alone: Player | None = None
@@ -252,18 +255,18 @@ class Population:
 
     def _order(self) -> Order | None:
         """Makes the next order: an equal part of half the remaining pairs, so that all players finish at about the same
-        time, but at least as many pairs as fill the columns."""
+        time, but at least as many pairs as fill the environments."""
         left = self.asked.pairs - self.handed
         if left <= 0 and self.steps >= self.asked.min_env_steps:
             return None
         players = max(1, len(self.workers.members))
-        count = max(1, self.crew.columns // 2)
+        count = max(1, self.crew.envs // 2)
         if left > 0:
             count = left if self.bus is None else min(left, max(count, -(-left // (2 * players))))
         chance = self.crew.seeds.numpy("evaluations", self.clock.updates, self.orders)
         evaluations = int(chance.binomial(count, self.asked.eval_share))
-        over = (2 * count + evaluations) % self.crew.columns  # episodes in a last round that leaves columns idle
-        if self.bus is not None and 2 * count + evaluations > self.crew.columns and count > (over + 1) // 2:
+        over = (2 * count + evaluations) % self.crew.envs  # episodes in a last round that leaves environments idle
+        if self.bus is not None and 2 * count + evaluations > self.crew.envs and count > (over + 1) // 2:
             count -= (over + 1) // 2
         order = Order(self.orders, self.handed, count, evaluations)
         self.handed += count

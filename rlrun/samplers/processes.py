@@ -27,7 +27,8 @@ class SamplerPlan:
     record: tuple[str, ...]
     core_every: int
     return_discount: float | None
-    columns: int  # columns in one fragment
+    envs: int  # environments whose rows are in one fragment
+    agents: int  # columns of one environment
     workers: int  # number of processes
     in_flight: int  # number of slots per producer of fragments
     seeds: Seeds
@@ -35,16 +36,23 @@ class SamplerPlan:
     timeout_sec: float  # the run fails after this many seconds of silence
     whole_after: int | None = None  # see Columns: collect whole episodes of at least this many rows in all
     first: int = 0  # number of the first worker, which continues the numbers of the learners before this one
-    total: int = 0  # number of columns of all learners together
+    total: int = 0  # number of environments of all learners together
     callbacks: tuple[str, ...] = ()  # the run's callbacks, of which EnvCallbacks are made with the environments
+
+    @property
+    def columns(self) -> int:
+        """Columns in one fragment."""
+        return self.envs * self.agents
 
     def env_callbacks(self) -> list[EnvCallback]:
         """Makes the callbacks of one group of environments."""
         return make_callbacks(self.callbacks, EnvCallback)
 
     def place(self, producer: int) -> torch.Tensor:
-        """Returns the relative positions [columns] of this producer's columns among all columns, from 0 to 1."""
-        return torch.arange(producer * self.columns, (producer + 1) * self.columns) / max(1, self.total - 1)
+        """Returns the relative positions [columns] of this producer's environments among all, from 0 to 1. The columns
+        of an environment have the same."""
+        envs = torch.arange(producer * self.envs, (producer + 1) * self.envs) / max(1, self.total - 1)
+        return envs.repeat_interleave(self.agents) if self.agents > 1 else envs
 
 
 class Unsaved:

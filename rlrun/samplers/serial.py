@@ -29,12 +29,12 @@ class SerialSampler:
         self.layout = plan.layout
         self.collectors = [
             Collector(
-                plan.make_env(number, plan.columns),
+                plan.make_env(number, plan.envs),
                 plan.seeds.generator("policy", number, plan.generation, device=str(device)),
                 plan.record,
                 plan.core_every,
                 number,
-                number * plan.columns,
+                number * plan.envs,
                 plan.generation,
                 plan.return_discount,
                 plan.whole_after,

@@ -109,7 +109,7 @@ def test_reported_returns_are_raw_and_whole_games(typed):
         episodes += columns.episodes
         rewards = max(rewards, float(view["reward"].max()))
         lives += int(view["terminated"].sum())
-    assert len(episodes) >= 3 and {e.column for e in episodes} <= {10, 11, 12, 13}
+    assert len(episodes) >= 3 and {e.env for e in episodes} <= {10, 11, 12, 13}
     assert rewards >= 5 and lives > len(episodes)
     assert all(e.ret % 5 == 0 for e in episodes) and max(e.ret for e in episodes) >= 50
 

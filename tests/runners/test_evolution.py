@@ -30,7 +30,7 @@ def wiring(typed, *words, algo="ars"):
 def player(typed, *words, columns=3):
     made = wiring(typed, *SERIAL, *words)
     noise = made.noise()
-    crew = made.population(noise).crew._replace(columns=columns)
+    crew = made.population(noise).crew._replace(envs=columns)
     return Player(crew, 0, made.policy_factory(acting=True)())
 
 
@@ -79,7 +79,7 @@ def test_returns_belong_to_their_perturbation(typed):
 
 def test_whoever_plays_an_order_plays_the_same(typed):
     made = wiring(typed, *SERIAL, "env=CartPole-v1", "algo.noise_std=0.5")
-    crew = made.crew(made.noise())._replace(columns=3)
+    crew = made.crew(made.noise())._replace(envs=3)
     players = [Player(crew, number, made.policy_factory(acting=True)()) for number in (0, 1)]
     first, second = (one.play(Order(2, 4, 5, 2), Clock(0, 3)) for one in players)
     assert (
@@ -91,7 +91,7 @@ def test_whoever_plays_an_order_plays_the_same(typed):
 
 def test_signs_of_rewards_are_learnt_from_where_they_are_asked_for(typed):
     made = wiring(typed, *SERIAL, "env=Pendulum-v1", "algo.return_processing=sign", algo="es")
-    one = Player(made.crew(made.noise())._replace(columns=2), 0, made.policy_factory(acting=True)())
+    one = Player(made.crew(made.noise())._replace(envs=2), 0, made.policy_factory(acting=True)())
     report = one.play(Order(0, 0, 1, 0), Clock())
     assert all(side.fitness == -200.0 > side.ret for side in report.rollouts[0][1:])
 

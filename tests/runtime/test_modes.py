@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import compose, small
-from families import DISCRETE, EVOLVING, REPLAYING, simple
+from families import DISCRETE, EVOLVING, NEEDS, REPLAYING, simple
 from wired import checked
 
-from rlrun.config.paths import inner_algorithm, options
+from rlrun.config.paths import inner_algorithm
 from rlrun.config.run import type_config
 from rlrun.config.types import save_yaml
 from rlrun.core.seeding import Seeds
@@ -23,7 +23,7 @@ NOISES = {
     **dict.fromkeys(("ddpg", "td3", "apex_ddpg"), ("ou", "gaussian", "parameter_noise")),
     **dict.fromkeys(("dqn", "apex", "pqn"), ("epsilon_greedy", "soft_q", "parameter_noise")),
 }
-CASES = [(algo, kind) for algo in options("algo") for kind in NOISES.get(algo, (None,))]
+CASES = [(algo, kind) for algo in NEEDS for kind in NOISES.get(algo, (None,))]
 COLUMNS = 32
 
 

@@ -57,7 +57,7 @@ def maker(typed):
     wiring = Wired(typed("algo=impala", "env=rlrun/Counting-v0", "logger=[]", "resources=debug"))
     agents = Agents(groups=(("few", ("first",)), ("many", ("second",))))
     return MakeTwice(
-        wiring.plan.make_env(), dataclasses.replace(wiring.spec, reward_row=Field((2,), torch.float32), agents=agents)
+        wiring.plan.make_env(), dataclasses.replace(wiring.spec, reward_row=Field((2,), torch.float32), agents=agents, joint=True)
     )
 
 
@@ -74,7 +74,7 @@ def plan(maker, whole_after=None):
         spec.reward_row,
     )
     return SamplerPlan(
-        make_env=maker, make_policy=CountingPolicy, layout=shape, record=("log_prob",), core_every=ROWS, return_discount=0.9, columns=COLUMNS, workers=1,
+        make_env=maker, make_policy=CountingPolicy, layout=shape, record=("log_prob",), core_every=ROWS, return_discount=0.9, envs=COLUMNS, agents=1, workers=1,
         in_flight=3, seeds=Seeds(0), generation=0, timeout_sec=30.0, whole_after=whole_after,
     )  # fmt: skip
 

@@ -59,7 +59,7 @@ def test_every_row_is_what_the_env_produced(typed, kind):
                 episodes += header.episodes
             sampler.free(fragments)
         assert set(last) == {0, 1}, "both samplers work"
-        assert {e.column for e in episodes} == {0, 1, 2, 3}
+        assert {e.env for e in episodes} == {0, 1, 2, 3}
         assert all(e.length == LENGTH and e.ret == LENGTH * (LENGTH + 1) / 2 for e in episodes)
         assert live >= 24 * 10 * LENGTH / (LENGTH + 1) - 8
     finally:
@@ -164,10 +164,10 @@ def test_callbacks_see_every_episode_where_it_is_stepped(typed, kind):
         while len(counts) < 4 or min(counts.values()) < 3:
             fragments = sampler.take(2)
             for episode in (episode for fragment in fragments for episode in fragment.header.episodes):
-                counts[episode.column] = counts.get(episode.column, 0) + 1
+                counts[episode.env] = counts.get(episode.env, 0) + 1
                 told = {name.removeprefix("custom/"): value for name, value in episode.info.items()}
-                assert told["column"] == episode.column and told["starts"] == counts[episode.column]
-                assert told["episode"] == counts[episode.column] - 1 and told["first_step"] == 0
+                assert told["column"] == episode.env and told["starts"] == counts[episode.env]
+                assert told["episode"] == counts[episode.env] - 1 and told["first_step"] == 0
                 assert told["steps"] == LENGTH and told["reward"] == episode.ret
                 assert told["actions"] == sum(step % 5 for step in range(LENGTH))
             sampler.free(fragments)
@@ -258,7 +258,7 @@ def test_whole_episodes_fill_a_fragment(typed, kind):
                     valid, ends = batch.valid[:, column], (batch.terminated | batch.truncated)[:, column]
                     last = int(valid.nonzero().max())
                     assert ends[last] and 40 <= last + 2 and last < 39 + 61, "the last live row ends an episode"
-                    before = [e.length for e in header.episodes if e.column % 2 == column][:-1]
+                    before = [e.length for e in header.episodes if e.env % 2 == column][:-1]
                     assert sum(before) + len(before) < 40, "and no episode began after the fragment's length"
                     assert int(ends[valid].sum()) == len(before) + 1
                 lengths += [e.length for e in header.episodes]

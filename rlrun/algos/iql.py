@@ -1,0 +1,68 @@
+"""IQL: independent Q-learning of agents that share a network (Tan 1993; Tampuu et al. 2017, arXiv:1511.08779).
+
+QMIX (qmix.py) without a mixer: every agent learns the value of its own actions from its own reward, as if it were
+alone. PyMARL's IQL gives each agent the reward of the team; reward_of=team does the same.
+
+Rows, recorded fields, differences and metrics: as in qmix.py; the loss is the mean over agents that are there.
+Checked: tests/algos/test_qmix.py (losses by hand; a team of one is DQN to the bit), tuned/iql/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from rlrun.algos.qmix import QMIX, MixedConfig
+from rlrun.core.batch import Batch
+from rlrun.ops.returns import n_step_return
+from rlrun.ops.td import huber
+from rlrun.ops.transforms import clip_reward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(MixedConfig):
+    reward_of: Literal["agent", "team"]
+
+
+class IQL(QMIX):
+    cfg: Config
+
+    def make_mixer(self) -> nn.Module:
+        return nn.Identity()
+
+    def mixed(self, mixer: nn.Module, q: Tensor, state: Tensor) -> Tensor:
+        """The agents' own values [T, B, N]."""
+        return q
+
+    def target_of(self, rows: Batch, value: Tensor, alive: Tensor) -> Tensor:
+        """n_step rows of each agent's reward, and the discounted value of its own best action [T, B, N]."""
+        cfg, agents = self.cfg, value.shape[-1]
+        paid = rows.reward
+        if cfg.reward_of == "team":
+            paid = paid.sum(-1, keepdim=True).expand_as(paid)
+        reward = clip_reward(paid, cfg.reward_clip).flatten(1)
+        terminated = rows.terminated.repeat_interleave(agents, 1)
+        valid = (alive & rows.valid.unsqueeze(-1)).flatten(1)
+        flat = n_step_return(reward, terminated, valid, value.flatten(1), cfg.discount, cfg.n_steps[0])
+        return flat.view_as(value)
+
+    def errors(
+        self, td_error: Tensor, target: Tensor, rows: Batch, alive: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Returns the loss, priorities and metrics of the agents' TD errors [T, B, N]."""
+        there = alive & rows.valid.unsqueeze(-1)
+        td_error = td_error.masked_fill(~there, 0.0)
+        mean = self.mean_over(there.flatten(1))
+        weight = rows.weight.unsqueeze(-1).expand_as(td_error).flatten(1)
+        loss = mean(weight * huber(td_error, self.cfg.huber_delta).flatten(1))
+        size = td_error.detach().abs()
+        priority = size.sum((0, 2)) / there.sum((0, 2)).clamp(min=1)
+        shares = {
+            "loss": loss,
+            "td_error": mean(size.flatten(1)),
+            "q": mean((target - td_error.detach()).flatten(1)),
+            "target": mean(target.flatten(1)),
+        }
+        return loss, priority, shares

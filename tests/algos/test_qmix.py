@@ -1,0 +1,307 @@
+"""QMIX, VDN and independent Q-learning: their identities, and losses worked out by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from families import JOINT
+from wired import Wired
+
+from rlrun.cli import _dispatch
+from rlrun.core.batch import Batch
+from rlrun.core.errors import UserError
+from rlrun.core.schedule import Clock
+from rlrun.models.mixers import MonotonicMixer, SumMixer
+
+SINGLE = ["model/memory=none", "algo.sequence_length=1", "algo.sequence_stride=1", "algo.fragment_length=1"]
+CART = ["env=MultiAgentCartPole-v0", "resources=debug", "logger=[]"]
+
+
+def tiny(algo):
+    """The small test's words but for the environment, which every test names itself."""
+    return [word for word in small(algo, "tiny") if not word.startswith("env=")]
+
+
+def plain(algo):
+    """The same words for a network without memory."""
+    gone = ("model.memory", "algo.sequence", "algo.fragment")
+    return [word for word in tiny(algo) if not word.startswith(gone)] + SINGLE
+
+
+def made(typed, algo, *words):
+    wiring = Wired(typed(*(plain(algo) if SINGLE[0] in words else tiny(algo)), *CART, *words))
+    return wiring, wiring.algorithm()
+
+
+def batch(wiring, rows, columns, seed=0, dead=None):
+    """Random rows [rows (+ 1), columns] as replay gives them. dead: (row, column, agent) that is not there."""
+    rng = torch.Generator().manual_seed(seed)
+    spec, needs = wiring.spec, wiring.needs
+    agents, actions = len(spec.agents.names), spec.agent.action.n
+    alive = torch.ones(rows + 1, columns, agents, dtype=torch.int64)
+    for t, b, n in dead or ():
+        alive[t:, b, n] = 0
+    obs = {
+        "observation": torch.randn(rows + 1, columns, *spec.observation.shape, generator=rng),
+        "alive": alive,
+        "state": torch.randn(rows + 1, columns, *spec.obs["state"].shape, generator=rng),
+    }
+    if "prev_action" in spec.obs:
+        obs["prev_action"] = torch.randint(actions, (rows + 1, columns, agents), generator=rng)
+    policy = wiring.policy_factory(acting=False)()
+    core = policy.initial_state(columns).map(lambda x: torch.randn(x.shape, generator=rng).unsqueeze(0))
+    return Batch(
+        obs=Batch(obs),
+        action=torch.randint(actions, (rows, columns, agents), generator=rng),
+        reward=torch.randn(rows, columns, agents, generator=rng) * alive[:-1],
+        terminated=torch.rand(rows, columns, generator=rng) < 0.2,
+        truncated=torch.zeros(rows, columns, dtype=torch.bool),
+        valid=torch.ones(rows, columns, dtype=torch.bool),
+        is_first=torch.zeros(rows + 1, columns, dtype=torch.bool),
+        weight=torch.rand(columns, generator=rng) + 0.5,
+        **({"core": core} if needs.core_every and len(core) else {}),
+    )
+
+
+def test_the_sum_is_the_sum():
+    q = torch.randn(3, 4, requires_grad=True)
+    total = SumMixer()(q, torch.randn(3, 2))
+    total.sum().backward()
+    assert torch.equal(total, q.sum(-1)) and torch.equal(q.grad, torch.ones_like(q))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("agents", [1, 2, 5])
+def test_the_teams_value_rises_with_every_agents(agents, layers):
+    torch.manual_seed(agents)
+    mixer = MonotonicMixer(agents, 3, 8, layers, 16)
+    q, state = torch.randn(200, agents, requires_grad=True), torch.randn(200, 3)
+    mixer(q, state).sum().backward()
+    assert (q.grad >= 0).all() and (q.grad > 0).any()
+    if agents == 2:  # the best joint action is that of each agent's own best
+        values = torch.randn(50, 2, 4)
+        table = mixer(torch.stack([values[:, 0, :, None].expand(50, 4, 4), values[:, 1, None].expand(50, 4, 4)], -1), state[:50, None, None].expand(50, 4, 4, 3))
+        best = table.flatten(1).max(-1).values
+        own = mixer(values.max(-1).values, state[:50])
+        assert torch.allclose(best, own, atol=1e-6)
+
+
+def test_the_loss_is_that_of_the_paper(typed):
+    """Written slowly, one column and one agent at a time, with an agent that is not there."""
+    wiring, algorithm = made(typed, "qmix", *SINGLE, "algo.double=false", "algo.discount=0.9")
+    torch.manual_seed(1)
+    for parameter in algorithm.target.parameters():
+        parameter.add_(torch.randn(parameter.shape) * 0.1)
+    rows = batch(wiring, 1, 6, dead=[(0, 2, 1), (1, 3, 0)])
+    loss, priority, _ = algorithm.loss(rows)
+    errors = []
+    for b in range(6):
+        one = rows.map(lambda x, b=b: x[:, b : b + 1] if x.ndim > 1 else x[b : b + 1])
+        q = algorithm.policy(one.obs[:1], one.is_first[:1], Batch())[0][0, 0]
+        following = algorithm.target(one.obs[1:], one.is_first[1:], Batch())[0][0, 0]
+        there, later = one.obs["alive"][0, 0], one.obs["alive"][1, 0]
+        taken = torch.stack([q[n, one.action[0, 0, n]] if there[n] else torch.zeros(()) for n in range(2)])
+        value = torch.stack([following[n].max() if later[n] else torch.zeros(()) for n in range(2)])
+        y = one.reward[0, 0].sum()
+        if not one.terminated[0, 0]:
+            y = y + 0.9 * algorithm.target_mixer(value, one.obs["state"][1, 0])
+        errors.append(y - algorithm.mixer(taken, one.obs["state"][0, 0]))
+    errors = torch.stack(errors)
+    assert torch.allclose(priority, errors.abs(), atol=1e-5)
+    assert torch.allclose(loss, (rows.weight * 0.5 * errors.square()).mean(), atol=1e-6)
+
+
+@pytest.mark.parametrize("algo", JOINT)
+def test_an_absent_agent_changes_no_loss(typed, algo):
+    wiring, algorithm = made(typed, algo, *SINGLE)
+    gone = [(0, 1, 1), (0, 4, 0)]
+    rows = batch(wiring, 1, 6, dead=gone)
+    other = rows.map(torch.clone)
+    for t, b, n in gone:
+        other.obs["observation"][t:, b, n] = 9.0
+        other.action[t:, b, n] = 1 - other.action[t:, b, n]
+    mine, theirs = algorithm.loss(rows)[0], algorithm.loss(other)[0]
+    assert torch.equal(mine, theirs)
+    gradients = [torch.autograd.grad(loss, list(algorithm.policy.parameters()), allow_unused=True) for loss in (mine, theirs)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("algo", ["vdn", "iql"])
+def test_a_team_of_one_is_dqn_to_the_bit(typed, algo):
+    words = ["algo.agent_id=false", "algo.double=true", "algo.discount=0.97", "env.kwargs.num_agents=1"]
+    wiring, algorithm = made(typed, algo, *SINGLE, *words[:3], "++" + words[3])
+    dqn = Wired(typed(*[w for w in tiny("dqn") if "n_step" not in w], "env=CartPole-v1", "resources=debug", "logger=[]", "algo=dqn", "algo.head.dueling=false", "algo.huber_delta=null", "model.activation=relu", "model.init=default", *words[1:3])).algorithm()
+    dqn.policy.load_state_dict(algorithm.policy.state_dict())
+    dqn.target.load_state_dict(algorithm.target.state_dict())
+    for net in (algorithm.target, dqn.target):
+        torch.manual_seed(2)
+        for parameter in net.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.1)
+    rows = batch(wiring, 1, 8)
+    single = rows.replace(
+        obs=Batch(observation=rows.obs["observation"][:, :, 0]), action=rows.action[..., 0], reward=rows.reward[..., 0]
+    )
+    losses = [algorithm.loss(rows)[0], dqn.loss(single)[0]]
+    assert torch.equal(*losses)
+    gradients = [torch.autograd.grad(loss, list(one.policy.parameters())) for loss, one in zip(losses, (algorithm, dqn), strict=True)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("algo", JOINT)
+def test_dead_rows_at_the_end_change_nothing(typed, algo):
+    wiring, algorithm = made(typed, algo)
+    rows = batch(wiring, 5, 4)
+    cut = rows.valid.clone()
+    cut[3:] = False
+    short = rows.replace(valid=cut)
+    noise = short.map(torch.clone)
+    noise.obs["observation"][4:] = 7.0
+    noise.reward[3:] = 100.0
+    noise.terminated[3:] = True
+    assert torch.allclose(algorithm.loss(short)[0], algorithm.loss(noise)[0], rtol=1e-6)
+
+
+def test_truncation_bootstraps_from_the_last_observation_and_termination_does_not(typed):
+    wiring, algorithm = made(typed, "vdn", *SINGLE, "algo.discount=0.5")
+    with torch.no_grad():
+        for parameter in algorithm.target.parameters():
+            parameter.zero_()
+        list(algorithm.target.parameters())[-1].fill_(1e7)  # each agent's value from the target network
+    rows = batch(wiring, 1, 2)
+    rows = rows.replace(reward=torch.ones_like(rows.reward), terminated=torch.tensor([[True, False]]))
+    *_, shares = algorithm.loss(rows)
+    assert float(shares["target"]) == pytest.approx((2.0 + (2.0 + 0.5 * 2e7)) / 2)
+
+
+def test_permuting_agents_permutes_their_values(typed):
+    wiring, algorithm = made(typed, "vdn", *SINGLE, "algo.agent_id=false", "++env.kwargs.num_agents=3")
+    rows = batch(wiring, 1, 4)
+    order = torch.tensor([2, 0, 1])
+    moved = rows.replace(
+        obs=rows.obs.replace(observation=rows.obs["observation"][:, :, order]), action=rows.action[..., order], reward=rows.reward[..., order]
+    )
+    q, other = (algorithm.unroll(algorithm.policy, one) for one in (rows, moved))
+    assert torch.allclose(q[:, :, order], other, atol=1e-6)
+    assert torch.allclose(algorithm.loss(rows)[0], algorithm.loss(moved)[0], atol=1e-6)
+
+
+def test_memory_is_unrolled_as_it_acted(typed):
+    """Unrolling all rows at once equals acting row by row, with the memory and the last action reset at is_first."""
+    wiring, algorithm = made(typed, "qmix")
+    rows = batch(wiring, 5, 3)
+    first = rows.is_first.clone()
+    first[2, 1] = True
+    rows = rows.replace(is_first=first)
+    q = algorithm.unroll(algorithm.policy, rows)
+    state = rows.core[0]
+    for t in range(6):
+        one, state = algorithm.policy(rows.obs[t : t + 1], first[t : t + 1], state)
+        assert torch.allclose(one[0], q[t], atol=1e-6)
+    fresh = rows.obs.map(lambda x: x[2:3, 1:2])
+    fresh = fresh.replace(prev_action=1 - fresh["prev_action"])
+    zero = algorithm.policy.initial_state(1)
+    alone = algorithm.policy(fresh, torch.ones(1, 1, dtype=torch.bool), zero)[0]
+    assert torch.allclose(alone[0, 0], q[2, 1], atol=1e-6)
+
+
+def test_actions_outside_a_mask_are_never_chosen(typed):
+    wiring = Wired(typed(*plain("qmix"), "env=zoo:TupleEnv", "resources=debug", "logger=[]", *SINGLE))
+    policy, rng = wiring.policy_factory(acting=True)(), torch.Generator().manual_seed(0)
+    env = wiring.plan.make_env()(0, 2)
+    obs = env.reset(0)
+    rows = Batch({name: torch.from_numpy(np.repeat(part, 200, 0)) for name, part in obs.items()})
+    chosen = policy.act(rows, torch.ones(400, dtype=torch.bool), policy.initial_state(400), Clock(), "explore", rng).action
+    assert set(chosen[:, 0].tolist()) == {0, 1} and set(chosen[:, 1].tolist()) == {0, 1, 2, 3}
+
+
+def test_a_joint_row_holds_all_agents(typed):
+    wiring = Wired(typed(*plain("qmix"), "env=zoo:CountingAgents", "resources=debug", "logger=[]", *SINGLE))
+    assert wiring.spec.notes and "side by side" in wiring.spec.notes[0] and wiring.spec.obs["state"].shape == (9,)
+    env = wiring.plan.make_env()(0, 2)
+    before = {name: np.array(part) for name, part in env.reset(0).items()}
+    lines = []
+    for _ in range(7):
+        step = env.step(np.zeros((2, 3), dtype=np.int64))
+        lines.append((before["alive"][0].tolist(), step.reward[0].tolist(), bool(step.valid[0]), bool(step.terminated[0]), bool(step.truncated[0]), bool(step.is_first[0])))
+        before = {name: np.array(part) for name, part in step.obs.items()}
+    now = [1 + t for t in range(6)]
+    assert [line[0] for line in lines] == [[1, 1, 0]] * 2 + [[1, 1, 1]] + [[0, 1, 1]] * 4, "alive also at the last observation"
+    assert [line[1] for line in lines[:6]] == [[t if t <= 3 else 0, 100 + t, 200 + t if t >= 3 else 0] for t in now]
+    assert [line[2] for line in lines] == [True] * 6 + [False]
+    assert [line[3] for line in lines] == [False] * 7 and [line[4] for line in lines] == [False] * 5 + [True, False]
+    assert [line[5] for line in lines] == [False] * 6 + [True]
+
+
+@pytest.mark.parametrize("algo", JOINT)
+def test_a_run_resumes_to_the_same_bits_and_acts(algo, tmp_path):
+    import rlrun
+
+    words = ["train", *tiny(algo), *CART, "checkpoint.every=60", "seed=2"]
+    assert _dispatch([*words, "env_steps=120", f"run_dir={tmp_path / 'whole'}"]) == 0
+    assert _dispatch([*words, "env_steps=60", f"run_dir={tmp_path / 'half'}"]) == 0
+    assert _dispatch(["resume", str(tmp_path / "half"), "env_steps=120"]) == 0
+    finals = [sorted(p for p in (tmp_path / name / "checkpoints").iterdir() if p.is_dir())[-1] for name in ("whole", "half")]
+    one, other = (torch.load(path / "algorithm.pt", weights_only=True) for path in finals)
+    assert str(one) == str(other)
+    row = json.loads((tmp_path / "whole" / "progress.jsonl").read_text().splitlines()[-1])
+    assert row["updates"] > 0 and np.isfinite(row["learn/loss"])
+    trained = rlrun.load(tmp_path / "whole")
+    env = trained.make_env()
+    obs, _ = env.reset(seed=0)
+    while env.agents:
+        actions = trained.act(obs)
+        obs = {agent: seen for agent, seen in env.step(actions)[0].items() if agent in env.agents}
+        assert set(actions) >= set(obs)
+    assert _dispatch(["evaluate", str(tmp_path / "whole"), "episodes=2"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algo=qmix", "env=CartPole-v1"], "learns several agents together, and CartPole-v1 has one"),
+        (["algo=qmix", "env=MultiAgentPendulum-v0"], "chooses one of several actions for each agent"),
+        (["algo=vdn", "env=TwoStepGame-v0", "model/memory=none"], "without memory learns single rows"),
+        (["algo=qmix", "env=TwoStepGame-v0", "algo.exploration.kind=soft_q"], "several explore by epsilon_greedy"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_starts(typed, words, said):
+    with pytest.raises(UserError, match=said):
+        Wired(typed(*words, "resources=debug", "logger=[]")).algorithm()
+
+
+# The learnt tables of the two-step game with uniformly random actions: Rashid et al. 2018, appendix B; VDN's are the
+# least-squares solution.
+TABLES = {
+    "qmix": (8.0, [[[6.93, 6.93], [7.92, 7.92]], [[7, 7], [7, 7]], [[0, 1], [1, 8]]]),
+    "vdn": (7.0, [[[6.93, 6.93], [6.435, 6.435]], [[7, 7], [7, 7]], [[-1.5, 2.5], [2.5, 6.5]]]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("algo", TABLES)
+def test_the_tables_of_the_two_step_game_are_learnt(algo, seed, tmp_path):
+    assert _dispatch(["train", f"tuned={algo}/two_step_uniform", f"seed={seed}", "logger=[]", f"run_dir={tmp_path / 'run'}"]) == 0
+    from rlrun.core.algorithm import LearnerContext
+    from rlrun.runtime.build import checkpoints_of
+    from rlrun.runtime.trained import load
+
+    trained = load(tmp_path / "run")
+    config = trained.config
+    learnt = config.algorithm(trained.policy, trained.spec, config.algo, LearnerContext(torch.device("cpu"), torch.Generator()))
+    learnt.load_state(checkpoints_of(tmp_path / "run").load("last", parts=("algorithm",))[0]["algorithm"])
+    greedy, tables = TABLES[algo]
+    best = []
+    for place, table in enumerate(tables):
+        seen = torch.eye(3)[place]
+        obs = Batch(observation=seen.expand(1, 1, 2, 3), alive=torch.ones(1, 1, 2, dtype=torch.int64))
+        with torch.no_grad():
+            q = learnt.policy(obs, torch.zeros(1, 1, dtype=torch.bool), Batch())[0][0, 0]
+            found = torch.stack([torch.stack([learnt.mixer(torch.stack([q[0, a], q[1, b]]), seen) for b in range(2)]) for a in range(2)])
+        assert torch.allclose(found, torch.tensor(table, dtype=torch.float32), atol=0.2), found
+        best.append(q.argmax(-1).tolist())
+    from rlrun.envs.games import TwoStep
+
+    assert TwoStep.PAYS[best[0][0]][best[1 + best[0][0]][0]][best[1 + best[0][0]][1]] == greedy

@@ -1,0 +1,238 @@
+"""Every row of an environment with several agents holds its own agent's numbers, also when agents come, go and wait."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import compose
+from wired import Wired
+
+from rlrun.cli import _dispatch
+from rlrun.config.run import type_config
+from rlrun.core.errors import EnvError, UserError
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import random_actions
+from rlrun.envs import names, registry
+
+SMALL = ("logger=[]", "resources=debug")
+
+
+def made(name, *words, count=2):
+    """The spec and `count` environments."""
+    cfg = type_config(compose("algo=ppo", f"env={name}", *words)).env
+    spec = registry.make_spec(cfg)
+    return spec, registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(3), stream="env", learning=True)(0, count)
+
+
+def walk(env, steps, choose=None):
+    """Yields (rows before, actions, step) of every step."""
+    rng = np.random.default_rng(0)
+    obs = {name: np.array(part) for name, part in env.reset(0).items()}
+    for _ in range(steps):
+        action = random_actions(env.spec, obs, env.count, rng) if choose is None else choose(obs)
+        step = env.step(action)
+        yield obs, action, step
+        obs = {name: np.array(part) for name, part in step.obs.items()}
+
+
+def test_each_row_holds_its_own_agents_numbers():
+    spec, env = made("zoo:CountingAgents")
+    assert spec.columns_per_env == 3 and env.count == 6 and spec.agents.names == ("a", "b", "c")
+    valid, ends, firsts = [], [], []
+    for t, (before, _, step) in enumerate(walk(env, 14)):
+        now = t % 7 + 1  # six steps and a row that only resets
+        for column, agent in enumerate("abcabc"):
+            if step.valid[column]:
+                assert before["observation"][column].tolist() == ["abc".index(agent), t // 7, now - 1]
+                assert step.reward[column] == 100 * "abc".index(agent) + now
+                assert step.obs["observation"][column].tolist() == ["abc".index(agent), t // 7, now]
+            else:
+                assert step.reward[column] == 0
+        valid.append(step.valid[:3].tolist())
+        ends.append((step.terminated[:3].tolist(), step.truncated[:3].tolist()))
+        firsts.append(step.is_first[:3].tolist())
+        assert (step.valid[:3] == step.valid[3:]).all()
+    a, b, c = zip(*valid, strict=True)
+    assert a == (True, True, True, False, False, False, False) * 2, "a leaves after three steps"
+    assert b == (True,) * 6 + (False,) + (True,) * 6 + (False,)
+    assert c == ((False, False) + (True,) * 4 + (False,)) * 2, "c appears after two steps"
+    assert ends[2] == ([True, False, False], [False] * 3) and ends[5] == ([False] * 3, [False, True, True])
+    assert firsts[1] == [False, False, True], "c's memory begins anew"
+    assert firsts[6] == [True] * 3 and sum(map(any, firsts)) == 4
+    assert not step.obs["observation"][2].any(), "an agent that is not there sees zeros"
+
+
+def test_returns_are_sums_and_env_steps_do_not_depend_on_the_number_of_agents(typed):
+    wiring = Wired(typed("algo=ppo", "env=zoo:CountingAgents", *SMALL, "algo.fragment_length=14", "algo.batch_size=28", "algo.minibatch_size=14"))
+    assert wiring.plan.needs.columns == 6 and wiring.plan.fragment["valid"].shape == (14, 6)
+    sampler = wiring.sampler(0)
+    sampler.publish(wiring.policy_factory(acting=True)(), Clock())
+    header = sampler.take(1)[0].header
+    assert header.env_steps == 2 * 12 and header.agent_steps == 2 * 2 * (3 + 6 + 4)
+    a, b, c = 1 + 2 + 3, 6 * 100 + 21, 4 * 200 + 3 + 4 + 5 + 6
+    episodes = header.episodes
+    assert {e.ret for e in episodes} == {a + b + c} and {e.length for e in episodes} == {6}
+    assert {e.env for e in episodes} == {0, 1}
+    assert episodes[0].info["return/a"] == a and episodes[0].info["return/c"] == c
+    assert episodes[0].info["clock"] == pytest.approx((1 + 2 + 3 + 21 + 3 + 4 + 5 + 6) / 13)
+
+
+def test_a_waiting_player_has_one_legal_action_and_is_paid_for_the_others_move():
+    spec, env = made("zoo:Turns", count=1)
+    assert str(spec.obs["observation"]) == "Box([2], float32)" and spec.obs["action_mask"].shape == (3,)
+    paid = np.zeros(2)
+    for t, (before, _, step) in enumerate(walk(env, 9)):
+        if t == 8:
+            assert not step.valid.any() and step.is_first.all()
+            break
+        mover = t % 2
+        assert before["action_mask"][mover].tolist() == [0, 1, 1] and before["action_mask"][1 - mover].tolist() == [1, 0, 0]
+        assert step.valid.all() and step.decided.tolist() == [mover == 0, mover == 1]
+        expected = [0.0, 0.0]
+        expected[1 - mover] -= 1
+        expected[0] += 10 * (t == 7)
+        assert step.reward.tolist() == expected
+        assert step.terminated.all() == (t == 7)
+        paid += step.reward
+    assert paid.tolist() == [6.0, -4.0]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_the_limit_of_an_environment_over_tuples_is_a_truncation(early):
+    spec, env = made("zoo:TupleEnv", f"+env.kwargs.early={str(early).lower()}", count=1)
+    assert spec.obs["observation"].shape == (3,) and spec.action.n == 4 and spec.obs["action_mask"].shape == (4,)
+    assert len(spec.notes) == 2 and spec.max_episode_steps == 5
+    steps = [step for _, _, step in walk(env, 6)]
+    last = steps[1 if early else 4]
+    assert last.terminated.all() == early and last.truncated.all() != early
+    assert steps[0].reward.tolist() == [1.0, 2.0]
+    # The value of the last observation is bootstrapped from, so that its mask must be the true one.
+    whole = [np.array(step.obs["action_mask"]) for _, _, step in walk(env, 5)]
+    assert whole[1 if early else 4].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    env.reset(0)
+    assert env.step(np.array([1, 3])).obs["observation"].tolist() == [[1, 1, 0], [1, 1, 1]], "padded with zeros"
+    assert env.rows["action_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("unknown", "'z', which is not one of its possible_agents"), ("lost", "lost the agent 'b' in step 2"), ("raise", "this game was told to fail")],
+)
+def test_a_broken_game_is_named(fault, said):
+    _, env = made("zoo:CountingAgents", f"+env.kwargs.fault={fault}")
+    with pytest.raises(EnvError, match=said) as caught:
+        list(walk(env, 4))
+    assert "CountingAgents" in str(caught.value) and "env 0" in str(caught.value)
+
+
+def test_own_limits_end_all_agents():
+    _, env = made("zoo:CountingAgents", "env.max_episode_steps=4")
+    steps = [step for _, _, step in walk(env, 5)]
+    assert steps[3].truncated[:3].tolist() == [False, True, True] and steps[4].is_first.all()
+
+
+def test_all_rewards_of_mpe_are_counted():
+    """25 rewards for each agent: PyMARL's and EPyMARL's wrappers lose the last."""
+    pytest.importorskip("mpe2")
+    from mpe2 import simple_spread_v3
+
+    _, env = made("simple_spread_v3", count=1)
+    total, log = np.zeros(3), []
+    for _, action, step in walk(env, 25):
+        total += step.reward
+        log.append(action)
+    assert step.truncated.all() and not step.terminated.any()
+    seed = env.env_seeds[0]
+    by_hand = simple_spread_v3.parallel_env()
+    by_hand.reset(seed=seed)
+    expected = np.zeros(3)
+    for action in log:
+        _, reward, *_ = by_hand.step({f"agent_{i}": int(action[i]) for i in range(3)})
+        expected += [reward[f"agent_{i}"] for i in range(3)]
+    assert total == pytest.approx(expected, rel=1e-5)
+
+
+def test_names_have_one_family():
+    assert names.family_of("TwoStepGame-v0") == ("agents", "TwoStepGame-v0")
+    assert names.family_of("CartPole-v1")[0] == "gym" and names.family_of("Pong")[0] == "atari"
+    assert names.family_of("zoo:Turns")[0] == "agents"
+    if names.zoo_modules():
+        assert names.petting_zoo("pettingzoo/connect_four_v3") == "pettingzoo.classic.connect_four_v3"
+        with pytest.raises(UserError, match="simple_spread_v3 now"):
+            names.family_of("simple_spread_v2")
+
+
+def test_without_the_package_its_install_line_is_said(monkeypatch):
+    monkeypatch.setattr(names, "zoo_modules", dict)
+    monkeypatch.setattr(names.importlib.util, "find_spec", lambda name: None)
+    for name in ("simple_spread_v3", "Foraging-8x8-2p-2f-coop-v3"):
+        with pytest.raises(UserError, match=r"pip install 'rlrun\[multi-agent\]'"):
+            names.family_of(name)
+
+
+LEARNERS = {
+    "ppo": ("algo.fragment_length=16", "algo.batch_size=32", "algo.minibatch_size=16", "algo.num_epochs=2"),
+    "ppo_lstm": ("algo=ppo", "model/memory=lstm", "algo.sequence_length=8", "algo.fragment_length=16", "algo.batch_size=32", "algo.minibatch_size=16"),
+    "a2c": ("algo.fragment_length=5", "algo.batch_size=20"),
+    "impala": ("algo.fragment_length=10", "algo.batch_size=20"),
+    "pqn": ("algo.fragment_length=16", "algo.batch_size=32", "algo.minibatch_size=16"),
+    "dqn": ("algo.learning_starts=50", "replay.capacity=1000", "model.hidden=[16]"),
+    "r2d2": ("algo.learning_starts=50", "replay.capacity=2000", "model.memory.size=8", "algo.batch_size=4"),
+    "es": ("algo.episodes_per_batch=4", "algo.env_steps_per_batch=20", "algo.noise_size=200000"),
+}
+
+
+@pytest.mark.parametrize("algo", LEARNERS)
+def test_single_agent_algorithms_train_all_agents_with_one_policy(algo, tmp_path):
+    words = [word for word in LEARNERS[algo] if not word.startswith("algo=")]
+    path = tmp_path / "run"
+    code = _dispatch(["train", f"algo={algo.partition('_')[0]}", "env=zoo:CountingAgents", *SMALL, "env_steps=200", *words, f"run_dir={path}", "log_every_sec=0.01", "model.observation_filter=mean_std" if algo == "ppo" else "seed=1"])
+    assert code == 0
+    row = json.loads((path / "progress.jsonl").read_text().splitlines()[-1])
+    assert row["sample/return_mean"] == 6 + 621 + 818, "the sum over agents"
+    assert row["sample/episode_length_mean"] == 6
+    if algo != "es":
+        assert row["sample/return/b"] == 621 and 13 / 6 * 0.8 < row["sample/agent_steps"] / row["env_steps"] <= 13 / 6 * 1.2
+    assert all(math.isfinite(value) for name, value in row.items() if name.startswith("learn/") and value is not None)
+
+
+def test_a_bit_exact_run_resumes_in_the_middle_of_an_episode(tmp_path):
+    """Agents of the environments have left at the checkpoint."""
+    words = ["train", "algo=ppo", "env=MultiAgentCartPole-v0", "env.kwargs.num_agents=3", *SMALL, *LEARNERS["ppo"], "checkpoint.every=60", "seed=2"]
+    assert _dispatch([*words, "env_steps=120", f"run_dir={tmp_path / 'whole'}"]) == 0
+    assert _dispatch([*words, "env_steps=60", f"run_dir={tmp_path / 'half'}"]) == 0
+    assert _dispatch(["resume", str(tmp_path / "half"), "env_steps=120"]) == 0
+    final = [sorted(p for p in (tmp_path / name / "checkpoints").iterdir() if p.is_dir())[-1] for name in ("whole", "half")]
+    one, other = (torch.load(path / "policy.pt", weights_only=True) for path in final)
+    flat = [dict(_leaves(tensors)) for tensors in (one, other)]
+    assert flat[0].keys() == flat[1].keys() and all(torch.equal(flat[0][k], flat[1][k]) for k in flat[0])
+
+
+def _leaves(tree, path=""):
+    for name, value in tree.items():
+        yield from _leaves(value, f"{path}{name}.") if isinstance(value, dict) else [(f"{path}{name}", value)]
+
+
+def test_a_trained_run_acts_for_every_agent_and_is_exported(tmp_path):
+    import rlrun
+
+    path = tmp_path / "run"
+    words = ["algo=ppo", "env=zoo:CountingAgents", "model/memory=lstm", "algo.sequence_length=8", *SMALL, *LEARNERS["ppo"]]
+    assert _dispatch(["train", *words, "env_steps=60", f"run_dir={path}"]) == 0
+    trained = rlrun.load(path)
+    env = trained.make_env()
+    obs, _ = env.reset(seed=0)
+    seen = []
+    while env.agents:
+        actions = trained.act(obs)
+        assert set(actions) == set(obs) and all(action in (0, 1) for action in actions.values())
+        seen.append(sorted(actions))
+        obs = {agent: value for agent, value in env.step(actions)[0].items() if agent in env.agents}
+    assert seen == [["a", "b"]] * 2 + [["a", "b", "c"]] + [["b", "c"]] * 3
+    with pytest.raises(ValueError, match="dictionary by agent, of a, b, c"):
+        trained.act({"nobody": np.zeros(3)})
+    assert _dispatch(["evaluate", str(path), "episodes=3"]) == 0
+    assert _dispatch(["export", str(path), "--formats", "pt2"]) == 0

@@ -1,0 +1,131 @@
+"""Environments with several agents whose rows can be checked wherever they arrive."""
+
+import numpy as np
+from gymnasium import Env
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
+
+
+class CountingAgents:
+    """PettingZoo's parallel interface. Agent i sees [i, episode, step] and is paid 100 * i + step.
+
+    a leaves (terminates) after 3 steps, c appears after 2, and the episode of b and c is truncated after 6."""
+
+    possible_agents = ("a", "b", "c")
+
+    def __init__(self, fault=None):
+        self.fault, self.episode, self.agents = fault, -1, []
+
+    unwrapped = property(lambda self: self)
+
+    def observation_space(self, agent):
+        return Box(-np.inf, np.inf, (3,), np.float32)
+
+    def action_space(self, agent):
+        return Discrete(2)
+
+    def _obs(self, agents):
+        return {a: np.array(["abc".index(a), self.episode, self.now], dtype=np.float32) for a in agents}
+
+    def reset(self, seed=None, options=None):
+        self.episode, self.now, self.agents = self.episode + 1, 0, ["a", "b"]
+        return self._obs(self.agents), {a: {} for a in self.agents}
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents), "every agent that is there acts, and no other"
+        self.now += 1
+        there = list(self.agents)
+        reward = {a: 100.0 * "abc".index(a) + self.now for a in there}
+        terminated = {a: a == "a" and self.now == 3 for a in there}
+        truncated = dict.fromkeys(there, self.now == 6)
+        obs = self._obs(there)
+        if self.fault == "unknown" and self.now == 2:
+            reward["z"] = 1.0
+        if self.fault == "lost" and self.now == 2:
+            del obs["b"]
+            self.agents.remove("b")
+            return obs, reward, {"a": False}, {"a": False}, {}
+        if self.fault == "raise" and self.now == 2:
+            raise RuntimeError("this game was told to fail")
+        self.agents = [a for a in there if not (terminated[a] or truncated[a])]
+        if self.now == 2:
+            self.agents.append("c")
+            obs |= self._obs(["c"])
+        return obs, reward, terminated, truncated, {a: {"clock": float(self.now)} for a in there}
+
+    def render(self): ...
+
+    def close(self): ...
+
+
+class Turns:
+    """PettingZoo's AEC interface, in 20 lines: two players move in turn, 4 moves each; a move of player i pays the other
+    one -1 and the mover nothing, but the last move pays player_0 10."""
+
+    possible_agents = ("player_0", "player_1")
+    agent_selection = "player_0"
+
+    def __init__(self):
+        self.agents = []
+
+    unwrapped = property(lambda self: self)
+
+    def observation_space(self, agent):
+        return Dict(observation=Box(0, 100, (2,), np.float32), action_mask=Box(0, 1, (3,), np.int8))
+
+    def action_space(self, agent):
+        return Discrete(3)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.moves, self.agent_selection = list(self.possible_agents), 0, "player_0"
+        self._clear()
+
+    def _clear(self, over=False):
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, over)
+        self.truncations, self.infos = dict.fromkeys(self.agents, False), {a: {} for a in self.agents}
+
+    def observe(self, agent):
+        mask = np.array([0, 1, 1], dtype=np.int8) if agent == self.agent_selection else np.zeros(3, dtype=np.int8)
+        return {"observation": np.array([self.moves, self.possible_agents.index(agent)], np.float32), "action_mask": mask}
+
+    def step(self, action):
+        if self.terminations[self.agent_selection]:
+            assert action is None
+            self.agents.remove(self.agent_selection)
+            self.agent_selection = self.agents[0] if self.agents else None
+            return
+        assert action in (1, 2), "a masked action was played"
+        mover, other = self.agent_selection, self.possible_agents[self.agent_selection == "player_0"]
+        self.moves += 1
+        self._clear(over=self.moves == 8)
+        self.rewards[other] -= 1.0
+        if self.moves == 8:
+            self.rewards["player_0"] += 10.0
+        self.agent_selection = other if self.moves < 8 else mover
+
+    def render(self): ...
+
+    def close(self): ...
+
+
+class TupleEnv(Env):
+    """A Gymnasium environment over two agents. It reports its limit of 5 steps as a termination; with `early` it
+    terminates after 2."""
+
+    def __init__(self, early=False):
+        self.observation_space = Tuple((Box(-1, 9, (2,), np.float32), Box(-1, 9, (3,), np.float32)))
+        self.action_space = Tuple((Discrete(2), Discrete(4)))
+        self.early, self.max_steps = early, 5
+
+    def _obs(self):
+        return np.full(2, self.now, np.float32), np.full(3, self.now, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(tuple(action)), action
+        self.now += 1
+        return self._obs(), [1.0, 2.0], self.now >= (2 if self.early else self.max_steps), False, {}
