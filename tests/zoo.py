@@ -86,7 +86,10 @@ class Turns:
 
     def observe(self, agent):
         mask = np.array([0, 1, 1], dtype=np.int8) if agent == self.agent_selection else np.zeros(3, dtype=np.int8)
-        return {"observation": np.array([self.moves, self.possible_agents.index(agent)], np.float32), "action_mask": mask}
+        return {
+            "observation": np.array([self.moves, self.possible_agents.index(agent)], np.float32),
+            "action_mask": mask,
+        }
 
     def step(self, action):
         if self.terminations[self.agent_selection]:

@@ -165,8 +165,8 @@ class JointEnv:
             one.reward.reshape(shape).copy(),
             np.array(over & ~cut, dtype=bool),
             np.array(cut, dtype=bool),
-            one.valid.reshape(shape).any(1),
-            one.is_first.reshape(shape).all(1),
+            np.array(one.valid.reshape(shape).any(1)),
+            np.array(one.is_first.reshape(shape).all(1)),
             {name: _mean(value.reshape(shape)) for name, value in one.info.items()},
             None,
         )

@@ -82,7 +82,10 @@ def test_the_teams_value_rises_with_every_agents(agents, layers):
     assert (q.grad >= 0).all() and (q.grad > 0).any()
     if agents == 2:  # the best joint action is that of each agent's own best
         values = torch.randn(50, 2, 4)
-        table = mixer(torch.stack([values[:, 0, :, None].expand(50, 4, 4), values[:, 1, None].expand(50, 4, 4)], -1), state[:50, None, None].expand(50, 4, 4, 3))
+        table = mixer(
+            torch.stack([values[:, 0, :, None].expand(50, 4, 4), values[:, 1, None].expand(50, 4, 4)], -1),
+            state[:50, None, None].expand(50, 4, 4, 3),
+        )
         best = table.flatten(1).max(-1).values
         own = mixer(values.max(-1).values, state[:50])
         assert torch.allclose(best, own, atol=1e-6)
@@ -124,7 +127,9 @@ def test_an_absent_agent_changes_no_loss(typed, algo):
         other.action[t:, b, n] = 1 - other.action[t:, b, n]
     mine, theirs = algorithm.loss(rows)[0], algorithm.loss(other)[0]
     assert torch.equal(mine, theirs)
-    gradients = [torch.autograd.grad(loss, list(algorithm.policy.parameters()), allow_unused=True) for loss in (mine, theirs)]
+    gradients = [
+        torch.autograd.grad(loss, list(algorithm.policy.parameters()), allow_unused=True) for loss in (mine, theirs)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
@@ -132,7 +137,20 @@ def test_an_absent_agent_changes_no_loss(typed, algo):
 def test_a_team_of_one_is_dqn_to_the_bit(typed, algo):
     words = ["algo.agent_id=false", "algo.double=true", "algo.discount=0.97", "env.kwargs.num_agents=1"]
     wiring, algorithm = made(typed, algo, *SINGLE, *words[:3], "++" + words[3])
-    dqn = Wired(typed(*[w for w in tiny("dqn") if "n_step" not in w], "env=CartPole-v1", "resources=debug", "logger=[]", "algo=dqn", "algo.head.dueling=false", "algo.huber_delta=null", "model.activation=relu", "model.init=default", *words[1:3])).algorithm()
+    dqn = Wired(
+        typed(
+            *[w for w in tiny("dqn") if "n_step" not in w],
+            "env=CartPole-v1",
+            "resources=debug",
+            "logger=[]",
+            "algo=dqn",
+            "algo.head.dueling=false",
+            "algo.huber_delta=null",
+            "model.activation=relu",
+            "model.init=default",
+            *words[1:3],
+        )
+    ).algorithm()
     dqn.policy.load_state_dict(algorithm.policy.state_dict())
     dqn.target.load_state_dict(algorithm.target.state_dict())
     for net in (algorithm.target, dqn.target):
@@ -145,7 +163,10 @@ def test_a_team_of_one_is_dqn_to_the_bit(typed, algo):
     )
     losses = [algorithm.loss(rows)[0], dqn.loss(single)[0]]
     assert torch.equal(*losses)
-    gradients = [torch.autograd.grad(loss, list(one.policy.parameters())) for loss, one in zip(losses, (algorithm, dqn), strict=True)]
+    gradients = [
+        torch.autograd.grad(loss, list(one.policy.parameters()))
+        for loss, one in zip(losses, (algorithm, dqn), strict=True)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
@@ -180,7 +201,9 @@ def test_permuting_agents_permutes_their_values(typed):
     rows = batch(wiring, 1, 4)
     order = torch.tensor([2, 0, 1])
     moved = rows.replace(
-        obs=rows.obs.replace(observation=rows.obs["observation"][:, :, order]), action=rows.action[..., order], reward=rows.reward[..., order]
+        obs=rows.obs.replace(observation=rows.obs["observation"][:, :, order]),
+        action=rows.action[..., order],
+        reward=rows.reward[..., order],
     )
     q, other = (algorithm.unroll(algorithm.policy, one) for one in (rows, moved))
     assert torch.allclose(q[:, :, order], other, atol=1e-6)
@@ -212,7 +235,9 @@ def test_actions_outside_a_mask_are_never_chosen(typed):
     env = wiring.plan.make_env()(0, 2)
     obs = env.reset(0)
     rows = Batch({name: torch.from_numpy(np.repeat(part, 200, 0)) for name, part in obs.items()})
-    chosen = policy.act(rows, torch.ones(400, dtype=torch.bool), policy.initial_state(400), Clock(), "explore", rng).action
+    chosen = policy.act(
+        rows, torch.ones(400, dtype=torch.bool), policy.initial_state(400), Clock(), "explore", rng
+    ).action
     assert set(chosen[:, 0].tolist()) == {0, 1} and set(chosen[:, 1].tolist()) == {0, 1, 2, 3}
 
 
@@ -224,10 +249,21 @@ def test_a_joint_row_holds_all_agents(typed):
     lines = []
     for _ in range(7):
         step = env.step(np.zeros((2, 3), dtype=np.int64))
-        lines.append((before["alive"][0].tolist(), step.reward[0].tolist(), bool(step.valid[0]), bool(step.terminated[0]), bool(step.truncated[0]), bool(step.is_first[0])))
+        lines.append(
+            (
+                before["alive"][0].tolist(),
+                step.reward[0].tolist(),
+                bool(step.valid[0]),
+                bool(step.terminated[0]),
+                bool(step.truncated[0]),
+                bool(step.is_first[0]),
+            )
+        )
         before = {name: np.array(part) for name, part in step.obs.items()}
     now = [1 + t for t in range(6)]
-    assert [line[0] for line in lines] == [[1, 1, 0]] * 2 + [[1, 1, 1]] + [[0, 1, 1]] * 4, "alive also at the last observation"
+    assert [line[0] for line in lines] == [[1, 1, 0]] * 2 + [[1, 1, 1]] + [[0, 1, 1]] * 4, (
+        "alive also at the last observation"
+    )
     assert [line[1] for line in lines[:6]] == [[t if t <= 3 else 0, 100 + t, 200 + t if t >= 3 else 0] for t in now]
     assert [line[2] for line in lines] == [True] * 6 + [False]
     assert [line[3] for line in lines] == [False] * 7 and [line[4] for line in lines] == [False] * 5 + [True, False]
@@ -242,7 +278,9 @@ def test_a_run_resumes_to_the_same_bits_and_acts(algo, tmp_path):
     assert _dispatch([*words, "env_steps=120", f"run_dir={tmp_path / 'whole'}"]) == 0
     assert _dispatch([*words, "env_steps=60", f"run_dir={tmp_path / 'half'}"]) == 0
     assert _dispatch(["resume", str(tmp_path / "half"), "env_steps=120"]) == 0
-    finals = [sorted(p for p in (tmp_path / name / "checkpoints").iterdir() if p.is_dir())[-1] for name in ("whole", "half")]
+    finals = [
+        sorted(p for p in (tmp_path / name / "checkpoints").iterdir() if p.is_dir())[-1] for name in ("whole", "half")
+    ]
     one, other = (torch.load(path / "algorithm.pt", weights_only=True) for path in finals)
     assert str(one) == str(other)
     row = json.loads((tmp_path / "whole" / "progress.jsonl").read_text().splitlines()[-1])
@@ -283,14 +321,21 @@ TABLES = {
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("algo", TABLES)
 def test_the_tables_of_the_two_step_game_are_learnt(algo, seed, tmp_path):
-    assert _dispatch(["train", f"tuned={algo}/two_step_uniform", f"seed={seed}", "logger=[]", f"run_dir={tmp_path / 'run'}"]) == 0
+    assert (
+        _dispatch(
+            ["train", f"tuned={algo}/two_step_uniform", f"seed={seed}", "logger=[]", f"run_dir={tmp_path / 'run'}"]
+        )
+        == 0
+    )
     from rlrun.core.algorithm import LearnerContext
     from rlrun.runtime.build import checkpoints_of
     from rlrun.runtime.trained import load
 
     trained = load(tmp_path / "run")
     config = trained.config
-    learnt = config.algorithm(trained.policy, trained.spec, config.algo, LearnerContext(torch.device("cpu"), torch.Generator()))
+    learnt = config.algorithm(
+        trained.policy, trained.spec, config.algo, LearnerContext(torch.device("cpu"), torch.Generator())
+    )
     learnt.load_state(checkpoints_of(tmp_path / "run").load("last", parts=("algorithm",))[0]["algorithm"])
     greedy, tables = TABLES[algo]
     best = []
@@ -299,7 +344,9 @@ def test_the_tables_of_the_two_step_game_are_learnt(algo, seed, tmp_path):
         obs = Batch(observation=seen.expand(1, 1, 2, 3), alive=torch.ones(1, 1, 2, dtype=torch.int64))
         with torch.no_grad():
             q = learnt.policy(obs, torch.zeros(1, 1, dtype=torch.bool), Batch())[0][0, 0]
-            found = torch.stack([torch.stack([learnt.mixer(torch.stack([q[0, a], q[1, b]]), seen) for b in range(2)]) for a in range(2)])
+            found = torch.stack(
+                [torch.stack([learnt.mixer(torch.stack([q[0, a], q[1, b]]), seen) for b in range(2)]) for a in range(2)]
+            )
         assert torch.allclose(found, torch.tensor(table, dtype=torch.float32), atol=0.2), found
         best.append(q.argmax(-1).tolist())
     from rlrun.envs.games import TwoStep

@@ -66,7 +66,16 @@ def test_each_row_holds_its_own_agents_numbers():
 
 
 def test_returns_are_sums_and_env_steps_do_not_depend_on_the_number_of_agents(typed):
-    wiring = Wired(typed("algo=ppo", "env=zoo:CountingAgents", *SMALL, "algo.fragment_length=14", "algo.batch_size=28", "algo.minibatch_size=14"))
+    wiring = Wired(
+        typed(
+            "algo=ppo",
+            "env=zoo:CountingAgents",
+            *SMALL,
+            "algo.fragment_length=14",
+            "algo.batch_size=28",
+            "algo.minibatch_size=14",
+        )
+    )
     assert wiring.plan.needs.columns == 6 and wiring.plan.fragment["valid"].shape == (14, 6)
     sampler = wiring.sampler(0)
     sampler.publish(wiring.policy_factory(acting=True)(), Clock())
@@ -89,7 +98,11 @@ def test_a_waiting_player_has_one_legal_action_and_is_paid_for_the_others_move()
             assert not step.valid.any() and step.is_first.all()
             break
         mover = t % 2
-        assert before["action_mask"][mover].tolist() == [0, 1, 1] and before["action_mask"][1 - mover].tolist() == [1, 0, 0]
+        assert before["action_mask"][mover].tolist() == [0, 1, 1] and before["action_mask"][1 - mover].tolist() == [
+            1,
+            0,
+            0,
+        ]
         assert step.valid.all() and step.decided.tolist() == [mover == 0, mover == 1]
         expected = [0.0, 0.0]
         expected[1 - mover] -= 1
@@ -119,7 +132,11 @@ def test_the_limit_of_an_environment_over_tuples_is_a_truncation(early):
 
 @pytest.mark.parametrize(
     ("fault", "said"),
-    [("unknown", "'z', which is not one of its possible_agents"), ("lost", "lost the agent 'b' in step 2"), ("raise", "this game was told to fail")],
+    [
+        ("unknown", "'z', which is not one of its possible_agents"),
+        ("lost", "lost the agent 'b' in step 2"),
+        ("raise", "this game was told to fail"),
+    ],
 )
 def test_a_broken_game_is_named(fault, said):
     _, env = made("zoo:CountingAgents", f"+env.kwargs.fault={fault}")
@@ -175,7 +192,14 @@ def test_without_the_package_its_install_line_is_said(monkeypatch):
 
 LEARNERS = {
     "ppo": ("algo.fragment_length=16", "algo.batch_size=32", "algo.minibatch_size=16", "algo.num_epochs=2"),
-    "ppo_lstm": ("algo=ppo", "model/memory=lstm", "algo.sequence_length=8", "algo.fragment_length=16", "algo.batch_size=32", "algo.minibatch_size=16"),
+    "ppo_lstm": (
+        "algo=ppo",
+        "model/memory=lstm",
+        "algo.sequence_length=8",
+        "algo.fragment_length=16",
+        "algo.batch_size=32",
+        "algo.minibatch_size=16",
+    ),
     "a2c": ("algo.fragment_length=5", "algo.batch_size=20"),
     "impala": ("algo.fragment_length=10", "algo.batch_size=20"),
     "pqn": ("algo.fragment_length=16", "algo.batch_size=32", "algo.minibatch_size=16"),
@@ -189,23 +213,49 @@ LEARNERS = {
 def test_single_agent_algorithms_train_all_agents_with_one_policy(algo, tmp_path):
     words = [word for word in LEARNERS[algo] if not word.startswith("algo=")]
     path = tmp_path / "run"
-    code = _dispatch(["train", f"algo={algo.partition('_')[0]}", "env=zoo:CountingAgents", *SMALL, "env_steps=200", *words, f"run_dir={path}", "log_every_sec=0.01", "model.observation_filter=mean_std" if algo == "ppo" else "seed=1"])
+    code = _dispatch(
+        [
+            "train",
+            f"algo={algo.partition('_')[0]}",
+            "env=zoo:CountingAgents",
+            *SMALL,
+            "env_steps=200",
+            *words,
+            f"run_dir={path}",
+            "log_every_sec=0.01",
+            "model.observation_filter=mean_std" if algo == "ppo" else "seed=1",
+        ]
+    )
     assert code == 0
     row = json.loads((path / "progress.jsonl").read_text().splitlines()[-1])
     assert row["sample/return_mean"] == 6 + 621 + 818, "the sum over agents"
     assert row["sample/episode_length_mean"] == 6
     if algo != "es":
-        assert row["sample/return/b"] == 621 and 13 / 6 * 0.8 < row["sample/agent_steps"] / row["env_steps"] <= 13 / 6 * 1.2
+        assert (
+            row["sample/return/b"] == 621
+            and 13 / 6 * 0.8 < row["sample/agent_steps"] / row["env_steps"] <= 13 / 6 * 1.2
+        )
     assert all(math.isfinite(value) for name, value in row.items() if name.startswith("learn/") and value is not None)
 
 
 def test_a_bit_exact_run_resumes_in_the_middle_of_an_episode(tmp_path):
     """Agents of the environments have left at the checkpoint."""
-    words = ["train", "algo=ppo", "env=MultiAgentCartPole-v0", "env.kwargs.num_agents=3", *SMALL, *LEARNERS["ppo"], "checkpoint.every=60", "seed=2"]
+    words = [
+        "train",
+        "algo=ppo",
+        "env=MultiAgentCartPole-v0",
+        "env.kwargs.num_agents=3",
+        *SMALL,
+        *LEARNERS["ppo"],
+        "checkpoint.every=60",
+        "seed=2",
+    ]
     assert _dispatch([*words, "env_steps=120", f"run_dir={tmp_path / 'whole'}"]) == 0
     assert _dispatch([*words, "env_steps=60", f"run_dir={tmp_path / 'half'}"]) == 0
     assert _dispatch(["resume", str(tmp_path / "half"), "env_steps=120"]) == 0
-    final = [sorted(p for p in (tmp_path / name / "checkpoints").iterdir() if p.is_dir())[-1] for name in ("whole", "half")]
+    final = [
+        sorted(p for p in (tmp_path / name / "checkpoints").iterdir() if p.is_dir())[-1] for name in ("whole", "half")
+    ]
     one, other = (torch.load(path / "policy.pt", weights_only=True) for path in final)
     flat = [dict(_leaves(tensors)) for tensors in (one, other)]
     assert flat[0].keys() == flat[1].keys() and all(torch.equal(flat[0][k], flat[1][k]) for k in flat[0])
@@ -220,7 +270,14 @@ def test_a_trained_run_acts_for_every_agent_and_is_exported(tmp_path):
     import rlrun
 
     path = tmp_path / "run"
-    words = ["algo=ppo", "env=zoo:CountingAgents", "model/memory=lstm", "algo.sequence_length=8", *SMALL, *LEARNERS["ppo"]]
+    words = [
+        "algo=ppo",
+        "env=zoo:CountingAgents",
+        "model/memory=lstm",
+        "algo.sequence_length=8",
+        *SMALL,
+        *LEARNERS["ppo"],
+    ]
     assert _dispatch(["train", *words, "env_steps=60", f"run_dir={path}"]) == 0
     trained = rlrun.load(path)
     env = trained.make_env()

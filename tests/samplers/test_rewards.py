@@ -57,7 +57,8 @@ def maker(typed):
     wiring = Wired(typed("algo=impala", "env=rlrun/Counting-v0", "logger=[]", "resources=debug"))
     agents = Agents(groups=(("few", ("first",)), ("many", ("second",))))
     return MakeTwice(
-        wiring.plan.make_env(), dataclasses.replace(wiring.spec, reward_row=Field((2,), torch.float32), agents=agents, joint=True)
+        wiring.plan.make_env(),
+        dataclasses.replace(wiring.spec, reward_row=Field((2,), torch.float32), agents=agents, joint=True),
     )
 
 
