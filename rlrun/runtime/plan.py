@@ -348,7 +348,8 @@ def _spaces(spec: EnvSpec) -> str:
     if spec.agents is None:
         return told
     names = spec.agents.names
-    return f"{told}; {len(names)} agents, each a column, with one policy: {', '.join(names)}"
+    where = "all in one column" if spec.joint else "each a column"
+    return f"{told}; {len(names)} agents, {where}, with one policy: {', '.join(names)}"
 
 
 def _learners(plan: Plan) -> str:
