@@ -63,6 +63,8 @@ def test_evaluate_refuses_with_a_sentence(identity, word, said):
 
 def test_short_episodes_are_not_counted_more_often():
     """One of two columns has episodes a tenth as long. Each column must play its quota, not whichever ends first."""
+    from types import SimpleNamespace
+
     import numpy as np
     import torch
 
@@ -72,6 +74,7 @@ def test_short_episodes_are_not_counted_more_often():
     from rlrun.samplers.evaluator import Evaluator
 
     class Uneven:
+        spec = SimpleNamespace(columns_per_env=1)
         count = 2
         lengths = np.array([3, 30])
 

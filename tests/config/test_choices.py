@@ -17,7 +17,7 @@ RUN = ["env=CartPole-v1", "resources=debug", "logger=[]", "model.hidden=[8]"]
         (["algo=dqn", "replay.alpha=0.7"], "replay.alpha is an option of replay=prioritized"),
         (["algo=ppo", "replay.beta=1"], "replay.beta is an option of replay=prioritized"),
         (["algo=r2d2", "model.memory.heads=4"], "model.memory.heads is an option of model=gtrxl"),
-        (["algo=ppo", "model.memory.size=8"], "model.memory.size is an option of model=gru, gtrxl or lstm"),
+        (["algo=ppo", "model.memory.size=8"], "model.memory.size is an option of model=agents, gru, gtrxl or lstm"),
         (["algo=ppo", "runner.num_shards=2"], "runner.num_shards is an option of runner=distributed_replay"),
         (["algo=dqn", "model.share_value=false"], "is an option of algo=a2c, .* or ppo; dqn does not use it"),
         (["algo=td3", "model.action_distribution=beta"], "is an option of .*sac.*; td3 does not use it"),

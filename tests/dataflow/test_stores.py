@@ -74,7 +74,7 @@ def source(typed):
         spec.obs_rows, spec.action_row, policy.record_spec(("log_prob",)), policy.core_spec(), ROWS, COLUMNS, ROWS
     )
     return Source(SamplerPlan(
-        make_env=wiring.plan.make_env(), make_policy=CountingPolicy, layout=shape, record=("log_prob",), core_every=ROWS, return_discount=None, columns=COLUMNS,
+        make_env=wiring.plan.make_env(), make_policy=CountingPolicy, layout=shape, record=("log_prob",), core_every=ROWS, return_discount=None, envs=COLUMNS, agents=1,
         workers=2, in_flight=2, seeds=Seeds(0), generation=0, timeout_sec=60.0,
     ), spec)  # fmt: skip
 
