@@ -415,9 +415,8 @@ def act(policy, clock=None, seed=0, columns=4, state=None, first=False, mode="ex
 
 
 def test_ornstein_uhlenbeck_noise(typed):
-    policy = algorithm(
-        typed, "ddpg", "algo.exploration.std=0.2", "algo.exploration.theta=0.15", "algo.exploration.scale=0.5"
-    ).policy
+    ou = ("kind=ou", "std=0.2", "theta=0.15", "scale=0.5")
+    policy = algorithm(typed, "ddpg", *(f"algo.exploration.{word}" for word in ou)).policy
     best = act(policy, mode="greedy").action
     first = act(policy, first=True)
     drawn = 0.2 * torch.randn(4, 1, generator=torch.Generator().manual_seed(0))
