@@ -277,6 +277,7 @@ def test_a_run_keeps_the_layout_that_was_decided(tmp_path):
                 "algo=ppo",
                 *BASE,
                 "env_steps=300",
+                "algo.fragment_length=64",
                 "algo.batch_size=256",
                 "algo.minibatch_size=64",
                 f"run_dir={path}",
