@@ -148,8 +148,11 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
         ]
     words = [part for word in words for part in replacing(word)]
     # These keys are the user's own: conf/ does not know them, so that Hydra has to be told to add them.
-    theirs = re.compile(r"(env\.kwargs|model\.encoder_kwargs|algo\.(inner\.)?exploration\.kwargs)(\.|=\{)")
+    theirs = re.compile(
+        r"(env\.kwargs|model\.encoder_kwargs|algo\.(inner\.)?exploration\.kwargs|algo\.fixed|algo\.options)(\.|=\{)"
+    )
     words = [f"++{word}" if theirs.match(word) else word for word in words]
+    words = [f"+{word}" if word.startswith("algo@algo.options.") else word for word in words]
     shown = shown_config(words)
     flags = [word for word in words if word.startswith("-")]
     try:

@@ -81,3 +81,8 @@ def _groups(values: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[
         if isinstance(node, dict):
             yield f"{path}{name}", node
             yield from _groups(node, f"{path}{name}.")
+    several = values.get("options")  # algo=multi: {policy: options of its algorithm}
+    for name, node in several.items() if isinstance(several, dict) else ():
+        if isinstance(node, dict):
+            yield f"{path}options.{name}", node
+            yield from _groups(node, f"{path}options.{name}.")

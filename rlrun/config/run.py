@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -138,10 +139,31 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
         refused = algorithm.can_hold(algorithm_class(values["inner"]))
         if refused is not None:
             raise UserError(f"{values['inner']['name']} cannot be inside {values['name']}: {refused}")
+        if isinstance(values.get("options"), dict):
+            values = {**values, "options": _type_options(values["options"], values["inner"], f"{path}.options")}
         values = {**values, "inner": type_algorithm(values["inner"], f"{path}.inner")}
     # `module` only says where the class is, so that Config does not have it
     values = {key: value for key, value in values.items() if key != "module"}
     return Inner(algorithm, typed(importlib.import_module(algorithm.__module__).Config, values, path))
+
+
+def _type_options(options: dict[str, Any], inner: dict[str, Any], path: str) -> dict[str, Inner]:
+    """The algorithm of every policy that has options of its own: whole ones, or changes to the algorithm inside."""
+    made = {}
+    for name, own in options.items():
+        if not isinstance(own, dict):
+            raise ConfigError(f"{path}.{name} must hold options of {inner['name']}, as in {{lr: 1.0e-4}}, not {own!r}")
+        made[name] = type_algorithm(own if "name" in own else merged(inner, own), f"{path}.{name}")
+    return made
+
+
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """values with changes, which may be nested; a name that values lacks is kept, for typing to refuse it."""
+    made = dict(values)
+    for name, change in changes.items():
+        old = made.get(name)
+        made[name] = merged(old, change) if isinstance(old, Mapping) and isinstance(change, Mapping) else change
+    return made
 
 
 def type_config(values: dict[str, Any]) -> Typed:

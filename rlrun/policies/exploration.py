@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -214,14 +214,18 @@ class Explorer:
 
 def own_exploration(spec: EnvSpec, cfg: ExplorationConfig) -> Exploration:
     """Makes the user's own Exploration. Raises UserError if the name or the arguments do not fit."""
-    option = "algo.exploration.kind"
-    kind = load_object(cfg.kind, option, Exploration)
+    return load_exploration(cfg.kind, spec, cfg.kwargs, "algo.exploration.kind")
+
+
+def load_exploration(name: str, spec: EnvSpec, kwargs: Mapping[str, Any], option: str) -> Exploration:
+    """Makes the Exploration package.module:Name that an option names."""
+    kind = load_object(name, option, Exploration)
     if not (isinstance(kind, type) and issubclass(kind, Exploration)):
-        raise UserError(f"{option}={cfg.kind} is no subclass of rlrun.Exploration")
+        raise UserError(f"{option}={name} is no subclass of rlrun.Exploration")
     try:
-        return kind(spec, **cfg.kwargs)
+        return kind(spec, **kwargs)
     except Exception as error:  # the user's own code may raise anything
-        raise UserError(f"{option}={cfg.kind} cannot be made: {type(error).__name__}: {error}") from None
+        raise UserError(f"{option}={name} cannot be made: {type(error).__name__}: {error}") from None
 
 
 def check_exploration(policy: Policy, spec: EnvSpec, record: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from rlrun.config.run import Typed
 from rlrun.config.types import load_yaml
+from rlrun.algos.multi import Multi
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
 from rlrun.core.callbacks import (
     Callback,
@@ -44,6 +45,7 @@ from rlrun.machine.threads import HelperThread, TunedThreads
 from rlrun.models.encoders import ImageEncoder
 from rlrun.models.model import Model
 from rlrun.replay.buffer import Replay
+from rlrun.replay.grouped import GroupedReplay
 from rlrun.replay.service import ShardedReplay
 from rlrun.runners.base import Factories
 from rlrun.runtime.plan import Plan, PolicyFactory
@@ -149,6 +151,8 @@ class LearnerParts:
         watching = [callback for callback in self.callbacks if watches_learning(callback)]
         if watching:
             made.update = told_before(made.update, watching)  # type: ignore[method-assign]
+        if isinstance(made, Multi):
+            give_weights(made)
         if self.config.run.init is not None:
             begin_with(made, Path(self.config.run.init), self.config.algo.name)
         return made
@@ -203,7 +207,7 @@ class LearnerParts:
 
     # -- replay --------------------------------------------------------------------------------------------------------
 
-    def replay(self, generation: int) -> Replay:
+    def replay(self, generation: int) -> Replay | GroupedReplay:
         assert self.plan.replay is not None
         return self.plan.replay.replay(self.seeds, generation, self.ranks, self.device)
 
@@ -365,6 +369,31 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
             f"init={path}: its weights do not fit this run's env and model:"
             f" {said[1].strip() if len(said) > 1 else said[0]}"
         ) from None
+
+
+def give_weights(algorithm: Multi) -> None:
+    """Gives the policies that do not learn the weights of the runs that algo.fixed names."""
+    for name, path in algorithm.frozen().items():
+        run_dir, checkpoint = (path.parent.parent, path.name) if path.parent.name == "checkpoints" else (path, None)
+        if not (run_dir / "config.yaml").is_file():
+            raise UserError(
+                f"algo.fixed.{name}={path} is neither a run directory nor one of its checkpoints, nor random or a class"
+                " named package.module:Name"
+            )
+        tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy",))
+        weights, prefix = tensors["policy"], f"policies.{name}."
+        if any(key.startswith("policies.") for key in weights):  # that run had several policies too
+            weights = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+            if not weights:
+                raise UserError(f"algo.fixed.{name}={path}: that run has no policy {name}")
+        try:
+            algorithm.policy.policy(name).load_state_dict(weights)
+        except RuntimeError as error:
+            said = str(error).splitlines()
+            raise UserError(
+                f"algo.fixed.{name}={path}: its weights do not fit this run's env, model and algorithm:"
+                f" {said[1].strip() if len(said) > 1 else said[0]}"
+            ) from None
 
 
 def checkpoints_of(run_dir: Any, keep: int = 3) -> Checkpoints:

@@ -28,8 +28,9 @@ from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.policies.exploration import check_exploration
+from rlrun.policies.several import SeveralPolicies
 from rlrun.runners import distributed_replay, on_policy
-from rlrun.runtime.replay_plan import ReplayPlan, check_belongs, layout_of
+from rlrun.runtime.replay_plan import Group, ReplayPlan, check_belongs, groups_of, layout_of
 from rlrun.samplers.evaluators import EvaluationPlan
 
 MAX_EPISODE = 10_000  # rows of the longest episode that complete_episodes makes room for
@@ -219,6 +220,8 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
         raise UserError(
             f"{name} chooses one of several actions for each agent; the agents of {spec.name} have {spec.action}"
         )
+    if needs.several and isinstance(runner, distributed_replay.Config):
+        raise UserError(f"{name} has a replay for each policy, which runner=distributed_replay has not; use runner=replay")
     if spec.action.kind not in needs.actions:
         raise UserError(f"{name} needs {' or '.join(needs.actions)} actions; {spec.name} has {spec.action}")
     if needs.on_policy and not runner.synchronous:
@@ -278,6 +281,9 @@ def plan_replay(
     if needs.replay is None or cfg is None:
         return None
     layout = layout_of(cfg, needs, spec, policy, resources)
+    groups: dict[str, Group] = {}
+    if isinstance(policy, SeveralPolicies):
+        layout, groups = groups_of(layout, policy)
     first = (config.algorithm, config.algo) if needs.replay.first_priority else None
     made = ReplayPlan(
         cfg=cfg,
@@ -287,6 +293,8 @@ def plan_replay(
         shards=shards_of(config.runner),
         queue_timeout_sec=config.runner.queue_timeout_sec,
         first_priority=first,
+        groups=groups,
+        agents=spec.columns_per_env,
     )
     on_gpu = resources.device.type == "cuda"
     return made.placed(resources.device, machine.gpu_memory[resources.device.index or 0] if on_gpu else 0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +18,9 @@ from rlrun.core.ranks import Ranks
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.machine.resources import Resources
+from rlrun.policies.several import SeveralPolicies
 from rlrun.replay.buffer import FirstPriority, Replay
+from rlrun.replay.grouped import GroupedReplay
 from rlrun.replay.layout import Layout, ReplayConfig, refuse_too_large
 from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.processes import ProcessSampler
@@ -57,6 +60,19 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
         )
 
 
+OTHER_REPLAY = (
+    "the checkpoint's replay was made with another capacity, runner, num_shards, num_learners, num_samplers,"
+    " envs_per_sampler or other policies; resume with those, or start a new run"
+)
+
+
+class Group(NamedTuple):
+    """The replay of one of several policies."""
+
+    members: tuple[int, ...]  # the numbers of the agents whose rows it holds
+    layout: Layout
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
     """The plan for the replays of a run. Every learner has its own, with its part of the rows, the environments and the
@@ -69,6 +85,8 @@ class ReplayPlan:
     shards: int | None  # number of processes that hold a part each; None if the learner holds the replay
     queue_timeout_sec: float
     first_priority: tuple[type[Algorithm], Any] | None  # the algorithm that computes first priorities, and its config
+    groups: Mapping[str, Group] = field(default_factory=dict)  # by policy, where there are several; `layout` is of all
+    agents: int = 1  # number of agents, whose columns groups divide
 
     def __str__(self) -> str:
         where = (
@@ -79,6 +97,8 @@ class ReplayPlan:
             else "main memory"
         )
         each = " for each learner" if self.learners > 1 else ""
+        if self.groups:
+            each = f" for {len(self.groups)} policies"
         size = f"{self.layout.capacity:,} rows ({self.layout.bytes / 1e6:,.1f} MB){each}"
         return f"{self.cfg.name}, {size} in {where}"
 
@@ -128,6 +148,9 @@ class ReplayPlan:
         if not files:
             return
         saved = load_part(folder, "replay")["replay"]
+        if self.groups:
+            self._check_groups(saved.get("groups", {}), files)
+            return
         states = saved.get("shards", [saved])
         blocks = sum(len(state["head"]) for state in states)
         same = (
@@ -138,11 +161,19 @@ class ReplayPlan:
         if self.shards is None:
             columns = saved.get("columns", self.layout.columns)  # missing in old checkpoints
             same = same and saved["length"] == self.layout.rows_per_column and columns == self.layout.columns
-        if not same:
-            raise UserError(
-                "the checkpoint's replay was made with another capacity, runner, num_shards, num_learners, num_samplers"
-                " or envs_per_sampler; resume with those, or start a new run"
-            )
+        if not same or "groups" in saved:
+            raise UserError(OTHER_REPLAY)
+
+    def _check_groups(self, saved: Mapping[str, Any], files: int) -> None:
+        """check_saved() for several policies."""
+        same = files == len(self.groups) and list(saved) == list(self.groups)
+        if not same or any(
+            state["length"] != group.layout.rows_per_column
+            or state["columns"] != group.layout.columns
+            or len(state["head"]) != group.layout.blocks
+            for state, group in zip(saved.values(), self.groups.values(), strict=True)
+        ):
+            raise UserError(OTHER_REPLAY)
 
     @property
     def priority_of(self) -> FirstPriority | None:
@@ -152,8 +183,10 @@ class ReplayPlan:
         algorithm, cfg = self.first_priority
         return functools.partial(algorithm.first_priority, cfg)
 
-    def replay(self, seeds: Seeds, generation: int, ranks: Ranks, device: torch.device) -> Replay:
+    def replay(self, seeds: Seeds, generation: int, ranks: Ranks, device: torch.device) -> Replay | GroupedReplay:
         """Makes this learner's replay."""
+        if self.groups:
+            return self._grouped(seeds, generation, device)
         cfg, others = self.cfg, (ranks.rank,) if ranks.rank else ()
         if self.learners > 1:
             directory = None if cfg.directory is None else str(Path(cfg.directory) / f"learner-{ranks.rank}")
@@ -161,6 +194,17 @@ class ReplayPlan:
         return Replay(
             cfg, self.layout, seeds.generator("replay", generation, *others), device, self.priority_of, ranks.rank
         )
+
+    def _grouped(self, seeds: Seeds, generation: int, device: torch.device) -> GroupedReplay:
+        made = {}
+        for number, (name, group) in enumerate(self.groups.items()):
+            directory = None if self.cfg.directory is None else str(Path(self.cfg.directory) / name)
+            cfg = replace(
+                self.cfg, directory=directory, checkpoint_max_gb=self.cfg.checkpoint_max_gb / len(self.groups)
+            )
+            rng = seeds.generator("replay", generation, number)
+            made[name] = Replay(cfg, group.layout, rng, device, number=number)
+        return GroupedReplay(made, {name: group.members for name, group in self.groups.items()}, self.agents)
 
     def sharded(self, seeds: Seeds, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
         return ShardedReplay(
@@ -174,6 +218,19 @@ class ReplayPlan:
             self.queue_timeout_sec,
             self.priority_of,
         )
+
+
+def groups_of(layout: Layout, policy: SeveralPolicies) -> tuple[Layout, dict[str, Group]]:
+    """The layout of the replays of all policies that learn together, and every one's own. layout: that of one replay
+    with the rows of all agents. Each of them holds replay.capacity rows."""
+    envs, core = layout.block // policy.agents, policy.core_spec()
+    groups = {}
+    for name in policy.recorded:
+        members = policy.members[name]
+        own: Any = core.get(name, {})
+        groups[name] = Group(members, replace(layout, block=envs * len(members), core=own))
+    together = envs * sum(len(group.members) for group in groups.values())
+    return replace(layout, block=together, capacity=layout.capacity * len(groups)), groups
 
 
 def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, made: Resources) -> Layout:

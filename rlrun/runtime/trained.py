@@ -166,7 +166,7 @@ class Trained:
     def _remembered(self, count: int, mode: Mode) -> Batch:
         """Returns the state of `count` episodes. Greedy acting without memory may change their number at every call."""
         if self._state is not None and len(self._state):
-            held = len(next(iter(self._state.values())))
+            held = len(next(self._state.leaves()))
             if held == count:
                 return self._state
             if mode == "explore" or self.policy.core_spec():
