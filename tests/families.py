@@ -13,7 +13,8 @@ def _needs(algo: str):
 
 EVERY = {algo: _needs(algo) for algo in options("algo")}
 JOINT = [algo for algo, needs in EVERY.items() if needs.joint]  # learn all agents of an environment together
-NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT}  # learn one agent
+SEVERAL = [algo for algo, needs in EVERY.items() if needs.several]  # learn several policies
+NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL}  # learn one policy of one agent
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None]
 EVOLVING = [algo for algo, needs in NEEDS.items() if needs.population is not None]  # learn from returns, not from rows
 ROWS = [algo for algo in NEEDS if algo not in EVOLVING]
@@ -42,6 +43,6 @@ def fits(algo: str, case: str) -> bool:
 
 def simple(algo: str) -> str:
     """A small environment whose actions the algorithm can take."""
-    if algo in JOINT:
+    if algo in JOINT + SEVERAL:
         return "MultiAgentCartPole-v0"
     return "CartPole-v1" if algo in DISCRETE else "Pendulum-v1"

@@ -22,7 +22,7 @@ import gymnasium
 import pytest
 import torch
 from conftest import compose, small
-from families import DISCRETE, EVOLVING, JOINT
+from families import DISCRETE, EVOLVING, JOINT, SEVERAL
 
 import rlrun
 from rlrun.cli import _dispatch
@@ -62,6 +62,7 @@ CHOICES = ("name", "family", "inner", "expected", "measured", "runner.name", "re
 ELSEWHERE = ("replay.device", "queue_timeout_sec", "num_shards", "max_weight_sync_delay")
 # Other values for options whose type does not say them, or where others would change nothing so soon.
 VALUES = {
+    "policies": [{"a": ["agent_1"], "b": ["agent_*"]}], "fixed": [{"agent_1": "random"}], "algo.options": [{"agent_1": {"lr": 0.1}}],
     "encoder": ["test_every_option:Wide"], "encoder_kwargs": [{"width": 5}], "action_embedding": ["avail_actions"], "n_step": [2, 1], "target_update_interval": [1, 2],
     "policy_delay": [1, 3], "lr_kl_bounds": [[1e-2, 1.0]], "lr_kl_target": [1e-9], "stop_kl": [1e-9], "target_tau": [0.5], "discount": [0.5], "epsilon_min": [0.5],
     "scale_min": [0.01], "learning_starts": [60, 80], "random_steps": [40, 0], "replay_ratio": [2.0, 0.5], "directory": ["rows"], "wrappers": [["test_every_option:Twice"]],
@@ -368,11 +369,11 @@ def value_in(values: dict, path: str):
 # -- one option --------------------------------------------------------------------------------------------------------
 
 
-BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING + JOINT]
+BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING + JOINT + SEVERAL]
 
 
 def env_of(algo: str) -> str:
-    if algo in JOINT:
+    if algo in JOINT + SEVERAL:
         return "MultiAgentCartPole-v0"
     return "CartPole-v1" if algo in DISCRETE or algo in EVOLVING else "Pendulum-v1"
 
@@ -536,7 +537,7 @@ def first_to_have() -> dict[tuple, str]:
     """The algorithm that tries an option in the fast part. What stands in a class of an algorithm's own is tried with
     that algorithm; of the groups that algorithms share, each option is tried with one."""
     found: dict[tuple, str] = {}
-    for algo in sorted(options("algo"), key=lambda algo: (algo in JOINT, inner_algorithm(algo) is not None)):
+    for algo in sorted(options("algo"), key=lambda algo: (algo in JOINT + SEVERAL, inner_algorithm(algo) is not None)):
         for option in everything(type_config(compose(*base_words(algo)))):
             found.setdefault(key(algo, option), algo)
     return found

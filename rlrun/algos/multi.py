@@ -38,7 +38,6 @@ from rlrun.policies.several import SeveralPolicies
 SAME = {
     "rows": "fragment_length or sequence_length",
     "columns": "batch_size",
-    "core_every": "sequence_length",
     "on_policy": "algorithm",
     "cut_share": "straggler_share",
     "replay": "fragment_length, num_envs, learning_starts, batch_size or training ratio",
@@ -66,10 +65,21 @@ class Config:
                 self._check_known(option, name)
         for name in self.options:
             if name in self.fixed and not _is_run(self.fixed[name]):
-                raise ValueError(f"options.{name} are for a policy with weights; fixed.{name}={self.fixed[name]} has none")
+                raise ValueError(
+                    f"options.{name} are for a policy with weights, and fixed.{name}={self.fixed[name]} has none"
+                )
         if isinstance(self.policies, dict) and set(self.fixed) == set(self.policies):
             raise ValueError("every policy is fixed, so nothing would be learnt")
         first = self.inner.algorithm.needs(self.inner.cfg)
+        for wrong, why in (
+            (first.joint, "learns all agents together in one policy"),
+            (first.population is not None, "changes the parameters of one policy at a time"),
+            (first.every_process_learns, "lets every process learn one policy"),
+            (first.return_discount is not None, "scales rewards by the returns of all agents: normalize_reward"),
+            (first.replay is not None and first.replay.first_priority, "has input_priorities of one policy"),
+        ):
+            if wrong:
+                raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, because it {why}")
         for name in self.policies if isinstance(self.policies, dict) else self.options:
             if name not in self.fixed:
                 self._check_same(first, name)
@@ -107,7 +117,7 @@ def members(cfg: Config, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """The numbers of the agents that have each policy. names: all agents. Raises UserError for an agent without a
     policy, a pattern that matches no agent, and names of policies that do not exist."""
     if cfg.policies == "each":
-        made = {name.replace(".", "_"): (number,) for number, name in enumerate(names)}
+        made: dict[str, tuple[int, ...]] = {name.replace(".", "_"): (number,) for number, name in enumerate(names)}
         for option in ("fixed", "options"):
             for name in getattr(cfg, option):
                 if name not in made:
@@ -157,16 +167,6 @@ class Multi(Algorithm):
         every = [cfg.inner, *cfg.options.values()]
         needs = [one.algorithm.needs(one.cfg) for one in every]
         first = needs[0]
-        name = cfg.inner.cfg.name
-        for wrong, why in (
-            (first.joint, "learns all agents together in one policy"),
-            (first.population is not None, "changes the parameters of one policy at a time"),
-            (first.every_process_learns, "lets every process learn one policy"),
-            (first.return_discount is not None, "scales rewards by the returns of all agents: normalize_reward"),
-            (first.replay is not None and first.replay.first_priority, "has input_priorities of one policy"),
-        ):
-            if wrong:
-                raise ValueError(f"{name} cannot be inside multi, because it {why}")
         record = tuple(dict.fromkeys(field for one in needs for field in one.record))
         actions = tuple(kind for kind in first.actions if all(kind in one.actions for one in needs))
         shared = tuple(dict.fromkeys(count for one in needs for count in one.shared))
@@ -197,6 +197,11 @@ class Multi(Algorithm):
         super().__init__(policy, spec, cfg, ctx)
         if ctx.learners > 1 and self.needs(cfg).replay is not None:
             raise ValueError("with a replay, several policies have one learner: set resources.num_learners=1")
+        for name, one in cfg.options.items() if policy.core_spec() else ():
+            if one.algorithm.needs(one.cfg).core_every != self.needs(cfg).core_every:
+                raise ValueError(
+                    f"options.{name} must not change sequence_length: memory is stored for all policies alike"
+                )
         self.rngs = {name: ctx.another_rng() for name in policy.recorded}
         self.learners = nn.ModuleDict()
         for name in policy.recorded:
@@ -262,4 +267,3 @@ def _joined(values: list[Any]) -> Any:
     if isinstance(values[0], Batch):
         return Batch({name: _joined([one[name] for one in values]) for name in values[0]})
     return torch.cat(values, 0 if values[0].ndim == 1 else 1)
-

@@ -47,6 +47,7 @@ from rlrun.machine.machine import cores, measured
 from rlrun.machine.memory import keep_freed
 from rlrun.machine.resources import Resources
 from rlrun.replay.buffer import Replay
+from rlrun.replay.grouped import GroupedReplay
 from rlrun.runners import actor_learner
 from rlrun.runners.evolution import gathered
 from rlrun.runtime.build import LearnerParts, build, train
@@ -142,7 +143,7 @@ class _Parts:
         )
         acting = parts.policy_factory(acting=True)()
         fragments = []
-        self.replay: Replay | None = None
+        self.replay: Replay | GroupedReplay | None = None
         needed = parts.needs.columns // self.columns
         for number in range(
             max(8, REPLAYED // (parts.plan.fragment_rows * self.columns))
@@ -153,7 +154,7 @@ class _Parts:
             header = collector.collect(batch, acting, 1, Clock(), 0)
             if parts.needs.replay is not None:
                 self.replay = self.replay or parts.replay(0)
-                for block in range(self.replay.layout.blocks):  # every producer stores the same rows
+                for block in range(self.replay.blocks):  # every producer stores the same rows
                     self.replay.add(Fragment(header._replace(worker=block), batch))
             if number < 64:
                 fragments.append(batch)
@@ -187,7 +188,7 @@ class _Parts:
         if asked is not None and replay is not None:
             steps = self.parts.needs.columns * asked.rows_learnt / asked.ratio  # env steps that one update stands for
             drawn = replay.sample(self.parts.needs.columns, Clock()).to(self.parts.resources.device)
-            headers = dict.fromkeys(range(replay.layout.blocks), 0)
+            headers = dict.fromkeys(range(replay.blocks), 0)
 
             def from_replay() -> float:
                 with self.products:
@@ -205,7 +206,7 @@ class _Parts:
                 while self.owed >= rows * self.columns:
                     self.owed -= rows * self.columns
                     self.count += 1
-                    block = self.count % replay.layout.blocks
+                    block = self.count % replay.blocks
                     headers[block] += 1
                     fragment = self.fragments[headers[block] % len(self.fragments)]
                     first = replay.next_row[block]

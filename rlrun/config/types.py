@@ -129,7 +129,9 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if origin is dict or kind is dict:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{path} must be a group of keys, not {value!r}")
-        return {name: _convert(args[1], item, f"{path}.{name}") for name, item in value.items()} if args else dict(value)
+        return (
+            {name: _convert(args[1], item, f"{path}.{name}") for name, item in value.items()} if args else dict(value)
+        )
     return _scalar(kind, value, path)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -178,6 +178,11 @@ def at(tree: Tensor | Batch, path: tuple[str, ...]) -> Tensor:
         tree = tree[name]
     assert isinstance(tree, Tensor)
     return tree
+
+
+def nested(tree: Mapping[str, Any]) -> Batch:
+    """A Batch of nested mappings, as a checkpoint holds them."""
+    return Batch({name: nested(value) if isinstance(value, Mapping) else value for name, value in tree.items()})
 
 
 def stack_columns(batches: Sequence[Batch], out: Batch | None = None) -> Batch:

@@ -96,7 +96,7 @@ class SeveralPolicies(Policy):
             seen, first, before = obs[index], is_first[index], self._state(state, name)[index]
             if name in self.scripted:
                 chosen = self.scripted[name].choose(None, seen, first, before, clock, rng)
-                parts[name] = Act(chosen.action, Batch({**before, **chosen.state}), Batch())
+                parts[name] = Act(chosen.action, Batch({**before, **chosen.state}), Batch())  # type: ignore[arg-type]
             else:
                 asked = tuple(one for one in record if one in self.recorded.get(name, ()))
                 when = clock if name in self.recorded else LATE

@@ -225,6 +225,11 @@ class Replay:
                 alive = alive | valid[at + (row + after) % self.length]
         return alive
 
+    @property
+    def blocks(self) -> int:
+        """The number of producers of fragments."""
+        return self.layout.blocks
+
     def __len__(self) -> int:
         """Returns the number of stored rows, including dead ones."""
         return int(np.minimum(self.head, self.length - 1).sum()) * self.layout.block

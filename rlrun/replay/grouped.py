@@ -36,6 +36,20 @@ class GroupedReplay:
     def largest_weight(self) -> float:
         return max(replay.largest_weight for replay in self.replays.values())
 
+    @property
+    def blocks(self) -> int:
+        """The number of producers of fragments."""
+        return self._first.blocks
+
+    @property
+    def next_row(self) -> list[int | None]:
+        """The samplers' numbers of the next rows, for each producer."""
+        return self._first.next_row
+
+    @property
+    def _first(self) -> Replay:
+        return next(iter(self.replays.values()))
+
     def __len__(self) -> int:
         return sum(len(replay) for replay in self.replays.values())
 

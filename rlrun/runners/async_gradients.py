@@ -254,7 +254,9 @@ class _Part:
         needs = algorithm.needs(algorithm.cfg)
         assert needs.replay is not None
         self.number = number
-        self.replay: Replay = make.replay(generation)
+        replay = make.replay(generation)
+        assert isinstance(replay, Replay), "check_fitting() refuses several policies"
+        self.replay = replay
         starts = math.ceil(needs.replay.learning_starts / make.learners)
         self.limiter = Limiter(starts, needs.replay.ratio, needs.columns * needs.replay.rows_learnt)
 

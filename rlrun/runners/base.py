@@ -13,6 +13,7 @@ from rlrun.core.evolution import NoiseTable
 from rlrun.core.ranges import Positive
 from rlrun.machine.threads import TunedThreads
 from rlrun.replay.buffer import Replay
+from rlrun.replay.grouped import GroupedReplay
 from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.base import Sampler
 from rlrun.samplers.population import Population
@@ -43,7 +44,7 @@ class Factories(NamedTuple):
     sampler: Callable[[int], Sampler]  # generation: how often this run has been started
     columns: int  # columns in a train batch
     rng: Callable[[int], torch.Generator]  # argument: generation; the generator that picks replayed fragments
-    replay: Callable[[int], Replay]  # argument: generation; for runner=replay
+    replay: Callable[[int], Replay | GroupedReplay]  # argument: generation; for runner=replay
     # Arguments: generation, sampler (with processes), number of shards; for runner=distributed_replay.
     sharded_replay: Callable[[int, Any, int], ShardedReplay]
     noise: Callable[[], NoiseTable] = _none  # for runner=evolution

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from rlrun.algos.multi import Multi
 from rlrun.config.run import Typed
 from rlrun.config.types import load_yaml
-from rlrun.algos.multi import Multi
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
 from rlrun.core.callbacks import (
     Callback,

@@ -30,7 +30,7 @@ from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.policies.exploration import check_exploration
 from rlrun.policies.several import SeveralPolicies
 from rlrun.runners import distributed_replay, on_policy
-from rlrun.runtime.replay_plan import Group, ReplayPlan, check_belongs, groups_of, layout_of
+from rlrun.runtime.replay_plan import PolicyReplay, ReplayPlan, check_belongs, groups_of, layout_of
 from rlrun.samplers.evaluators import EvaluationPlan
 
 MAX_EPISODE = 10_000  # rows of the longest episode that complete_episodes makes room for
@@ -220,8 +220,9 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
         raise UserError(
             f"{name} chooses one of several actions for each agent; the agents of {spec.name} have {spec.action}"
         )
-    if needs.several and isinstance(runner, distributed_replay.Config):
-        raise UserError(f"{name} has a replay for each policy, which runner=distributed_replay has not; use runner=replay")
+    if needs.several and runner.name in ("distributed_replay", "async_gradients"):
+        others = "replay" if needs.replay is not None else "on_policy or actor_learner"
+        raise UserError(f"runner={runner.name} learns one policy, and {name} has several; use runner={others}")
     if spec.action.kind not in needs.actions:
         raise UserError(f"{name} needs {' or '.join(needs.actions)} actions; {spec.name} has {spec.action}")
     if needs.on_policy and not runner.synchronous:
@@ -281,7 +282,7 @@ def plan_replay(
     if needs.replay is None or cfg is None:
         return None
     layout = layout_of(cfg, needs, spec, policy, resources)
-    groups: dict[str, Group] = {}
+    groups: dict[str, PolicyReplay] = {}
     if isinstance(policy, SeveralPolicies):
         layout, groups = groups_of(layout, policy)
     first = (config.algorithm, config.algo) if needs.replay.first_priority else None

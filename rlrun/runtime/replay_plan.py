@@ -66,7 +66,7 @@ OTHER_REPLAY = (
 )
 
 
-class Group(NamedTuple):
+class PolicyReplay(NamedTuple):
     """The replay of one of several policies."""
 
     members: tuple[int, ...]  # the numbers of the agents whose rows it holds
@@ -85,7 +85,9 @@ class ReplayPlan:
     shards: int | None  # number of processes that hold a part each; None if the learner holds the replay
     queue_timeout_sec: float
     first_priority: tuple[type[Algorithm], Any] | None  # the algorithm that computes first priorities, and its config
-    groups: Mapping[str, Group] = field(default_factory=dict)  # by policy, where there are several; `layout` is of all
+    groups: Mapping[str, PolicyReplay] = field(
+        default_factory=dict
+    )  # by policy, where there are several; `layout` is of all
     agents: int = 1  # number of agents, whose columns groups divide
 
     def __str__(self) -> str:
@@ -220,7 +222,7 @@ class ReplayPlan:
         )
 
 
-def groups_of(layout: Layout, policy: SeveralPolicies) -> tuple[Layout, dict[str, Group]]:
+def groups_of(layout: Layout, policy: SeveralPolicies) -> tuple[Layout, dict[str, PolicyReplay]]:
     """The layout of the replays of all policies that learn together, and every one's own. layout: that of one replay
     with the rows of all agents. Each of them holds replay.capacity rows."""
     envs, core = layout.block // policy.agents, policy.core_spec()
@@ -228,7 +230,7 @@ def groups_of(layout: Layout, policy: SeveralPolicies) -> tuple[Layout, dict[str
     for name in policy.recorded:
         members = policy.members[name]
         own: Any = core.get(name, {})
-        groups[name] = Group(members, replace(layout, block=envs * len(members), core=own))
+        groups[name] = PolicyReplay(members, replace(layout, block=envs * len(members), core=own))
     together = envs * sum(len(group.members) for group in groups.values())
     return replace(layout, block=together, capacity=layout.capacity * len(groups)), groups
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rlrun.core.batch import Batch
+from rlrun.core.batch import Batch, nested
 from rlrun.core.callbacks import EnvCallback
 from rlrun.core.env import VectorEnv
 from rlrun.core.policy import Policy
@@ -94,12 +94,12 @@ class Collector:
         )
 
     def save(self) -> dict:
-        state = {name: self.state[name].clone() for name in self.state} if self.state is not None else None
+        state = None if self.state is None else self.state.clone()
         return {"columns": self.columns.save(), "state": state, "rng": self.rng.get_state()}
 
     def load(self, saved: dict) -> None:
         self.columns.load(saved["columns"])
-        self.state = None if saved["state"] is None else Batch(saved["state"])
+        self.state = None if saved["state"] is None else nested(saved["state"])
         self.rng.set_state(saved["rng"])
 
 
