@@ -34,6 +34,7 @@ from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Upd
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import CHOICES, FIRST_PRIORITIES, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
+from rlrun.core.masked import masked_mean
 from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
@@ -47,6 +48,8 @@ from rlrun.ops.td import huber
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import ActingConfig, JointActorPolicy, JointExplorationConfig
 from rlrun.policies.joint_actors import seen_by, vectors
+
+METRICS = ("critic_loss", "actor_loss", "td_error", "q", "target")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,9 @@ class MADDPG(Algorithm):
         names = spec.agents.names if spec.agents is not None else ()
         for pattern in cfg.local_agents:
             if not any(fnmatchcase(name, pattern) for name in names):
-                raise UserError(f"algo.local_agents: {pattern} fits no agent of {spec.name}, which has {', '.join(names)}")
+                raise UserError(
+                    f"algo.local_agents: {pattern} fits no agent of {spec.name}, which has {', '.join(names)}"
+                )
         return JointActorPolicy(spec, model, cfg.actor, cfg.explorer(spec), cfg.share, cfg.agent_id)
 
     def __init__(self, policy: JointActorPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
@@ -118,8 +123,7 @@ class MADDPG(Algorithm):
             cfg.critic_sees == "own" or any(fnmatchcase(name, pattern) for pattern in cfg.local_agents)
             for name in spec.agents.names
         ]
-        nets = len(policy.actors)
-        self.critics = nn.ModuleList(self.make_critic(self.local[net]) for net in range(nets)).to(ctx.device)
+        self.critics = nn.ModuleList(self.make_critic(self.local[agents[0]]) for agents in policy.served).to(ctx.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.target_actors = copy.deepcopy(policy.actors).requires_grad_(False)
         self.critic_following = Follower(self.target_critics, self.critics)
@@ -145,27 +149,30 @@ class MADDPG(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        rows, weight = self.transitions(batch), batch.weight.unsqueeze(-1)
+        rows = self.transitions(batch)
+        target = self.targets(rows)
         count = self.total(rows.alive.sum(0)).clamp(min=1)  # rows of all learners in which an agent is there [N]
-        td_error, target = self.td_errors(rows)
-        critic_losses = self.means(weight * huber(td_error, self.cfg.huber_delta), rows.alive, count)
-        critic_steps = [
-            one.step(loss, clock) for one, loss in zip(self.critic_optimizers, critic_losses, strict=True)
-        ]
-        actor_losses = self.means(self.actor_loss(rows), rows.alive, count)
-        actor_steps = [one.step(loss, clock) for one, loss in zip(self.actor_optimizers, actor_losses, strict=True)]
+        told, steps, errors = [], [], []
+        for net, agents in enumerate(self.policy.served):
+            mine = slice(agents.start, agents.stop)
+            alive, many = rows.alive[:, mine], count[mine].sum()
 
-        size = td_error.detach().abs()
-        shares = {
-            "critic_loss": torch.stack(critic_losses).mean(),
-            "actor_loss": torch.stack(actor_losses).mean(),
-            "td_error": torch.stack(self.means(size, rows.alive, count)).mean(),
-            "q": torch.stack(self.means(target - td_error.detach(), rows.alive, count)).mean(),
-            "target": torch.stack(self.means(target, rows.alive, count)).mean(),
-        }
-        steps = step_metrics(critic=largest(critic_steps), actor=largest(actor_steps))
-        priority = size.masked_fill(~rows.alive, 0.0).sum(1) / rows.alive.sum(1).clamp(min=1)
-        return Update(self.report(shares, steps), {"priority": priority})
+            td_error = target[:, mine] - self.values(self.critics[net], rows.seen, rows.action, agents)  # [B, K]
+            error = batch.weight.unsqueeze(-1) * huber(td_error, self.cfg.huber_delta)
+            critic_loss = masked_mean(error, alive, many)
+            critic_steps = self.critic_optimizers[net].step(critic_loss, clock)
+
+            actor_loss = masked_mean(self.actor_loss(net, rows, agents), alive, many)
+            actor_steps = self.actor_optimizers[net].step(actor_loss, clock)
+
+            errors.append(td_error.detach().masked_fill(~alive, 0.0).abs())
+            steps.append(step_metrics(critic=critic_steps, actor=actor_steps))
+            wanted = target[:, mine]
+            means = [masked_mean(x, alive, many) for x in (errors[-1], wanted - td_error.detach(), wanted)]
+            told.append(torch.stack([critic_loss.detach(), actor_loss.detach(), *means]))
+        shares = dict(zip(METRICS, torch.stack(told).mean(0), strict=True))
+        priority = torch.cat(errors, 1).sum(1) / rows.alive.sum(1).clamp(min=1)
+        return Update(self.report(shares, largest(steps)), {"priority": priority})
 
     def transitions(self, batch: Batch) -> Transitions:
         """Takes the transitions out of a batch [n, B] of replayed fragments."""
@@ -195,59 +202,53 @@ class MADDPG(Algorithm):
             then_alive=then["alive"].bool(),
         )
 
-    def td_errors(self, rows: Transitions) -> tuple[Tensor, Tensor]:
-        """Returns y - Q and the targets y of eq. 6 [B, N], in which all agents act by their target networks."""
+    def targets(self, rows: Transitions) -> Tensor:
+        """Returns y of eq. 6 [B, N], in which all agents act by their target networks."""
+        policy = self.policy
         with torch.no_grad():
-            following = self.act(self.target_actors, rows.then_seen, rows.then_legal, rows.then_alive)[0]
-            value = self.values(self.target_critics, rows.then_seen, [following] * self.policy.agents)
-            target = rows.reward + rows.discount * value.masked_fill(~rows.then_alive, 0.0)
-        return target - self.values(self.critics, rows.seen, [rows.action] * self.policy.agents), target
+            outputs = policy.outputs(self.target_actors, rows.then_seen)
+            action = self.chosen(outputs, rows.then_legal, rows.then_alive)
+            critics = zip(self.target_critics, policy.served, strict=True)
+            value = torch.cat([self.values(critic, rows.then_seen, action, agents) for critic, agents in critics], 1)
+            return rows.reward + rows.discount * value.masked_fill(~rows.then_alive, 0.0)
 
-    def actor_loss(self, rows: Transitions) -> Tensor:
-        """Returns -Q of eq. 5 with the regularisation of OpenAI's code [B, N]. In what the critic of an agent sees, the
-        agent acts by its actor, and the others did what the replay says."""
-        own, outputs = self.act(self.policy.actors, rows.seen, rows.legal, rows.alive)
-        agents = self.policy.agents
-        mine = torch.eye(agents, dtype=torch.bool, device=own.device).unsqueeze(-1)  # [N, N, 1]
-        value = self.values(
-            self.critics, rows.seen, [torch.where(mine[agent], own, rows.action) for agent in range(agents)]
-        )
-        used = rows.legal.sum(-1).clamp(min=1)
-        squares = outputs.square().masked_fill(~rows.legal, 0.0).sum(-1) / used
-        return self.cfg.actor_reg * squares - value
+    def actor_loss(self, net: int, rows: Transitions, agents: range) -> Tensor:
+        """Returns -Q of eq. 5 [B, K] with the regularisation of OpenAI's code, for the agents of one actor. In what the
+        critic of an agent sees, the agent acts by its actor, and the others did what the replay says."""
+        mine = slice(agents.start, agents.stop)
+        legal = rows.legal[:, mine]
+        outputs = self.policy.output(self.policy.actors[net], rows.seen, agents)
+        own = self.chosen(outputs, legal, rows.alive[:, mine])
+        # value[:, k] is about the actions of all agents, of which only those of agent k are new.
+        values = []
+        for place, agent in enumerate(agents):
+            action = [rows.action[:, other] for other in range(self.policy.agents)]
+            action[agent] = own[:, place]
+            values.append(self.values(self.critics[net], rows.seen, torch.stack(action, 1), range(agent, agent + 1)))
+        squares = outputs.square().masked_fill(~legal, 0.0).sum(-1) / legal.sum(-1).clamp(min=1)
+        return self.cfg.actor_reg * squares - torch.cat(values, 1)
 
-    def act(
-        self, actors: nn.ModuleList, seen: Tensor, legal: Tensor, alive: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The actions of these actors, as critics see them, and what they were made of, both [B, N, A]."""
-        outputs = self.policy.outputs(list(actors), seen)
+    def chosen(self, outputs: Tensor, legal: Tensor, alive: Tensor) -> Tensor:
+        """The actions that actors' outputs [B, K, A] become, as critics see them [B, K, A]."""
         noise = None if self.policy.continuous else gumbel(self.ctx.rand(outputs.shape))
         action = self.policy.actions(outputs, legal, noise, self.cfg.temperature)
-        return action.masked_fill(~alive.unsqueeze(-1), 0.0), outputs
+        return action.masked_fill(~alive.unsqueeze(-1), 0.0)
 
-    def values(self, critics: nn.ModuleList, seen: Tensor, actions: Sequence[Tensor]) -> Tensor:
-        """Each agent's value [B, N] of observations [B, N, D] and of actions [B, N, A], of which each critic has its
-        own ones."""
+    def values(self, critic: Any, seen: Tensor, action: Tensor, agents: range) -> Tensor:
+        """A critic's values [B, K] for K agents, of all observations [B, N, D] and actions [B, N, A]."""
         made = []
-        for agent, action in enumerate(actions):
-            critic = critics[0 if self.policy.share else agent]
+        for agent in agents:
             mine = seen[:, agent], action[:, agent]
-            rows, chosen = mine if self.local[agent] else (seen.flatten(1), action.flatten(1))
-            made.append(critic(seen_by(self.policy.named(rows, agent)), chosen)[0, :, 0])
+            rows, told = mine if self.local[agent] else (seen.flatten(1), action.flatten(1))
+            made.append(critic(seen_by(self.policy.named(rows, agent)), told)[0, :, 0])
         return torch.stack(made, 1)
-
-    def means(self, x: Tensor, alive: Tensor, count: Tensor) -> list[Tensor]:
-        """This learner's share of the mean of x [B, N] over the rows in which an agent is there, for each network: a
-        number for each agent, or one for all that share it. count [N]: such rows of all learners."""
-        sums = x.masked_fill(~alive, 0.0).sum(0)
-        return [sums.sum() / count.sum()] if self.policy.share else list((sums / count).unbind())
 
     def renew_targets(self) -> None:
         self.target_actors.load_state_dict(self.policy.actors.state_dict())
 
 
 def largest(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The largest of each metric of several optimisers' steps."""
+    """The largest of each metric of several networks' steps."""
     return {
         name: torch.stack(values).max() if isinstance(values[0], Tensor) else max(values)
         for name, values in ((name, [step[name] for step in steps]) for name in steps[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -85,6 +85,8 @@ class JointActorPolicy(Policy):
             )
         self.spec, self.explorer, self.explore = spec, explorer, explorer.cfg
         self.agents, self.share, self.agent_id = len(spec.agents.names), share, share and agent_id
+        # The agents that each network is for.
+        self.served = [range(self.agents)] if share else [range(agent, agent + 1) for agent in range(self.agents)]
         self.continuous = isinstance(space, Box)
         self.size = flat_size(space)  # numbers by which an action is told to critics; a choice is one-hot
         self.seen_size = flat_size(spec.agent.observation)
@@ -96,7 +98,7 @@ class JointActorPolicy(Policy):
         )
         self.actors = nn.ModuleList(
             ActorNet(model.trunk(inputs), cfg, lambda width: RawHead(model.linear(width, self.size, SMALL_GAIN)))
-            for _ in range(1 if share else self.agents)
+            for _ in self.served
         )
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
@@ -122,12 +124,16 @@ class JointActorPolicy(Policy):
         number = torch.eye(self.agents, device=rows.device)[agent]
         return torch.cat([rows, number.expand(len(rows), -1)], -1)
 
-    def outputs(self, actors: Sequence[nn.Module], seen: Tensor) -> Tensor:
-        """What these actors say [B, N, A] to observations [B, N, D], before any choice, mask or tanh."""
-        rows = [self.named(seen[:, agent], agent) for agent in range(self.agents)]
-        if self.share:
-            return actors[0].of(seen_by(torch.cat(rows))).unflatten(0, (self.agents, -1)).transpose(0, 1)  # type: ignore[operator, union-attr]
-        return torch.stack([actor.of(seen_by(one)) for actor, one in zip(actors, rows, strict=True)], 1)  # type: ignore[operator, union-attr]
+    def outputs(self, actors: Iterable[nn.Module], seen: Tensor) -> Tensor:
+        """What these actors, one for each of self.served, say [B, N, A] to observations [B, N, D], before any choice,
+        mask or tanh."""
+        made = [self.output(actor, seen, agents) for actor, agents in zip(actors, self.served, strict=True)]
+        return made[0] if self.share else torch.cat(made, 1)
+
+    def output(self, actor: Any, seen: Tensor, agents: range) -> Tensor:
+        """What one actor says [B, K, A] to observations [B, N, D] for K of the agents."""
+        rows = torch.cat([self.named(seen[:, agent], agent) for agent in agents])
+        return actor.of(seen_by(rows)).unflatten(0, (len(agents), -1)).transpose(0, 1)
 
     def legal(self, obs: Batch) -> Tensor:
         """Which numbers of an action an agent may use [B, N, A]. Where a mask allows none, all of its own."""
@@ -155,7 +161,7 @@ class JointActorPolicy(Policy):
     # -- acting --------------------------------------------------------------------------------------------------------
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
-        return self._best(self.outputs(list(self.actors), self.seen(obs)), self.legal(obs)), state
+        return self._best(self.outputs(self.actors, self.seen(obs)), self.legal(obs)), state
 
     def _best(self, outputs: Tensor, legal: Tensor) -> Tensor:
         """Actions as rows hold them [B, N, ...]."""
@@ -177,7 +183,7 @@ class JointActorPolicy(Policy):
         record: tuple[str, ...] = (),
     ) -> Act:
         mode = self.explorer.mode(mode)
-        outputs, legal = self.outputs(list(self.actors), self.seen(obs)), self.legal(obs)
+        outputs, legal = self.outputs(self.actors, self.seen(obs)), self.legal(obs)
         who = self.explorer.stand_in(mode, clock)
         if who is not None:
             wanted = self._best(outputs, legal) if self.continuous else outputs
