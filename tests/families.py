@@ -13,6 +13,7 @@ def _needs(algo: str):
 
 EVERY = {algo: _needs(algo) for algo in options("algo")}
 JOINT = [algo for algo, needs in EVERY.items() if needs.joint]  # learn all agents of an environment together
+JOINT_VALUES = [algo for algo in JOINT if "box" not in EVERY[algo].actions]  # of them those that choose by action values
 NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT}  # learn one agent
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None]
 EVOLVING = [algo for algo, needs in NEEDS.items() if needs.population is not None]  # learn from returns, not from rows
