@@ -77,7 +77,7 @@ class Config(OffPolicyConfig, ActingConfig):
             raise ValueError("local_agents have critics of their own, which see less: set share=false with them")
 
 
-class Transitions(NamedTuple):
+class JointRows(NamedTuple):
     """B transitions of all agents, each of n folded rows. What an agent that is not there sees and does is zeros."""
 
     seen: Tensor  # observations [B, N, D]
@@ -174,7 +174,7 @@ class MADDPG(Algorithm):
         priority = torch.cat(errors, 1).sum(1) / rows.alive.sum(1).clamp(min=1)
         return Update(self.report(shares, largest(steps)), {"priority": priority})
 
-    def transitions(self, batch: Batch) -> Transitions:
+    def transitions(self, batch: Batch) -> JointRows:
         """Takes the transitions out of a batch [n, B] of replayed fragments."""
         cfg, policy = self.cfg, self.policy
         ends = batch.ends()
@@ -190,7 +190,7 @@ class MADDPG(Algorithm):
             batch.valid.repeat_interleave(agents, 1),
             cfg.discount,
         )
-        return Transitions(
+        return JointRows(
             seen=policy.seen(now),
             action=policy.told(batch.action[0]).masked_fill(~alive.unsqueeze(-1), 0.0),
             legal=policy.legal(now),
@@ -202,7 +202,7 @@ class MADDPG(Algorithm):
             then_alive=then["alive"].bool(),
         )
 
-    def targets(self, rows: Transitions) -> Tensor:
+    def targets(self, rows: JointRows) -> Tensor:
         """Returns y of eq. 6 [B, N], in which all agents act by their target networks."""
         policy = self.policy
         with torch.no_grad():
@@ -212,7 +212,7 @@ class MADDPG(Algorithm):
             value = torch.cat([self.values(critic, rows.then_seen, action, agents) for critic, agents in critics], 1)
             return rows.reward + rows.discount * value.masked_fill(~rows.then_alive, 0.0)
 
-    def actor_loss(self, net: int, rows: Transitions, agents: range) -> Tensor:
+    def actor_loss(self, net: int, rows: JointRows, agents: range) -> Tensor:
         """Returns -Q of eq. 5 [B, K] with the regularisation of OpenAI's code, for the agents of one actor. In what the
         critic of an agent sees, the agent acts by its actor, and the others did what the replay says."""
         mine = slice(agents.start, agents.stop)

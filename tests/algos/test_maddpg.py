@@ -292,9 +292,9 @@ def test_a_run_resumes_to_the_same_bits_and_acts(env, words, tmp_path):
     ]
     one, other = (torch.load(path / "algorithm.pt", weights_only=True) for path in finals)
     assert str(one) == str(other)
-    assert all(
-        torch.equal(a, b) for a, b in zip(one["module"].values(), other["module"].values(), strict=True)
-    ), "the weights and targets are the same to the bit"
+    assert all(torch.equal(a, b) for a, b in zip(one["module"].values(), other["module"].values(), strict=True)), (
+        "the weights and targets are the same to the bit"
+    )
     row = json.loads((tmp_path / "whole" / "progress.jsonl").read_text().splitlines()[-1])
     assert row["updates"] > 0 and np.isfinite(row["learn/critic_loss"])
     trained = rlrun.load(tmp_path / "whole")
