@@ -50,7 +50,7 @@ class RawHead(nn.Module):
 
 def seen_by(rows: Tensor) -> Seen:
     """Rows [R, D] in the form that networks without memory take."""
-    return Seen(Batch(observation=rows.unsqueeze(0)), rows.new_zeros(1, len(rows), dtype=torch.bool), Batch())
+    return Seen(Batch(observation=rows.unsqueeze(0)), torch.zeros_like(rows[:, 0], dtype=torch.bool).unsqueeze(0), Batch())
 
 
 def vectors(size: int) -> Box:
@@ -122,7 +122,7 @@ class JointActorPolicy(Policy):
         if not self.agent_id:
             return rows
         number = torch.eye(self.agents, device=rows.device)[agent]
-        return torch.cat([rows, number.expand(len(rows), -1)], -1)
+        return torch.cat([rows, number.expand(rows.shape[0], -1)], -1)
 
     def outputs(self, actors: Iterable[nn.Module], seen: Tensor) -> Tensor:
         """What these actors, one for each of self.served, say [B, N, A] to observations [B, N, D], before any choice,

@@ -307,6 +307,7 @@ def test_a_run_resumes_to_the_same_bits_and_acts(env, words, tmp_path):
         if not game.agents:
             break
     assert _dispatch(["evaluate", str(tmp_path / "whole"), "episodes=1"]) == 0
+    assert _dispatch(["export", str(tmp_path / "whole")]) == 0
 
 
 @pytest.mark.parametrize(
