@@ -50,7 +50,8 @@ class RawHead(nn.Module):
 
 def seen_by(rows: Tensor) -> Seen:
     """Rows [R, D] in the form that networks without memory take."""
-    return Seen(Batch(observation=rows.unsqueeze(0)), torch.zeros_like(rows[:, 0], dtype=torch.bool).unsqueeze(0), Batch())
+    rows = rows.unsqueeze(0)
+    return Seen(Batch(observation=rows), torch.zeros_like(rows[..., 0], dtype=torch.bool), Batch())
 
 
 def vectors(size: int) -> Box:
