@@ -14,6 +14,8 @@ def _needs(algo: str):
 EVERY = {algo: _needs(algo) for algo in options("algo")}
 JOINT = [algo for algo, needs in EVERY.items() if needs.joint]  # learn all agents of an environment together
 SEVERAL = [algo for algo, needs in EVERY.items() if needs.several]  # learn several policies
+# Of the joint ones those that choose by action values.
+JOINT_VALUES = [algo for algo in JOINT if "box" not in EVERY[algo].actions]
 NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL}  # learn one policy of one agent
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None]
 EVOLVING = [algo for algo, needs in NEEDS.items() if needs.population is not None]  # learn from returns, not from rows
@@ -31,8 +33,12 @@ MEMORY = [*ANY_ACTION, "r2d2"]  # take model=lstm
 
 def fits(algo: str, case: str) -> bool:
     """Whether an algorithm can do one of test_all's cases."""
+    if algo in JOINT:
+        return case == "agents" or (case == "agents' numbers" and algo not in JOINT_VALUES)
     if case in ("discrete", "masked"):
         return algo in DISCRETE
+    if case.startswith("agents"):
+        return False
     return (
         algo in ANY_ACTION
         or (case == "lstm" and algo in MEMORY)

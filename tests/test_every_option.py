@@ -73,7 +73,7 @@ VALUES = {
     "target_noise_clip": [0.01], "target_entropy": [-5.0], "lambda_": [0.5], "eval_share": [0.9], "eval_epsilon": [1.0], "frame_skip": [2],
     "action_distribution": ["beta", "squashed_gaussian"], "value_head": ["test_every_option:Last"], "q_head": ["test_every_option:Last"], "conv_filters": [[[4, 4, 2]]],
     "exploration.kind": ["random", "test_every_option:Lazy"], "exploration.kwargs": [{"greedy": True}], "exploration.temperature": [1e-3], "stack": [2],
-    "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "n_stack": [2], "temperature": [0.1],
+    "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
 }  # fmt: skip
 # Words without which an option cannot show what it does.
 CONTEXT = {
@@ -101,6 +101,7 @@ SET = {
     "explore": True,
     "..explore": True,
     "use_critic": True,
+    "share": True,
 }
 IMAGE = ["env=tests/Pixels-v0"]
 # What off-policy actors with memory need.
@@ -117,6 +118,9 @@ HOLDS = {
     kinds.SAMPLERS: [], kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],
     kinds.NORMALIZED: ["model.hidden=[8]"], kinds.DRAWN: ["algo.actor.hidden=[4]"],
 }  # fmt: skip
+
+# The environments with several agents that stand for these.
+AGENTS = {"env=Pendulum-v1": "env=MultiAgentPendulum-v0", "env=CartPole-v1": "env=MultiAgentCartPole-v0"}
 
 
 class Wide(torch.nn.Module):
@@ -422,7 +426,7 @@ def holding(algo: str, option: Option) -> list[str]:
     words = list(context(option))
     for one in option.conditions:
         if isinstance(one, OnlyFor):
-            words += HOLDS[one.kind]
+            words += [AGENTS.get(word, word) if algo in JOINT else word for word in HOLDS[one.kind]]
             if HOLDS[one.kind][:1] == IMAGE and algo in BOX_ONLY:
                 words.append("env.kwargs.continuous=true")
         elif one.path("") == "model.memory.kind":

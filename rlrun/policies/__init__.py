@@ -4,6 +4,7 @@ from rlrun.policies.actors import Actor, DeterministicPolicy, StochasticActor
 from rlrun.policies.distribution import DistributionPolicy, Outputs, without_meaning
 from rlrun.policies.exploration import ActingConfig, ActionNoiseConfig, ValueExplorationConfig
 from rlrun.policies.joint import JointQPolicy
+from rlrun.policies.joint_actors import JointActorPolicy, JointExplorationConfig
 from rlrun.policies.perturbed import PerturbedPolicy
 from rlrun.policies.q_values import CategoricalPolicy, QPolicy
 
@@ -14,6 +15,8 @@ __all__ = [
     "CategoricalPolicy",
     "DeterministicPolicy",
     "DistributionPolicy",
+    "JointActorPolicy",
+    "JointExplorationConfig",
     "JointQPolicy",
     "Outputs",
     "PerturbedPolicy",

@@ -118,7 +118,8 @@ class Exploration:
         """Chooses one action for each of B environments.
 
         wanted is what the policy says: a distribution over actions (ops/distributions.py), the values of all actions
-        [B, A], or, from ddpg and td3, its actions [B, *shape] in [-1, 1]. obs has leaves [B, ...]. is_first [B] tells
+        [B, A], or, from ddpg and td3, its actions [B, *shape] in [-1, 1]; from maddpg, the logits of all agents'
+        choices [B, N, A], or their actions [B, N, *shape]. obs has leaves [B, ...]. is_first [B] tells
         where an episode begins. All random numbers must come from rng.
 
         Algorithms that learn with importance weights (ppo, appo, impala) need Chosen.log_prob."""

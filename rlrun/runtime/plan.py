@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ class Plan:
     columns_per_learner: int  # columns of a learner's part of a train batch
     first_counted: int  # the first environment whose episodes count in statistics
     parameters: int  # number of the policy's parameters
+    policies: dict[str, tuple[int, ...]]  # the numbers of the agents of each policy; empty if there is one for all
     replay: ReplayPlan | None
 
     @property
@@ -209,6 +210,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         columns_per_learner=needs.columns // (resources.num_learners if config.runner.lockstep else 1),
         first_counted=min(resources.num_envs - 1, math.ceil(needs.counted_from * resources.num_envs)),
         parameters=sum(parameter.numel() for parameter in policy.parameters()),
+        policies=policy.members if isinstance(policy, SeveralPolicies) else {},
         replay=plan_replay(config, spec, needs, resources, policy, machine),
     )
 
@@ -315,7 +317,7 @@ def described(plan: Plan) -> str:
     made, needs, config = plan.resources, plan.needs, plan.config
     lines = [
         ("algorithm", f"{config.algo.name}; {_batch(plan)}"),
-        ("environment", f"{plan.spec.name}: {_spaces(plan.spec)}"),
+        ("environment", f"{plan.spec.name}: {_spaces(plan.spec, plan.policies)}"),
         ("policy", f"{plan.parameters:,} parameters; recorded with each row: {', '.join(needs.record) or 'nothing'}"),
         ("runner", f"{config.runner.name}: {_learners(plan)}"),
         ("samplers", _samplers(plan)),
@@ -352,13 +354,16 @@ def _batch(plan: Plan) -> str:
     return f"an update learns from {needs.columns} columns x {needs.rows} rows{each}"
 
 
-def _spaces(spec: EnvSpec) -> str:
+def _spaces(spec: EnvSpec, policies: Mapping[str, tuple[int, ...]]) -> str:
     told = f"observation {spec.observation}, action {spec.action}"
     if spec.agents is None:
         return told
     names = spec.agents.names
-    where = "all in one column" if spec.joint else "each a column"
-    return f"{told}; {len(names)} agents, {where}, with one policy: {', '.join(names)}"
+    told = f"{told}; {len(names)} agents, {'all in one column' if spec.joint else 'each a column'}"
+    if not policies:
+        return f"{told}, with one policy: {', '.join(names)}"
+    each = (f"{name} ({', '.join(names[number] for number in members)})" for name, members in policies.items())
+    return f"{told}, with {len(policies)} policies: {', '.join(each)}"
 
 
 def _learners(plan: Plan) -> str:

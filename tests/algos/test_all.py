@@ -35,6 +35,8 @@ CASES = {
     "squashed": ["env=Pendulum-v1", "model.action_distribution=squashed_gaussian"],
     "gtrxl, two trunks": ["env=CartPole-v1", *GTRXL, "model.share_value=false", "model.memory.layers=2"],
     "autoregressive": ["env=rlrun/EverySpace-v0", "model.autoregressive=true"],
+    "agents": ["env=MultiAgentCartPole-v0"],
+    "agents' numbers": ["env=MultiAgentPendulum-v0"],
     "gru, two trunks": ["env=CartPole-v1", "model=gru", "model.memory.size=4", "model.share_value=false"],
 }
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
-from families import JOINT
+from families import JOINT_VALUES
 from wired import Wired
 
 from rlrun.cli import _dispatch
@@ -116,7 +116,7 @@ def test_the_loss_is_that_of_the_paper(typed):
     assert torch.allclose(loss, (rows.weight * 0.5 * errors.square()).mean(), atol=1e-6)
 
 
-@pytest.mark.parametrize("algo", JOINT)
+@pytest.mark.parametrize("algo", JOINT_VALUES)
 def test_an_absent_agent_changes_no_loss(typed, algo):
     wiring, algorithm = made(typed, algo, *SINGLE)
     gone = [(0, 1, 1), (0, 4, 0)]
@@ -170,7 +170,7 @@ def test_a_team_of_one_is_dqn_to_the_bit(typed, algo):
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("algo", JOINT)
+@pytest.mark.parametrize("algo", JOINT_VALUES)
 def test_dead_rows_at_the_end_change_nothing(typed, algo):
     wiring, algorithm = made(typed, algo)
     rows = batch(wiring, 5, 4)
@@ -270,7 +270,7 @@ def test_a_joint_row_holds_all_agents(typed):
     assert [line[5] for line in lines] == [False] * 6 + [True]
 
 
-@pytest.mark.parametrize("algo", JOINT)
+@pytest.mark.parametrize("algo", JOINT_VALUES)
 def test_a_run_resumes_to_the_same_bits_and_acts(algo, tmp_path):
     import rlrun
 

@@ -54,6 +54,7 @@ WHOLE = {
 WHOLE["pqn"] = ["algo.minibatch_size=20", "algo.num_epochs=2"]
 WHOLE["ddppo"] = [*WHOLE["ppo"], "algo.cut_share=1"]
 WHOLE |= {algo: ["algo.actor_lr=0.01", "algo.critic_lr=0.01", "algo.l2=0.01"] for algo in ACTORS}
+WHOLE["maddpg"] = ["algo.actor_lr=0.01", "algo.critic_lr=0.01"]
 WHOLE["td3"] += ["algo.policy_delay=1"]
 WHOLE["icm"] = ["algo.minibatch_size=20", "algo.sequence_length=5", "+algo.max_grad_norm=1.0"]
 SPACES = {
@@ -61,6 +62,8 @@ SPACES = {
     "lstm": CASES["lstm"],
     "every space": CASES["every space"],
     "box": CASES["box"],
+    "agents": CASES["agents"],
+    "agents' numbers": CASES["agents' numbers"],
 }
 TOGETHER = [
     (algo, case)
@@ -76,7 +79,11 @@ def typed(*words):
 
 def updates(ranks: Ranks, algo: str, case: str):
     """Returns (algorithm, last metrics) after two updates with this learner's columns of the same two batches."""
-    words = [*SPACES.get(case, SPACES["discrete"]), *WHOLE.get(algo, []), *([] if algo in ACTORS else ["algo.lr=0.01"])]
+    words = [
+        *SPACES.get(case, SPACES["discrete"]),
+        *WHOLE.get(algo, []),
+        *([] if algo in [*ACTORS, "maddpg"] else ["algo.lr=0.01"]),
+    ]
     wiring, _, sampler = start(typed, algo, *words)
     data = batches(wiring, sampler, 2)
     wiring.ranks = ranks

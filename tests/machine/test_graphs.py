@@ -28,6 +28,7 @@ ACTOR = [
     "algo.critic.hidden=[8]",
     "algo.actor_lr=1e-2 to 0 over 500",
 ]
+AGENTS = [*ACTOR[1:], "replay=prioritized", "algo.num_envs=2", "algo.fragment_length=5"]
 TRANSFORMER = [
     "model=gtrxl",
     "model.memory.size=8",
@@ -77,6 +78,8 @@ CASES = {
     "td3": [*ACTOR, "algo.policy_delay=2"],
     "sac": [*ACTOR, "algo.alpha_lr=1e-2"],
     "tqc": [*ACTOR, "algo.num_critics=2"],
+    "maddpg": [*AGENTS, "env=MultiAgentCartPole-v0"],
+    "maddpg of numbers": [*AGENTS, "env=MultiAgentPendulum-v0", "algo.share=true"],
     "impala lstm": [*ON_POLICY, "model=lstm", "model.memory.size=8"],
     "impala gru": [*ON_POLICY, "model=gru", "model.memory.size=8", "model.share_value=false"],
     "impala gtrxl": [*ON_POLICY, *TRANSFORMER],
