@@ -57,6 +57,13 @@ class CountingAgents:
     def close(self): ...
 
 
+class ImageAgents(CountingAgents):
+    """Agents that see images."""
+
+    def observation_space(self, agent):
+        return Box(0, 255, (3, 8, 8), np.uint8)
+
+
 class Turns:
     """PettingZoo's AEC interface, in 20 lines: two players move in turn, 4 moves each; a move of player i pays the other
     one -1 and the mover nothing, but the last move pays player_0 10."""

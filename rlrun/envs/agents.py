@@ -35,6 +35,7 @@ class AgentsConfig:
     family: Literal["agents"]
     name: str
     kwargs: dict[str, Any]
+    agent_id: Annotated[bool, OnlyFor(EACH_AGENT)]
     stack: Annotated[int, Count, OnlyFor(EACH_AGENT)]
     max_episode_steps: Annotated[int, Count] | None
     reward_clip: Annotated[Literal["none", "sign"] | float, OnlyFor(REWARDS)]
@@ -323,6 +324,7 @@ class AgentsSpec(EnvSpec):
     """An EnvSpec that knows what each agent's own spaces are."""
 
     own: tuple[tuple[str, AgentSpaces], ...] = field(default=(), repr=False)
+    agent_id: bool = False  # the last numbers of observations are the agent's number, one-hot
 
 
 def make_spec(cfg: AgentsConfig) -> AgentsSpec:
@@ -335,6 +337,8 @@ def make_spec(cfg: AgentsConfig) -> AgentsSpec:
         obs["observation"], padded = common({a: s.obs["observation"] for a, s in own.items()}, "observation", cfg.name)
         action, unlike = common({a: s.action for a, s in own.items()}, "action", cfg.name)
         said += [sentence for sentence in (padded, unlike) if sentence]
+        if cfg.agent_id:
+            obs["observation"] = _with_id(obs["observation"], len(own), cfg.name)
         try:
             _, infos = game.reset(seed=0)
         except Exception as error:  # the user's own
@@ -356,8 +360,18 @@ def make_spec(cfg: AgentsConfig) -> AgentsSpec:
     agents = Agents(groups=((GROUP, tuple(own)),))
     return AgentsSpec(
         name=cfg.name, obs=obs, action=action, agents=agents, max_episode_steps=limit, own=tuple(own.items()),
-        notes=tuple(said),
+        notes=tuple(said), agent_id=cfg.agent_id,
     )  # fmt: skip
+
+
+def _with_id(space: Space, agents: int, name: str) -> Space:
+    """A space of vectors with the agent's number, one-hot, behind the numbers of `space`."""
+    if not isinstance(space, Box) or len(space.shape) != 1 or space.dtype != "float32":
+        raise UserError(
+            f"env.agent_id=true is for observations that are vectors of float32 numbers; {name} has {space}. algo=multi"
+            " gives every agent a policy of its own"
+        )
+    return replace(space, shape=(space.shape[0] + agents,), low=(min(0.0, *space.low),), high=(max(1.0, *space.high),))
 
 
 def _limit_of_zoo(env: Any) -> int | None:
@@ -411,6 +425,8 @@ class AgentsEnv:
             write_agent(
                 self.rows, first + number, self.own[number], seen, agent not in waiting, mask, agent in game.present
             )
+            if self.cfg.agent_id:
+                write_id(self.rows, first + number, number, len(self.names))
 
     def _number(self, agent: str, env: int) -> int:
         number = self.index.get(agent)
@@ -623,6 +639,11 @@ def write_agent(
     given = np.zeros(0) if mask is None else np.asarray(mask).reshape(-1)
     if given.any() or (given.size and there):
         legal[: given.size] = given != 0  # what ends an episode may show a mask without a legal action
+
+
+def write_id(rows: Rows, column: int, number: int, agents: int) -> None:
+    """Writes the agent's number behind its observation."""
+    rows["observation"][column, number - agents] = 1.0
 
 
 def action_of(own: AgentSpaces, action: Any) -> Any:

@@ -78,6 +78,20 @@ def state_of(game: Any) -> np.ndarray | None:
         return None
 
 
+def read_state(env: AgentsEnv, number: int, size: int) -> np.ndarray:
+    """The own state [size] of one of the environments. Raises EnvError if it fails or has another size."""
+    try:
+        seen = state_of(env.games[number])
+    except Exception as error:  # the user's own
+        raise EnvError(
+            env.name, env.numbers[number : number + 1], None, f"failed in state: {told(error, __file__)}"
+        ) from error
+    if seen is None or seen.size != size:
+        found = "none" if seen is None else f"{seen.size} numbers"
+        raise EnvError(env.name, env.numbers[number : number + 1], None, f"has a state of {found}, not of {size}")
+    return seen
+
+
 def _together(space: Space, many: int, what: str, name: str) -> Space:
     if isinstance(space, Discrete):
         return MultiDiscrete(sizes=(space.n,) * many, starts=(space.start,) * many, shape=(many,))
@@ -106,12 +120,12 @@ def together(spec: JointSpec, rows: Rows, alive: np.ndarray) -> Rows:
     made[STATE] = (
         np.zeros((shape[0], size), np.float32)
         if spec.own_state
-        else _flat(spec.agent.observation, rows["observation"]).reshape(shape[0], -1)
+        else flat(spec.agent.observation, rows["observation"]).reshape(shape[0], -1)
     )
     return made
 
 
-def _flat(space: Space, rows: np.ndarray) -> np.ndarray:
+def flat(space: Space, rows: np.ndarray) -> np.ndarray:
     """[B, ...] -> [B, D] float32; choices become one-hot."""
     if isinstance(space, Discrete):
         return np.eye(space.n, dtype=np.float32)[rows]
@@ -132,23 +146,9 @@ class JointEnv:
             alive |= ended
         made = together(self.joint, self.env.rows, alive)
         if self.joint.own_state:
-            made[STATE] = np.stack([self._state(number) for number in range(self.count)])
+            size = self.spec.obs[STATE].shape[0]
+            made[STATE] = np.stack([read_state(self.env, number, size) for number in range(self.count)])
         return made
-
-    def _state(self, number: int) -> np.ndarray:
-        try:
-            seen = state_of(self.env.games[number])
-        except Exception as error:  # the user's own
-            raise EnvError(
-                self.env.name, self.env.numbers[number : number + 1], None, f"failed in state: {told(error, __file__)}"
-            ) from error
-        size = self.spec.obs[STATE].shape[0]
-        if seen is None or seen.size != size:
-            found = "none" if seen is None else f"{seen.size} numbers"
-            raise EnvError(
-                self.env.name, self.env.numbers[number : number + 1], None, f"has a state of {found}, not of {size}"
-            )
-        return seen
 
     def reset(self, generation: int) -> Rows:
         self.env.reset(generation)

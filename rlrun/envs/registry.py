@@ -11,8 +11,9 @@ from rlrun.core.specs import EnvSpec
 from rlrun.envs import agents, atari, gym
 from rlrun.envs.agents import AgentsConfig, AgentsEnv
 from rlrun.envs.atari import AtariConfig
+from rlrun.envs.central import Central, with_state
 from rlrun.envs.gym import GymConfig
-from rlrun.envs.joint import JointEnv, JointSpec, joint_spec
+from rlrun.envs.joint import STATE, JointEnv, JointSpec, joint_spec, state_size
 from rlrun.envs.previous import Previous, with_previous
 from rlrun.envs.stacked import Stacked, with_stack, without_stack
 
@@ -42,6 +43,8 @@ class Factory:
             env = AgentsEnv(self.cfg, of_agents, self.seeds, self.stream, worker, count)
             if isinstance(self.spec, JointSpec):
                 env = JointEnv(env, self.spec)
+            elif STATE in self.spec.obs:
+                env = Central(env, self.spec, state_size(self.cfg) is not None)
             env = Stacked(env, self.spec) if self.spec.stack > 1 else env
         else:
             env = gym.GymEnv(self.cfg, without_stack(self.spec), self.seeds, self.stream, worker, count)
@@ -49,13 +52,22 @@ class Factory:
         return Previous(env, self.spec) if {"prev_action", "prev_reward"} & self.spec.obs.keys() else env
 
 
-def make_spec(cfg: EnvConfig, prev_action: bool = False, prev_reward: bool = False, joint: bool = False) -> EnvSpec:
+def make_spec(
+    cfg: EnvConfig,
+    prev_action: bool = False,
+    prev_reward: bool = False,
+    joint: bool = False,
+    state: bool = False,
+) -> EnvSpec:
     """Describes an environment, whose rows hold the last action and reward as asked for.
 
-    joint: whether all agents are in one column. Raises UserError if the environment cannot be made, has spaces that
-    rlrun does not support, or has one agent alone where several are asked for.
+    joint: whether all agents are in one column. state: whether each agent's rows hold the state of all. Raises
+    UserError if the environment cannot be made, has spaces that rlrun does not support, or has one agent alone where
+    several are asked for.
     """
     spec: EnvSpec
+    if state and not isinstance(cfg, AgentsConfig):
+        raise UserError(f"model.value_sees=state is for environments with several agents; {cfg.name} has one")
     if joint:
         if not isinstance(cfg, AgentsConfig):
             raise UserError(f"this algorithm learns several agents together, and {cfg.name} has one")
@@ -67,6 +79,10 @@ def make_spec(cfg: EnvConfig, prev_action: bool = False, prev_reward: bool = Fal
     if isinstance(cfg, AtariConfig):
         spec = atari.make_spec(cfg)
     else:
-        made = agents.make_spec(cfg) if isinstance(cfg, AgentsConfig) else gym.make_spec(cfg)
+        made: EnvSpec
+        if isinstance(cfg, AgentsConfig):
+            made = with_state(agents.make_spec(cfg), cfg) if state else agents.make_spec(cfg)
+        else:
+            made = gym.make_spec(cfg)
         spec = with_stack(made, cfg.stack)
     return with_previous(spec, prev_action, prev_reward)

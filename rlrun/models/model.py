@@ -153,6 +153,11 @@ class ModelConfig:
         return ActionAndCriticConfig if "q_head" in values else ModelConfig
 
     @property
+    def central(self) -> bool:
+        """Whether values see the state of all agents."""
+        return False
+
+    @property
     def images(self) -> ImageConfig:
         """The options of the network for images, where its activation function is known."""
         hidden = None if self.conv_hidden == "auto" else self.conv_hidden
@@ -192,6 +197,7 @@ class DistributionAndValueConfig(ModelConfig):
     """For policies that are a distribution over actions, with a value beside it."""
 
     share_value: Annotated[bool, OnlyFor(LEARNT_VALUES)]
+    value_sees: Annotated[Literal["observation", "state"], OnlyFor(LEARNT_VALUES)]
     action_distribution: str
     log_std: Annotated[float, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian", "squashed_gaussian")]
     free_log_std: Annotated[bool, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian")]
@@ -202,6 +208,8 @@ class DistributionAndValueConfig(ModelConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.central and self.share_value:
+            raise ValueError("value_sees=state needs a network of its own for values: set share_value=false with it")
         _check_name("action_distribution", self.action_distribution, get_args(BoxDistribution))
         _check_name("value_head", self.value_head, ("linear",))
         if is_path(self.action_distribution) and (self.autoregressive or self.action_embedding is not None):
@@ -209,6 +217,10 @@ class DistributionAndValueConfig(ModelConfig):
             raise ValueError(
                 f"{other} makes a distribution that action_distribution={self.action_distribution} replaces"
             )
+
+    @property
+    def central(self) -> bool:
+        return self.value_sees == "state"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,11 +34,17 @@ def without_meaning(obs: Batch, name: str | None) -> tuple[Batch, Tensor | None]
     return obs.replace(observation=Batch({key: parts[key] for key in parts if key != name})), parts[name]  # type: ignore[index, return-value, union-attr]
 
 
+def _of_state(spec: EnvSpec) -> EnvSpec:
+    """The environment as it looks to a network that sees the state in place of the observation."""
+    return replace(spec, obs={**spec.obs, "observation": spec.obs["state"]})
+
+
 class DistributionPolicy(FiltersObservations, Policy):
     """Samples from a distribution over actions and has a value head for the learner.
 
     One trunk feeds both heads, or each head has its own (model.share_value: false). In that case the value trunk's
-    memory is a second recurrent state."""
+    memory is a second recurrent state. With model.value_sees=state, the value sees the state of all agents, which
+    nobody needs who only acts."""
 
     def __init__(self, spec: EnvSpec, model: Model, explorer: Explorer | None = None):
         """explorer: who chooses the actions of training; None: they are sampled."""
@@ -46,7 +53,9 @@ class DistributionPolicy(FiltersObservations, Policy):
         self.explorer = explorer or Explorer(spec, ExplorationConfig(kind="sampled", kwargs={}))
         self.filter = model.filter(spec)
         self.trunk = model.trunk(spec)
-        self.value_trunk = None if model.outputs(DistributionAndValueConfig).share_value else model.trunk(spec)
+        outputs = model.outputs(DistributionAndValueConfig)
+        self.central = outputs.central  # values see obs["state"]
+        self.value_trunk = None if outputs.share_value else model.trunk(_of_state(spec) if self.central else spec)
         self.action_head = model.action_head(spec, self.trunk.features)
         self.value_head = model.last_layer("value_head", self.trunk.features, 1)
         self.embedding = model.action_embedding  # name of the observation part that describes the actions
@@ -106,9 +115,13 @@ class DistributionPolicy(FiltersObservations, Policy):
         obs, meaning = without_meaning(self.seen(obs), self.embedding)
         features, own = self.trunk(obs, is_first, own)
         value_features = features
-        if self.value_trunk is not None:
-            value_features, value_state = self.value_trunk(obs, is_first, value_state)
-        value = self.value_head(value_features).squeeze(-1)
+        if self.central and "state" not in obs:
+            value = torch.full_like(features[..., 0], torch.nan)  # nobody can know it, and acting does not need it
+        else:
+            if self.value_trunk is not None:
+                seen = obs.replace(observation=obs["state"]) if self.central else obs
+                value_features, value_state = self.value_trunk(seen, is_first, value_state)
+            value = self.value_head(value_features).squeeze(-1)
         after = Batch({**own, **{f"value_{name}": value_state[name] for name in value_state}})
         mask = obs["action_mask"] if "action_mask" in obs else None
         dist = self.action_head(features, mask) if meaning is None else self.action_head(features, mask, meaning)

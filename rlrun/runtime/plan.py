@@ -160,7 +160,9 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     given: paths of the options that the user set. Raises UserError if parts do not fit together, numbers do not divide
     or memory is too small."""
     needs: Needs = config.algorithm.needs(config.algo)
-    spec = registry.make_spec(config.env, *config.run.model.memory.previous, joint=needs.joint)
+    spec = registry.make_spec(
+        config.env, *config.run.model.memory.previous, joint=needs.joint, state=config.run.model.central
+    )
     check_fitting(config, spec, needs)
     whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
     seeds = Seeds(config.run.seed)

@@ -22,7 +22,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec, leaves
 from rlrun.envs import registry
-from rlrun.envs.agents import AgentsSpec, action_of, agent_rows, write_agent
+from rlrun.envs.agents import AgentsSpec, action_of, agent_rows, write_agent, write_id
 from rlrun.envs.atari import AtariConfig, ScreenStack
 from rlrun.envs.gym import to_rows
 from rlrun.envs.joint import JointSpec, together
@@ -115,6 +115,8 @@ class Trained:
         rows = agent_rows(self.one if joint is None else joint.agent, len(names))
         for agent, seen in obs.items():
             write_agent(rows, names.index(agent), self.agents[agent], seen)
+            if isinstance(self.one, AgentsSpec) and self.one.agent_id:
+                write_id(rows, names.index(agent), names.index(agent), len(names))
         if self.there and self._first is None:
             came = np.array([agent in obs and agent not in self.there for agent in names])
             self.reset(came if joint is None else came[:1] & False)
@@ -220,7 +222,9 @@ def _loaded(path: Path, checkpoint: str, trust: bool) -> Trained:
     config = type_config(saved_config(path, trust))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
     joint = config.algorithm.needs(config.algo).joint
-    spec = registry.make_spec(config.env, *config.run.model.memory.previous, joint=joint)
+    spec = registry.make_spec(
+        config.env, *config.run.model.memory.previous, joint=joint, state=config.run.model.central
+    )
     policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)
     try:
         policy.load_state_dict(tensors["policy"])
