@@ -5,7 +5,7 @@ has, turns the values of their actions into the value of the team. Agents share 
 
 Rows: with memory, sequences of burn_in + sequence_length rows from replay, which begin at every sequence_stride-th row;
 without memory, single transitions. A row holds all agents (envs/joint.py).
-Recorded: q_taken and q_max, sums over agents, with input_priorities. First priorities are those of a sum in place of the
+Recorded: q_taken and q_max, sums over agents, with input_priorities. First priorities have this sum in place of the
 mixer, which samplers do not have.
 Differs from the paper: sequences in place of whole episodes (with sequence_stride as long as an episode and the row
 that resets it, they are whole episodes). An agent that is not there adds nothing to the sum of the first layer, while
@@ -111,8 +111,8 @@ class QMIX(Algorithm):
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: MixedConfig) -> JointQPolicy:
         if model.cfg.memory.kind == "none" and (cfg.sequence_length > 1 or cfg.burn_in):
             raise UserError(
-                f"{cfg.name} without memory learns single rows: set its sequence_length=1, sequence_stride=1 and burn_in=0,"
-                " or choose model/memory=gru"
+                f"{cfg.name} without memory learns single rows: set its sequence_length=1, sequence_stride=1 and"
+                " burn_in=0, or choose model/memory=gru"
             )
         return JointQPolicy(spec, model, cfg.head, cfg.explorer(spec), cfg.agent_id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -55,6 +56,9 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
                 f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on"
                 " PYTHONPATH)"
             ) from None
+        found = getattr(sys.modules[module], name_only, None)
+        if isinstance(found, type) and issubclass(found, gymnasium.Env):
+            return gymnasium.envs.registration.EnvSpec(name_only, entry_point=found)
     try:
         return gymnasium.spec(name_only)
     except gymnasium.error.Error:

@@ -132,7 +132,6 @@ def from_replay(one: Translation) -> None:
     asked = bool(one.given["prioritized_replay"]) if "prioritized_replay" in one.given else "Prioritized" in kind
     prioritized = asked or always
     why = "Ape-X's replay always has priorities" if always and not asked else ""
-    one.say("optimizer.batch_replay", "dropped", why="sequences are drawn, and priorities are theirs")
     file = "prioritized" if prioritized else "uniform"
     one.choose("replay", file, "prioritized_replay", f"{buffer}.type", why=why)
     capacities = (f"{buffer}.capacity", "buffer_size")
