@@ -244,7 +244,8 @@ def _as(family: str, name: str) -> str:
             return of_agents[0]
     if OWN.fullmatch(name) or name in gymnasium.registry:
         return name
-    raise UserError(f"env={name} is no environment that env.family={family} can make.{closest(name, names())}")
+    it_is = f", which is of the family {next(PREFIXES[one] for one in known)}." if known else "."
+    raise UserError(f"env.family={family} cannot make env={name}{it_is}{'' if known else closest(name, names())}")
 
 
 def _has_agents(name: str) -> bool:

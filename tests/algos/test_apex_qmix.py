@@ -116,5 +116,3 @@ def test_what_cannot_work_gets_one_sentence(more, said, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 2 and said in last and "Traceback" not in done.stderr
-
-
