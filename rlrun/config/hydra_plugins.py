@@ -153,8 +153,8 @@ class RlrunSearchPath(SearchPathPlugin):
 def install(folder: Path | None = None, trusted: bool = False, family: str | None = None) -> None:
     """Registers the plugins.
 
-    family: that of env.family=, if it is given. folder: the user's own folder of options. trusted: whether its files may name modules that no installed package
-    contains."""
+    family: that of env.family=, if it is given. folder: the user's own folder of options. trusted: whether its files
+    may name modules that no installed package contains."""
     RlrunSearchPath.folder, UserSource.trusted, EnvSource.family = folder, trusted, family
     for plugin in (EnvSource, TunedSource, UserSource, RlrunSearchPath):
         Plugins.instance().register(plugin)

@@ -7,7 +7,7 @@ it. This is the reverse of envs/agents.py's TupleGame.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -24,7 +24,7 @@ class Grouped(gymnasium.Env):
 
     An agent that is not there shows zeros, and its action is ignored. An episode ends when no agent is left."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
     def __init__(self, game: str = "TwoStepGame-v0", render_mode: str | None = None, **kwargs: Any):
         """game: a name of an environment with several agents, as env= takes it. Raises UserError if it is none, or if

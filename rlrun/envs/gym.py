@@ -41,7 +41,8 @@ class GymConfig:
 
 
 def find(name: str) -> gymnasium.envs.registration.EnvSpec:
-    """Returns the registered spec of `CartPole-v1`, `ALE/Pong-v5` or `my_package:MyEnv-v0`.
+    """Returns the registered spec of `CartPole-v1`, `ALE/Pong-v5` or `my_package:MyEnv-v0`, or one for the class
+    `my_package:MyEnv`.
 
     my_package is imported. Raises UserError if the import fails or the id is not registered.
     """
@@ -58,7 +59,7 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
             ) from None
         found = getattr(sys.modules[module], name_only, None)
         if isinstance(found, type) and issubclass(found, gymnasium.Env):
-            return gymnasium.envs.registration.EnvSpec(name_only, entry_point=found)
+            return gymnasium.envs.registration.EnvSpec(name_only, entry_point=found)  # type: ignore[arg-type]
     try:
         return gymnasium.spec(name_only)
     except gymnasium.error.Error:

@@ -179,8 +179,10 @@ def family_of(name: str, family: str | None = None) -> tuple[str, str]:
     if OWN.fullmatch(name):
         return ("agents" if _has_agents(name) else "gym"), name
     known = known_to(name)
-    if len({PREFIXES[one] for one in known}) > 1:
-        raise UserError(f"env={name} is known to {len(known)} families: say env={f' or env='.join(_both(known, name))}")
+    families = {PREFIXES[one] for one in known}
+    if len(families) > 1:
+        both = " or ".join(f"env={one}" for one in _both(known, name))
+        raise UserError(f"env={name} is known to {len(families)} families: say {both}")
     if known:
         ((prefix, canonical), *_) = known.items()
         _present(prefix, name)
@@ -275,8 +277,8 @@ def _has_agents(name: str) -> bool:
 
 
 @cache
-def _tuples(cls: type[gymnasium.Env]) -> bool:
-    """Whether an environment's spaces are tuples over agents. False if it cannot be made without arguments."""
+def _tuples(cls: Any) -> bool:
+    """Whether the spaces of a Gymnasium class are tuples over agents. False if it cannot be made without arguments."""
     try:
         made = cls()
     except Exception:  # the user's own constructor may raise anything; env.family=agents overrules

@@ -245,8 +245,16 @@ def test_a_name_that_two_families_know_needs_a_prefix(monkeypatch):
 
 
 def test_your_own_environment_is_judged_by_what_it_is():
-    found = {name: names.family_of(f"zoo:{name}")[0] for name in ("Turns", "CountingAgents", "TupleEnv", "Alone", "Choosy")}
-    assert found == {"Turns": "agents", "CountingAgents": "agents", "TupleEnv": "agents", "Alone": "gym", "Choosy": "gym"}
+    found = {
+        name: names.family_of(f"zoo:{name}")[0] for name in ("Turns", "CountingAgents", "TupleEnv", "Alone", "Choosy")
+    }
+    assert found == {
+        "Turns": "agents",
+        "CountingAgents": "agents",
+        "TupleEnv": "agents",
+        "Alone": "gym",
+        "Choosy": "gym",
+    }
     assert names.family_of("zoo:Choosy", "agents") == ("agents", "zoo:Choosy"), "env.family overrules"
 
 
@@ -264,7 +272,10 @@ def test_the_family_of_the_command_line_overrules_the_table(words, family, said,
         pytest.skip("ale-py is not installed")
     assert _dispatch(["train", "--plan", "algo=ppo", *words]) == 0
     assert said in capsys.readouterr().out
-    for wrong, reason in (("env.family=dmc", "must be one of atari, gym, agents"), ("env.family=atari", "is no Atari game")):
+    for wrong, reason in (
+        ("env.family=dmc", "must be one of atari, gym, agents"),
+        ("env.family=atari", "is no Atari game"),
+    ):
         if family != "atari" and "ALE" not in words[0]:
             with pytest.raises(UserError, match=reason):
                 _dispatch(["train", "--plan", "algo=ppo", words[0], wrong])
@@ -282,7 +293,9 @@ def test_grouped_agents_are_one_agent(tmp_path):
     seen, _ = alone.reset(3)
     rewards = []
     while True:
-        assert all(np.array_equal(part, seen.get(agent, np.zeros(4))) for part, agent in zip(obs, alone.agents, strict=True))
+        assert all(
+            np.array_equal(part, seen.get(agent, np.zeros(4))) for part, agent in zip(obs, alone.agents, strict=True)
+        )
         if not alone.present:
             break
         obs, reward, terminated, truncated, _ = group.step((0, len(rewards) % 2))
@@ -296,7 +309,10 @@ def test_grouped_agents_are_one_agent(tmp_path):
     assert _dispatch(words) == 0 and _dispatch(["evaluate", str(tmp_path / "run"), "episodes=1"]) == 0
 
 
-@pytest.mark.parametrize(("game", "said"), [("CartPole-v1", "has one"), ("connect_four_v3", "take turns"), ("zoo:Masked", "masks of legal actions")])
+@pytest.mark.parametrize(
+    ("game", "said"),
+    [("CartPole-v1", "has one"), ("connect_four_v3", "take turns"), ("zoo:Masked", "masks of legal actions")],
+)
 def test_what_cannot_be_grouped_is_said(game, said):
     from rlrun.envs.grouped import Grouped
 
