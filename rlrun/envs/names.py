@@ -276,7 +276,6 @@ def _has_agents(name: str) -> bool:
     return found is not None
 
 
-@cache
 def _tuples(cls: Any) -> bool:
     """Whether the spaces of a Gymnasium class are tuples over agents. False if it cannot be made without arguments."""
     try:
