@@ -117,12 +117,12 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from rlrun.config.foreign import names_hydra
-    from rlrun.config.hydra_errors import check_groups, translate
+    from rlrun.config.hydra_errors import asked_family, check_groups, translate
     from rlrun.config.hydra_plugins import install
     from rlrun.config.paths import root
 
     folder, trusted, words = own_folder(words)
-    install(folder, trusted)
+    install(folder, trusted, asked_family(words))
     for word in words:
         if word in ("-m", "--multirun"):
             raise UserError(

@@ -139,3 +139,31 @@ class TupleEnv(Env):
         assert self.action_space.contains(tuple(action)), action
         self.now += 1
         return self._obs(), [1.0, 2.0], self.now >= (2 if self.early else self.max_steps), False, {}
+
+
+class Alone(Env):
+    """A Gymnasium class of one agent, which is registered nowhere."""
+
+    observation_space, action_space = Box(-1, 9, (2,), np.float32), Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+class Choosy(TupleEnv):
+    """Agents whose number is an argument that it must be given, so that nobody can look at its spaces before."""
+
+    def __init__(self, many):
+        super().__init__()
+        assert many == 2
+
+
+class Masked(CountingAgents):
+    """Parallel agents with masks."""
+
+    def observation_space(self, agent):
+        return Dict(observation=super().observation_space(agent), action_mask=Box(0, 1, (2,), np.int8))

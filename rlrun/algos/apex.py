@@ -6,14 +6,16 @@ come from what the samplers recorded.
 
 Every environment has an epsilon of its own, from exploration.epsilon of the first to epsilon_min of the last (0.4 to
 0.4^8, section 4.1). Noisy layers (algo@algo.inner=rainbow) explore too, with noise that is drawn for every step as in
-the inner algorithm; algo.inner.exploration.epsilon=0 leaves all exploration to them.
+the inner algorithm; algo.inner.exploration.epsilon=0 leaves all exploration to them. With several agents
+(algo@algo.inner=qmix, vdn or iql; RLlib's APEX_QMIX) all agents of an environment have its epsilon, and a row of the
+replay holds all of them.
 
 Rows, recorded, metrics: those of the inner algorithm (algo.inner), whose input_priorities must be true. As in RLlib,
 statistics count the episodes of only those columns that explore least (counted_share).
 Differs from the paper: first priorities are computed where rows are stored, from the values that the samplers
 recorded, which gives the same numbers. Rows leave the replay when they are overwritten, not every 100 updates.
-Checked: tests/algos/test_dqn.py (first priorities, the ladder of epsilons), tests/runners/test_distributed_replay.py,
-tuned/apex/.
+Checked: tests/algos/test_dqn.py (first priorities, the ladder of epsilons), tests/algos/test_apex_qmix.py (several
+agents), tests/runners/test_distributed_replay.py, tuned/apex/.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class Apex(Algorithm):
         return (
             None
             if known
-            else "Ape-X needs priorities from samplers: use dqn, c51, rainbow, qr_dqn, iqn, r2d2, ddpg or td3"
+            else "Ape-X needs priorities from samplers: use dqn, c51, rainbow, qr_dqn, iqn, r2d2, ddpg or td3, or with"
+            " several agents qmix, vdn or iql"
         )
 
     @classmethod

@@ -3,14 +3,15 @@
 QMIX (qmix.py) without a mixer: every agent learns the value of its own actions from its own reward, as if it were
 alone. PyMARL's IQL gives each agent the reward of the team; reward_of=team does the same.
 
-Rows, recorded fields, differences and metrics: as in qmix.py; the loss is the mean over agents that are there.
+Rows, differences and metrics: as in qmix.py; the loss is the mean over agents that are there.
+Recorded: q_taken_each, q_max_each and there, of every agent, with input_priorities.
 Checked: tests/algos/test_qmix.py (losses by hand; a team of one is DQN to the bit), tuned/iql/.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -27,7 +28,18 @@ class Config(MixedConfig):
 
 
 class IQL(QMIX):
+    records: ClassVar[tuple[str, ...]] = ("q_taken_each", "q_max_each", "there")
     cfg: Config
+
+    @classmethod
+    def first_priority(cls, cfg: MixedConfig, rows: Batch) -> Tensor:
+        """Returns priorities [N] of rows [T + 1, N]: mean |n-step error| of the agents that are there."""
+        assert isinstance(cfg, Config)
+        part = rows.map(lambda x: x[cfg.burn_in :])
+        there = part.there[:-1] & part.valid[:-1].unsqueeze(-1)
+        now = part.map(lambda x: x[:-1])
+        error = cls.returns(cfg, now, part.q_max_each[1:], part.there[:-1]) - now.q_taken_each
+        return error.abs().masked_fill(~there, 0.0).sum((0, 2)) / there.sum((0, 2)).clamp(min=1)
 
     def make_mixer(self) -> nn.Module:
         return nn.Identity()
@@ -38,7 +50,12 @@ class IQL(QMIX):
 
     def target_of(self, rows: Batch, value: Tensor, alive: Tensor) -> Tensor:
         """n_step rows of each agent's reward, and the discounted value of its own best action [T, B, N]."""
-        cfg, agents = self.cfg, value.shape[-1]
+        return self.returns(self.cfg, rows, value, alive)
+
+    @staticmethod
+    def returns(cfg: Config, rows: Batch, value: Tensor, alive: Tensor) -> Tensor:
+        """The n-step returns [T, B, N] of each agent; value [T, B, N] is what it may reach behind each row."""
+        agents = value.shape[-1]
         paid = rows.reward
         if cfg.reward_of == "team":
             paid = paid.sum(-1, keepdim=True).expand_as(paid)

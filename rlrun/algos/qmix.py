@@ -5,7 +5,8 @@ has, turns the values of their actions into the value of the team. Agents share 
 
 Rows: with memory, sequences of burn_in + sequence_length rows from replay, which begin at every sequence_stride-th row;
 without memory, single transitions. A row holds all agents (envs/joint.py).
-Recorded: q_taken and q_max, sums over agents, with input_priorities.
+Recorded: q_taken and q_max, sums over agents, with input_priorities. First priorities have this sum in place of the
+mixer, which samplers do not have.
 Differs from the paper: sequences in place of whole episodes (with sequence_stride as long as an episode and the row
 that resets it, they are whole episodes). An agent that is not there adds nothing to the sum of the first layer, while
 PyMARL goes on mixing the value of its no-op. target_update_interval counts updates, where PyMARL counts episodes.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -80,12 +81,13 @@ class Config(MixedConfig):
 
 class QMIX(Algorithm):
     knows_first_priority = True
+    records: ClassVar[tuple[str, ...]] = ("q_taken", "q_max")  # by samplers, for first_priority
     cfg: Any
     policy: JointQPolicy
 
     @classmethod
     def needs(cls, cfg: MixedConfig) -> Needs:
-        record = ("q_taken", "q_max") if cfg.input_priorities else ()
+        record = cls.records if cfg.input_priorities else ()
         rows = cfg.burn_in + cfg.sequence_length
         sequences = replace(
             cfg.from_replay,
@@ -109,20 +111,21 @@ class QMIX(Algorithm):
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: MixedConfig) -> JointQPolicy:
         if model.cfg.memory.kind == "none" and (cfg.sequence_length > 1 or cfg.burn_in):
             raise UserError(
-                f"algo={cfg.name} without memory learns single rows: set algo.sequence_length=1 algo.sequence_stride=1"
-                " algo.burn_in=0, or choose model/memory=gru"
+                f"{cfg.name} without memory learns single rows: set its sequence_length=1, sequence_stride=1 and"
+                " burn_in=0, or choose model/memory=gru"
             )
         return JointQPolicy(spec, model, cfg.head, cfg.explorer(spec), cfg.agent_id)
 
     @classmethod
     def first_priority(cls, cfg: MixedConfig, rows: Batch) -> Tensor:
-        """Returns priorities [N] of rows [T + 1, N]: mean |TD error| of the sums of the agents' values, which are known
-        without a mixer."""
-        reward = clip_reward(rows.reward[:-1].sum(-1), cfg.reward_clip)
-        going = 1.0 - rows.terminated[:-1].float()
-        error = (reward + cfg.discount * going * rows.q_max[1:] - rows.q_taken[:-1]).abs()
-        valid = rows.valid[:-1]
-        return error.masked_fill(~valid, 0.0)[cfg.burn_in :].sum(0) / valid[cfg.burn_in :].sum(0).clamp(min=1)
+        """Returns priorities [N] of rows [T + 1, N]: mean |n-step error| of the sums of the agents' values, which are
+        known without a mixer."""
+        part = rows.map(lambda x: x[cfg.burn_in :])
+        valid = part.valid[:-1]
+        reward = clip_reward(part.reward[:-1].sum(-1), cfg.reward_clip)
+        target = n_step_return(reward, part.terminated[:-1], valid, part.q_max[1:], cfg.discount, cfg.n_steps[0])
+        error = (target - part.q_taken[:-1]).abs().masked_fill(~valid, 0.0)
+        return error.sum(0) / valid.sum(0).clamp(min=1)
 
     def __init__(self, policy: JointQPolicy, spec: EnvSpec, cfg: MixedConfig, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

@@ -33,12 +33,18 @@ def docstring(algo: str) -> str:
 
 
 def envs() -> None:
-    from rlrun.envs.names import games, names
+    from rlrun.envs.names import ATARI, EXTRA, TUPLES, games, installed, names, zoo_names
 
+    zoo = zoo_names()
     for name in names():
-        print(name)
+        if name not in zoo:
+            print(name)
+    for name, package in sorted(zoo.items()):
+        print(f"{name:<32} {package}" + ("" if installed(package) else f", not installed: {EXTRA}"))
+    for begin, package in TUPLES.items():
+        print(f"{begin + '...':<32} {package}" + ("" if installed(package) else f", not installed: {EXTRA}"))
     if not games():
-        print("(Atari games: pip install 'rlrun[atari]')")
+        print(f"(Atari games: {ATARI})")
 
 
 def tuned() -> None:

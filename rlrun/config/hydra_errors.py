@@ -40,14 +40,19 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
         if value in own:
             continue
         if group == "env":
-            from rlrun.envs.names import family_of
+            from rlrun.envs.names import FAMILIES, family_of
 
-            if value not in ("atari", "gym"):
-                family_of(value)
+            if value not in FAMILIES:
+                family_of(value, asked_family(words))
         elif group in GROUPS or group == "model/memory":
             known = [*options(group), *own]
             if value not in known:
                 raise UserError(f"There is no {group} {value!r}.{closest(value, known)} There are: {', '.join(known)}")
+
+
+def asked_family(words: list[str]) -> str | None:
+    """The family that env.family= asks for; None if no word does."""
+    return next((word.partition("=")[2] for word in words if word.lstrip("+").startswith("env.family=")), None)
 
 
 def translate(error: Exception, words: list[str]) -> str:

@@ -23,6 +23,8 @@ SCHEME = "rlrun-envs"
 class EnvSource(ConfigSource):
     """Loads env/<name> as the file of its family with the canonical name filled in."""
 
+    family: str | None = None  # that of env.family=, which overrules what the name says
+
     def __init__(self, provider: str, path: str):
         super().__init__(provider=provider, path=path)
 
@@ -36,7 +38,7 @@ class EnvSource(ConfigSource):
         name = self._name(config_path)
         if name is None:
             raise ConfigLoadError(f"Config not found: {config_path}")
-        family, canonical = family_of(name)
+        family, canonical = family_of(name, self.family)
         values = yaml.safe_load((root() / "conf" / "env" / f"{family}.yaml").read_text())
         values["name"] = canonical
         return ConfigResult(
@@ -62,7 +64,7 @@ class EnvSource(ConfigSource):
         if name is None:
             return False
         try:
-            family_of(name)
+            family_of(name, self.family)
         except UserError:
             return False
         return True
@@ -148,11 +150,11 @@ class RlrunSearchPath(SearchPathPlugin):
             search_path.append("rlrun-user", f"rlrun-user://{self.folder.as_posix()}")
 
 
-def install(folder: Path | None = None, trusted: bool = False) -> None:
+def install(folder: Path | None = None, trusted: bool = False, family: str | None = None) -> None:
     """Registers the plugins.
 
-    folder: the user's own folder of options. trusted: whether its files may name modules that no installed package
-    contains."""
-    RlrunSearchPath.folder, UserSource.trusted = folder, trusted
+    family: that of env.family=, if it is given. folder: the user's own folder of options. trusted: whether its files
+    may name modules that no installed package contains."""
+    RlrunSearchPath.folder, UserSource.trusted, EnvSource.family = folder, trusted, family
     for plugin in (EnvSource, TunedSource, UserSource, RlrunSearchPath):
         Plugins.instance().register(plugin)

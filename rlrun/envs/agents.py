@@ -233,9 +233,17 @@ def _made(cfg: AgentsConfig, more: dict[str, Any]) -> Any:
     if cfg.name in GAMES:
         return GAMES[cfg.name](**options)
     module, _, name = cfg.name.rpartition(":")
+    if cfg.name in gymnasium.registry:  # with env.family=agents
+        return gymnasium.make(cfg.name, disable_env_checker=True, **options)
     if not module:
         zoo = petting_zoo(cfg.name)
-        made = import_named(zoo, f"env={cfg.name}")
+        try:
+            made = import_named(zoo, f"env={cfg.name}")
+        except ImportError as error:
+            needs = f"{zoo.rpartition('.')[0].replace('.', '[', 1)}]" if zoo.startswith("pettingzoo.") else "mpe2"
+            raise UserError(
+                f"env={cfg.name} needs a package that is not installed ({error}): pip install '{needs}'"
+            ) from None
         return (made.parallel_env if hasattr(made, "parallel_env") else made.env)(**options)
     import_named(module, f"env={cfg.name}")
     if name in gymnasium.registry:

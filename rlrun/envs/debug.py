@@ -333,6 +333,8 @@ def register() -> None:
     for entry in (*entries, "CorrelatedActions"):
         if f"rlrun/{entry}-v0" not in gymnasium.registry:
             gymnasium.register(f"rlrun/{entry}-v0", entry_point=f"rlrun.envs.debug:{entry}")
+    if "rlrun/Grouped-v0" not in gymnasium.registry:  # several agents as one
+        gymnasium.register("rlrun/Grouped-v0", entry_point="rlrun.envs.grouped:Grouped")
     if "ParametricActionsCartPole-v0" not in gymnasium.registry:
         gymnasium.register("ParametricActionsCartPole-v0", entry_point=ParametricActionsCartPole, max_episode_steps=500)
     if "StatelessCartPole-v0" not in gymnasium.registry:

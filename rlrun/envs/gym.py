@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -40,7 +41,8 @@ class GymConfig:
 
 
 def find(name: str) -> gymnasium.envs.registration.EnvSpec:
-    """Returns the registered spec of `CartPole-v1`, `ALE/Pong-v5` or `my_package:MyEnv-v0`.
+    """Returns the registered spec of `CartPole-v1`, `ALE/Pong-v5` or `my_package:MyEnv-v0`, or one for the class
+    `my_package:MyEnv`.
 
     my_package is imported. Raises UserError if the import fails or the id is not registered.
     """
@@ -55,6 +57,9 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
                 f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on"
                 " PYTHONPATH)"
             ) from None
+        found = getattr(sys.modules[module], name_only, None)
+        if isinstance(found, type) and issubclass(found, gymnasium.Env):
+            return gymnasium.envs.registration.EnvSpec(name_only, entry_point=found)  # type: ignore[arg-type]
     try:
         return gymnasium.spec(name_only)
     except gymnasium.error.Error:

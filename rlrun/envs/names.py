@@ -6,6 +6,7 @@ import importlib.util
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 
@@ -27,6 +28,38 @@ ZOO = re.compile(r"[a-z][a-z0-9_]*_v\d+")  # simple_spread_v3
 # Packages that register Gymnasium ids of environments with several agents, by how the ids begin.
 TUPLES = {"Foraging-": "lbforaging", "rware-": "rware"}
 EXTRA = "pip install 'rlrun[multi-agent]'"
+ATARI = "pip install 'rlrun[atari]'"
+# Prefixes that say whose a name is (pettingzoo/pong_v3), and the families of their environments.
+PREFIXES = {
+    "atari": "atari",
+    "gym": "gym",
+    "rlrun": "agents",
+    "pettingzoo": "agents",
+    "mpe2": "agents",
+    "lbforaging": "agents",
+    "rware": "agents",
+}
+FAMILIES = ("atari", "gym", "agents")
+# What PettingZoo 1.27 and mpe2 1.1 have, for messages where they are not installed.
+ABSENT = {
+    "pettingzoo": (
+        "cooperative_pong_v6 knights_archers_zombies_v11 pistonball_v6 chess_v6 connect_four_v3 go_v5 hanabi_v5"
+        " leduc_holdem_v4 rps_v2 texas_holdem_no_limit_v6 texas_holdem_v4 tictactoe_v3 multiwalker_v9 pursuit_v5"
+        " basketball_pong_v3 boxing_v2 combat_plane_v2 combat_tank_v2 double_dunk_v3 entombed_competitive_v3"
+        " entombed_cooperative_v3 flag_capture_v2 foozpong_v3 ice_hockey_v2 joust_v3 mario_bros_v3 maze_craze_v3"
+        " othello_v3 pong_v3 quadrapong_v4 space_invaders_v2 space_war_v2 surround_v2 tennis_v3 video_checkers_v4"
+        " volleyball_pong_v3 warlords_v3 wizard_of_wor_v3"
+    ).split(),
+    "mpe2": (
+        "collect_treasure_v1 simple_adversary_v3 simple_crypto_v3 simple_formation_v1 simple_line_v1 simple_push_v3"
+        " simple_reference_v3 simple_speaker_listener_v4 simple_spread_v3 simple_tag_v3 simple_v3 simple_world_comm_v3"
+    ).split(),
+}
+ZOOS = {"pettingzoo": "PettingZoo", "mpe2": "mpe2"}
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 @cache
@@ -45,14 +78,28 @@ def zoo_modules() -> dict[str, str]:
     return found
 
 
+def zoo_names() -> dict[str, str]:
+    """Maps the names of PettingZoo's and mpe2's environments to the package, also where it is not installed."""
+    there = {name: module.split(".")[0] for name, module in zoo_modules().items()}
+    return {name: package for package in ABSENT if not installed(package) for name in ABSENT[package]} | there
+
+
 def petting_zoo(name: str) -> str:
-    """The module of one of PettingZoo's or mpe2's environments. Raises UserError if there is none."""
+    """The module of one of PettingZoo's or mpe2's environments. Raises UserError if there is none.
+
+    pettingzoo/ is a prefix of mpe2's names too, which were PettingZoo's once."""
     short = name.removeprefix("pettingzoo/").removeprefix("mpe2/")
-    if short in zoo_modules():
-        return zoo_modules()[short]
+    module = zoo_modules().get(short)
+    if module is not None and not (name.startswith("mpe2/") and not module.startswith("mpe2.")):
+        return module
+    stem = short.rpartition("_v")[0]
+    for package, known in ABSENT.items():
+        asked = name.startswith(f"{package}/") or any(stem == one.rpartition("_v")[0] for one in known)
+        if module is None and asked and not installed(package):
+            raise UserError(f"env={name} is an environment of {ZOOS[package]}, which is not installed: {EXTRA}")
     if not zoo_modules():
         raise UserError(f"env={name} is an environment of PettingZoo, which is not installed: {EXTRA}")
-    older = [known for known in zoo_modules() if known.rpartition("_v")[0] == short.rpartition("_v")[0]]
+    older = [known for known in zoo_modules() if known.rpartition("_v")[0] == stem and known != short]
     there = f" PettingZoo has {older[0]} now." if older else closest(short, zoo_modules())
     raise UserError(f"There is no env {name!r}.{there} (rlrun list envs shows all)")
 
@@ -80,58 +127,166 @@ def resolve(name: str) -> str | None:
 
 def names() -> list[str]:
     """Names that `rlrun list envs` and completion offer: short names of Atari games, then Gymnasium ids."""
-    import rlrun.envs.debug  # noqa: F401
+    return [*sorted(games()), *sorted(_registered()), *AGENT_GAMES, *sorted(zoo_modules())]
 
-    registered = [
+
+def _registered() -> list[str]:
+    """Gymnasium's ids without those of Atari games and of packages whose environments have several agents."""
+    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+
+    return [
         name
         for name, spec in gymnasium.registry.items()
         if not any(part in str(spec.entry_point) for part in ("ale_py", "_raise_"))
-        and not name.startswith(("GymV", "phys2d/", "tabular/"))
+        and not name.startswith(("GymV", "phys2d/", "tabular/", *TUPLES))
     ]
-    return [*sorted(games()), *sorted(registered), *AGENT_GAMES, *sorted(zoo_modules())]
 
 
-def family_of(name: str) -> tuple[str, str]:
-    """Returns (family, canonical name) for `env=<name>`. Raises UserError with the closest names if there is none."""
+def known_to(name: str) -> dict[str, str]:
+    """Maps the prefixes of all who know a name without a prefix to the name that the family has for it."""
+    found: dict[str, str] = {}
     short = resolve(name)
     if short:
-        return "atari", short
+        found["atari"] = short
+    if name in _registered():
+        found["gym"] = name
     if name in AGENT_GAMES:
-        return "agents", name
-    if name.startswith(("pettingzoo/", "mpe2/")) or ZOO.fullmatch(name):
-        petting_zoo(name)
-        return "agents", name
+        found["rlrun"] = name
+    zoo = zoo_names().get(name)
+    if zoo is not None:
+        found[zoo] = name
     package = next((package for begin, package in TUPLES.items() if name.startswith(begin)), None)
     if package is not None:
-        if importlib.util.find_spec(package) is None:
-            raise UserError(f"env={name} is an environment of {package}, which is not installed: {EXTRA}")
-        return "agents", f"{package}:{name}"
-    if OWN.fullmatch(name) and _has_agents(name):
-        return "agents", name
-    known = names()
-    if name in gymnasium.registry or OWN.fullmatch(name):
+        found[package] = f"{package}:{name}"
+    return found
+
+
+def family_of(name: str, family: str | None = None) -> tuple[str, str]:
+    """Returns (family, canonical name) for `env=<name>`.
+
+    A prefix of PREFIXES says whose a name is, and my_package:Name is judged by what it names. family: that of
+    `env.family=`, which overrules both. Raises UserError with the closest names if there is none, with both prefixes if
+    two families know it, and with what to install if its package is missing."""
+    if family is not None and family not in FAMILIES:
+        raise UserError(f"env.family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    prefix, slash, rest = name.partition("/")
+    if prefix == "dmc":
+        raise UserError(f"env={name}: rlrun has no environments of dm-control")
+    if slash and prefix in PREFIXES and name not in _registered():
+        return _prefixed(prefix, rest, name, family)
+    if family is not None:
+        return family, _as(family, name)
+    if OWN.fullmatch(name):
+        return ("agents" if _has_agents(name) else "gym"), name
+    known = known_to(name)
+    families = {PREFIXES[one] for one in known}
+    if len(families) > 1:
+        both = " or ".join(f"env={one}" for one in _both(known, name))
+        raise UserError(f"env={name} is known to {len(families)} families: say {both}")
+    if known:
+        ((prefix, canonical), *_) = known.items()
+        _present(prefix, name)
+        return PREFIXES[prefix], canonical
+    if ZOO.fullmatch(name):
+        petting_zoo(name)
+    if name in gymnasium.registry:
         return "gym", name
     if not games() and "-" not in name:
-        raise UserError(f"env={name} is not a Gymnasium id; if it is an Atari game: pip install 'rlrun[atari]'")
+        raise UserError(f"env={name} is not a Gymnasium id; if it is an Atari game: {ATARI}")
     raise UserError(
-        f"There is no env {name!r}.{closest(name, known)} (rlrun list envs shows all; your own:"
+        f"There is no env {name!r}.{closest(name, names())} (rlrun list envs shows all; your own:"
         " env=my_package:MyEnv-v0)"
     )
 
 
+def _both(known: dict[str, str], name: str) -> list[str]:
+    return [f"{prefix}/{name}" for prefix in known]
+
+
+def _present(prefix: str, name: str) -> None:
+    """Raises UserError with the install line if the package of a name is missing."""
+    if prefix in ZOOS:
+        petting_zoo(name)
+    elif prefix in TUPLES.values() and not installed(prefix):
+        raise UserError(f"env={name} is an environment of {prefix}, which is not installed: {EXTRA}")
+
+
+def _prefixed(prefix: str, rest: str, name: str, family: str | None) -> tuple[str, str]:
+    """family_of() of a name with a prefix."""
+    if family not in (None, PREFIXES[prefix]):
+        raise UserError(f"env={name} is of the family {PREFIXES[prefix]}, and env.family={family} says another")
+    if prefix in ZOOS:
+        petting_zoo(name)
+        return "agents", name
+    if prefix == "atari" and not games():
+        raise UserError(f"env={name} is an Atari game, and these are not installed: {ATARI}")
+    if prefix == "gym" and rest in gymnasium.registry:  # Atari games too, as Gymnasium makes them
+        return "gym", rest
+    known = known_to(rest)
+    if prefix not in known:
+        elsewhere = f" {_both(known, rest)[0]} is one." if known else closest(rest, names())
+        raise UserError(f"There is no env {name!r}.{elsewhere} (rlrun list envs shows all)")
+    _present(prefix, rest)
+    return PREFIXES[prefix], known[prefix]
+
+
+def _as(family: str, name: str) -> str:
+    """The name that a family has for an environment that env.family= puts into it. Raises UserError if the family
+    cannot make it."""
+    if family == "atari":
+        short = resolve(name)
+        if short is None:
+            raise UserError(f"env={name} is no Atari game, and env.family=atari asks for one.{closest(name, games())}")
+        return short
+    known = known_to(name)
+    if family == "agents":
+        of_agents = [known[prefix] for prefix in known if PREFIXES[prefix] == "agents"]
+        if of_agents:
+            _present(next(prefix for prefix in known if PREFIXES[prefix] == "agents"), name)
+            return of_agents[0]
+    if OWN.fullmatch(name) or name in gymnasium.registry:
+        return name
+    it_is = f", which is of the family {next(PREFIXES[one] for one in known)}." if known else "."
+    raise UserError(f"env.family={family} cannot make env={name}{it_is}{'' if known else closest(name, names())}")
+
+
 def _has_agents(name: str) -> bool:
-    """Whether my_package:Name is an environment with several agents. A registered id of Gymnasium is not, unless its
-    package is known for these; anything else in the module is one."""
+    """Whether my_package:Name is an environment with several agents: a PettingZoo one (parallel or AEC), or a Gymnasium
+    one whose observations and actions are tuples. What is neither a registered id nor a class of Gymnasium's is one."""
     module, _, part = name.rpartition(":")
     if module in TUPLES.values():
         return True
-    if re.search(r"-v\d+$", part):
-        return False
+    is_id = re.search(r"-v\d+$", part) is not None
     try:
         imported = import_named(module, f"env={name}")
     except ImportError:
         return False
-    return part not in gymnasium.registry and hasattr(imported, part)
+    except Exception:  # an id's family says what is wrong with its module
+        if is_id:
+            return False
+        raise
+    if part in gymnasium.registry:
+        entry: Any = gymnasium.registry[part].entry_point
+        if isinstance(entry, str) and entry.split(".")[0].split(":")[0] == module.split(".")[0]:
+            entry = gymnasium.envs.registration.load_env_creator(entry)
+        return isinstance(entry, type) and issubclass(entry, gymnasium.Env) and _tuples(entry)
+    found = getattr(imported, part, None)
+    if isinstance(found, type) and issubclass(found, gymnasium.Env):
+        return _tuples(found)
+    return found is not None
+
+
+def _tuples(cls: Any) -> bool:
+    """Whether the spaces of a Gymnasium class are tuples over agents. False if it cannot be made without arguments."""
+    try:
+        made = cls()
+    except Exception:  # the user's own constructor may raise anything; env.family=agents overrules
+        return False
+    try:
+        spaces = (getattr(made, name, None) for name in ("observation_space", "action_space"))
+        return all(isinstance(space, gymnasium.spaces.Tuple) for space in spaces)
+    finally:
+        made.close()
 
 
 def numbered(name: str, stream: str, worker: int, count: int) -> tuple[str, range]:

@@ -54,8 +54,11 @@ class JointQPolicy(Policy):
         }
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        """Knows q_taken and q_max [B], sums over agents of the values of the actions taken and of the best ones."""
-        known: RowSpec = {"q_taken": Field((), torch.float32), "q_max": Field((), torch.float32)}
+        """Knows q_taken_each and q_max_each [B, N], the values of the agents' actions and of their best ones, 0 where
+        an agent is not there; q_taken and q_max [B], their sums over agents; and there [B, N]."""
+        known: RowSpec = {name: Field((), torch.float32) for name in ("q_taken", "q_max")}
+        known |= {f"{name}_each": Field((self.agents,), torch.float32) for name in ("q_taken", "q_max")}
+        known["there"] = Field((self.agents,), torch.bool)
         return {name: known[name] for name in names}
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
@@ -119,10 +122,12 @@ class JointQPolicy(Policy):
         explores = torch.rand(q.shape[:2], generator=rng, device=q.device) < epsilon
         action = torch.where(explores, draws.argmax(-1), q.argmax(-1))
         alive = obs["alive"].bool()
-        told = {
-            "q_taken": q.gather(-1, action.unsqueeze(-1)).squeeze(-1).masked_fill(~alive, 0.0).sum(-1),  # type: ignore[arg-type]
-            "q_max": q.max(-1).values.masked_fill(~alive, 0.0).sum(-1),  # type: ignore[arg-type]
+        each = {
+            "q_taken": q.gather(-1, action.unsqueeze(-1)).squeeze(-1).masked_fill(~alive, 0.0),  # type: ignore[arg-type]
+            "q_max": q.max(-1).values.masked_fill(~alive, 0.0),  # type: ignore[arg-type]
         }
+        told: dict[str, Any] = {name: value.sum(-1) for name, value in each.items()}
+        told |= {f"{name}_each": value for name, value in each.items()} | {"there": alive}
         return Act(
             action, Batch(dict(state.items()) | dict(after.items())), Batch({name: told[name] for name in record})
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rlrun.rllib.translation import Q_LEARNING, Translation
+from rlrun.rllib.translation import JOINT, Q_LEARNING, Translation
 from rlrun.rllib.yaml_files import rounded
 
 EPSILONS = (0.4, 6.5536e-4)  # Ape-X's first and last environment (Horgan et al. 2018, section 4.1)
@@ -22,9 +22,16 @@ KINDS = {
 
 
 def replayed(
-    one: Translation, length: int, batch: int, envs: int, lengths: tuple[str, ...], batches: tuple[str, ...]
+    one: Translation,
+    length: int,
+    batch: int,
+    envs: int,
+    lengths: tuple[str, ...],
+    batches: tuple[str, ...],
+    sequence: int = 1,
 ) -> None:
-    at, sequence = one.inner, 1
+    """Sets the numbers of rows of an algorithm with a replay. sequence: rows of what it draws."""
+    at, sequence, round_ = one.inner, sequence, length * envs
     if one.core == "r2d2":
         sequence = int(one.get("model.max_seq_len", default=20))
         one.set(f"{at}.sequence_length", sequence, "model.max_seq_len")
@@ -35,15 +42,16 @@ def replayed(
         one.set(f"{at}.zero_init_state", bool(one.get(*zeros, default=True)), *zeros)
         scale = float(one.get("h_function_epsilon")) if one.get("use_h_function") else None
         one.set(f"{at}.value_rescaling", scale, "use_h_function", "h_function_epsilon")
-        length = math.ceil(length / sequence) * sequence
+        round_ = math.ceil(length / sequence) * sequence * envs
+    length = math.ceil(length / sequence) * sequence
     size = max(1, batch // sequence)
     one.set(f"{at}.fragment_length", length, *lengths)
     one.set(f"{at}.num_envs", envs, why="the environments of all of RLlib's workers")
     one.set(f"{at}.batch_size", size, *batches, why=f"sequences of {sequence} rows" if sequence > 1 else "")
-    natural, apex = batch / (length * envs), one.outer in ("apex", "apex_ddpg")
+    natural, apex = batch / round_, one.outer in ("apex", "apex_ddpg")
     ratio = one.get("training_intensity") or natural
     if not apex or one.get("training_intensity"):
-        every = "every env step" if length * envs == 1 else f"every {length * envs} env steps"
+        every = "every env step" if round_ == 1 else f"every {round_} env steps"
         why = "" if one.get("training_intensity") else f"an update of {batch} rows for {every}"
         one.set(f"{at}.replay_ratio", rounded(float(ratio)), "training_intensity", why=why)
     if apex:
@@ -63,8 +71,9 @@ def replayed(
     )
     fewest = one.get("n_step", default=1)
     fewest = int(max(fewest) if isinstance(fewest, list) else fewest)
+    fewest, what = (sequence, "a sequence of") if one.core in JOINT else (fewest, "n_step")
     first = int(one.get(*starts))
-    why = f"the replay must hold n_step {fewest} rows" if first < fewest else ""
+    why = f"the replay must hold {what} {fewest} rows" if first < fewest else ""
     one.set(f"{at}.learning_starts", max(first, fewest), *starts, why=why)
 
 
@@ -73,7 +82,7 @@ def q_learning(one: Translation) -> None:
         return
     at = one.inner
     from_replay(one)
-    _exploration(one)
+    exploration(one)
     one.set(f"{at}.head.gradient_scale", 1.0, why="RLlib does not scale the gradient of a dueling head")
     if one.atari:
         one.set(f"{at}.head.encoder_layer", True, why="RLlib's networks keep the encoder's last layer")
@@ -126,18 +135,21 @@ def from_replay(one: Translation) -> None:
     file = "prioritized" if prioritized else "uniform"
     one.choose("replay", file, "prioritized_replay", f"{buffer}.type", why=why)
     capacities = (f"{buffer}.capacity", "buffer_size")
-    capacity = int(one.get(*capacities))
+    capacity, why = int(one.get(*capacities)), ""
     if one.core == "r2d2":
-        capacity *= one.made.values[f"{at}.sequence_length"]
-    one.set(
-        "replay.capacity", capacity, *capacities, why="rows, where RLlib counts sequences" if one.core == "r2d2" else ""
-    )
-    one.say(f"{buffer}.storage_unit", "dropped", why="r2d2 draws sequences, the other algorithms draw transitions")
+        capacity, why = capacity * one.made.values[f"{at}.sequence_length"], "rows, where RLlib counts sequences"
+    elif one.core in JOINT and not always and one.era != "old":
+        rows = int(one.get("rollout_fragment_length"))
+        capacity, why = capacity * rows, f"rows, where RLlib counts fragments of at least {rows}"
+    one.set("replay.capacity", capacity, *capacities, why=why)
+    draws = "algorithms with memory draw sequences, the others draw transitions"
+    one.say(f"{buffer}.storage_unit", "dropped", why=draws)
     for name in ("replay_batch_size", "_enable_replay_buffer_api"):
         one.say(f"{buffer}.{name}", "dropped", why=f"the size of a batch is {at}.batch_size, in RLlib too")
     length = int(one.get(f"{buffer}.replay_sequence_length", default=1) or 1)
-    fits = length == (one.made.values[f"{at}.sequence_length"] if one.core == "r2d2" else 1)
-    why = "r2d2's is algo.sequence_length" if one.core == "r2d2" else "algo=r2d2 learns from sequences"
+    sequences = (*JOINT, "r2d2")
+    fits = length == (one.made.values[f"{at}.sequence_length"] if one.core in sequences else 1)
+    why = f"{one.core}'s is {at}.sequence_length" if one.core in sequences else "algo=r2d2 learns from sequences"
     one.say(f"{buffer}.replay_sequence_length", "dropped" if fits else "not mapped", why=why)
     _first_priorities(one)
     betas = ("beta_annealing_fraction", "final_prioritized_replay_beta", "prioritized_replay_beta_annealing_timesteps")
@@ -166,14 +178,16 @@ def _first_priorities(one: Translation) -> None:
         for key in keys:
             one.say(key, "not mapped", why=f"{why}: new rows get the largest priority so far")
     else:
-        why = "" if asked or always else "new rows get the largest priority so far, as in RLlib"
+        why = "" if asked else "new rows get the largest priority so far, as in RLlib"
+        why = "Ape-X's samplers always compute the first priorities" if always and not asked else why
         one.set(f"{one.inner}.input_priorities", asked or always, *keys, why=why)
 
 
 def _priorities(one: Translation, betas: tuple[str, ...]) -> None:
     alphas, epsilons, firsts = (priority_names(name) for name in ("alpha", "eps", "beta"))
-    one.set("replay.alpha", float(one.get(*alphas, default=0.6)), *alphas)
-    one.set("replay.priority_epsilon", float(one.get(*epsilons, default=1e-6)), *epsilons)
+    why = "" if one.get(*alphas) is not None else "RLlib's default"
+    one.set("replay.alpha", float(one.get(*alphas, default=0.6)), *alphas, why=why)
+    one.set("replay.priority_epsilon", float(one.get(*epsilons, default=1e-6)), *epsilons, why=why)
     beta = float(one.get(*firsts, default=0.4))
     final = float(one.get("final_prioritized_replay_beta", default=beta))
     steps = float(one.get("beta_annealing_fraction", default=0.2)) * float(
@@ -181,10 +195,11 @@ def _priorities(one: Translation, betas: tuple[str, ...]) -> None:
     )
     steps = float(one.get("prioritized_replay_beta_annealing_timesteps", default=steps))
     value = beta if final == beta else {"start": beta, "end": final, "steps": steps}
-    one.set("replay.beta", value, *firsts, *betas)
+    one.set("replay.beta", value, *firsts, *betas, why=why)
 
 
-def _exploration(one: Translation) -> None:
+def exploration(one: Translation) -> None:
+    """Sets how training chooses actions that are not the best ones."""
     at, group = one.inner, "exploration_config"
     usual = str(one.defaults.get(f"{group}.type") or "EpsilonGreedy")  # RLlib's default
     kind = str(one.get(f"{group}.type") or usual).rsplit(".", 1)[-1]
@@ -194,7 +209,7 @@ def _exploration(one: Translation) -> None:
     per_worker = one.given.get("per_worker_exploration")
     if per_worker is not None and KINDS.get(kind) == "epsilon_greedy":
         kind = "PerWorkerEpsilonGreedy" if per_worker else "EpsilonGreedy"
-    if kind not in KINDS:
+    if kind not in KINDS or (one.core in JOINT and KINDS[kind] != "epsilon_greedy"):
         why = f"rlrun has no {kind} here, and explores as RLlib's default does, which is {usual}"
         one.say(f"{group}.type", "not mapped", why=why)
         kind = usual

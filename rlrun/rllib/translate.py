@@ -15,9 +15,10 @@ from rlrun.core.errors import UserError, closest
 from rlrun.envs.names import family_of, resolve
 from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
+from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.networks import continuous_actions, networks
 from rlrun.rllib.q_learning import q_learning, replayed
-from rlrun.rllib.translation import EVOLUTION, OFF, OFF_POLICY, RUNS, WITH_VALUE, Translation
+from rlrun.rllib.translation import EVOLUTION, JOINT, OFF, OFF_POLICY, RUNS, WITH_VALUE, Translation
 from rlrun.rllib.vain import leave_out
 from rlrun.rllib.yaml_files import (
     NESTED,
@@ -32,7 +33,7 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("QMIX", "MADDPG", "BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
+LATER = ("MADDPG", "BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
 NEWER = {
     "Pendulum-v0": "Pendulum-v1",
     **{
@@ -51,10 +52,13 @@ NEWER = {
         for old in (1, 2, 3, 4)
     },
 }
+TWO_STEP = "TwoStepGame-v0"
 EXAMPLES = {
     "StatelessCartPole": "StatelessCartPole-v0",
     "RepeatAfterMeEnv": "rlrun/RepeatAfterMe-v0",
     "ParametricActionsCartPole": "ParametricActionsCartPole-v0",
+    "TwoStepGame": TWO_STEP,
+    "grouped_twostep": TWO_STEP,
 }
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
@@ -121,7 +125,9 @@ class Experiment(Translation):
         self._batches()
         q_learning(self)
         continuous(self)
-        networks(self)
+        joint(self)
+        if self.core not in JOINT:
+            networks(self)
         self._losses()
         self._sampling()
         self._evaluation()
@@ -173,7 +179,10 @@ class Experiment(Translation):
         inside = (
             kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
         )
-        if inside:
+        if inside and self.made.env == TWO_STEP:
+            why = "rlrun's game always shows its state one-hot"
+            self.made.lines.append(Line("env_config", kwargs, "dropped", "", why))
+        elif inside:
             self.made.values["env.kwargs"] = inside
             self.made.lines.append(Line("env_config", kwargs, "mapped", f"env.kwargs={flow(inside)}", ""))
         self.taken |= {"env_config", *(f"env_config.{key}" for key in kwargs)}
@@ -252,7 +261,9 @@ class Experiment(Translation):
         elif self.core not in EVOLUTION:
             steps = self.get("n_step", default=1)
             automatic = max(steps) if isinstance(steps, list) else steps  # as RLlib's `auto`
-            replayed(self, int(automatic if length == "auto" else length), int(batch), envs, lengths, batches)
+            sequence = sequence_of(self) if self.core in JOINT else 1
+            rows = int(automatic if length == "auto" else length)
+            replayed(self, rows, int(batch), envs, lengths, batches, sequence)
         mode = self.get("batch_mode")
         if self.core in EVOLUTION:
             self.say("batch_mode", "dropped", why="whole episodes are played")

@@ -32,11 +32,14 @@ RUNS = {
     "TD3": "td3",
     "SAC": "sac",
     "APEX_DDPG": "apex_ddpg",
+    "QMIX": "qmix",
+    "APEX_QMIX": "apex",
     "ES": "es",
     "ARS": "ars",
 }
 DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN"}
-APEX = {"dqn": "apex", "ddpg": "apex_ddpg"}  # Ape-X around them
+APEX = {"dqn": "apex", "ddpg": "apex_ddpg", "qmix": "apex"}  # Ape-X around them
+JOINT = ("qmix", "vdn", "iql")  # learn several agents together
 Q_LEARNING = ("dqn", "c51", "rainbow", "r2d2")
 OFF_POLICY = ("ddpg", "td3", "sac")
 EVOLUTION = ("es", "ars")
@@ -133,9 +136,13 @@ class Translation:
         """Returns the algorithm around another one, if there is one, the algorithm that learns the policy, and why."""
         outer = wanted if wanted in APEX.values() else None
         core = {"apex": "dqn", "apex_ddpg": "ddpg"}.get(wanted, wanted)
+        core = "qmix" if self.run == "APEX_QMIX" else core
         why = ""
         if outer is None and core in APEX and self.given.get("optimizer_class") == "AsyncReplayOptimizer":
             outer, why = APEX[core], "AsyncReplayOptimizer is Ape-X"
+        if core == "qmix" and self.get("mixer") != "qmix":
+            core = "vdn" if self.get("mixer") == "vdn" else "iql"
+            why = f"mixer is {flow(self.get('mixer'))}"
         if core == "dqn" and float(self.get("num_atoms", default=1) or 1) > 1:
             full = self.get("noisy") and self.get("dueling") and self.get("double_q")
             atoms = "rainbow" if full else "c51"

@@ -16,6 +16,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import random_actions
 from rlrun.envs import names, registry
+from rlrun.envs.agents import make_game
 
 SMALL = ("logger=[]", "resources=debug")
 
@@ -188,6 +189,137 @@ def test_without_the_package_its_install_line_is_said(monkeypatch):
     for name in ("simple_spread_v3", "Foraging-8x8-2p-2f-coop-v3"):
         with pytest.raises(UserError, match=r"pip install 'rlrun\[multi-agent\]'"):
             names.family_of(name)
+
+
+def test_one_missing_package_of_two_is_named(monkeypatch, capsys):
+    """Its names stay in the list, with the line that installs it."""
+    there = names.importlib.util.find_spec
+    monkeypatch.setattr(names.importlib.util, "find_spec", lambda name: None if name == "mpe2" else there(name))
+    names.zoo_modules.cache_clear()
+    try:
+        for name in ("simple_spread_v3", "mpe2/simple_tag_v3", "pettingzoo/simple_spread_v3"):
+            with pytest.raises(UserError, match=r"mpe2, which is not installed: pip install 'rlrun\[multi-agent\]'"):
+                names.family_of(name)
+        assert _dispatch(["list", "envs"]) == 0
+        said = capsys.readouterr().out.splitlines()
+        (line,) = [line for line in said if line.startswith("simple_spread_v3 ")]
+        assert line.endswith("mpe2, not installed: pip install 'rlrun[multi-agent]'")
+    finally:
+        names.zoo_modules.cache_clear()
+
+
+def test_the_names_of_missing_packages_are_those_that_they_have():
+    if len(names.zoo_modules()) > 12:  # both are installed
+        known = {name: module.split(".")[0] for name, module in names.zoo_modules().items()}
+        assert known == {name: package for package, every in names.ABSENT.items() for name in every}
+
+
+@pytest.mark.parametrize("prefix", names.PREFIXES)
+def test_every_prefix_names_an_environment_of_its_own(prefix):
+    examples = {
+        "atari": ("Pong", "Pong"), "gym": ("CartPole-v1", "CartPole-v1"), "rlrun": ("TwoStepGame-v0", "TwoStepGame-v0"),
+        "pettingzoo": ("pong_v3", "pettingzoo/pong_v3"), "mpe2": ("simple_v3", "mpe2/simple_v3"),
+        "lbforaging": ("Foraging-8x8-2p-2f-coop-v3", "lbforaging:Foraging-8x8-2p-2f-coop-v3"), "rware": ("rware-tiny-2ag-v2", "rware:rware-tiny-2ag-v2"),
+    }  # fmt: skip
+    name, canonical = examples[prefix]
+    try:
+        assert names.family_of(f"{prefix}/{name}") == (names.PREFIXES[prefix], canonical)
+        assert names.family_of(name)[0] == names.PREFIXES[prefix]
+    except UserError as error:
+        assert "not installed: pip install" in str(error)
+    other = "CartPole-v1" if prefix != "gym" else "TwoStepGame-v0"
+    with pytest.raises(UserError, match=r"There is no env|not installed"):
+        names.family_of(f"{prefix}/{other}")
+
+
+def test_a_name_that_two_families_know_needs_a_prefix(monkeypatch):
+    """Nothing that is installed here has such a name; somebody's own id may."""
+    monkeypatch.setitem(names.gymnasium.registry, "TwoStepGame-v0", names.gymnasium.registry["CartPole-v1"])
+    with pytest.raises(UserError, match=r"2 families: say env=gym/TwoStepGame-v0 or env=rlrun/TwoStepGame-v0"):
+        names.family_of("TwoStepGame-v0")
+    assert names.family_of("gym/TwoStepGame-v0") == ("gym", "TwoStepGame-v0")
+    assert names.family_of("rlrun/TwoStepGame-v0") == ("agents", "TwoStepGame-v0")
+    monkeypatch.undo()
+    every = {*names._registered(), *names.games(), *names.AGENT_GAMES, *names.zoo_names()}
+    assert not [name for name in every if len({names.PREFIXES[one] for one in names.known_to(name)}) != 1]
+
+
+def test_your_own_environment_is_judged_by_what_it_is():
+    found = {
+        name: names.family_of(f"zoo:{name}")[0] for name in ("Turns", "CountingAgents", "TupleEnv", "Alone", "Choosy")
+    }
+    assert found == {
+        "Turns": "agents",
+        "CountingAgents": "agents",
+        "TupleEnv": "agents",
+        "Alone": "gym",
+        "Choosy": "gym",
+    }
+    assert names.family_of("zoo:Choosy", "agents") == ("agents", "zoo:Choosy"), "env.family overrules"
+
+
+@pytest.mark.parametrize(
+    ("words", "family", "said"),
+    [
+        (["env=zoo:Choosy", "env.family=agents", "env.kwargs={many: 2}"], "agents", "2 agents, each a column"),
+        (["env=zoo:Alone"], "gym", "Box([2], float32)"),
+        (["env=ALE/Pong-v5", "env.family=gym"], "gym", "210, 160, 3"),
+        (["env=ALE/Pong-v5"], "atari", "84, 84"),
+    ],
+)
+def test_the_family_of_the_command_line_overrules_the_table(words, family, said, capsys):
+    if "ALE" in words[0] and not names.games():
+        pytest.skip("ale-py is not installed")
+    assert _dispatch(["train", "--plan", "algo=ppo", *words]) == 0
+    assert said in capsys.readouterr().out
+    for wrong, reason in (
+        ("env.family=dmc", "must be one of atari, gym, agents"),
+        ("env.family=atari", "is no Atari game"),
+    ):
+        if family != "atari" and "ALE" not in words[0]:
+            with pytest.raises(UserError, match=reason):
+                _dispatch(["train", "--plan", "algo=ppo", words[0], wrong])
+
+
+def test_grouped_agents_are_one_agent(tmp_path):
+    """The group's observations and sums of rewards are those of the game, also after an agent has left."""
+    from rlrun.envs.grouped import Grouped
+
+    name = "MultiAgentCartPole-v0"
+    group = Grouped(name, num_agents=2)
+    alone = make_game(type_config(compose("algo=ppo", f"env={name}")).env)
+    assert group.observation_space[1].shape == (4,) and group.action_space[0].n == 2
+    obs, _ = group.reset(seed=3)
+    seen, _ = alone.reset(3)
+    rewards = []
+    while True:
+        assert all(
+            np.array_equal(part, seen.get(agent, np.zeros(4))) for part, agent in zip(obs, alone.agents, strict=True)
+        )
+        if not alone.present:
+            break
+        obs, reward, terminated, truncated, _ = group.step((0, len(rewards) % 2))
+        outcome = alone.step({agent: (0, len(rewards) % 2)[int(agent[-1])] for agent in alone.present})
+        seen = outcome.obs
+        assert reward == sum(outcome.reward.values()) and terminated == (not alone.present) and not truncated
+        rewards.append(reward)
+    assert rewards[0] == 2.0 and rewards[-1] == 1.0, "one agent left before the other"
+    words = ["train", "algo=ppo", "env=rlrun/Grouped-v0", "env.kwargs={game: MultiAgentCartPole-v0}", "resources=debug", "logger=[]",
+             *LEARNERS["ppo"], "env_steps=64", f"run_dir={tmp_path / 'run'}"]  # fmt: skip
+    assert _dispatch(words) == 0 and _dispatch(["evaluate", str(tmp_path / "run"), "episodes=1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("game", "said"),
+    [("CartPole-v1", "has one"), ("connect_four_v3", "take turns"), ("zoo:Masked", "masks of legal actions")],
+)
+def test_what_cannot_be_grouped_is_said(game, said):
+    from rlrun.envs.grouped import Grouped
+
+    if game == "connect_four_v3" and not names.zoo_modules():
+        pytest.skip("PettingZoo is not installed")
+    with pytest.raises(UserError, match=said):
+        Grouped(game)
 
 
 LEARNERS = {

@@ -134,6 +134,10 @@ OTHERS = {("ars", "optimizer.kind"): "sgd", ("sac", "model.action_distribution")
 NO_SEQUENCES = {"sequence_length": None, "burn_in": 0, "sequence_stride": 1, "zero_init_state": False}
 OTHERS |= {(algo, name): value for algo in ("sac", "ddpg", "td3", "apex_ddpg") for name, value in NO_SEQUENCES.items()}
 
+# RLlib's QMIX has none of these; its hypernetwork is one layer, so that nothing has the width of a hidden one
+MIXED = {"head.noisy": False, "burn_in": 0, "zero_init_state": False, "hypernet_layers": 1, "hypernet_hidden": 64}
+OTHERS |= {("qmix", name): value for name, value in MIXED.items()}
+
 
 def leaves(values, path=""):
     for key, value in values.items():
@@ -148,14 +152,16 @@ def test_what_is_not_written_means_what_rllib_does(run):
     (one,) = translate(
         "a", {"run": run, "env": "Pendulum-v1" if run in ("DDPG", "TD3", "SAC", "APEX_DDPG") else "CartPole-v1"}, "a"
     )
-    config = base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice"))
+    inner = [f"algo@algo.inner={one.inner}"] if one.inner else []
+    config = base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice"), *inner)
     for path, value in leaves({group: config[group] for group in ("algo", "runner", "model")}):
         option = path.removeprefix("algo.inner.").removeprefix("algo.")
         if path in one.values or path.endswith("name") or option.startswith(MEANINGLESS) or "by_observation." in path:
             continue
         if option == "model.action_distribution" and one.algo != "sac":
             continue  # gaussian, which model.free_log_std is about
-        wanted = OTHERS.get((one.algo, option), LEFT.get(option, "unknown"))
+        core = one.inner or one.algo
+        wanted = OTHERS.get((core, option), OTHERS.get((one.algo, option), LEFT.get(option, "unknown")))
         assert value == wanted, f"{one.algo}: {path} is {value}, which is not known to be RLlib's"
 
 
@@ -402,7 +408,8 @@ def test_defaults_are_not_said_beside_what_the_file_says_under_another_name():
 
 def told_of(run, config, env=None, **beside):
     """(values, {option: (how, became, why)}, the translation) of an experiment with these options."""
-    env = env or ("Pendulum-v1" if run in ("DDPG", "SAC", "TD3", "APEX_DDPG") else "CartPole-v1")
+    boxes = ("DDPG", "SAC", "TD3", "APEX_DDPG")
+    env = env or ("Pendulum-v1" if run in boxes else "TwoStepGame" if "QMIX" in run else "CartPole-v1")
     (one,) = translate("a", {"run": run, "env": env, "config": config, **beside}, "a")
     type_config(whole(one))
     return one.values, {line.key: (line.how, line.became, line.why) for line in one.lines if line.given}, one
@@ -437,6 +444,7 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("DDPG", "exploration_config", {"type": "RE3"}, None, "exploration_config.type", "no RE3 here.*OrnsteinUhlenbeckNoise"),
     ("PPO", "exploration_config", "os:system", None, "exploration_config", "a group of keys, not os:system"),
     ("DQN", "exploration_config", {"type": "os:system"}, None, "exploration_config.type", "in RLlib it is text, not os:system"),
+    ("APEX_QMIX", "exploration_config", {"type": "SoftQ"}, None, "exploration_config.type", "no SoftQ here.*PerWorkerEpsilonGreedy"),
     ("PPO", "use_critic", False, None, "use_critic", "RLlib refuses GAE without a critic"),
     ("APPO", "use_critic", False, None, "use_critic", "V-trace needs values"),
     ("R2D2", "model", {"use_lstm": False}, None, "model.use_lstm", "always has a memory"),
@@ -496,6 +504,9 @@ SAME = [  # (run, options, what rlrun's options become)
     ("SAC", {"lr": 0.7}, {"algo.actor_lr": 3e-4}),
     ("SAC", {"policy_model_config": {"fcnet_activation": "swish"}}, {"algo.actor.hidden": [256, 256], "algo.actor.activation": "silu"}),
     ("DDPG", {"twin_q": True}, {"algo.twin_q": True, "algo.policy_delay": 1, "algo.target_noise": 0.0, "algo.exploration.kind": "ou"}),
+    ("QMIX", {"mixer": "qmix", "mixing_embed_dim": 8, "optim_alpha": 0.9}, {"algo.mixer_embed": 8, "algo.optimizer.decay": 0.9, "algo.huber_delta": None}),
+    ("APEX_QMIX", {"per_worker_exploration": False, "mixer": "vdn"}, {"algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.01, "steps": 40000.0}}),
+    ("APEX_QMIX", {"mixer": None}, {"algo.inner.reward_of": "agent", "algo.inner.input_priorities": True, "runner.pace": "free"}),
     ("APEX_DDPG", {"policy_delay": 3}, {"algo.inner.policy_delay": 3, "algo.inner.twin_q": False}),
     ("PPO", {"model": {"framestack": True, "dim": 96}}, {}),
     ("PPO", {"grad_clip": None}, {"algo.max_grad_norm": 0.0}),
@@ -708,7 +719,7 @@ def test_numbers_that_yaml_reads_as_text():
         ("defaults:\n  - override /env: Pong\n", "is not one of RLlib's tuned files"),
         ("a: [1", "is not YAML"),
         ("", "is not one of RLlib's tuned files"),
-        ("x: {run: QMIX, env: Pendulum-v1}", "rlrun is to have QMIX in a later release"),
+        ("x: {run: MADDPG, env: Pendulum-v1}", "rlrun is to have MADDPG in a later release"),
         ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
         ("x: {run: PPO}", "it names no environment"),
         ("x: {run: PPO, env: ray.rllib.examples.env.random_env.RandomEnv}", "--env names another one"),
@@ -725,7 +736,7 @@ def test_other_files_are_refused(text, said, tmp_path):
 def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     file = tmp_path / "cartpole.yaml"
     example = RELEASES["2.7"]["ppo/cartpole-ppo-grid-search-example.yaml"]
-    file.write_text(yaml.safe_dump({"cartpole-ppo": example, "later": {"run": "QMIX", "env": "Pendulum-v1"}}))
+    file.write_text(yaml.safe_dump({"cartpole-ppo": example, "later": {"run": "MADDPG", "env": "Pendulum-v1"}}))
     out = tmp_path / "out"
     assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 0
     said = capsys.readouterr().out
@@ -733,7 +744,7 @@ def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     assert (
         out / "tuned" / "ppo" / "cartpole-ppo.yaml"
     ).is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said
-    assert "left out: cartpole.yaml, later: rlrun is to have QMIX" in said
+    assert "left out: cartpole.yaml, later: rlrun is to have MADDPG" in said
     assert _dispatch(["train", "--config-dir", str(out), "tuned=ppo/cartpole-ppo", "--cfg", "job"]) == 0
     assert "num_epochs: 1" in capsys.readouterr().out
     words = [

@@ -18,7 +18,7 @@ from rlrun.rllib.option_map import option_map
 HERE = Path(__file__).parent
 BLOCKS = yaml.safe_load((HERE / "seeds.yaml").read_text())
 EXPECTED = yaml.safe_load((HERE / "seeds_expected.yaml").read_text())
-REFUSED = {name for name, block in BLOCKS.items() if block["run"] in ("QMIX", "MARWIL", "CQL", "BC")}
+REFUSED = {name for name, block in BLOCKS.items() if block["run"] in ("MARWIL", "CQL", "BC")}
 STEPS = 200
 
 
@@ -43,8 +43,9 @@ def tiny(block: dict, algo: str, core: str) -> list[str]:
         words += [f"{at}.fragment_length=5", f"{at}.learning_starts=50", f"{at}.batch_size=16", "replay.capacity=1000"]
     else:
         words.append("resources=debug")
-    if core in ("dqn", "rainbow", "ddpg", "td3", "sac"):
+    if core in ("dqn", "rainbow", "ddpg", "td3", "sac", "qmix"):
         words += [f"{at}.learning_starts=50", f"{at}.batch_size=16", "replay.capacity=1000"]
+        words += [f"{at}.batch_size=2"] if core == "qmix" else []
         words += [f"{at}.replay_ratio=4"] if "apex" not in algo else []  # their samplers run free, as RLlib's
     if core in ("ddpg", "td3", "sac"):
         words += [f"{at}.actor.hidden=[8]", f"{at}.critic.hidden=[8]"]
