@@ -34,7 +34,13 @@ class Grouped(gymnasium.Env):
             raise UserError(f"rlrun/Grouped-v0 puts several agents together, and {game} has one")
         self.render_mode = render_mode
         cfg = AgentsConfig(
-            family="agents", name=name, kwargs=kwargs, stack=1, max_episode_steps=None, reward_clip="none"
+            family="agents",
+            name=name,
+            kwargs=kwargs,
+            agent_id=False,
+            stack=1,
+            max_episode_steps=None,
+            reward_clip="none",
         )
         self.game = make_game(cfg, render_mode is not None)
         own = [self.game.spaces(agent) for agent in self.game.agents]

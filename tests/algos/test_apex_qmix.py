@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from families import JOINT
+from families import JOINT_VALUES as JOINT
 from wired import Wired
 
 from rlrun.cli import _dispatch
