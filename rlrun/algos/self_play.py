@@ -126,7 +126,7 @@ class SelfPlay(Algorithm):
         for slot, number in enumerate(self.policy.present.tolist()):
             here = outcome[against == number] if number != SELF else outcome[:0]
             counts[slot] = torch.stack([(here > 0).sum(), (here == 0).sum(), (here < 0).sum()]).to(counts.dtype)
-        return self.ctx.ranks.sum(counts)
+        return self.total(counts)
 
     def rate(self, counts: Tensor) -> None:
         """Moves the ratings. What main wins, its opponents lose, so that the sum of all ratings stays the same."""

@@ -1,14 +1,23 @@
 """Self-play: who plays whom, what is learnt from, and what games are worth."""
 
+import json
+
 import pytest
 import torch
 from wired import Wired
 
 import rlrun
 from rlrun.cli import _dispatch
+from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.envs.registry import Factory
+from rlrun.policies import players
+from rlrun.policies.exploration import Chosen, Exploration
 from rlrun.policies.league import SELF
+from rlrun.runtime.opponents import matches
+from rlrun.samplers.evaluator import Evaluator
 
 GAME = ["algo=self_play", "env=RockPaperScissors-v0", "logger=[]", "resources=debug", "model.hidden=[8]"]
 PPO_WORDS = [
@@ -85,7 +94,7 @@ def test_a_snapshots_actions_are_its_own(typed):
             with torch.no_grad():
                 policy.action_head.linear.bias.copy_(torch.nn.functional.one_hot(torch.tensor(action), 3) * 1e4)
 
-    _, made, (batch,) = collected(typed, "algo.self_share=0.3", before=certain)
+    _, _, (batch,) = collected(typed, "algo.self_share=0.3", before=certain)
     live = batch.valid
     assert (batch.action[live & batch.mine] == 2).all() and (batch.action[live & ~batch.mine] == 1).all()
     assert (~batch.mine).any() and (batch.against == SELF).any()
@@ -197,3 +206,80 @@ def test_what_does_not_fit_gets_a_sentence(typed, words, said):
     inner = [] if any(word.startswith("algo@algo.inner") for word in words) else PPO_WORDS
     with pytest.raises(UserError, match=said):
         Wired(typed(*GAME, *inner, *words)).algorithm()
+
+
+def test_players_by_rule():
+    rng = torch.Generator().manual_seed(0)
+    spec = None
+    obs = Batch(observation=torch.eye(4)[[0, 1, 2, 3]])
+    moves = players.BeatLast(spec).choose(None, obs, torch.zeros(4), Batch(), Clock(), rng).action
+    assert moves[:3].tolist() == [1, 2, 0]
+    same = players.AlwaysSame(spec)
+    state = Batch(same.initial_state(50, None, torch.device("cpu")))
+    first = same.choose(None, obs, torch.ones(50, dtype=torch.bool), state, Clock(), rng)
+    again = same.choose(None, obs, torch.zeros(50, dtype=torch.bool), Batch(first.state), Clock(), rng)
+    assert torch.equal(first.action, again.action) and set(first.action.tolist()) == {0, 1, 2}
+
+
+def test_one_ply_takes_every_win():
+    """Boards with three own pieces in a row, in every direction, and the column that makes four."""
+    boards, columns = [], []
+    for own, theirs, column in (
+        ([(5, 0), (5, 1), (5, 2)], [], 3),
+        ([(5, 6), (4, 6), (3, 6)], [], 6),
+        ([(5, 0), (4, 1), (3, 2)], [(5, 1), (5, 2), (4, 2), (5, 3), (4, 3), (3, 3)], 3),
+        ([(2, 3), (3, 4), (4, 5)], [(5, 6), (3, 3), (4, 3), (5, 3), (4, 4), (5, 4), (5, 5)][1:], 6),
+    ):
+        board = torch.zeros(6, 7, 2)
+        for plane, places in enumerate((own, theirs)):
+            for row, col in places:
+                board[row, col, plane] = 1
+        boards.append(board)
+        columns.append(column)
+    obs = Batch(observation=torch.stack(boards), action_mask=torch.ones(4, 7, dtype=torch.int64))
+    for seed in range(20):
+        rng = torch.Generator().manual_seed(seed)
+        chosen = players.OnePly(None).choose(None, obs, torch.zeros(4), Batch(), Clock(), rng).action
+        assert chosen.tolist() == columns
+    full = obs["observation"].clone()
+    full[:, :, 3] = 1.0
+    legal = torch.ones(4, 7, dtype=torch.int64)
+    legal[:, 3] = 0
+    seen = Batch(observation=full, action_mask=legal)
+    assert all(
+        players.OnePly(None).choose(None, seen, torch.zeros(4), Batch(), Clock(), rng).action[0] != 3 for _ in range(50)
+    )
+
+
+def test_a_run_plays_against_opponents(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert _dispatch(["train", *GAME, *PPO_WORDS, "env_steps=160", f"run_dir={run}"]) == 0
+    capsys.readouterr()
+    for opponent in ("random", str(run), "rlrun.policies.players:AlwaysSame"):
+        assert _dispatch(["evaluate", str(run), f"opponent={opponent}", "episodes=5", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["won"] + told["drawn"] + told["lost"] == pytest.approx(1.0) and len(told["returns"]) == 5
+    with pytest.raises(UserError, match="at least one episode for each agent"):
+        _dispatch(["evaluate", str(run), "opponent=random", "episodes=1"])
+    with pytest.raises(UserError, match="nowhere"):
+        _dispatch(["evaluate", str(run), "opponent=nowhere", "episodes=4"])
+
+
+def test_an_opponent_that_always_plays_rock_loses_to_paper(tmp_path, capsys):
+    """Returns are those of the run's agent, as either player."""
+    run = tmp_path / "run"
+    assert _dispatch(["train", *GAME, *PPO_WORDS, "env_steps=160", f"run_dir={run}"]) == 0
+    capsys.readouterr()
+    made = rlrun.load(run)
+    with torch.no_grad():
+        made.policy.main.action_head.linear.bias.copy_(torch.tensor([0.0, 1e4, 0.0]))
+    for match in matches(made, "test_self_play:Rock", 6, False):
+        seeds = Seeds(0)
+        factory = Factory(cfg=made.config.env, spec=made.spec, seeds=seeds, stream="evaluate", learning=False)
+        games = Evaluator(factory, 2, seeds).play(match.policy, 3, "greedy", made.clock, agent=match.agent)
+        assert [ret for ret, _ in games] == [10.0] * 3
+
+
+class Rock(Exploration):
+    def choose(self, wanted, obs, is_first, state, clock, rng):
+        return Chosen(torch.zeros(is_first.shape, dtype=torch.int64))
