@@ -1,6 +1,9 @@
-"""rlrun evaluate RUN_DIR [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0] [--json]
+"""rlrun evaluate RUN_DIR [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0 opponent=PLAYER] [--json]
 
-Plays full games with seeds that training never used. A lost life does not end a game, and rewards are not clipped."""
+Plays full games with seeds that training never used. A lost life does not end a game, and rewards are not clipped.
+With opponent, the run plays every agent in turn, in as many episodes each, against a player who plays all others:
+random, the directory of another run, or package.module:Name, a subclass of rlrun.Exploration. Returns are then those of
+the run's agent."""
 
 from __future__ import annotations
 
@@ -24,7 +27,17 @@ class PlayOptions:
     seed: Annotated[int, NotNegative]
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(PlayOptions):
+    opponent: str | None
+
+
 DEFAULTS = {"checkpoint": "last", "greedy": True, "seed": 0}
+
+
+def _outcomes(returns: list[float]) -> dict[str, list[bool]]:
+    """Which games were won, drawn and lost."""
+    return {"won": [r > 0 for r in returns], "drawn": [r == 0 for r in returns], "lost": [r < 0 for r in returns]}
 
 
 def main(words: list[str]) -> int:
@@ -34,15 +47,17 @@ def main(words: list[str]) -> int:
     trusted, words = take_trust(words)
     as_json = "--json" in words
     path, rest = run_dir_argument([word for word in words if word != "--json"], "evaluate")
-    options = typed(PlayOptions, DEFAULTS | {"episodes": 10} | parse_assignments(rest))
+    options = typed(EvaluateOptions, DEFAULTS | {"episodes": 10, "opponent": None} | parse_assignments(rest))
     if not as_json:
         print(f"rlrun evaluate: {path}, {options.episodes} episode{'s' * (options.episodes > 1)}", flush=True)
 
     import torch
 
     from rlrun.bench.charts import t95
+    from rlrun.core.policy import Mode
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
+    from rlrun.runtime.opponents import matches
     from rlrun.runtime.trained import load
     from rlrun.samplers.evaluator import Evaluator
 
@@ -50,11 +65,13 @@ def main(words: list[str]) -> int:
     trained = load(path, str(options.checkpoint), trusted)
     seeds = Seeds(options.seed)
     factory = Factory(cfg=trained.config.env, spec=trained.spec, seeds=seeds, stream="evaluate", learning=False)
+    mode: Mode = "greedy" if options.greedy else "explore"
+    played = matches(trained, options.opponent, options.episodes, trusted)
     evaluator = Evaluator(factory, min(options.episodes, 8), seeds)
+    games: list[tuple[float, int]] = []
     try:
-        games = evaluator.play(
-            trained.policy, options.episodes, "greedy" if options.greedy else "explore", trained.clock
-        )
+        for number, match in enumerate(played):
+            games += evaluator.play(match.policy, match.episodes, mode, trained.clock, number, agent=match.agent)
     finally:
         evaluator.close()
     returns = [ret for ret, _ in games]
@@ -76,6 +93,12 @@ def main(words: list[str]) -> int:
         "seed": options.seed,
         "returns": returns,
     }
+    against = ""
+    if options.opponent is not None:
+        shares = {word: sum(test) / len(returns) for word, test in _outcomes(returns).items()}
+        result |= {"opponent": options.opponent, **shares}
+        told = ", ".join(f"{share:.1%} {word}" for word, share in shares.items())
+        against = f", against {options.opponent}: {told}"
     if as_json:
         print(json.dumps(result))
     else:
@@ -83,6 +106,6 @@ def main(words: list[str]) -> int:
             f"{trained.spec.name} at {trained.clock.env_steps:,} env steps: return"
             f" {mean:.2f}{'' if error is None else f' +- {error:.2f} (95%)'} over {len(returns)} full"
             f" game{'s' * (len(returns) > 1)}, {min(returns):g} to {max(returns):g},"
-            f" {'greedy' if options.greedy else 'sampled'}"
+            f" {'greedy' if options.greedy else 'sampled'}{against}"
         )
     return 0

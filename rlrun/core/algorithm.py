@@ -54,6 +54,7 @@ class Needs:
     # kinds of action space that the algorithm supports
     actions: tuple[str, ...] = ("discrete", "multi_discrete", "multi_binary", "box", "nested")
     joint: bool = False  # learns all agents of an environment together, in one column
+    sees_reward: bool = False  # the policy is told the last reward, whether its memory asks for it or not
     several: bool = False  # has several policies (policies/several.py), each for some of an environment's agents
     on_policy: bool = False  # learns only from rows of the newest policy
     every_process_learns: bool = False  # samplers are learners: num_learners=auto takes every core, or every GPU

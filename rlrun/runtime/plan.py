@@ -160,9 +160,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     given: paths of the options that the user set. Raises UserError if parts do not fit together, numbers do not divide
     or memory is too small."""
     needs: Needs = config.algorithm.needs(config.algo)
-    spec = registry.make_spec(
-        config.env, *config.run.model.memory.previous, joint=needs.joint, state=config.run.model.central
-    )
+    spec = make_spec(config, needs)
     check_fitting(config, spec, needs)
     whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
     seeds = Seeds(config.run.seed)
@@ -214,6 +212,14 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         parameters=sum(parameter.numel() for parameter in policy.parameters()),
         policies=policy.members if isinstance(policy, SeveralPolicies) else {},
         replay=plan_replay(config, spec, needs, resources, policy, machine),
+    )
+
+
+def make_spec(config: Typed, needs: Needs) -> EnvSpec:
+    """The environment with everything in its rows that the algorithm and its networks ask for."""
+    prev_action, prev_reward = config.run.model.memory.previous
+    return registry.make_spec(
+        config.env, prev_action, prev_reward or needs.sees_reward, joint=needs.joint, state=config.run.model.central
     )
 
 

@@ -30,6 +30,7 @@ from rlrun.envs.single import make_single
 from rlrun.envs.stacked import LastFrames, without_stack
 from rlrun.models.model import Model
 from rlrun.runtime.build import checkpoints_of
+from rlrun.runtime.plan import make_spec
 from rlrun.samplers.evaluator import to_torch
 
 
@@ -221,10 +222,7 @@ def load(run_dir: str | Path, checkpoint: str = "last", trust: bool = False) -> 
 def _loaded(path: Path, checkpoint: str, trust: bool) -> Trained:
     config = type_config(saved_config(path, trust))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
-    joint = config.algorithm.needs(config.algo).joint
-    spec = registry.make_spec(
-        config.env, *config.run.model.memory.previous, joint=joint, state=config.run.model.central
-    )
+    spec = make_spec(config, config.algorithm.needs(config.algo))
     policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)
     try:
         policy.load_state_dict(tensors["policy"])

@@ -41,9 +41,11 @@ class Evaluator:
         round_: int = 0,
         stop: Callable[[], bool] = lambda: False,
         env_steps: int | None = None,
+        agent: int | None = None,
     ) -> list[tuple[float, int]]:
         """Returns (unclipped return, length) of `episodes` full games, summed over agents. With env_steps,
-        it plays so many in place of `episodes`, and then the games that have begun to their ends.
+        it plays so many in place of `episodes`, and then the games that have begun to their ends. With agent, returns
+        are those of the agent with this number.
 
         The seeds depend on `round_`, so that each evaluation of a run has its own. When stop() returns true, only the
         games that have been finished by then are returned.
@@ -70,7 +72,8 @@ class Evaluator:
                 state = act.state
                 step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first
-                returns += step.paid.reshape(envs, agents).sum(1)
+                paid = step.paid.reshape(envs, agents)
+                returns += paid.sum(1) if agent is None else paid[:, agent]
                 lengths += step.valid.reshape(envs, agents).any(1)
                 for number in np.flatnonzero(is_first.reshape(envs, agents).all(1)):
                     if counted[number] < quota[number]:
