@@ -113,6 +113,7 @@ SEQUENCES = [
     "algo.burn_in=2",
 ]
 HOLDS = {
+    kinds.SEVERAL_AGENTS: ["env=MultiAgentCartPole-v0", "model.share_value=false"],
     kinds.CONTINUOUS: ["env=Pendulum-v1"], kinds.CHOICES: ["env=CartPole-v1"], kinds.LEARNT_VALUES: ["algo.baseline=true"], kinds.PACED: ["runner=distributed_replay"], kinds.IMAGES: IMAGE, kinds.SINGLE_IMAGES: [*IMAGE, "model.hidden=[]", "model/memory=none"], kinds.CONVOLUTIONS: IMAGE,
     kinds.OWN_ENCODERS: ["model.encoder=test_every_option:Wide"], kinds.ACTION_PARTS: ["env=rlrun/EverySpace-v0"],
     kinds.SAMPLERS: [], kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],

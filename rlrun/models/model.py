@@ -25,6 +25,7 @@ from rlrun.core.conditions import (
     LEARNT_VALUES,
     NORMALIZED,
     OWN_ENCODERS,
+    SEVERAL_AGENTS,
     OnlyFor,
     OnlyWith,
 )
@@ -197,7 +198,7 @@ class DistributionAndValueConfig(ModelConfig):
     """For policies that are a distribution over actions, with a value beside it."""
 
     share_value: Annotated[bool, OnlyFor(LEARNT_VALUES)]
-    value_sees: Annotated[Literal["observation", "state"], OnlyFor(LEARNT_VALUES)]
+    value_sees: Annotated[Literal["observation", "state"], OnlyFor(SEVERAL_AGENTS), OnlyFor(LEARNT_VALUES)]
     action_distribution: str
     log_std: Annotated[float, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian", "squashed_gaussian")]
     free_log_std: Annotated[bool, OnlyFor(CONTINUOUS), OnlyWith("action_distribution", "gaussian")]

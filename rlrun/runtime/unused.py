@@ -114,6 +114,7 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.REWARDS: _rewards,
     conditions.LEARNT_VALUES: _learnt_values,
     conditions.EACH_AGENT: lambda plan: not plan.spec.joint,
+    conditions.SEVERAL_AGENTS: lambda plan: plan.spec.agents is not None,
     conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",
     conditions.FIRST_PRIORITIES: lambda plan: plan.config.algorithm.knows_first_priority,
 }

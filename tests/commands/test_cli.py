@@ -197,7 +197,7 @@ def test_a_schedule_replaces_whatever_stood_there(base, lr, capsys):
         ("rlrun tr", ["train"]),
         ("rlrun train algo=im", ["algo=impala"]),
         ("rlrun train env=Breako", ["env=Breakout"]),
-        ("rlrun train algo.lo", ["algo.loss_reduction="]),
+        ("rlrun train algo.los", ["algo.loss_reduction="]),
         ("rlrun train tuned=impala/po", ["tuned=impala/pong"]),
         ("rlrun train stop.w", ["stop.wall_sec="]),
         ("rlrun list a", ["algos"]),

@@ -61,7 +61,7 @@ def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
     from rlrun.models.model import DistributionAndValueConfig, MemoryConfig
 
     cfg = DistributionAndValueConfig(
-        encoder="auto", hidden=(), activation="relu", conv_filters=None, conv_padding="none", conv_hidden="auto", conv_activation="auto", free_log_std=True, value_head="linear", init="orthogonal", share_value=True, action_distribution="gaussian", log_std=0.0,
+        encoder="auto", value_sees="observation", hidden=(), activation="relu", conv_filters=None, conv_padding="none", conv_hidden="auto", conv_activation="auto", free_log_std=True, value_head="linear", init="orthogonal", share_value=True, action_distribution="gaussian", log_std=0.0,
         temperature=1.0,
         observation_filter="none", observation_clip=0.0, encoder_kwargs={}, autoregressive=False, layer_norm=False, action_embedding=None,
         memory=MemoryConfig(kind="none"),

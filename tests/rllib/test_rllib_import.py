@@ -129,7 +129,15 @@ LEFT = {
     "model.action_embedding": None, "model.log_std": 0.0, "model.temperature": 1.0, "model.memory.kind": "none", "model.memory.prev_action": False, "model.memory.prev_reward": False,
 }  # fmt: skip
 # those that mean nothing where they are left, such as the nets of models that are not used
-MEANINGLESS = ("model.memory.", "model.hidden", "model.activation", "model.init", "model.share_value", "replay_ratio")
+MEANINGLESS = (
+    "model.memory.",
+    "model.hidden",
+    "model.activation",
+    "model.init",
+    "model.share_value",
+    "model.value_sees",
+    "replay_ratio",
+)
 OTHERS = {("ars", "optimizer.kind"): "sgd", ("sac", "model.action_distribution"): "squashed_gaussian"}
 NO_SEQUENCES = {"sequence_length": None, "burn_in": 0, "sequence_stride": 1, "zero_init_state": False}
 OTHERS |= {(algo, name): value for algo in ("sac", "ddpg", "td3", "apex_ddpg") for name, value in NO_SEQUENCES.items()}
