@@ -35,6 +35,7 @@ from rlrun.config.types import parse_assignments
 from rlrun.config.unused import conditions_of
 from rlrun.core import conditions as kinds
 from rlrun.core.algorithm import Inner
+from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.learners import FollowingLearner
@@ -68,7 +69,7 @@ VALUES = {
     "scale_min": [0.01], "learning_starts": [60, 80], "random_steps": [40, 0], "replay_ratio": [2.0, 0.5], "directory": ["rows"], "wrappers": [["test_every_option:Twice"]],
     "kwargs": [{"sutton_barto_reward": True}, {"g": 3.0}], "max_episode_steps": [7], "max_frames": [30], "size": [64], "noise_size": [1100000], "huber_delta": [1e-3, None],
     "value_rescaling": [None], "v_min": [-3.0], "v_max": [3.0], "max_grad_norm": [1e-3], "max_grad_value": [1e-4], "checkpoint_max_gb": [0.0], "capacity": [100, 200],
-    "reward_clip": [0.25], "value_lr": [1e-2], "observation_clip": [0.1], "report_length": [1], "env_steps_per_batch": [300], "kl_target": [1e-12], "noise_epsilon": [0.001, 0.5, 0.99], "counted_share": [1.0],
+    "reward_clip": [0.25], "value_lr": [1e-2], "observation_clip": [0.1], "report_length": [1], "env_steps_per_batch": [300], "kl_target": [1e-12], "noise_epsilon": [1e-6, 0.5, 0.99], "counted_share": [1.0],
     "rho_clip": [0.5], "c_clip": [0.5], "pg_rho_clip": [0.5], "is_clip": [0.5], "clip": [1e-4], "value_clip": [1e-3], "value_loss_clip": [1e-3],
     "target_noise_clip": [0.01], "target_entropy": [-5.0], "lambda_": [0.5], "eval_share": [0.9], "eval_epsilon": [1.0], "frame_skip": [2],
     "action_distribution": ["beta", "squashed_gaussian"], "value_head": ["test_every_option:Last"], "q_head": ["test_every_option:Last"], "conv_filters": [[[4, 4, 2]]],
@@ -82,6 +83,7 @@ CONTEXT = {
     "action_distribution": ["env=Pendulum-v1"], "exploration.kwargs": ["algo.exploration.kind=test_every_option:Lazy"], "use_critic": ["algo.vtrace=false"],
     "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
+    "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.
 WRAPPED = {
@@ -306,7 +308,7 @@ def digest(thing) -> str:
             hashed.update(
                 part.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if part.numel() else b""
             )
-        elif isinstance(part, dict):
+        elif isinstance(part, dict | Batch):
             for name, value in part.items():
                 if name != "param_groups":
                     hashed.update(str(name).encode())
@@ -441,7 +443,8 @@ def holding(algo: str, option: Option) -> list[str]:
             words.append(f"{one.path(option.group)}={kinds.shown(value)}")
     known, made = compose(*(word for word in base_words(algo) if "." not in word)), []
     for word in words:
-        word = inside(algo, word) if not word.startswith("algo.inner.") else word
+        own = word.startswith("algo.inner.") or word.partition("=")[0].removeprefix("algo.") in known["algo"]
+        word = word if own else inside(algo, word)
         path = word.partition("=")[0]
         with contextlib.suppress(KeyError):  # other algorithms may not have the option that it sets
             if "." in path and path.split(".")[0] == "algo":

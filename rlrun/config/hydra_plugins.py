@@ -38,7 +38,7 @@ class EnvSource(ConfigSource):
         name = self._name(config_path)
         if name is None:
             raise ConfigLoadError(f"Config not found: {config_path}")
-        family, canonical = family_of(name, self.family)
+        family, canonical = family_of(name, self.family, needed=False)
         values = yaml.safe_load((root() / "conf" / "env" / f"{family}.yaml").read_text())
         values["name"] = canonical
         return ConfigResult(
@@ -64,7 +64,7 @@ class EnvSource(ConfigSource):
         if name is None:
             return False
         try:
-            family_of(name, self.family)
+            family_of(name, self.family, needed=False)
         except UserError:
             return False
         return True

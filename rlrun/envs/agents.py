@@ -25,7 +25,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Nested, Space, leaves, mask_size
 from rlrun.envs.games import GAMES, Together
 from rlrun.envs.gym import MASK, observation_spaces, to_space
-from rlrun.envs.names import numbered, petting_zoo
+from rlrun.envs.names import check_present, numbered, petting_zoo
 
 GROUP = "agents"  # the name of the group of all agents, which share one policy
 
@@ -245,6 +245,7 @@ def _made(cfg: AgentsConfig, more: dict[str, Any]) -> Any:
                 f"env={cfg.name} needs a package that is not installed ({error}): pip install '{needs}'"
             ) from None
         return (made.parallel_env if hasattr(made, "parallel_env") else made.env)(**options)
+    check_present(module, cfg.name)
     import_named(module, f"env={cfg.name}")
     if name in gymnasium.registry:
         return gymnasium.make(name, disable_env_checker=True, **options)  # the checker refuses lists of rewards

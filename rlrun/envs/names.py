@@ -93,9 +93,9 @@ def petting_zoo(name: str) -> str:
     if module is not None and not (name.startswith("mpe2/") and not module.startswith("mpe2.")):
         return module
     stem = short.rpartition("_v")[0]
-    for package, known in ABSENT.items():
-        asked = name.startswith(f"{package}/") or any(stem == one.rpartition("_v")[0] for one in known)
-        if module is None and asked and not installed(package):
+    knows = [package for package, known in ABSENT.items() if any(stem == one.rpartition("_v")[0] for one in known)]
+    for package in [*knows, *(package for package in ABSENT if name.startswith(f"{package}/"))]:
+        if module is None and not installed(package):
             raise UserError(f"env={name} is an environment of {ZOOS[package]}, which is not installed: {EXTRA}")
     if not zoo_modules():
         raise UserError(f"env={name} is an environment of PettingZoo, which is not installed: {EXTRA}")
@@ -161,19 +161,20 @@ def known_to(name: str) -> dict[str, str]:
     return found
 
 
-def family_of(name: str, family: str | None = None) -> tuple[str, str]:
+def family_of(name: str, family: str | None = None, needed: bool = True) -> tuple[str, str]:
     """Returns (family, canonical name) for `env=<name>`.
 
     A prefix of PREFIXES says whose a name is, and my_package:Name is judged by what it names. family: that of
-    `env.family=`, which overrules both. Raises UserError with the closest names if there is none, with both prefixes if
-    two families know it, and with what to install if its package is missing."""
+    `env.family=`, which overrules both. needed: whether the environment's package must be installed. Raises UserError
+    with the closest names if there is none, with both prefixes if two families know it, and with what to install if a
+    needed package is missing."""
     if family is not None and family not in FAMILIES:
         raise UserError(f"env.family must be one of {', '.join(FAMILIES)}, not {family!r}")
     prefix, slash, rest = name.partition("/")
     if prefix == "dmc":
         raise UserError(f"env={name}: rlrun has no environments of dm-control")
     if slash and prefix in PREFIXES and name not in _registered():
-        return _prefixed(prefix, rest, name, family)
+        return _prefixed(prefix, rest, name, family, needed)
     if family is not None:
         return family, _as(family, name)
     if OWN.fullmatch(name):
@@ -185,7 +186,8 @@ def family_of(name: str, family: str | None = None) -> tuple[str, str]:
         raise UserError(f"env={name} is known to {len(families)} families: say {both}")
     if known:
         ((prefix, canonical), *_) = known.items()
-        _present(prefix, name)
+        if needed:
+            check_present(prefix, name)
         return PREFIXES[prefix], canonical
     if ZOO.fullmatch(name):
         petting_zoo(name)
@@ -203,7 +205,7 @@ def _both(known: dict[str, str], name: str) -> list[str]:
     return [f"{prefix}/{name}" for prefix in known]
 
 
-def _present(prefix: str, name: str) -> None:
+def check_present(prefix: str, name: str) -> None:
     """Raises UserError with the install line if the package of a name is missing."""
     if prefix in ZOOS:
         petting_zoo(name)
@@ -211,12 +213,13 @@ def _present(prefix: str, name: str) -> None:
         raise UserError(f"env={name} is an environment of {prefix}, which is not installed: {EXTRA}")
 
 
-def _prefixed(prefix: str, rest: str, name: str, family: str | None) -> tuple[str, str]:
+def _prefixed(prefix: str, rest: str, name: str, family: str | None, needed: bool) -> tuple[str, str]:
     """family_of() of a name with a prefix."""
     if family not in (None, PREFIXES[prefix]):
         raise UserError(f"env={name} is of the family {PREFIXES[prefix]}, and env.family={family} says another")
     if prefix in ZOOS:
-        petting_zoo(name)
+        if needed or rest not in zoo_names():
+            petting_zoo(name)
         return "agents", name
     if prefix == "atari" and not games():
         raise UserError(f"env={name} is an Atari game, and these are not installed: {ATARI}")
@@ -226,7 +229,8 @@ def _prefixed(prefix: str, rest: str, name: str, family: str | None) -> tuple[st
     if prefix not in known:
         elsewhere = f" {_both(known, rest)[0]} is one." if known else closest(rest, names())
         raise UserError(f"There is no env {name!r}.{elsewhere} (rlrun list envs shows all)")
-    _present(prefix, rest)
+    if needed:
+        check_present(prefix, rest)
     return PREFIXES[prefix], known[prefix]
 
 
@@ -242,7 +246,7 @@ def _as(family: str, name: str) -> str:
     if family == "agents":
         of_agents = [known[prefix] for prefix in known if PREFIXES[prefix] == "agents"]
         if of_agents:
-            _present(next(prefix for prefix in known if PREFIXES[prefix] == "agents"), name)
+            check_present(next(prefix for prefix in known if PREFIXES[prefix] == "agents"), name)
             return of_agents[0]
     if OWN.fullmatch(name) or name in gymnasium.registry:
         return name
