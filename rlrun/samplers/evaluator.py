@@ -43,9 +43,9 @@ class Evaluator:
         env_steps: int | None = None,
         agent: int | None = None,
     ) -> list[tuple[float, int]]:
-        """Returns (unclipped return, length) of `episodes` full games, summed over agents. With env_steps,
-        it plays so many in place of `episodes`, and then the games that have begun to their ends. With agent, returns
-        are those of the agent with this number.
+        """Returns (unclipped return, length) of `episodes` full games, summed over the agents that count. With
+        env_steps, it plays so many in place of `episodes`, and then the games that have begun to their ends. With
+        agent, returns are those of the agent with this number.
 
         The seeds depend on `round_`, so that each evaluation of a run has its own. When stop() returns true, only the
         games that have been finished by then are returned.
@@ -56,6 +56,7 @@ class Evaluator:
         quota[: episodes % envs] += 1
         if env_steps is not None:
             quota = np.full(envs, -(-env_steps // envs))
+        counts = self.env.spec.counts if agent is None else np.arange(agents) == agent
         counted = np.zeros(envs, dtype=np.int64)  # games or env steps
         device = next(policy.parameters()).device
         rng = self.seeds.generator("eval-policy", round_, *([self.number] if self.number else []), device=str(device))
@@ -72,8 +73,7 @@ class Evaluator:
                 state = act.state
                 step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first
-                paid = step.paid.reshape(envs, agents)
-                returns += paid.sum(1) if agent is None else paid[:, agent]
+                returns += self.env.spec.paid(step).reshape(envs, agents)[:, counts].sum(1)
                 lengths += step.valid.reshape(envs, agents).any(1)
                 for number in np.flatnonzero(is_first.reshape(envs, agents).all(1)):
                     if counted[number] < quota[number]:
