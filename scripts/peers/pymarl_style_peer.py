@@ -65,9 +65,7 @@ GAMES = {"two_step": TwoStep, "simple_spread": Spread}
 
 def agent(game):
     size = game.obs_size + game.agents
-    return nn.Sequential(
-        nn.Linear(size, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, game.actions)
-    )
+    return nn.Sequential(nn.Linear(size, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, game.actions))
 
 
 class Mixer(nn.Module):
