@@ -185,7 +185,9 @@ def greedy(run_dir: Path, opponent: str | None = None) -> float:
     from rlrun.commands.evaluate import main as evaluate
 
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        evaluate([str(run_dir), f"episodes={GREEDY_EPISODES}", *([f"opponent={opponent}"] if opponent else []), "--json"])
+        evaluate(
+            [str(run_dir), f"episodes={GREEDY_EPISODES}", *([f"opponent={opponent}"] if opponent else []), "--json"]
+        )
     return float(json.loads(said.getvalue())["return_mean"])
 
 

@@ -387,3 +387,15 @@ def test_a_sequence_without_memory_is_its_single_rows(typed, algo):
         if one.grad is not None:
             torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
     assert any(one.grad is not None and one.grad.any() for one in single.parameters())
+
+
+@pytest.mark.parametrize("algo", ["qmix", "vdn"])
+def test_only_the_sum_of_the_rewards_counts(typed, algo):
+    """A team that is paid together learns what one learns whose agents are paid parts of the same sum."""
+    wiring, algorithm = made(typed, algo)
+    rows, losses = batch(wiring, wiring.needs.rows, 3), []
+    total = rows.reward.sum(-1)
+    for share in (0.5, 1.0, -2.0):
+        parts = torch.stack([share * total, (1 - share) * total], -1)
+        losses.append(float(algorithm.loss(rows.replace(reward=parts))[0].detach()))
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5) and losses[0] > 0
