@@ -4,7 +4,8 @@ All agents of an environment learn together: their rewards are added up, and a m
 has, turns the values of their actions into the value of the team. Agents share one network of action values.
 
 Rows: sequences of burn_in + sequence_length rows from replay, which begin at every sequence_stride-th row. Without
-memory, sequence_length=1 learns from single transitions; longer ones hold fewer observations twice. A row holds all agents (envs/joint.py).
+memory, sequence_length=1 learns from single transitions; longer ones hold fewer observations twice. A row holds all
+agents (envs/joint.py).
 Recorded: q_taken and q_max, sums over agents, with input_priorities. First priorities have this sum in place of the
 mixer, which samplers do not have.
 Differs from the paper: sequences in place of whole episodes (with sequence_stride as long as an episode and the row
