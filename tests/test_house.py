@@ -247,7 +247,8 @@ def test_an_algorithm_says_itself_what_it_needs_and_how_it_learns(algo):
 @pytest.mark.parametrize("tuned", options("tuned"))
 def test_tuned_files_compose_type_and_promise(typed, tuned):
     config = typed(f"tuned={tuned}")
-    assert config.algo.name == tuned.split("/")[0]
+    inner = getattr(config.algo, "inner", None)
+    assert tuned.split("/")[0] in (config.algo.name, inner and inner.cfg.name)
     expected = config.run.expected
     assert {"return", "env_steps", "metric", "seeds", "source"} <= set(expected)
     if config.run.measured:

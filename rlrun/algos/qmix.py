@@ -3,8 +3,9 @@
 All agents of an environment learn together: their rewards are added up, and a mixing network, which only the learner
 has, turns the values of their actions into the value of the team. Agents share one network of action values.
 
-Rows: with memory, sequences of burn_in + sequence_length rows from replay, which begin at every sequence_stride-th row;
-without memory, single transitions. A row holds all agents (envs/joint.py).
+Rows: sequences of burn_in + sequence_length rows from replay, which begin at every sequence_stride-th row. Without
+memory, sequence_length=1 learns from single transitions; longer ones hold fewer observations twice. A row holds all
+agents (envs/joint.py).
 Recorded: q_taken and q_max, sums over agents, with input_priorities. First priorities have this sum in place of the
 mixer, which samplers do not have.
 Differs from the paper: sequences in place of whole episodes (with sequence_stride as long as an episode and the row
@@ -109,11 +110,8 @@ class QMIX(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: MixedConfig) -> JointQPolicy:
-        if model.cfg.memory.kind == "none" and (cfg.sequence_length > 1 or cfg.burn_in):
-            raise UserError(
-                f"{cfg.name} without memory learns single rows: set its sequence_length=1, sequence_stride=1 and"
-                " burn_in=0, or choose model/memory=gru"
-            )
+        if model.cfg.memory.kind == "none" and cfg.burn_in:
+            raise UserError(f"{cfg.name}: burn_in is for networks with memory: set it to 0, or choose model/memory=gru")
         return JointQPolicy(spec, model, cfg.head, cfg.explorer(spec), cfg.agent_id)
 
     @classmethod
@@ -161,8 +159,7 @@ class QMIX(Algorithm):
 
         batch is [burn_in + T (+ 1), B] with core [1, B, N]."""
         cfg = self.cfg
-        following = self.unroll(self.target, batch)[1:]  # [T, B, N, A]
-        q = self.unroll(self.policy, batch)  # [T + 1, B, N, A]
+        following, q = self.values(batch)  # [T, B, N, A], [T + 1, B, N, A]
         rows = batch.map(lambda x: x[cfg.burn_in :]).replace(weight=batch.weight) if cfg.burn_in else batch
         alive = rows["obs"]["alive"].bool()  # [T + 1, B, N]
         taken = q[:-1].gather(-1, rows.action.unsqueeze(-1)).squeeze(-1).masked_fill(~alive[:-1], 0.0)  # [T, B, N]
@@ -196,6 +193,19 @@ class QMIX(Algorithm):
         priority = size.sum(0) / valid.sum(0).clamp(min=1)
         shares = {"loss": loss, "td_error": mean(size), "q": mean(target - td_error.detach()), "target": mean(target)}
         return loss, priority, shares
+
+    def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Returns the target network's values [T, B, N, A] of the rows behind each row that is learnt from, and the
+        online network's [T + 1, B, N, A] of all rows."""
+        if self.policy.core_spec():
+            return self.unroll(self.target, batch)[1:], self.unroll(self.policy, batch)
+        # Without memory each row stands alone. The last one has no gradient, and a backward pass of zeros takes as long
+        # as any other.
+        obs, is_first, none = batch["obs"], batch["is_first"], Batch()
+        with torch.no_grad():
+            last = self.policy(obs[-1:], is_first[-1:], none)[0]  # type: ignore[index]
+        online = self.policy(obs[:-1], is_first[:-1], none)[0]  # type: ignore[index]
+        return self.target(obs[1:], is_first[1:], none)[0], torch.cat([online, last])  # type: ignore[index]
 
     def unroll(self, policy: JointQPolicy, batch: Batch) -> Tensor:
         """Returns values [T + 1, B, N, A] of the rows after burn-in, which only brings the memory up to date."""

@@ -3,8 +3,8 @@
 
 Runs tuned files until they reach what they expect, and reports for each whether it met its bar: reaching
 `expected.return` within `expected.env_steps`. Where the bar is greedy, the return is measured in 100 greedy games
-afterwards. Without names, all tuned files that have been measured are run. --fast runs only the quickest of them, as
-many as fit into 15 minutes on 2 cores."""
+afterwards, against `expected.opponent` if there is one. Without names, all tuned files that have been measured are run.
+--fast runs only the quickest of them, as many as fit into 15 minutes on 2 cores."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Bar(NamedTuple):
     env_steps: float
     greedy: bool
     seconds: float | None  # the longest time that a seed took when the file was measured
+    opponent: str | None = None  # against whom the greedy games are played
 
 
 def bar_of(tuned: str) -> Bar | None:
@@ -51,7 +52,12 @@ def bar_of(tuned: str) -> Bar | None:
     several = seconds if isinstance(seconds, list) else [seconds]
     longest = max((float(value) for value in several if value is not None), default=None)
     return Bar(
-        tuned, float(expected["return"]), float(expected["env_steps"]), expected.get("metric") == "greedy", longest
+        tuned,
+        float(expected["return"]),
+        float(expected["env_steps"]),
+        expected.get("metric") == "greedy",
+        longest,
+        expected.get("opponent"),
     )
 
 
@@ -156,7 +162,7 @@ def judged(bar: Bar, seed: int, outcome: Outcome) -> dict[str, Any]:
         return {**result, "verdict": "failed", "reason": outcome.reason or outcome.status}
     reached: float | None = outcome.return_mean
     if bar.greedy:
-        reached = greedy(outcome.job.run_dir)
+        reached = greedy(outcome.job.run_dir, bar.opponent)
     elif outcome.summary.get("status") != "STOPPED":  # it ended on its env steps, but may have met the bar on the way
         rows = read_rows(outcome.job.run_dir / "progress.jsonl")
         means = [
@@ -171,7 +177,7 @@ def judged(bar: Bar, seed: int, outcome: Outcome) -> dict[str, Any]:
     return {**result, "return": reached, "verdict": "pass" if met else "short", "reason": ""}
 
 
-def greedy(run_dir: Path) -> float:
+def greedy(run_dir: Path, opponent: str | None = None) -> float:
     """Mean return of the last checkpoint in greedy games with evaluation seeds."""
     import contextlib
     import io
@@ -179,7 +185,9 @@ def greedy(run_dir: Path) -> float:
     from rlrun.commands.evaluate import main as evaluate
 
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        evaluate([str(run_dir), f"episodes={GREEDY_EPISODES}", "--json"])
+        evaluate(
+            [str(run_dir), f"episodes={GREEDY_EPISODES}", *([f"opponent={opponent}"] if opponent else []), "--json"]
+        )
     return float(json.loads(said.getvalue())["return_mean"])
 
 

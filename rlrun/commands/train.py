@@ -134,8 +134,9 @@ def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:
     if not tuned:
         return
     folder = tuned.split("/")[0]
-    if folder != values["algo"]["name"]:
-        raise UserError(f"tuned={tuned} is for algo={folder}, not algo={values['algo']['name']}: leave one of them out")
+    algo = values["algo"]
+    if folder not in (algo["name"], (algo.get("inner") or {}).get("name")):  # ppo/ holds PPO inside self_play too
+        raise UserError(f"tuned={tuned} is for algo={folder}, not algo={algo['name']}: leave one of them out")
     import yaml
 
     from rlrun.config.paths import root

@@ -40,8 +40,10 @@ class Health:
         """Gives notes on a row, whose keys are those of progress.jsonl."""
         late = row["env_steps"] >= EARLY * self.total
         entropy, kl = row.get("learn/entropy"), row.get("learn/approx_kl")
-        mean, highest, lowest = (row.get(f"sample/return_{name}") for name in ("mean", "max", "min"))
-        self.rewarded = self.rewarded or any(value not in (None, 0) for value in (mean, highest, lowest))
+        returns = [row.get(f"sample/return_{name}") for name in ("mean", "max", "min")]
+        # What one agent of a zero-sum game wins the other loses, so that the sum is always 0.
+        returns += [value for name, value in row.items() if name.startswith("sample/return/")]
+        self.rewarded = self.rewarded or any(value not in (None, 0) for value in returns)
         if self.entropy is not None and entropy is not None:
             tuned = "algo.entropy_coef and algo.lr"
             if "learn/alpha" in row:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from rlrun.core.batch import SCALAR_REWARD, Field, RowSpec, torch_dtype
+
+if TYPE_CHECKING:
+    from rlrun.core.env import Step
 
 Array = np.ndarray | dict[str, Any]  # values of one space; nested spaces have dictionaries
 
@@ -227,6 +230,12 @@ class Agents:
     """The agents of a multi-agent environment, by group. Agents of the same group have equal spaces."""
 
     groups: tuple[tuple[str, tuple[str, ...]], ...]  # (name of the group, names of its agents)
+    counted: tuple[str, ...] = ()  # those whose rewards the return of an episode sums; empty: all
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Which agents' rewards the return of an episode sums [N]."""
+        return np.array([not self.counted or name in self.counted for name in self.names])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -265,6 +274,17 @@ class EnvSpec:
     def columns_per_env(self) -> int:
         """The number of columns that one environment fills."""
         return 1 if self.agents is None or self.joint else len(self.agents.names)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Which of an environment's columns the return of an episode sums [columns_per_env]."""
+        return np.ones(1, dtype=bool) if self.agents is None or self.joint else self.agents.counts
+
+    def paid(self, step: Step) -> np.ndarray:
+        """What every column was paid [B]. Where a column holds all agents, it is the sum over those that count."""
+        if self.joint and self.agents is not None and self.agents.counted:
+            return step.reward[:, self.agents.counts].sum(1)
+        return step.paid
 
     @property
     def observation(self) -> Space:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import gymnasium
@@ -18,7 +19,7 @@ import numpy as np
 
 from rlrun.core.conditions import EACH_AGENT, REWARDS, OnlyFor
 from rlrun.core.env import Rows, Step, map_rows
-from rlrun.core.errors import EnvError, UserError, told
+from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.core.seeding import Seeds
@@ -35,6 +36,7 @@ class AgentsConfig:
     family: Literal["agents"]
     name: str
     kwargs: dict[str, Any]
+    return_of: tuple[str, ...]
     agent_id: Annotated[bool, OnlyFor(EACH_AGENT)]
     stack: Annotated[int, Count, OnlyFor(EACH_AGENT)]
     max_episode_steps: Annotated[int, Count] | None
@@ -366,11 +368,22 @@ def make_spec(cfg: AgentsConfig) -> AgentsSpec:
         limit = cfg.max_episode_steps or (game.limit if isinstance(game, TupleGame) else _limit_of_zoo(game.env))
     finally:
         game.close()
-    agents = Agents(groups=((GROUP, tuple(own)),))
+    agents = Agents(groups=((GROUP, tuple(own)),), counted=_counted(cfg, tuple(own)))
     return AgentsSpec(
         name=cfg.name, obs=obs, action=action, agents=agents, max_episode_steps=limit, own=tuple(own.items()),
         notes=tuple(said), agent_id=cfg.agent_id,
     )  # fmt: skip
+
+
+def _counted(cfg: AgentsConfig, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The agents that env.return_of names. Raises UserError for a pattern that no agent's name matches."""
+    for pattern in cfg.return_of:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UserError(
+                f"env.return_of: {pattern!r} matches no agent of {cfg.name}.{closest(pattern, names)} There are"
+                f" {', '.join(names)}"
+            )
+    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in cfg.return_of))
 
 
 def _with_id(space: Space, agents: int, name: str) -> Space:

@@ -34,6 +34,7 @@ class Grouped(gymnasium.Env):
             raise UserError(f"rlrun/Grouped-v0 puts several agents together, and {game} has one")
         self.render_mode = render_mode
         cfg = AgentsConfig(
+            return_of=(),
             family="agents",
             name=name,
             kwargs=kwargs,

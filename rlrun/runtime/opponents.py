@@ -66,13 +66,14 @@ def check_same_game(spec: EnvSpec, theirs: Trained, word: str) -> None:
     if other.name != spec.name or other.joint:
         how = f"{theirs.config.algo.name} on {other.name}" if other.joint else other.name
         raise UserError(f"{word} was trained on {how}, and cannot play {spec.name}")
-    for what in ("agents", "observation", "action"):
-        if getattr(other, what) != getattr(spec, what):
-            shown = [getattr(one, what) for one in (other, spec)]
-            if what == "agents":
-                shown = [", ".join(agents.names) for agents in shown]
-                raise UserError(f"{word} was trained on {spec.name} with the agents {shown[0]}, not {shown[1]}")
-            raise UserError(f"{word} was trained on {spec.name} with the {what} {shown[0]}, not {shown[1]}")
+    names = [", ".join(one.agents.names) if one.agents is not None else "" for one in (other, spec)]
+    for what, (had, has) in {
+        "agents": names,
+        "observation": (other.observation, spec.observation),
+        "action": (other.action, spec.action),
+    }.items():
+        if had != has:
+            raise UserError(f"{word} was trained on {spec.name} with the {what} {had}, not {has}")
 
 
 def of_run(trained: Trained, name: str) -> Competitor:

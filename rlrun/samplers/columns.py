@@ -94,7 +94,7 @@ class Columns:
         view["terminated"][t], view["truncated"][t] = step.terminated, step.truncated
         self.obs, self.is_first = step.obs, step.is_first
         self._observe(view, t + 1)
-        self.returns += step.paid
+        self.returns += self.env.spec.paid(step)
         acted = self._by_env(step.valid).any(1)
         self.lengths += acted
         self.live += int(acted.sum())
@@ -127,7 +127,7 @@ class Columns:
             for name, (total, count) in self.info.items()
             if count[columns].any()
         }
-        ret, length = float(self.returns[columns].sum()), int(self.lengths[number])
+        ret, length = float(self.returns[columns][self.env.spec.counts].sum()), int(self.lengths[number])
         if self.agents > 1:
             info |= self._returns_of_agents(self.returns[columns])
         for callback in self.callbacks:

@@ -27,7 +27,7 @@ def to_torch(rows: Rows) -> Batch:
 class FullGame(NamedTuple):
     """A full game."""
 
-    ret: float  # unclipped return, summed over agents
+    ret: float  # unclipped return, summed over the agents that count
     length: int  # env steps
     each: np.ndarray  # the agents' own returns [N]
 
@@ -52,9 +52,9 @@ class Evaluator:
         env_steps: int | None = None,
         agent: int | None = None,
     ) -> list[tuple[float, int]]:
-        """Returns (unclipped return, length) of `episodes` full games, summed over agents. With env_steps,
-        it plays so many in place of `episodes`, and then the games that have begun to their ends. With agent, returns
-        are those of the agent with this number.
+        """Returns (unclipped return, length) of `episodes` full games, summed over the agents that count. With
+        env_steps, it plays so many in place of `episodes`, and then the games that have begun to their ends. With
+        agent, returns are those of the agent with this number.
 
         Everything else is as in games()."""
         played = self.games(policy, episodes, mode, clock, round_, stop, env_steps)
@@ -81,6 +81,7 @@ class Evaluator:
         quota[: episodes % envs] += 1
         if env_steps is not None:
             quota = np.full(envs, -(-env_steps // envs))
+        counts = self.env.spec.counts
         counted = np.zeros(envs, dtype=np.int64)  # games or env steps
         device = next(policy.parameters(), torch.zeros(())).device  # players by rule have no parameters
         rng = self.seeds.generator("eval-policy", round_, *([self.number] if self.number else []), device=str(device))
@@ -97,8 +98,8 @@ class Evaluator:
                 state = act.state
                 step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first
-                paid = step.paid.reshape(envs, agents)
-                returns += paid.sum(1)
+                paid = self.env.spec.paid(step).reshape(envs, agents)
+                returns += paid[:, counts].sum(1)
                 each += paid
                 lengths += step.valid.reshape(envs, agents).any(1)
                 for number in np.flatnonzero(is_first.reshape(envs, agents).all(1)):

@@ -127,7 +127,7 @@ class Player:
                 busy = np.array([task is not None for task in doing])
                 live = step.valid & np.repeat(busy, agents)
                 moments.note(seen["observation"], live)
-                paid = step.paid.reshape(envs, agents).sum(1)
+                paid = self.env.spec.paid(step).reshape(envs, agents)[:, self.env.spec.counts].sum(1)
                 moved_on = live.reshape(envs, agents).any(1)
                 returns += paid
                 signs += np.sign(paid)

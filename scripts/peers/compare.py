@@ -91,18 +91,20 @@ def make_environment(peer: str, folder: Path) -> Path:
 
 
 def rlrun(algo: str, seconds: float, words: list[str]) -> dict[str, Any]:
-    """Measures rlrun with its default settings, except for SAME_WORK and what `words` change."""
+    """Measures rlrun on Pong with its default settings, except for SAME_WORK and what `words` change."""
+    return rlrun_words([f"algo={algo}", "env=Pong", *SAME_WORK.get(algo, []), *words], seconds)
+
+
+def rlrun_words(words: list[str], seconds: float) -> dict[str, Any]:
+    """Measures `rlrun train words...`. Failed where it ends with an error."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told.json"
-        words = [*SAME_WORK.get(algo, []), *words]
         command = [
             sys.executable,
             "-m",
             "rlrun",
             "benchmark",
             "throughput",
-            f"algo={algo}",
-            "env=Pong",
             f"seconds={max(5.0, seconds):g}",
             *words,
         ]
@@ -115,7 +117,7 @@ def rlrun(algo: str, seconds: float, words: list[str]) -> dict[str, Any]:
         name: made[name]
         for name in ("inference", "num_learners", "learner_threads", "num_samplers", "envs_per_sampler", "precision")
     }
-    settings |= dict(word.split("=", 1) for word in words)
+    settings |= dict(word.split("=", 1) for word in words if not word.startswith(("algo=", "env=")))
     versions = {name: result["versions"][name] for name in ("rlrun", "torch")}
     more = {"ratio_to_bound": result["ratio"], "hardware": result["hardware"]}
     return {"env_steps_per_sec": result["reached"], "settings": settings, "versions": versions, **more}
@@ -151,9 +153,9 @@ def ratios(results: dict[str, dict[str, Any]], peer: str) -> list[float]:
     return [ours[number] / theirs[number] for number in ours if number in theirs]
 
 
-def table(algo: str, results: dict[str, dict[str, Any]]) -> str:
+def table(algo: str, results: dict[str, dict[str, Any]], game: str = "Pong") -> str:
     lines = [
-        f"{algo} on Pong".ljust(26)
+        f"{algo} on {game}".ljust(26)
         + "env steps/s".rjust(12)
         + "lowest".rjust(9)
         + "highest".rjust(9)

@@ -300,7 +300,10 @@ def test_a_run_resumes_to_the_same_bits_and_acts(algo, tmp_path):
     [
         (["algo=qmix", "env=CartPole-v1"], "learns several agents together, and CartPole-v1 has one"),
         (["algo=qmix", "env=MultiAgentPendulum-v0"], "chooses one of several actions for each agent"),
-        (["algo=vdn", "env=TwoStepGame-v0", "model/memory=none"], "without memory learns single rows"),
+        (
+            ["algo=vdn", "env=TwoStepGame-v0", "model/memory=none", "algo.burn_in=2"],
+            "burn_in is for networks with memory",
+        ),
         (["algo=qmix", "env=TwoStepGame-v0", "algo.exploration.kind=soft_q"], "several explore by epsilon_greedy"),
     ],
 )
@@ -352,3 +355,47 @@ def test_the_tables_of_the_two_step_game_are_learnt(algo, seed, tmp_path):
     from rlrun.envs.games import TwoStep
 
     assert TwoStep.PAYS[best[0][0]][best[1 + best[0][0]][0]][best[1 + best[0][0]][1]] == greedy
+
+
+@pytest.mark.parametrize("algo", ["qmix", "vdn", "iql"])
+def test_a_sequence_without_memory_is_its_single_rows(typed, algo):
+    """The same loss and gradients, although the sequence computes the values of inner rows once."""
+    wiring, single = made(typed, algo, *SINGLE)
+    _, several = made(
+        typed, algo, *SINGLE[:1], "algo.sequence_length=4", "algo.sequence_stride=4", "algo.fragment_length=4"
+    )
+    several.load_state_dict(single.state_dict())
+    rows = batch(wiring, 4, 3, dead=[(2, 1, 0)])
+    apart = Batch(
+        {
+            name: torch.cat([value[t : t + 2] for t in range(4)], 1)
+            if name == "is_first"
+            else value.map(lambda x: torch.cat([x[t : t + 2] for t in range(4)], 1))
+            if name == "obs"
+            else value.repeat(4)
+            if name == "weight"
+            else value.map(lambda x: x.repeat(1, 4, *[1] * (x.dim() - 2)))
+            if name == "core"
+            else value.flatten(0, 1).unsqueeze(0)
+            for name, value in rows.items()
+        }
+    )
+    for algorithm, seen in ((several, rows), (single, apart)):
+        algorithm.loss(seen)[0].backward()
+    for one, other in zip(single.parameters(), several.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-5)
+    assert any(one.grad is not None and one.grad.any() for one in single.parameters())
+
+
+@pytest.mark.parametrize("algo", ["qmix", "vdn"])
+def test_only_the_sum_of_the_rewards_counts(typed, algo):
+    """A team that is paid together learns what one learns whose agents are paid parts of the same sum."""
+    wiring, algorithm = made(typed, algo)
+    rows, losses = batch(wiring, wiring.needs.rows, 3), []
+    total = rows.reward.sum(-1)
+    for share in (0.5, 1.0, -2.0):
+        parts = torch.stack([share * total, (1 - share) * total], -1)
+        losses.append(float(algorithm.loss(rows.replace(reward=parts))[0].detach()))
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5) and losses[0] > 0

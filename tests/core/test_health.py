@@ -35,6 +35,11 @@ def notes(rows, total=100):
 
 def test_a_healthy_run_gets_no_note():
     assert notes([HEALTHY] * 100) == []
+    zero_sum = SIGNS["returns of all 100 episodes are 0"] | {
+        "sample/return/player_0": 0.3,
+        "sample/return/player_1": -0.3,
+    }
+    assert notes([HEALTHY | zero_sum] * 100) == []
 
 
 @pytest.mark.parametrize("text", SIGNS)

@@ -90,6 +90,27 @@ def test_returns_are_sums_and_env_steps_do_not_depend_on_the_number_of_agents(ty
     assert episodes[0].info["clock"] == pytest.approx((1 + 2 + 3 + 21 + 3 + 4 + 5 + 6) / 13)
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["algo=ppo algo.fragment_length=10 algo.batch_size=40 algo.minibatch_size=20", "algo=iql algo.learning_starts=40"],
+)
+def test_the_return_may_be_that_of_some_agents(words, tmp_path, capsys):
+    """What one player of a zero-sum game wins the other loses, in training and in evaluations."""
+    found, words = {}, [*words.split(), "env=RockPaperScissors-v0", "resources=debug", "logger=[]", "env_steps=120"]
+    for name in ("player_0", "player_1"):
+        run = tmp_path / name
+        assert _dispatch(["train", *words, f"env.return_of=[{name}]", f"run_dir={run}"]) == 0
+        capsys.readouterr()
+        assert _dispatch(["evaluate", str(run), "episodes=3", "greedy=false", "--json"]) == 0
+        evaluated = json.loads(capsys.readouterr().out)["return_mean"]
+        found[name] = np.array([json.loads((run / "summary.json").read_text())["return_mean"], evaluated])
+    np.testing.assert_allclose(found["player_0"], -found["player_1"])
+    assert found["player_0"].any()
+    with pytest.raises(UserError, match="'player_3' matches no agent of RockPaperScissors-v0"):
+        _dispatch(["train", *words, "env.return_of=[player_3]", f"run_dir={tmp_path / 'x'}"])
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_waiting_player_has_one_legal_action_and_is_paid_for_the_others_move():
     spec, env = made("zoo:Turns", count=1)
     assert str(spec.obs["observation"]) == "Box([2], float32)" and spec.obs["action_mask"].shape == (3,)
