@@ -4,7 +4,7 @@ COMMANDS = {
     "train": "algo=impala env=Pong, or tuned=impala/pong: train a policy",
     "sweep": "algo=ppo,impala env=Pong seed=1,2,3: train every combination, several at a time",
     "resume": "RUN_DIR [env_steps=...]: continue a run from its last checkpoint",
-    "evaluate": "RUN_DIR [episodes=10]: play full games with a trained policy",
+    "evaluate": "RUN_DIR [PLAYER ...] [episodes=10]: play full games with a policy, or between several",
     "watch": "RUN_DIR: write an mp4 and a gif of a trained policy",
     "export": "RUN_DIR: write the trained policy as .pt2, .safetensors or .onnx, for programs without rlrun",
     "list": "algos, envs or tuned: list the names of one kind",

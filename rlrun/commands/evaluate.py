@@ -1,19 +1,33 @@
 """rlrun evaluate RUN_DIR [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0 opponent=PLAYER] [--json]
+rlrun evaluate RUN_DIR PLAYER [PLAYER ...] [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0] [--json]
 
 Plays full games with seeds that training never used. A lost life does not end a game, and rewards are not clipped.
 With opponent, the run plays every agent in turn, in as many episodes each, against a player who plays all others:
 random, the directory of another run, or package.module:Name, a subclass of rlrun.Exploration. Returns are then those of
-the run's agent."""
+the run's agent. opponent=snapshots lets a run of algo=self_play play so many episodes against each snapshot that its
+checkpoint holds.
+
+With several players, every pair plays so many episodes, in which both play every agent equally often, and a table shows
+the points that each row took from each column in a game: 1 for a win, 0.5 for a draw. Beside it are the Elo ratings
+that fit all results best (Bradley-Terry, with one more drawn game in every pair, and a mean of 1200) and their 95%
+intervals. A player is a run directory, random, package.module:Name, or snapshots: all snapshots of the runs of
+algo=self_play among the players. The environment, with its options, is that of the first run, and `checkpoint` is that
+of all runs. This is part of evaluate, because rlrun compare reads what runs have logged and plays nothing.
+
+A game is won by the side with the higher return, which is the mean over its agents. Greedy players repeat the same game
+where nothing in the environment is random; greedy=false draws their actions."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from rlrun.cli import run_dir_argument, take_trust
 from rlrun.config.types import parse_assignments, typed
+from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative
 
 
@@ -33,11 +47,7 @@ class EvaluateOptions(PlayOptions):
 
 
 DEFAULTS = {"checkpoint": "last", "greedy": True, "seed": 0}
-
-
-def _outcomes(returns: list[float]) -> dict[str, list[bool]]:
-    """Which games were won, drawn and lost."""
-    return {"won": [r > 0 for r in returns], "drawn": [r == 0 for r in returns], "lost": [r < 0 for r in returns]}
+OUTCOMES = ("won", "drawn", "lost")
 
 
 def main(words: list[str]) -> int:
@@ -46,39 +56,81 @@ def main(words: list[str]) -> int:
         return 0
     trusted, words = take_trust(words)
     as_json = "--json" in words
-    path, rest = run_dir_argument([word for word in words if word != "--json"], "evaluate")
+    words = [word for word in words if word != "--json"]
+    names = [word for word in words if ("=" not in word or Path(word).is_dir()) and not word.startswith("-")]
+    rest = words
+    if len(names) > 1:
+        for name in names:
+            check_player(name)
+        rest = [word for word in words if word not in names]
+    else:
+        path, rest = run_dir_argument(words, "evaluate")
     options = typed(EvaluateOptions, DEFAULTS | {"episodes": 10, "opponent": None} | parse_assignments(rest))
-    if not as_json:
-        print(f"rlrun evaluate: {path}, {options.episodes} episode{'s' * (options.episodes > 1)}", flush=True)
+    if len(names) > 1 and options.opponent is not None:
+        raise UserError("opponent is for one run; several players play each other")
 
     import torch
+
+    torch.set_num_threads(1)
+    return between(names, options, trusted, as_json) if len(names) > 1 else of_run(path, options, trusted, as_json)
+
+
+def check_player(word: str) -> None:
+    """Raises UserError if a word is no player."""
+    from rlrun.core.plugins import is_path
+
+    if word not in ("random", "snapshots") and not (Path(word) / "config.yaml").is_file() and not is_path(word):
+        raise UserError(
+            f"{word} is no player: it is not a run directory with a config.yaml, nor random, snapshots or"
+            " package.module:Name"
+        )
+
+
+def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -> int:
+    """Plays with one run, alone or against an opponent."""
+    if not as_json:
+        each = " against each snapshot" if options.opponent == "snapshots" else ""
+        print(f"rlrun evaluate: {path}, {options.episodes} episode{'s' * (options.episodes > 1)}{each}", flush=True)
+
+    import numpy as np
 
     from rlrun.bench.charts import t95
     from rlrun.core.policy import Mode
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
-    from rlrun.runtime.opponents import matches
+    from rlrun.runtime.opponents import Competitor, inputs_of, matches, opponents, outcomes
     from rlrun.runtime.trained import load
-    from rlrun.samplers.evaluator import Evaluator
+    from rlrun.samplers.evaluator import Evaluator, FullGame
 
-    torch.set_num_threads(1)
     trained = load(path, str(options.checkpoint), trusted)
     seeds = Seeds(options.seed)
-    factory = Factory(cfg=trained.config.env, spec=trained.spec, seeds=seeds, stream="evaluate", learning=False)
     mode: Mode = "greedy" if options.greedy else "explore"
-    played = matches(trained, options.opponent, options.episodes, trusted)
+    others: list[Competitor] = [] if options.opponent is None else opponents(trained, options.opponent, trusted)
+    played = [matches(trained, other, options.episodes) for other in others] or [
+        matches(trained, None, options.episodes)
+    ]
+    spec = inputs_of(trained.spec, others)
+    factory = Factory(cfg=trained.config.env, spec=spec, seeds=seeds, stream="evaluate", learning=False)
     evaluator = Evaluator(factory, min(options.episodes, 8), seeds)
-    games: list[tuple[float, int]] = []
+    returns: list[float] = []
+    games: list[FullGame] = []
+    against = [np.zeros(3) for _ in others]  # won, drawn and lost
+    round_ = 0
     try:
-        for number, match in enumerate(played):
-            games += evaluator.play(match.policy, match.episodes, mode, trained.clock, number, agent=match.agent)
+        for number, of_opponent in enumerate(played):
+            for match in of_opponent:
+                made = evaluator.games(match.policy, match.episodes, mode, trained.clock, round_)
+                returns += [game.ret if match.agent is None else float(game.each[match.agent]) for game in made]
+                games += made
+                round_ += 1
+                if match.agent is not None:
+                    against[number] += outcomes(made, match.agent)
     finally:
         evaluator.close()
-    returns = [ret for ret, _ in games]
     mean = sum(returns) / len(returns)
     deviation = math.sqrt(sum((r - mean) ** 2 for r in returns) / (len(returns) - 1)) if len(returns) > 1 else 0.0
     error = t95(len(returns)) * deviation / math.sqrt(len(returns)) if len(returns) > 1 else None
-    result = {
+    result: dict[str, Any] = {
         "run_dir": str(path),
         "env": trained.spec.name,
         "checkpoint_env_steps": trained.clock.env_steps,
@@ -88,24 +140,116 @@ def main(words: list[str]) -> int:
         "return_mean_95": None if error is None else [mean - error, mean + error],
         "return_min": min(returns),
         "return_max": max(returns),
-        "episode_length_mean": sum(length for _, length in games) / len(games),
+        "episode_length_mean": sum(game.length for game in games) / len(games),
         "greedy": options.greedy,
         "seed": options.seed,
         "returns": returns,
     }
-    against = ""
-    if options.opponent is not None:
-        shares = {word: sum(test) / len(returns) for word, test in _outcomes(returns).items()}
-        result |= {"opponent": options.opponent, **shares}
-        told = ", ".join(f"{share:.1%} {word}" for word, share in shares.items())
-        against = f", against {options.opponent}: {told}"
+    told = ""
+    if others:
+        total = shares(sum(against))
+        result |= {"opponent": options.opponent, **total}
+        told = f", against {options.opponent}: " + ", ".join(f"{total[word]:.1%} {word}" for word in OUTCOMES)
+    if options.opponent == "snapshots":
+        result["snapshots"] = [{"name": other.name, **shares(one)} for other, one in zip(others, against, strict=True)]
     if as_json:
         print(json.dumps(result))
-    else:
+        return 0
+    print(
+        f"{trained.spec.name} at {trained.clock.env_steps:,} env steps: return"
+        f" {mean:.2f}{'' if error is None else f' +- {error:.2f} (95%)'} over {len(returns)} full"
+        f" game{'s' * (len(returns) > 1)}, {min(returns):g} to {max(returns):g},"
+        f" {'greedy' if options.greedy else 'sampled'}{told}"
+    )
+    if "snapshots" in result:
+        from rlrun.experiments.view import text_table
+
+        rows = [
+            [one["name"], *(f"{one[word]:.3f}" for word in ("points", *OUTCOMES)), f"{one['games']:,}"]
+            for one in result["snapshots"]
+        ]
+        print("\n" + text_table(rows, ("against", "points", *OUTCOMES, "games")))
+    return 0
+
+
+def shares(counts: Any) -> dict[str, Any]:
+    """The shares of games won, drawn and lost, the points in a game, and the number of games. counts: [3]."""
+    games = float(counts.sum())
+    made = {word: float(count) / games for word, count in zip(OUTCOMES, counts, strict=True)}
+    return {**made, "points": made["won"] + 0.5 * made["drawn"], "games": int(games)}
+
+
+def between(names: list[str], options: EvaluateOptions, trusted: bool, as_json: bool) -> int:
+    """Lets several players play each other."""
+    from rlrun.bench.ratings import bradley_terry
+    from rlrun.core.policy import Mode, Policy
+    from rlrun.core.seeding import Seeds
+    from rlrun.envs.registry import Factory
+    from rlrun.experiments.view import text_table
+    from rlrun.runtime.opponents import inputs_of, play_pairs, players, seatings
+    from rlrun.samplers.evaluator import Evaluator, FullGame
+
+    first, these = players(names, str(options.checkpoint), trusted)
+    seatings(these[0], these[1], options.episodes)  # refuses too few episodes
+    pairs = len(these) * (len(these) - 1) // 2
+    if not as_json:
         print(
-            f"{trained.spec.name} at {trained.clock.env_steps:,} env steps: return"
-            f" {mean:.2f}{'' if error is None else f' +- {error:.2f} (95%)'} over {len(returns)} full"
-            f" game{'s' * (len(returns) > 1)}, {min(returns):g} to {max(returns):g},"
-            f" {'greedy' if options.greedy else 'sampled'}{against}"
+            f"rlrun evaluate: {len(these)} players, {options.episodes} games of each pair,"
+            f" {pairs * options.episodes:,} in all",
+            flush=True,
+        )
+    seeds = Seeds(options.seed)
+    spec = inputs_of(first.spec, these)
+    factory = Factory(cfg=first.config.env, spec=spec, seeds=seeds, stream="evaluate", learning=False)
+    mode: Mode = "greedy" if options.greedy else "explore"
+    evaluator = Evaluator(factory, min(options.episodes, 8), seeds)
+
+    def play(policy: Policy, episodes: int, round_: int) -> list[FullGame]:
+        return evaluator.games(policy, episodes, mode, first.clock, round_)
+
+    try:
+        results = play_pairs(these, options.episodes, play)
+    finally:
+        evaluator.close()
+    elo, error = bradley_terry(results.points, results.games)
+    count = len(these)
+    total = [shares(results.counts[i].sum(0)) for i in range(count)]
+    points = [
+        [None if i == j else float(results.points[i, j] / results.games[i, j]) for j in range(count)]
+        for i in range(count)
+    ]
+    if as_json:
+        told = [
+            {
+                "name": player.name,
+                **({"checkpoint_env_steps": player.trained.clock.env_steps} if player.trained else {}),
+                "elo": float(elo[i]),
+                "elo_95": [float(elo[i] - 1.96 * error[i]), float(elo[i] + 1.96 * error[i])],
+                **total[i],
+            }
+            for i, player in enumerate(these)
+        ]
+        facts = {"env": first.spec.name, "episodes": options.episodes, "greedy": options.greedy, "seed": options.seed}
+        counts = {word: results.counts[..., kind].astype(int).tolist() for kind, word in enumerate(OUTCOMES)}
+        print(json.dumps({**facts, "players": told, "points": points, **counts, "repeated_pairs": results.repeated}))
+        return 0
+    rows = [
+        [
+            f"{i + 1} {player.name}",
+            *("-" if value is None else f"{value:.3f}" for value in points[i]),
+            f"{total[i]['points']:.3f}",
+            f"{elo[i]:.0f}",
+            f"{1.96 * error[i]:.0f}",
+        ]
+        for i, player in enumerate(these)
+    ]
+    print(
+        f"{first.spec.name}, {'greedy' if options.greedy else 'sampled'}: points of a row in a game against a column\n"
+    )
+    print(text_table(rows, ("player", *(str(i + 1) for i in range(count)), "all", "Elo", "+- (95%)")))
+    if results.repeated and options.greedy:
+        print(
+            f"\nIn {results.repeated} of {pairs} pair{'s' * (pairs > 1)}, all games in the same seats were alike, as"
+            " greedy players repeat one game where nothing else is random; greedy=false draws their actions."
         )
     return 0

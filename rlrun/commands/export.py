@@ -3,7 +3,11 @@
 Writes the trained policy with its filters, for programs that do not have rlrun: policy.pt2 (torch.export, for any batch
 size, with explicit recurrent state), policy.safetensors (the weights), policy.onnx, and policy.json, which describes
 the inputs and outputs. Each file is checked against a game that the run's own policy plays. --formats defaults to
-pt2,safetensors and --dir to RUN_DIR/export."""
+pt2,safetensors and --dir to RUN_DIR/export.
+
+A run of algo=multi has policy.<name>.pt2 and so on for each policy with weights; policy.json tells which agents each
+plays, and why one without weights is not exported. A run of algo=self_play has the newest weights, without snapshots.
+qmix, vdn, iql and maddpg have one policy, whose rows hold all agents of an environment."""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ def main(words: list[str]) -> int:
     from rlrun.config.types import parse_assignments, typed
 
     options = typed(ExportOptions, {"checkpoint": "last", **parse_assignments(rest)})
-    from rlrun.runtime.export import FORMATS, write
+    from rlrun.runtime.export import FORMATS, parts_of, write
 
     formats = tuple(dict.fromkeys(name for name in (flags["--formats"] or "pt2,safetensors").split(",") if name))
     for name in formats:
@@ -42,11 +46,10 @@ def main(words: list[str]) -> int:
     from rlrun.runtime.trained import load
 
     torch.set_num_threads(1)
-    for file, checked in write(
-        load(path, str(options.checkpoint), trusted),
-        Path(flags["--dir"]) if flags["--dir"] else path / "export",
-        formats,
-    ):
+    trained = load(path, str(options.checkpoint), trusted)
+    for file, checked in write(trained, Path(flags["--dir"]) if flags["--dir"] else path / "export", formats):
         print(f"{file}{'  ' if checked else ''}{checked}")
+    for name, why in parts_of(trained)[1].items():
+        print(f"The policy {name} is not exported: {why}.")
     print("`use` in policy.json tells how a program plays with the policy")
     return 0

@@ -28,6 +28,9 @@ FIRST = (
     "learn/lr",
     "sample/policy_lag",
 )
+ELO = "learn/elo"  # what algo=self_play logs
+RATINGS = {ELO: "the newest weights", "learn/elo_of_oldest": "the oldest snapshot that is kept"}
+SHARES = {"learn/win_rate": "won", "learn/draw_rate": "drawn"}
 
 
 def main(words: list[str]) -> int:
@@ -83,11 +86,13 @@ def of_run(run) -> str:
     last, best = returns(run)
     row = run.rows[-1] if run.rows else {}
     steps, seconds = row.get("env_steps", 0), row.get("time_sec", 0.0)
+    ratings = run.series(ELO)[1]
     body = [
         page.cards(
             [
                 (f"return, mean of {games}", shown(None if last is None else float(last)) or "no game has ended"),
                 ("its best value", shown(best)),
+                *([("Elo", f"{ratings[-1]:,.0f}")] if ratings else []),
                 ("env steps", f"{steps:,}"),
                 ("wall time", duration(seconds)),
                 ("env steps per second", shown(round(steps / seconds)) if seconds else ""),
@@ -109,6 +114,7 @@ def of_run(run) -> str:
                 charts.svg(charts.learning_curves(*curves([run], "eval/return_mean"), "mean of evaluation games", ""))
             ),
         ]
+    body += games_of(run)
     known = [name for name in FIRST if name in metrics([run]) and len(run.series(name)[0]) > 1][:DRAWN]
     if known:
         body += [
@@ -129,6 +135,23 @@ def of_run(run) -> str:
     ]
     lead = typed(run.summary["command"]) if run.summary.get("command") else str(run.path)
     return page.page(f"{run.title}, seed {run.seed}", lead, body, f"Made by rlrun report from {run.path}.")
+
+
+def games_of(run) -> list[str]:
+    """The ratings of a run of self-play and its results against snapshots, as charts; nothing for other runs."""
+    from rlrun.bench import charts, page
+
+    def drawn(metrics: dict[str, str], label: str) -> str:
+        steps, times = (
+            [charts.Group(name, [charts.Curve(*run.series(metric, x))]) for metric, name in metrics.items()]
+            for x in ("env_steps", "time_sec")
+        )
+        return page.picture(charts.svg(charts.learning_curves(steps, times, label, "")))
+
+    made = ["<h2>Elo</h2>", drawn(RATINGS, "Elo rating")] if run.series(ELO)[0] else []
+    if run.series("learn/win_rate")[0]:
+        made += ["<h2>Games against snapshots</h2>", drawn(SHARES, "share of an update's games")]
+    return made
 
 
 def of_many(runs, places: list[Path]) -> str:
@@ -162,6 +185,13 @@ def of_many(runs, places: list[Path]) -> str:
         body += [
             "<h2>Return</h2>",
             page.picture(charts.svg(charts.learning_curves(*curves(runs, RETURN), f"mean of {last_games(runs)}", ""))),
+        ]
+    if any(run.series(ELO)[0] for run in runs):
+        body += [
+            "<h2>Elo</h2>",
+            '<p class="soft">Each run rates itself against its own snapshots, so that ratings of different runs are not'
+            " those of games between them; rlrun evaluate RUN_DIR RUN_DIR plays such games.</p>",
+            page.picture(charts.svg(charts.learning_curves(*curves(runs, ELO), "Elo of the newest weights", ""))),
         ]
     rows = []
     for label, members in sorted(together, key=standing, reverse=True):

@@ -6,6 +6,11 @@ has one. is_first is [B] bool. state is zeros for the first call and then what t
 without memory. Actions are in the form that the environment takes. Nothing is random: noisy layers use their means, and
 eval_epsilon is 0. Filters and the division of pixels by 255 are included. Earlier preprocessing is not: an
 observation with env.stack is the stack of frames, whose newest one is last.
+
+Of a run with several policies (algo=multi), each is exported by itself, and takes rows of its own agents. Of a run of
+self-play it is the newest weights, without the snapshots. A policy that learns all agents together (qmix, vdn, iql,
+maddpg) takes a row for an environment, [B, N, ...]; each agent's action depends on that agent's part of the row alone.
+The state of the whole environment, which only the learner needs, is no input.
 """
 
 from __future__ import annotations
@@ -15,26 +20,100 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rlrun.algos.multi import spec_of
+from rlrun.algos.self_play import of_main
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.plugins import is_path
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space
+from rlrun.envs.joint import ALIVE, STATE
 from rlrun.envs.registry import Factory
+from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
 from rlrun.policies import QPolicy
+from rlrun.policies.joint import JointQPolicy
+from rlrun.policies.league import LeaguePolicy
+from rlrun.policies.several import SeveralPolicies
 from rlrun.runtime.trained import Trained
 
 Tensors = dict[str, Tensor]
 FORMATS = ("pt2", "safetensors", "onnx")
 EXAMPLES = 3  # rows in the example inputs; torch.export would treat 0 or 1 as constants
+STEPS = 40  # of the game in which exported policies are compared
 TOLERANCE = 1e-5
+Game = list[tuple[Tensors, Tensors]]  # observation [B, ...] and action of every step, as the environment took it
+MEANINGS = {
+    "action_mask": "1 for legal actions, else 0; agent by agent if a row holds several",
+    ALIVE: "1 for agents that take part, else 0; the observation of an agent that does not is 0",
+    "prev_action": "the last action; choices count from 0, bounded numbers lie in [-1, 1]; 0 where an episode begins",
+    "prev_reward": "the last reward, unclipped; 0 where an episode begins",
+}
+
+
+class Part(NamedTuple):
+    """A policy that is exported by itself."""
+
+    trained: Trained  # the run, with this policy in place of its own
+    name: str | None = None  # among several
+    numbers: tuple[int, ...] | None = None  # of the agents that it plays; None: all
+    fixed: str | None = None  # the run that its weights come from, if it did not learn
+
+    @property
+    def file(self) -> str:
+        """The name of its files, without the format."""
+        # Names of agents may hold characters that no file name can.
+        return (
+            "policy"
+            if self.name is None
+            else f"policy.{''.join(c if c.isalnum() or c in '-_' else '_' for c in self.name)}"
+        )
+
+    @property
+    def agents(self) -> list[str]:
+        """The names of the agents that it plays; none if the environment has one agent without a name."""
+        spec = self.trained.spec
+        if spec.agents is None:
+            return []
+        names = spec.agents.names if self.numbers is not None or spec.joint else tuple(self.trained.agents)
+        return list(names)
+
+
+def parts_of(trained: Trained) -> tuple[list[Part], dict[str, str]]:
+    """The policies of a run that are exported, and for each that is not, the reason why."""
+    policy, spec = trained.policy, trained.spec
+
+    def part(own: Any, seen: Any) -> Trained:
+        return Trained(trained.run_dir, trained.config, seen, own, trained.clock)
+
+    if isinstance(policy, LeaguePolicy):
+        return [Part(part(policy.main, of_main(spec, Model(trained.config.run.model))), numbers=None)], {}
+    if not isinstance(policy, SeveralPolicies):
+        return [Part(trained)], {}
+    made, left_out = [], {}
+    given = getattr(trained.config.algo, "fixed", {})
+    for name, numbers in policy.members.items():
+        fixed = given.get(name)
+        if name in policy.policies:
+            own = part(policy.policy(name), spec_of(spec, name, numbers))
+            made.append(Part(own, name, numbers, fixed))
+        elif fixed is not None and is_path(fixed):
+            left_out[name] = f"{fixed} is a class of the user's own, which has no weights"
+        else:
+            left_out[name] = "it acts at random and has no weights"
+    if len({one.file for one in made}) < len(made):
+        raise UserError(
+            f"the policies {', '.join(str(one.name) for one in made)} cannot have files of their own, because some of"
+            " these names differ only in characters that file names do not have"
+        )
+    return made, left_out
 
 
 def flat(values: Batch, prefix: str = "") -> Tensors:
@@ -90,9 +169,7 @@ class Exported(nn.Module):
     def __init__(self, trained: Trained):
         super().__init__()
         self.policy, self.action = trained.policy, trained.spec.action
-        draw_noise(self.policy, None)
-        if isinstance(self.policy, QPolicy):
-            self.policy.explore = replace(self.policy.explore, eval_epsilon=0.0)
+        without_chance(self.policy)
 
     def forward(self, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
         """Described at the top of this file."""
@@ -100,9 +177,19 @@ class Exported(nn.Module):
         return to_env(self.action, action), flat(after)
 
 
+def without_chance(policy: nn.Module) -> None:
+    """Takes everything random from greedy acting: noisy layers use their means, and no choice is random."""
+    draw_noise(policy, None)
+    for part in policy.modules():
+        if isinstance(part, QPolicy | JointQPolicy):
+            part.explore = replace(part.explore, eval_epsilon=0.0)
+
+
 def example(trained: Trained, rows: int = EXAMPLES) -> tuple[Tensors, Tensor, Tensors]:
     """Returns (obs, is_first, state) with the right shapes: zeros, all actions legal, at the beginning of episodes."""
-    obs = flat(Batch({name: zeros(spec, rows) for name, spec in trained.spec.obs_rows.items()}))
+    hidden = () if trained.spec.agents is None else (STATE,)
+    seen = {name: spec for name, spec in trained.spec.obs_rows.items() if name not in hidden}
+    obs = flat(Batch({name: zeros(spec, rows) for name, spec in seen.items()}))
     if "action_mask" in obs:
         obs["action_mask"] = torch.ones_like(obs["action_mask"])
     state = trained.policy.initial_state(rows)
@@ -139,8 +226,20 @@ def program(trained: Trained) -> torch.export.ExportedProgram:
             ) from None
 
 
-def describe(trained: Trained) -> dict[str, Any]:
-    """Returns what a user of the files must know, the contents of policy.json."""
+def facts_of(trained: Trained) -> dict[str, Any]:
+    """What is true of all files of a run."""
+    return {
+        "run_dir": str(trained.run_dir),
+        "algo": trained.config.algo.name,
+        "env": trained.spec.name,
+        "env_steps": trained.clock.env_steps,
+        "torch": torch.__version__,
+    }
+
+
+def describe(part: Part) -> dict[str, Any]:
+    """What a user of one policy's files must know."""
+    trained = part.trained
     obs, _, state = example(trained)
 
     def of(values: Tensors) -> dict[str, Any]:
@@ -150,39 +249,57 @@ def describe(trained: Trained) -> dict[str, Any]:
         }
 
     action, _ = Exported(trained)(obs, torch.ones(EXAMPLES, dtype=torch.bool), state)
+    inputs = of(obs)
+    for name in inputs:
+        if name in MEANINGS:
+            inputs[name]["meaning"] = MEANINGS[name]
+    told: dict[str, Any] = {}
+    if part.agents:
+        told["agents"] = part.agents
+        told["rows"] = (
+            "a row is an environment, with an axis over the agents in this order"
+            if trained.spec.joint
+            else "a row is one of these agents; a call takes any number of them, such as those that are in the game"
+        )
+    if part.fixed is not None:
+        told["fixed"] = f"it did not learn; its weights are those of {part.fixed}"
+    if trained.spec.notes:
+        told["notes"] = list(trained.spec.notes)
     return {
-        "run_dir": str(trained.run_dir),
-        "algo": trained.config.algo.name,
-        "env": trained.spec.name,
-        "env_steps": trained.clock.env_steps,
-        "obs": of(obs),
+        **told,
+        "obs": inputs,
         "is_first": "bool [batch]: true where an episode begins, which forgets the state",
         "state": of(state),
         "action": of(action),
         "action_space": str(trained.spec.action),
-        "torch": torch.__version__,
-        "use": use(obs, state),
+        "use": use(part, obs, state),
     }
 
 
-def use(obs: Tensors, state: Tensors) -> list[str]:
-    """Returns lines of Python that show how to act with policy.pt2."""
+def use(part: Part, obs: Tensors, state: Tensors) -> list[str]:
+    """Returns lines of Python that show how to act with the .pt2 file."""
+    joint = part.trained.spec.joint
+    count = len(part.agents) if part.agents and not joint else 1
     rows = ", ".join(f'"{name}": {name.replace(".", "_")}' for name in obs)
     first = ", ".join(
-        f'"{name}": torch.zeros(1, {", ".join(map(str, value.shape[1:]))})' for name, value in state.items()
+        f'"{name}": torch.zeros({count}, {", ".join(map(str, value.shape[1:]))})' for name, value in state.items()
     )
-    return [
-        "policy = torch.export.load('policy.pt2').module()",
+    begins = ", ".join(["True"] * count)
+    lines = [
+        f"policy = torch.export.load('{part.file}.pt2').module()",
         f"state = {{{first}}}  # what the last call gave, later on",
         (
-            f"action, state = policy({{{rows}}}, torch.tensor([True]), state)  # tensors of [1, ...]; True where an"
-            " episode begins"
+            f"action, state = policy({{{rows}}}, torch.tensor([{begins}]), state)  # tensors of [{count}, ...]; True"
+            " where an episode begins"
         ),
-        "env.step(action['action'][0].numpy())  # greedy, as the environment takes it",
     ]
+    if not part.agents:
+        return [*lines, "env.step(action['action'][0].numpy())  # greedy, as the environment takes it"]
+    taken = "action['action'][0]" if joint else "action['action']"
+    return [*lines, f"actions = dict(zip({part.agents}, {taken}.numpy()))  # greedy, as the environment takes them"]
 
 
-def observed(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
+def observed(trained: Trained, steps: int) -> Game:
     """Plays the first `steps` steps of a game with the run's own policy.
 
     Returns (observation [1, ...], action as the environment took it) of every step.
@@ -191,7 +308,7 @@ def observed(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
         return observed_together(trained, steps)
     env = trained.make_env(seed=0)
     trained.reset()
-    made: list[tuple[Tensors, Tensors]] = []
+    made: Game = []
     kept: list[Tensors] = []
     own = trained.policy_action
 
@@ -220,14 +337,14 @@ def observed(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
     return made
 
 
-def observed_together(trained: Trained, steps: int) -> list[tuple[Tensors, Tensors]]:
+def observed_together(trained: Trained, steps: int) -> Game:
     """The same for an environment with N agents: observations and actions are [N, ...]."""
     from rlrun.samplers.evaluator import to_torch
 
     seeds = Seeds(0)
     factory = Factory(cfg=trained.config.env, spec=trained.spec, seeds=seeds, stream="user", learning=False)
     env = factory(0, 1)
-    made: list[tuple[Tensors, Tensors]] = []
+    made: Game = []
     trained.reset()
     obs, reward, first = env.reset(0), np.zeros(env.count), np.ones(env.count, dtype=bool)
     for _ in range(steps):
@@ -264,16 +381,26 @@ def flat_action(space: Space, action: Any, name: str = "action") -> Tensors:
     return {name: torch.as_tensor(np.asarray(action))[None]}
 
 
-def parity(trained: Trained, call: Any, steps: int = 40) -> float:
+def rows_of(part: Part, game: Game) -> Game:
+    """What the agents of one policy saw and did in a game of all."""
+    if part.numbers is None:
+        return game
+    numbers = list(part.numbers)
+    return [({n: x[numbers] for n, x in obs.items()}, {n: x[numbers] for n, x in act.items()}) for obs, act in game]
+
+
+def parity(trained: Trained, call: Any, steps: int = STEPS, game: Game | None = None) -> float:
     """Returns the largest difference between the actions of call(obs, is_first, state) and the run's own during a game.
 
-    Differences are relative to the action's size. Raises RunFailed if one is above TOLERANCE.
+    game: what was seen and done; None: a new game of so many steps. Differences are relative to the action's size.
+    Raises RunFailed if one is above TOLERANCE.
     """
-    rows = trained.spec.columns_per_env
-    _, _, state = example(trained, rows)
+    game = observed(trained, steps) if game is None else game
+    rows = len(next(iter(game[0][0].values())))
+    inputs, _, state = example(trained, rows)
     worst = 0.0
-    for number, (obs, action) in enumerate(observed(trained, steps)):
-        made, state = call(obs, torch.tensor([number == 0] * rows), state)
+    for number, (obs, action) in enumerate(game):
+        made, state = call({name: obs[name] for name in inputs}, torch.tensor([number == 0] * rows), state)
         for name, value in action.items():
             gap = float((made[name].double() - value.double()).abs().max() / (1.0 + value.double().abs().max()))
             worst = max(worst, gap)
@@ -283,27 +410,42 @@ def parity(trained: Trained, call: Any, steps: int = 40) -> float:
 
 
 def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tuple[Path, str]]:
-    """Writes policy.<format> and policy.json, and returns the files, each with a note on what was checked.
+    """Writes policy.<format>, or policy.<name>.<format> for each of several policies, and policy.json, and returns the
+    files, each with a note on what was checked.
 
-    Raises UserError where a package is missing, the policy has no greedy() or the folder cannot be written.
+    Raises UserError where a package is missing, a policy has no greedy() or the folder cannot be written.
     """
     for name in formats:
         require(name)
-    if type(trained.policy).greedy is Policy.greedy:
-        raise UserError(
-            f"{type(trained.policy).__name__} has no greedy(obs, is_first, state), which is what is exported (see"
-            " rlrun.core.policy.Policy)"
-        )
+    parts, left_out = parts_of(trained)
+    for part in parts:
+        policy = part.trained.policy
+        if type(policy).greedy is Policy.greedy:
+            raise UserError(
+                f"{type(policy).__name__} has no greedy(obs, is_first, state), which is what is exported (see"
+                " rlrun.core.policy.Policy)"
+            )
+    facts = facts_of(trained)
+    if len(parts) == 1 and parts[0].name is None:
+        facts |= describe(parts[0])
+    else:
+        files = {part.name: [f"{part.file}.{name}" for name in formats] for part in parts}
+        facts["policies"] = {part.name: {"files": files[part.name], **describe(part)} for part in parts}
+        facts["not_exported"] = left_out
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "policy.json").write_text(json.dumps(describe(trained), indent=1) + "\n")
+        (folder / "policy.json").write_text(json.dumps(facts, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+    without_chance(trained.policy)
+    game = observed(trained, STEPS) if set(formats) & {"pt2", "onnx"} else []
     writers = {"pt2": write_pt2, "safetensors": write_safetensors, "onnx": write_onnx}
-    return [
-        *((folder / f"policy.{name}", writers[name](trained, folder / f"policy.{name}")) for name in formats),
-        (folder / "policy.json", ""),
-    ]
+    made = []
+    for part in parts:
+        for name in formats:
+            path = folder / f"{part.file}.{name}"
+            made.append((path, writers[name](part, path, rows_of(part, game))))
+    return [*made, (folder / "policy.json", "")]
 
 
 def require(name: str) -> None:
@@ -316,28 +458,30 @@ def require(name: str) -> None:
         raise UserError(f"{name} needs {', '.join(missing)}: pip install 'rlrun[{extra}]', or choose --formats pt2")
 
 
-def write_pt2(trained: Trained, path: Path) -> str:
-    torch.export.save(program(trained), path)
-    gap = parity(trained, torch.export.load(path).module())
+def write_pt2(part: Part, path: Path, game: Game) -> str:
+    torch.export.save(program(part.trained), path)
+    gap = parity(part.trained, torch.export.load(path).module(), game=game)
     return f"acts as the run's own policy (largest difference {gap:g})"
 
 
-def write_safetensors(trained: Trained, path: Path) -> str:
+def write_safetensors(part: Part, path: Path, game: Game) -> str:
     from safetensors.torch import load_file, save_file
 
+    trained = part.trained
     weights = {name: value.contiguous().clone() for name, value in trained.policy.state_dict().items()}
-    save_file(
-        weights, path, metadata={"rlrun": json.dumps({"algo": trained.config.algo.name, "env": trained.spec.name})}
-    )
+    told = {"algo": trained.config.algo.name, "env": trained.spec.name}
+    told |= {} if part.name is None else {"policy": part.name}
+    save_file(weights, path, metadata={"rlrun": json.dumps(told)})
     back = load_file(path)
     if set(back) != set(weights) or any(not torch.equal(back[name], value) for name, value in weights.items()):
         raise RunFailed(f"{path} does not hold what was written to it")
     return f"{len(weights)} tensors, {sum(value.numel() for value in weights.values()):,} numbers"
 
 
-def write_onnx(trained: Trained, path: Path) -> str:
+def write_onnx(part: Part, path: Path, game: Game) -> str:
     import onnxruntime
 
+    trained = part.trained
     made = torch.onnx.export(program(trained), dynamo=True, verbose=False)
     assert made is not None
     made.save(str(path))
@@ -354,7 +498,7 @@ def write_onnx(trained: Trained, path: Path) -> str:
         made = [torch.from_numpy(np.asarray(value)) for value in results]
         return dict(zip(actions, made)), dict(zip(state, made[len(actions) :]))
 
-    return f"acts as the run's own policy (largest difference {parity(trained, call):g})"
+    return f"acts as the run's own policy (largest difference {parity(trained, call, game=game):g})"
 
 
 def ordered_inputs(obs: Tensors, state: Tensors) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,14 @@ def to_torch(rows: Rows) -> Batch:
             for name, value in rows.items()
         }
     )
+
+
+class FullGame(NamedTuple):
+    """A full game."""
+
+    ret: float  # unclipped return, summed over the agents that count
+    length: int  # env steps
+    each: np.ndarray  # the agents' own returns [N]
 
 
 class Evaluator:
@@ -47,6 +56,22 @@ class Evaluator:
         env_steps, it plays so many in place of `episodes`, and then the games that have begun to their ends. With
         agent, returns are those of the agent with this number.
 
+        Everything else is as in games()."""
+        played = self.games(policy, episodes, mode, clock, round_, stop, env_steps)
+        return [(game.ret if agent is None else float(game.each[agent]), game.length) for game in played]
+
+    def games(
+        self,
+        policy: Policy,
+        episodes: int,
+        mode: Mode,
+        clock: Clock,
+        round_: int = 0,
+        stop: Callable[[], bool] = lambda: False,
+        env_steps: int | None = None,
+    ) -> list[FullGame]:
+        """Plays as play() does, and tells the returns of all agents.
+
         The seeds depend on `round_`, so that each evaluation of a run has its own. When stop() returns true, only the
         games that have been finished by then are returned.
         """
@@ -56,15 +81,15 @@ class Evaluator:
         quota[: episodes % envs] += 1
         if env_steps is not None:
             quota = np.full(envs, -(-env_steps // envs))
-        counts = self.env.spec.counts if agent is None else np.arange(agents) == agent
+        counts = self.env.spec.counts
         counted = np.zeros(envs, dtype=np.int64)  # games or env steps
-        device = next(policy.parameters()).device
+        device = next(policy.parameters(), torch.zeros(())).device  # players by rule have no parameters
         rng = self.seeds.generator("eval-policy", round_, *([self.number] if self.number else []), device=str(device))
         obs = self.env.reset(round_)
         is_first = np.ones(columns, dtype=bool)
         state: Batch = policy.initial_state(columns)
-        returns, lengths = np.zeros(envs), np.zeros(envs, dtype=np.int64)
-        done: list[list[tuple[float, int]]] = [[] for _ in range(envs)]
+        returns, lengths, each = np.zeros(envs), np.zeros(envs, dtype=np.int64), np.zeros((envs, agents))
+        done: list[list[FullGame]] = [[] for _ in range(envs)]
         with torch.inference_mode():
             while not stop() and (counted < quota).any():
                 act = policy.act(
@@ -73,13 +98,15 @@ class Evaluator:
                 state = act.state
                 step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first
-                returns += self.env.spec.paid(step).reshape(envs, agents)[:, counts].sum(1)
+                paid = self.env.spec.paid(step).reshape(envs, agents)
+                returns += paid[:, counts].sum(1)
+                each += paid
                 lengths += step.valid.reshape(envs, agents).any(1)
                 for number in np.flatnonzero(is_first.reshape(envs, agents).all(1)):
                     if counted[number] < quota[number]:
-                        done[number].append((float(returns[number]), int(lengths[number])))
+                        done[number].append(FullGame(float(returns[number]), int(lengths[number]), each[number].copy()))
                         counted[number] += 1 if env_steps is None else lengths[number]
-                    returns[number], lengths[number] = 0.0, 0
+                    returns[number], lengths[number], each[number] = 0.0, 0, 0.0
         return [episode for games in done for episode in games]
 
     def close(self) -> None:

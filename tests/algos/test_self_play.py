@@ -16,7 +16,7 @@ from rlrun.envs.registry import Factory
 from rlrun.policies import players
 from rlrun.policies.exploration import Chosen, Exploration
 from rlrun.policies.league import SELF
-from rlrun.runtime.opponents import matches
+from rlrun.runtime.opponents import matches, opponents
 from rlrun.samplers.evaluator import Evaluator
 
 GAME = ["algo=self_play", "env=RockPaperScissors-v0", "logger=[]", "resources=debug", "model.hidden=[8]"]
@@ -273,7 +273,8 @@ def test_an_opponent_that_always_plays_rock_loses_to_paper(tmp_path, capsys):
     made = rlrun.load(run)
     with torch.no_grad():
         made.policy.main.action_head.linear.bias.copy_(torch.tensor([0.0, 1e4, 0.0]))
-    for match in matches(made, "test_self_play:Rock", 6, False):
+    (rock,) = opponents(made, "test_self_play:Rock", False)
+    for match in matches(made, rock, 6):
         seeds = Seeds(0)
         factory = Factory(cfg=made.config.env, spec=made.spec, seeds=seeds, stream="evaluate", learning=False)
         games = Evaluator(factory, 2, seeds).play(match.policy, 3, "greedy", made.clock, agent=match.agent)

@@ -224,3 +224,29 @@ def test_a_run_without_a_finished_game_has_a_report(tmp_path):
     folder = saved(tmp_path / "young", *BASE, returns=(None,), status="RUNNING")
     assert _dispatch(["report", str(folder)]) == 0
     assert "no game has ended" in (folder / "report.html").read_text()
+
+
+def test_self_play_is_rated_in_report_compare_and_plot(tmp_path, capsys):
+    words = ("algo=self_play", "env=RockPaperScissors-v0", "logger=[]")
+    places = []
+    for seed, last in ((1, 1234.0), (2, 1187.0)):
+        folder = saved(tmp_path / "all" / str(seed), *words, f"seed={seed}")
+        rows = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+        for row, elo in zip(rows, (1200.0, 1210.0, last), strict=True):
+            row |= {"learn/elo": elo, "learn/elo_of_oldest": 1199.0}
+        rows[1] |= {"learn/win_rate": 0.6, "learn/draw_rate": 0.1}  # not every update has games against snapshots
+        (folder / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        places.append(str(folder))
+    assert _dispatch(["report", places[0]]) == 0
+    text = (tmp_path / "all" / "1" / "report.html").read_text()
+    drawn = dict(re.findall(r"<h2>([^<]*)</h2>\n<figure>(.*?)</figure>", text, re.S))
+    assert "the newest weights" in drawn["Elo"] and "the oldest snapshot that is kept" in drawn["Elo"]
+    assert ">won<" in drawn["Games against snapshots"] and "<span>Elo</span><b>1,234</b>" in text
+    assert _dispatch(["report", str(tmp_path / "all")]) == 0
+    assert "<h2>Elo</h2>" in (tmp_path / "all" / "report.html").read_text()
+    capsys.readouterr()
+    assert _dispatch(["compare", *places]) == 0
+    assert re.search(r"last learn/elo\s+1,234\s+1,187\n", capsys.readouterr().out)
+    out = tmp_path / "elo.html"
+    assert _dispatch(["plot", *places, "--metric", "elo,elo_of_oldest", "--out", str(out)]) == 0
+    assert "<h2>learn/elo</h2>" in out.read_text() and "<h2>learn/elo_of_oldest</h2>" in out.read_text()

@@ -8,12 +8,13 @@ import pytest
 import torch
 from wired import Wired
 
+import rlrun
 from rlrun.cli import _dispatch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.models.noisy import NoisyLinear
-from rlrun.runtime.export import Exported, example, flat, nested, parity, program, write
+from rlrun.runtime.export import Exported, example, flat, nested, observed, parity, parts_of, program, rows_of, write
 from rlrun.runtime.trained import Trained
 
 CASES = {
@@ -151,6 +152,108 @@ def test_files_of_a_run(tmp_path, capsys):
                         (["chekpoint=best"], "Did you mean checkpoint"), (["--dir", "/proc/nowhere"], "cannot be written")):  # fmt: skip
         with pytest.raises(UserError, match=text):
             _dispatch(["export", str(tmp_path / "run"), *words])
+
+
+CART = ["env=MultiAgentCartPole-v0", "++env.kwargs={num_agents: 4}", "model.hidden=[8]"]
+OF_AGENTS = {
+    "several": ["algo=multi", "algo.policies={good: [agent_0, agent_2], bad: agent_1, idle: agent_3}", "++algo.fixed={idle: random}",
+                "model/memory=lstm", "model.memory.size=6", "model.memory.prev_reward=true", "algo.inner.sequence_length=5",
+                "algo.inner.fragment_length=10", "algo.inner.batch_size=40", "algo.inner.minibatch_size=20"],
+    "values": ["algo=multi", "algo@algo.inner=dqn", "algo.inner.exploration.eval_epsilon=1.0"],
+    "self_play": ["algo=self_play", "algo@algo.inner=pqn", "algo.inner.exploration.eval_epsilon=1.0"],
+    "central": ["algo=self_play", "model.share_value=false", "model.value_sees=state"],
+    "qmix": ["algo=qmix", "algo.exploration.eval_epsilon=1.0"],
+    "iql": ["algo=iql"],
+    "maddpg": ["algo=maddpg"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_AGENTS)
+def test_policies_of_several_agents_act_as_in_the_game_of_all(case, typed):
+    """Each in a game that the run's own policies play together, and nothing is drawn at random; neither the state of
+    all nor the reward is asked for where only the learner needs it."""
+    trained = made(typed, *CART, *OF_AGENTS[case])
+    for name, push in (("good", 3.0), ("bad", -3.0)) if case == "several" else ():  # so that rows must not be mixed up
+        trained.policy.policy(name).action_head.linear.bias.copy_(torch.tensor([push, -push]))
+    parts, left_out = parts_of(trained)
+    modules = [program(part.trained).module() for part in parts]
+    Exported(trained)  # takes chance away
+    game = observed(trained, 12)
+    for part, module in zip(parts, modules, strict=True):
+        assert parity(part.trained, module, game=rows_of(part, game)) <= 1e-5
+        inputs = set(example(part.trained)[0])
+        assert "state" not in inputs and ("prev_reward" in inputs) == (case == "several")
+    if case == "several":
+        assert {part.name: part.agents for part in parts} == {"good": ["agent_0", "agent_2"], "bad": ["agent_1"]}
+        assert left_out == {"idle": "it acts at random and has no weights"}
+        with pytest.raises(RunFailed, match="does not act as the run's own does"):
+            parity(parts[0].trained, modules[1], game=rows_of(parts[0], game))
+
+
+@pytest.mark.parametrize("case", ["several", "self_play", "qmix", "maddpg"])
+def test_what_policy_json_says_works(case, typed, tmp_path, monkeypatch):
+    """Its lines of Python are run on the first observations of a game, and give the run's own actions."""
+    trained = made(typed, *CART, *OF_AGENTS[case])
+    folder = tmp_path / "out"
+    files = {path.name for path, _ in write(trained, folder, ("pt2",))}
+    facts = json.loads((folder / "policy.json").read_text())
+    assert files == {file.name for file in folder.iterdir()}
+    told = facts.get("policies", {"": facts})
+    assert {file for one in told.values() for file in one.get("files", ["policy.pt2"])} == files - {"policy.json"}
+    assert ("not_exported" in facts) == (case == "several")
+    seen = {f"agent_{i}": torch.randn(4, generator=torch.Generator().manual_seed(i)) for i in range(4)}
+    own = trained.act({agent: obs.numpy() for agent, obs in seen.items()})
+    monkeypatch.chdir(folder)
+    acted = {}
+    for one in told.values():
+        joint = "axis over the agents" in one["rows"]
+        rows = torch.stack([seen[agent] for agent in one["agents"]])
+        names = {"torch": torch, "observation": rows.unsqueeze(0) if joint else rows}
+        for name in one["obs"].keys() - {"observation"}:
+            shape = [1 if joint else len(rows), *one["obs"][name]["shape"][1:]]
+            given = torch.ones if name == "alive" else torch.zeros
+            names[name] = given(shape, dtype=getattr(torch, one["obs"][name]["dtype"]))
+            assert one["obs"][name]["meaning"]
+        exec("\n".join(one["use"]), names)
+        acted |= names["actions"]
+    assert acted and acted == {agent: own[agent] for agent in acted}
+    assert acted.keys() == (own.keys() - {"agent_3"} if case == "several" else own.keys())
+
+
+def test_files_of_a_run_with_several_policies(tmp_path, capsys):
+    """One learns, one has another run's weights, one is of the user's own. Self-play leaves its snapshots out."""
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    sizes = ("fragment_length=10", "batch_size=40", "minibatch_size=20")
+    words = ["train", *CART, "logger=[]", "resources=debug", "env_steps=40", *(f"algo.inner.{size}" for size in sizes)]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert _dispatch([*words, "algo=self_play", "algo.snapshot_every=20", f"run_dir={first}"]) == 0
+    assert _dispatch(["export", str(first)]) == 0
+    weights = load_file(first / "export" / "policy.safetensors")
+    main = rlrun.load(first).policy.main.state_dict()
+    assert weights.keys() == main.keys() and all(torch.equal(weights[name], main[name]) for name in main)
+    policies = "algo.policies={new: 'agent_[01]', old: agent_2, own: agent_3}"
+    assert (
+        _dispatch(
+            [
+                *words,
+                "algo=multi",
+                policies.replace(", own: agent_3", "").replace("agent_2", "'*'"),
+                f"run_dir={tmp_path / 'kept'}",
+            ]
+        )
+        == 0
+    )
+    fixed = f"algo.fixed={{old: {tmp_path / 'kept'}, own: 'rlrun.policies.exploration:Uniform'}}"
+    assert _dispatch([*words, "algo=multi", policies, fixed, f"run_dir={second}"]) == 0
+    capsys.readouterr()
+    assert _dispatch(["export", str(second), "--formats", "safetensors"]) == 0
+    assert "The policy own is not exported: rlrun.policies.exploration:Uniform is a class" in capsys.readouterr().out
+    facts = json.loads((second / "export" / "policy.json").read_text())
+    assert facts["policies"].keys() == {"new", "old"} and str(tmp_path / "kept") in facts["policies"]["old"]["fixed"]
+    for name in ("new", "old"):
+        weights = load_file(second / "export" / f"policy.{name}.safetensors")
+        own = rlrun.load(second).policy.policy(name).state_dict()
+        assert weights.keys() == own.keys() and all(torch.equal(weights[key], own[key]) for key in own)
 
 
 def test_onnx_acts_the_same(tmp_path, typed):
