@@ -47,6 +47,13 @@ class Step(NamedTuple):
         return self.reward if self.reward.ndim == 1 else self.reward.reshape(len(self.reward), -1).sum(1)
 
 
+def paid(spec: EnvSpec, step: Step) -> np.ndarray:
+    """What every column was paid [B]. Where a column holds all agents, it is the sum over those that count."""
+    if spec.joint and spec.agents is not None and spec.agents.counted:
+        return step.reward[:, spec.agents.counts].sum(1)
+    return step.paid
+
+
 class VectorEnv(Protocol):
     """Environments of the same kind. Each fills spec.columns_per_env neighbouring columns: one, or one for each of its
     agents. An episode of an environment begins where is_first is true in all of its columns."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from rlrun.core.batch import SCALAR_REWARD, Field, RowSpec, torch_dtype
-
-if TYPE_CHECKING:
-    from rlrun.core.env import Step
 
 Array = np.ndarray | dict[str, Any]  # values of one space; nested spaces have dictionaries
 
@@ -279,12 +276,6 @@ class EnvSpec:
     def counts(self) -> np.ndarray:
         """Which of an environment's columns the return of an episode sums [columns_per_env]."""
         return np.ones(1, dtype=bool) if self.agents is None or self.joint else self.agents.counts
-
-    def paid(self, step: Step) -> np.ndarray:
-        """What every column was paid [B]. Where a column holds all agents, it is the sum over those that count."""
-        if self.joint and self.agents is not None and self.agents.counted:
-            return step.reward[:, self.agents.counts].sum(1)
-        return step.paid
 
     @property
     def observation(self) -> Space:

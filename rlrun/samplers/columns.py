@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rlrun.core.callbacks import EnvCallback, call, call_for_numbers
-from rlrun.core.env import Rows, Step, VectorEnv, map_rows, write_rows
+from rlrun.core.env import Rows, Step, VectorEnv, map_rows, paid, write_rows
 from rlrun.core.moments import Moments
 from rlrun.dataflow.slots import Episode
 
@@ -94,7 +94,7 @@ class Columns:
         view["terminated"][t], view["truncated"][t] = step.terminated, step.truncated
         self.obs, self.is_first = step.obs, step.is_first
         self._observe(view, t + 1)
-        self.returns += self.env.spec.paid(step)
+        self.returns += paid(self.env.spec, step)
         acted = self._by_env(step.valid).any(1)
         self.lengths += acted
         self.live += int(acted.sum())

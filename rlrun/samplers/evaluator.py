@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rlrun.core.batch import Batch
-from rlrun.core.env import EnvFactory, Rows
+from rlrun.core.env import EnvFactory, Rows, paid
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
@@ -98,9 +98,9 @@ class Evaluator:
                 state = act.state
                 step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first
-                paid = self.env.spec.paid(step).reshape(envs, agents)
-                returns += paid[:, counts].sum(1)
-                each += paid
+                reward = paid(self.env.spec, step).reshape(envs, agents)
+                returns += reward[:, counts].sum(1)
+                each += reward
                 lengths += step.valid.reshape(envs, agents).any(1)
                 for number in np.flatnonzero(is_first.reshape(envs, agents).all(1)):
                     if counted[number] < quota[number]:

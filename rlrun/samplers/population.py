@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from rlrun.core.batch import Batch
-from rlrun.core.env import EnvFactory, Rows, map_rows
+from rlrun.core.env import EnvFactory, Rows, map_rows, paid
 from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable, Played, Report, Rollout
 from rlrun.core.moments import Moments, merged, plain
@@ -127,10 +127,10 @@ class Player:
                 busy = np.array([task is not None for task in doing])
                 live = step.valid & np.repeat(busy, agents)
                 moments.note(seen["observation"], live)
-                paid = self.env.spec.paid(step).reshape(envs, agents)[:, self.env.spec.counts].sum(1)
+                reward = paid(self.env.spec, step).reshape(envs, agents)[:, self.env.spec.counts].sum(1)
                 moved_on = live.reshape(envs, agents).any(1)
-                returns += paid
-                signs += np.sign(paid)
+                returns += reward
+                signs += np.sign(reward)
                 lengths += moved_on
                 steps += int(moved_on.sum())
                 obs, is_first = map_rows(step.obs, np.array), step.is_first
