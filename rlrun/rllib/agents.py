@@ -49,7 +49,9 @@ RATES = {
     "ddpg": ("actor_lr", "critic_lr"),
     "td3": ("actor_lr", "critic_lr"),
 }
-EMPTY = "???"  # what a tuned file has for an option that the user must fill in
+# What a tuned file has for an option that the user must fill in. It must be one that conf/ gives no value, which would
+# stand: algo.policies.NAME, not algo.policies.
+EMPTY = "???"
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -175,12 +177,14 @@ def _policies(one: Translation, team: Team) -> None:
         one.set("algo.policies", table, key, why=team.why)
         one.say(fn, "mapped", f"algo.policies={flow(table)}", team.why)
     else:
-        names = ", ".join(f"{name}: [AGENTS]" for name in team.policies)
-        they = f"; the agents are {', '.join(team.agents)}" if team.agents else ""
-        why = f"{team.why}: say it with algo.policies={{{names}}}{they}"
-        _ask(one, "algo.policies", dict.fromkeys(team.policies, "*"), why)
+        they = f" (the agents are {', '.join(team.agents)})" if team.agents else ""
+        says = " ".join(f"algo.policies.{name}=[AGENTS]" for name in team.policies)
+        why = f"{team.why}: say it with {says}{they}"
+        for name in team.policies:
+            _ask(one, f"algo.policies.{name}", "*", why)
+        first = f"algo.policies.{next(iter(team.policies))}"
+        one.say(key, "mapped", f"{first}={flow(EMPTY)}", "the agents of each policy are yours to fill in")
         one.say(fn, "not mapped", why=why)
-        one.say(key, "mapped", f"algo.policies={flow(EMPTY)}", "its agents are yours to fill in")
     _unused(one, team, key)
     for name, own in team.policies.items():
         _spec(one, own, key)
@@ -299,14 +303,16 @@ def _overruled(one: Translation, option: str) -> None:
 
 def _minibatches(one: Translation, team: Team) -> None:
     """Sets the size of minibatches of policies that have more or fewer agents than most."""
-    size = one.made.values.get(f"{one.inner}.minibatch_size")
-    total = one.made.values.get(f"{one.inner}.batch_size")
+    rows, total = one.minibatch_rows, one.made.values.get(f"{one.inner}.batch_size")
+    if rows is None or not isinstance(total, int):
+        return
     for name, own in team.policies.items():
         count = team.count(own)
-        if own.acts is None and isinstance(size, int) and isinstance(total, int) and count != team.share:
-            asked = max(1, size * team.share // count)
-            fits = next(rows for rows in range(min(asked, total), 0, -1) if total % rows == 0)
-            why = f"env steps: RLlib counts rows, of which {count} agents have {count} in an env step"
+        if own.acts is None and count != team.share:
+            most = max(1, min(rows // count, total))
+            fits = next(size for size in range(most, 0, -1) if total % size == 0)
+            had = "has one" if count == 1 else f"has {count}"
+            why = f"env steps: RLlib counts rows, of which the policy {name} {had} in an env step"
             one.set(f"algo.options.{name}.minibatch_size", fits, why=why)
 
 

@@ -306,8 +306,8 @@ class Experiment(Translation):
         target, share = f"{self.inner}.minibatch_size", 1 if self.team is None else self.team.share
         if several is not None:
             self.made.grid[target] = [fitting(max(1, int(one) * workers // share)) for one in several]
-        rows = int(self.get(*reversed(keys))) * workers
-        asked = max(1, rows // share)
+        self.minibatch_rows = int(self.get(*reversed(keys))) * workers
+        asked = max(1, self.minibatch_rows // share)
         why = "of all workers together" if workers > 1 else ""
         why = f"env steps: RLlib counts rows, of which {share} agents have {share} in an env step" if share > 1 else why
         why = why if fitting(asked) == asked else f"{asked} does not divide the batch of {total}"

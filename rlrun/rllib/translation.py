@@ -74,6 +74,7 @@ class Translation:
     """
 
     discrete: bool | None  # whether actions are discrete; None: unknown
+    minibatch_rows: int | None = None  # rows of one policy in RLlib's minibatches; None: there are none
 
     def __init__(
         self, name: str, run: str, config: dict, experiment: dict, source: str, env: Environment, team: Team | None
