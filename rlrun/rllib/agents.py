@@ -75,7 +75,7 @@ def steps_of_agents(one: Translation) -> None:
         return
     why = f"agent steps, of which an env step has {number}"
     one.say(key, "dropped", why=f"rlrun counts env steps, and numbers of steps are divided by the {number} agents")
-    off_policy = one.core in (*OFF_POLICY, *Q_LEARNING)
+    off_policy = one.core in (*OFF_POLICY, *Q_LEARNING, "maddpg")
     for name in [*COUNTED, *(() if off_policy else BATCHES), *POINTS]:
         if name == "target_network_update_freq" and not off_policy:
             continue
@@ -113,6 +113,8 @@ def agents(one: Translation, alone: Callable[[dict[str, Any]], Translation]) -> 
     if one.team is None:
         _without(one)
         return
+    if one.core == "maddpg":
+        return  # maddpg.py says what its policies have
     if one.outer == "multi":
         _policies(one, one.team)
         _overrides(one, one.team, alone)
@@ -321,7 +323,7 @@ def _replay_mode(one: Translation) -> None:
     key, _ = told(one.config, "replay_mode")
     for name in (key, "replay_buffer_config.replay_mode", "multiagent_sync_replay"):
         value = one.given.get(name)
-        if one.core in JOINT:
+        if one.core in (*JOINT, "maddpg"):
             one.say(name, "dropped", why="a row holds all agents of an environment")
         elif one.core not in (*OFF_POLICY, *Q_LEARNING):
             one.say(name, "dropped", why=f"{one.core} has no replay")

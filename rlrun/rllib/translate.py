@@ -17,6 +17,7 @@ from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.joint import joint, sequence_of
+from rlrun.rllib.maddpg import maddpg
 from rlrun.rllib.networks import networks
 from rlrun.rllib.q_learning import q_learning, replayed
 from rlrun.rllib.team import GROUP, Team, team_of, told
@@ -35,7 +36,7 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("MADDPG", "BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
+LATER = ("BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
@@ -102,10 +103,9 @@ def experiment_on(
     several = isinstance(config.get(GROUP), dict) or "policies" in config
     try:
         place = environment(env, inside or {}, several)
-        team = team_of(config, place, run)
+        return Experiment(name, run, env, config, experiment, source, place, team_of(config, place, run))
     except UserError as error:
         raise UserError(f"{source}, {name}: {error}") from None
-    return Experiment(name, run, env, config, experiment, source, place, team)
 
 
 class Experiment(Translation):
@@ -133,7 +133,8 @@ class Experiment(Translation):
         q_learning(self)
         continuous(self)
         joint(self)
-        if self.core not in JOINT:
+        maddpg(self)
+        if self.core not in (*JOINT, "maddpg"):
             networks(self)
         self._losses()
         self._sampling()
@@ -544,7 +545,7 @@ class Experiment(Translation):
         """Sets how algorithms explore that draw actions from their policy, and lists what they do not have."""
         at, group = self.inner, "exploration_config"
         self._explore()
-        if self.core not in (*WITH_VALUE, "pg", "sac"):
+        if self.core not in (*WITH_VALUE, "pg", "sac", "maddpg"):
             return
         kind = str(self.given.get(f"{group}.type") or "StochasticSampling").rsplit(".", 1)[-1]
         ours = {"StochasticSampling": "sampled", "Random": "random"}.get(kind)

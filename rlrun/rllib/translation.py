@@ -37,6 +37,7 @@ RUNS = {
     "APEX_DDPG": "apex_ddpg",
     "QMIX": "qmix",
     "APEX_QMIX": "apex",
+    "MADDPG": "maddpg",
     "ES": "es",
     "ARS": "ars",
 }
@@ -96,10 +97,10 @@ class Translation:
         refused = {key: self.given.pop(key) for key in list(self.given) if key in unfit or key in nothing}
         self.curious = self._sub_exploration()
         self.outer, self.core, why = self._algorithms(RUNS[run])
-        if team is not None and len(team.policies) > 1:
+        if team is not None and len(team.policies) > 1 and self.core != "maddpg":
             problem = alone_in_policy(self.outer, self.core)
             if problem is not None:
-                raise UserError(f"{source}, {name}: {problem}, and the file has {len(team.policies)} policies")
+                raise UserError(f"{problem}, and the file has {len(team.policies)} policies")
             self.outer = "multi"
         self.algo = self.outer or self.core
         self.inner = "algo.inner" if self.outer else "algo"  # where the options of `core` are

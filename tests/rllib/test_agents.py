@@ -18,6 +18,7 @@ ROWS = ["fragment_length=20", "batch_size=40"]
 EPOCHS = [*ROWS, "minibatch_size=20", "num_epochs=2"]
 REPLAY = ["learning_starts=50", "batch_size=16"]
 QUICK = {  # few rows and narrow networks
+    "maddpg": [*REPLAY, "fragment_length=5", "replay_ratio=4", "actor.hidden=[8]", "critic.hidden=[8]"],
     "ppo": EPOCHS, "pg": ROWS, "appo": ROWS, "dqn": REPLAY, "sac": [*REPLAY, "actor.hidden=[8]", "critic.hidden=[8]"], "qmix": [*REPLAY, "batch_size=2"],
 }  # fmt: skip
 CARTS = {f"p{i}": f"agent_{i}" for i in range(4)}
@@ -50,6 +51,9 @@ EXPERIMENTS = {
     "new-spellings": ("multi", "ppo", {
         "algo.policies": {"p0": "agent_0", "p1": "agent_1"}, "algo.options": {"p0": {"lr": 0.002}, "p1": {"discount": 0.9, "lr": 0.0}}}, [], {}),
     "two-step-qmix": ("qmix", None, {"algo.fragment_length": 10, "stop.return_mean": 8, "env_steps": 70000}, [], {}),
+    "two-step-maddpg": ("maddpg", None, {
+        "algo.share": False, "algo.local_agents": ["agent_1"], "algo.learning_starts": 200, "algo.replay_ratio": 10.24, "algo.discount": 0.99,
+        "algo.actor.hidden": [64, 64], "env_steps": 20000}, ["multiagent.policies.p1.gamma"], {}),
 }  # fmt: skip
 
 
@@ -104,8 +108,8 @@ def test_an_experiment_becomes_what_it_asks_for_and_starts(name, folder, made, t
     quick = [f"{place}.{word}" for word in QUICK[core or algo]]
     options = config["algo"].get("options", {}).items()
     quick += [f"algo.options.{policy}.minibatch_size=20" for policy, own in options if "minibatch_size" in own]
-    quick += ["model.hidden=[8]"] if (core or algo) != "sac" else []
-    quick += ["replay.capacity=1000"] if (core or algo) in ("dqn", "sac", "qmix") else []
+    quick += ["model.hidden=[8]"] if (core or algo) not in ("sac", "maddpg") else []
+    quick += ["replay.capacity=1000"] if (core or algo) in ("dqn", "sac", "qmix", "maddpg") else []
     run, first = tmp_path / "run", tmp_path / "first"
     start = ["train", *words, *answers, "resources=debug", *quick]
     assert _dispatch([*start, f"env_steps={STEPS}", f"run_dir={run}"]) == 0
@@ -146,6 +150,8 @@ MULTI = "x: {run: %s, env: %s, config: {env_config: {num_agents: 2}, multiagent:
         ("A3C", "multi_agent_cartpole", "{policies: [a, b]}", "a2c learns several, and the file has 2 policies"),
         ("APEX", "multi_agent_cartpole", "{policies: [a, b]}", "algo=apex learns one policy"),
         ("QMIX", "two_step_game", "{policies: [a, b]}", "qmix learns all agents together"),
+        ("MADDPG", "multi_agent_cartpole", "{policies: [a, b, c]}", "MADDPG has a policy for each agent"),
+        ("MADDPG", "CartPole-v1", "{}", "MADDPG learns several agents together, and CartPole-v1 has one"),
         ("ES", "multi_agent_cartpole", "{policies: [a, b]}", "es learns one policy"),
     ],
 )  # fmt: skip
