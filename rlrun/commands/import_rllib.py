@@ -4,9 +4,11 @@
 Reads RLlib's tuned YAML files (0.5 to 2.x) and writes rlrun's into DIR/tuned/<algo>/, one for every environment of a
 file's grid. RLlib's defaults for options that a file does not set are written out, so that the run means the same.
 Every option is listed: mapped, added (written, though no option of RLlib's says it), dropped (nothing that is learnt
-changes without it) or not mapped (something may change), with the reason. --env names an environment to use instead of
-the file's, for a file whose environment rlrun cannot import. --force overwrites existing files that differ. --trust
-accepts an environment whose module no installed package contains. If one of the files would not start, none is written.
+changes without it) or not mapped (something may change), with the reason. What a file cannot say, such as a function
+that gives agents their policies, must be filled in, and the command that is printed has a place for it. --env names an
+environment to use instead of the file's, for a file whose environment rlrun cannot import. --force overwrites existing
+files that differ. --trust accepts an environment whose module no installed package contains. If one of the files would
+not start, none is written.
 --table writes no file and prints the lists as a Markdown page."""
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ def main(words: list[str]) -> int:
         if not flags["--quiet"]:
             print("\n".join(told(one)))
         command = f"--config-dir {shlex.quote(str(folder))} {shlex.quote(f'tuned={one.algo}/{one.name}')}"
+        command = " ".join([command, *(f"{option}=..." for option in one.asked)])
         print(f"  rlrun train {command}")
         if one.grid:
             print(f"  rlrun sweep {command} {' '.join(one.sweep())}")
@@ -178,8 +181,11 @@ def starts(folder: Path, one: Imported, trusted: bool) -> None:
         type_config(plain(cfg))
         return 0
 
+    from rlrun.rllib.yaml_files import flow
+
     try:
         trust = ["--trust"] if trusted else []
-        compose(["--config-dir", str(folder.resolve()), f"tuned={one.algo}/{one.name}", *trust], job)
+        asked = [f"{option}={flow(value)}" for option, value in one.asked.items()]
+        compose(["--config-dir", str(folder.resolve()), f"tuned={one.algo}/{one.name}", *asked, *trust], job)
     except UserError as error:
         raise UserError(f"{folder}/tuned/{one.algo}/{one.name}.yaml would not start: {error}") from None

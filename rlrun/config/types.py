@@ -187,10 +187,14 @@ def plain(cfg: Any) -> dict:
     """Converts a DictConfig to dictionaries, lists and scalars, and resolves its interpolations.
 
     Raises ConfigError for a missing value or a broken interpolation."""
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
     try:
         made = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise ConfigError(
+            f"{error.full_key} must be filled in: it is ??? in its file (say {error.full_key}=...)"
+        ) from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"config: {str(error).splitlines()[0]}") from None
     assert isinstance(made, dict)

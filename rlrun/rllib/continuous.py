@@ -87,10 +87,7 @@ def _soft(one: Translation) -> None:
 
 def _deterministic(one: Translation) -> None:
     at, group = one.inner, "exploration_config"
-    for net in ("actor", "critic"):
-        one.set(f"{at}.{net}.hidden", [int(width) for width in one.get(f"{net}_hiddens")], f"{net}_hiddens")
-        function = activated(one.get(f"{net}_hidden_activation", default="relu"))
-        one.set(f"{at}.{net}.activation", function, f"{net}_hidden_activation")
+    deterministic_nets(one)
     one.set(f"{at}.l2", float(one.get("l2_reg", default=0.0)), "l2_reg")
     smooth = bool(one.get("smooth_target_policy"))
     if one.core == "td3":
@@ -105,6 +102,15 @@ def _deterministic(one: Translation) -> None:
         one.say(key, "dropped", why="it belongs to TD3, of which nothing is switched on")
     _noise(one, at, group, smooth)
     _scale(one, at, group)
+
+
+def deterministic_nets(one: Translation) -> None:
+    """Sets the layers of actors and critics."""
+    at = one.inner
+    for net in ("actor", "critic"):
+        one.set(f"{at}.{net}.hidden", [int(width) for width in one.get(f"{net}_hiddens")], f"{net}_hiddens")
+        function = activated(one.get(f"{net}_hidden_activation", default="relu"))
+        one.set(f"{at}.{net}.activation", function, f"{net}_hidden_activation")
 
 
 def _noise(one: Translation, at: str, group: str, smooth: bool) -> None:

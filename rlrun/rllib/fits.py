@@ -12,24 +12,34 @@ import yaml
 from rlrun.config.paths import root, runner_of
 from rlrun.config.run import RunConfig, algorithm_class
 from rlrun.config.types import ConfigError, check_value, typed
+from rlrun.envs.agents import AgentsConfig
 from rlrun.envs.atari import AtariConfig
 from rlrun.envs.gym import GymConfig
+from rlrun.rllib.environments import Environment
+
+CONFIGS: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig, "agents": AgentsConfig}
+WHOSE = {
+    "atari": "Atari games",
+    "gym": "Gymnasium environments",
+    "agents": "environments with several agents",
+}
 
 
-def misfit(outer: str | None, core: str, env: str, atari: bool, option: str, value: Any) -> str | None:
+def misfit(outer: str | None, core: str, env: Environment, option: str, value: Any) -> str | None:
     """Returns the reason why an option cannot have this value; None if it can.
 
-    outer, core: the algorithm around another one, if there is one, and the algorithm that learns the policy. atari:
-    whether the environment is an Atari game. option: such as algo.inner.lr.
+    outer, core: the algorithm around another one, if there is one, and the algorithm that learns the policy. option:
+    such as algo.inner.lr, or algo.options.NAME.lr of one of several policies.
     """
     first, *rest = option.split(".")
     try:
         if first == "env":
-            values = {**_env_options("atari" if atari else "gym"), "name": env}
+            values = {**_env_options(env.family), "name": env.name}
             if rest[0] not in values:
-                return f"{'Atari games' if atari else 'Gymnasium environments'} have no option {option}"
-            typed(AtariConfig if atari else GymConfig, {**values, rest[0]: value}, "env")
+                return f"{WHOSE[env.family]} have no option {option}"
+            typed(CONFIGS[env.family], {**values, rest[0]: value}, "env")
         elif first == "algo":
+            rest = ["inner", *rest[2:]] if outer == "multi" and rest[0] == "options" else rest
             inside = rest[0] == "inner"
             made = _config(core if inside or outer is None else outer)
             check_value(made, rest[1:] if inside else rest, value, option)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
 from typing import Any, NamedTuple
 
+from rlrun.rllib.environments import image_shape
 from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, WITH_VALUE, Translation
 
 ACTIVATIONS = {"swish": "silu"}
@@ -33,7 +32,7 @@ def networks(one: Translation) -> None:
             one.set("env.stack", int(one.get(*stacks)), *stacks)
         for key in stacks:
             one.say(key, "dropped", why="nothing is stacked")
-        shape = image_shape(one.made.env)
+        shape = image_shape(one.env)
         if shape or (shape is None and one.given.get("model.conv_filters")):
             convolutions(one, shape[0] if shape and shape[0] == shape[1] else None)
         else:
@@ -301,52 +300,3 @@ def own_net(one: Translation, net: str, groups: tuple[str, ...], widths: list[in
             why = f"the {net} has hidden layers with one activation function ({place}.hidden and .activation)"
             one.say(key, "not mapped" if one.given[key] not in (None, [], {}, False) else "dropped", why=why)
         one.say(group, "dropped", why="nothing is asked for")
-
-
-def continuous_actions(env: str) -> bool | None:
-    """Tells whether actions of one of Gymnasium's or rlrun's environments are continuous; None if that is unknown."""
-    import gymnasium
-
-    if _entry_point(env).startswith("gymnasium.envs.mujoco"):
-        return True  # also where MuJoCo is not installed
-    found = _spaces(env)
-    return None if found is None else isinstance(found[1], gymnasium.spaces.Box)
-
-
-def image_shape(env: str) -> tuple[int, ...] | None:
-    """Returns the shape [H, W, C] of the images that one of Gymnasium's or rlrun's environments shows.
-
-    It is empty if there are none, and None if that is unknown."""
-    found = _spaces(env)
-    shape = () if found is None else found[0].shape or ()
-    return None if found is None else tuple(shape) if len(shape) == 3 else ()
-
-
-def _entry_point(env: str) -> str:
-    """Returns the module and class of a registered environment, or an empty string."""
-    import gymnasium
-
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
-
-    found = getattr(gymnasium.registry.get(env), "entry_point", "")
-    return found if isinstance(found, str) else f"{getattr(found, '__module__', '')}:"
-
-
-@cache
-def _spaces(env: str) -> tuple[Any, Any] | None:
-    """Returns the spaces of observations and actions of one of Gymnasium's or rlrun's environments; None if unknown.
-
-    No other environment is made, because that would run its code."""
-    import gymnasium
-
-    if not _entry_point(env).startswith(("gymnasium.envs.", "rlrun.envs.")):
-        return None
-    try:
-        with warnings.catch_warnings():  # of ids that have newer versions
-            warnings.simplefilter("ignore")
-            made = gymnasium.make(env, disable_env_checker=True)
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError):
-        return None
-    spaces = made.observation_space, made.action_space
-    made.close()
-    return spaces

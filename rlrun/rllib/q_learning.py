@@ -173,8 +173,9 @@ def _first_priorities(one: Translation) -> None:
     if always and not asked and any(key in one.given for key in keys):
         for key in keys:
             one.say(key, "not mapped", why="Ape-X's samplers always compute the first priorities")
-    elif asked and (one.core == "sac" or one.outer == "icm") and not always:
-        why = "samplers know no intrinsic reward" if one.outer == "icm" else f"{one.core} has no first priorities"
+    elif asked and (one.core == "sac" or one.outer in ("icm", "multi")) and not always:
+        lost = {"icm": "samplers know no intrinsic reward", "multi": "several policies have no first priorities"}
+        why = lost.get(one.outer or "", f"{one.core} has no first priorities")
         for key in keys:
             one.say(key, "not mapped", why=f"{why}: new rows get the largest priority so far")
     else:

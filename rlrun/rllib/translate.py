@@ -12,12 +12,15 @@ from typing import Any
 
 from rlrun.config.paths import runner_of
 from rlrun.core.errors import UserError, closest
-from rlrun.envs.names import family_of, resolve
+from rlrun.rllib.agents import agents, steps_of_agents
 from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
+from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.joint import joint, sequence_of
-from rlrun.rllib.networks import continuous_actions, networks
+from rlrun.rllib.maddpg import maddpg
+from rlrun.rllib.networks import networks
 from rlrun.rllib.q_learning import q_learning, replayed
+from rlrun.rllib.team import GROUP, Team, team_of, told
 from rlrun.rllib.translation import EVOLUTION, JOINT, OFF, OFF_POLICY, RUNS, WITH_VALUE, Translation
 from rlrun.rllib.vain import leave_out
 from rlrun.rllib.yaml_files import (
@@ -33,38 +36,15 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("MADDPG", "BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
-NEWER = {
-    "Pendulum-v0": "Pendulum-v1",
-    **{
-        f"{name}-v{old}": f"{name}-v5"
-        for name in (
-            "HalfCheetah",
-            "Hopper",
-            "Walker2d",
-            "Humanoid",
-            "Ant",
-            "Swimmer",
-            "InvertedPendulum",
-            "InvertedDoublePendulum",
-            "Reacher",
-        )
-        for old in (1, 2, 3, 4)
-    },
-}
-TWO_STEP = "TwoStepGame-v0"
-EXAMPLES = {
-    "StatelessCartPole": "StatelessCartPole-v0",
-    "RepeatAfterMeEnv": "rlrun/RepeatAfterMe-v0",
-    "ParametricActionsCartPole": "ParametricActionsCartPole-v0",
-    "TwoStepGame": TWO_STEP,
-    "grouped_twostep": TWO_STEP,
-}
+LATER = ("BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
 MEANS = ("episode_reward_mean", "episode_return_mean")
-STEPS = ("timesteps_total", "agent_timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime")
+AGENT_STEPS = ("agent_timesteps_total", "num_agent_steps_sampled", "num_agent_steps_sampled_lifetime")
+STEPS = ("timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime", *AGENT_STEPS)
+# RLlib's names of the returns of one policy or agent
+PARTIAL = ("policy_reward_", "module_episode_returns_", "agent_episode_returns_")
 SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose processes can share weights
 # env steps of an iteration of off-policy algorithms, where a file says no others
 ITERATIONS = {"dqn": 1000, "c51": 1000, "rainbow": 1000, "r2d2": 1000, "ddpg": 1000, "td3": 1000, "sac": 100}
@@ -103,7 +83,7 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
     names = [name if len(envs) == 1 else f"{name}-{slug(one)}" for one in envs]
     try:
         return [
-            Experiment(named, run, str(one), config, numbers(experiment), source).made
+            experiment_on(named, run, str(one), config, numbers(experiment), source).made
             for named, one in zip(names, envs, strict=True)
         ]
     except (TypeError, ValueError, AttributeError, KeyError) as error:
@@ -112,24 +92,53 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
         ) from None
 
 
+def experiment_on(
+    name: str, run: str, env: str, config: dict[str, Any], experiment: dict[str, Any], source: str
+) -> Experiment:
+    """Translates an experiment on one environment. Raises UserError if rlrun does not have it, or for policies that
+    RLlib would not accept."""
+    kwargs = config.get("env_config")
+    kwargs = kwargs if isinstance(kwargs, dict) else {}
+    inside = kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
+    several = isinstance(config.get(GROUP), dict) or "policies" in config
+    try:
+        place = environment(env, inside or {}, several)
+        return Experiment(name, run, env, config, experiment, source, place, team_of(config, place, run))
+    except UserError as error:
+        raise UserError(f"{source}, {name}: {error}") from None
+
+
 class Experiment(Translation):
     """The translation of one experiment on one environment."""
 
-    def __init__(self, name: str, run: str, env: str, config: dict, experiment: dict, source: str):
-        passes = experiment.get("pass_criteria") or {}
-        super().__init__(name, run, config, experiment.get("stop") or {}, passes, source)
+    def __init__(
+        self,
+        name: str,
+        run: str,
+        env: str,
+        config: dict[str, Any],
+        experiment: dict[str, Any],
+        source: str,
+        place: Environment,
+        team: Team | None,
+    ):
+        """env: RLlib's name of the environment `place`."""
+        super().__init__(name, run, config, experiment, source, place, team)
         kwargs = config.get("env_config")
         self._env(env, kwargs if isinstance(kwargs, dict) else {})
+        steps_of_agents(self)
         self._machinery()
         curiosity(self)
         self._batches()
         q_learning(self)
         continuous(self)
         joint(self)
-        if self.core not in JOINT:
+        maddpg(self)
+        if self.core not in (*JOINT, "maddpg"):
             networks(self)
         self._losses()
         self._sampling()
+        agents(self, lambda other: Experiment(name, run, env, other, {}, source, place, team_of(other, place, run)))
         self._evaluation()
         self._optimizer()
         self._the_rest()
@@ -141,51 +150,40 @@ class Experiment(Translation):
     # Environment
 
     def _env(self, env: str, kwargs: dict[str, Any]) -> None:
-        name = env.removeprefix("ale_py:")
-        self.atari = resolve(name) is not None
+        self.made.env = self.env.name
+        self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", self.env.why))
         self.taken.add("env")
-        self.discrete = True if self.atari else None
+        self.discrete = True
         if self.atari:
-            self.made.env = str(resolve(name))
-            self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", ""))
+            name = env.removeprefix("ale_py:")
             if name.startswith("ALE/") and name.endswith("-v5") and "repeat_action_probability" not in kwargs:
                 self.set("env.sticky_actions", 0.25, why=f"{name} has them")
             for key in kwargs:
                 self._atari_option(f"env_config.{key}", kwargs[key])
             return
-        short = name.rsplit(".", 1)[-1]
-        if short in EXAMPLES:
-            self.made.env = EXAMPLES[short]
-        elif "." in name and "-v" not in name:
-            theirs = (
-                f"{env} is an environment of RLlib's own examples, which rlrun does not have (--env names another one)"
-            )
-            raise UserError(f"{self.source}, {self.made.name}: {theirs}")
-        else:
-            self.made.env = NEWER.get(name, name)
-            try:
-                family_of(self.made.env)
-            except UserError:
-                theirs = f"Gymnasium has no {env} here (--env names another one, or my_package:{env})"
-                raise UserError(f"{self.source}, {self.made.name}: {theirs}") from None
-        why = (
-            "a newer version, whose returns differ a little from the old one's"
-            if self.made.env != name and short not in EXAMPLES
-            else ""
-        )
-        self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", why))
-        continuous = continuous_actions(self.made.env)
+        continuous = continuous_actions(self.env)
         self.discrete = None if continuous is None else not continuous
-        inside = (
-            kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
-        )
-        if inside and self.made.env == TWO_STEP:
-            why = "rlrun's game always shows its state one-hot"
-            self.made.lines.append(Line("env_config", kwargs, "dropped", "", why))
-        elif inside:
-            self.made.values["env.kwargs"] = inside
-            self.made.lines.append(Line("env_config", kwargs, "mapped", f"env.kwargs={flow(inside)}", ""))
         self.taken |= {"env_config", *(f"env_config.{key}" for key in kwargs)}
+        if self.made.env == TWO_STEP:
+            why = "rlrun's game always shows its state one-hot"
+            if kwargs:
+                self.made.lines.append(Line("env_config", kwargs, "dropped", "", why))
+        elif self.made.env == ROCK_PAPER_SCISSORS:
+            for key, value in kwargs.items():
+                why = "the players have rock, paper and scissors, in 10 rounds"
+                self.made.lines.append(Line(f"env_config.{key}", value, "not mapped" if value else "dropped", "", why))
+        else:
+            self._env_options(kwargs)
+
+    def _env_options(self, kwargs: dict[str, Any]) -> None:
+        """Sets the keyword arguments of an environment."""
+        nested = set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict)
+        inside = self.env.inside or (kwargs["config"] if nested else kwargs)
+        if inside:
+            self.made.values["env.kwargs"] = inside
+            self.reasons["env.kwargs"] = "RLlib's default"
+        if kwargs and inside:
+            self.made.lines.append(Line("env_config", kwargs, "mapped", f"env.kwargs={flow(inside)}", ""))
 
     def _atari_option(self, key: str, value: Any) -> None:
         option = key.partition(".")[2]
@@ -306,12 +304,15 @@ class Experiment(Translation):
         several = next(
             (options_of(self.given[key]) for key in keys if options_of(self.given.get(key)) is not None), None
         )
-        target = f"{self.inner}.minibatch_size"
+        target, share = f"{self.inner}.minibatch_size", 1 if self.team is None else self.team.share
         if several is not None:
-            self.made.grid[target] = [fitting(int(one) * workers) for one in several]
-        asked = int(self.get(*reversed(keys))) * workers
-        why = "" if fitting(asked) == asked else f"{asked} does not divide the batch of {total}"
-        self.set(target, fitting(asked), *keys, why="of all workers together" if workers > 1 and not why else why)
+            self.made.grid[target] = [fitting(max(1, int(one) * workers // share)) for one in several]
+        self.minibatch_rows = int(self.get(*reversed(keys))) * workers
+        asked = max(1, self.minibatch_rows // share)
+        why = "of all workers together" if workers > 1 else ""
+        why = f"env steps: RLlib counts rows, of which {share} agents have {share} in an env step" if share > 1 else why
+        why = why if fitting(asked) == asked else f"{asked} does not divide the batch of {total}"
+        self.set(target, fitting(asked), *keys, why=why)
 
     def _microbatch(self, rows: int, total: int) -> None:
         asked = self.get("microbatch_size")
@@ -518,10 +519,10 @@ class Experiment(Translation):
         for key in ("timesteps_per_iteration", "min_sample_timesteps_per_iteration"):
             if isinstance(self.given.get(key), int) and self.given[key] > 0:
                 return self.given[key]
-        if self.outer is None and self.core in ("ppo", "ddppo", "a2c", "pg"):
+        if self.outer in (None, "multi") and self.core in ("ppo", "ddppo", "a2c", "pg"):
             batch = self.made.values.get(f"{self.inner}.batch_size")
             return batch if isinstance(batch, int) else None
-        return ITERATIONS.get(self.core) if self.outer is None else None
+        return ITERATIONS.get(self.core) if self.outer in (None, "multi") else None
 
     def _evaluators(self, games: int | None) -> None:
         """Sets who evaluates. games: those of an evaluation; None: env steps are counted."""
@@ -544,7 +545,7 @@ class Experiment(Translation):
         """Sets how algorithms explore that draw actions from their policy, and lists what they do not have."""
         at, group = self.inner, "exploration_config"
         self._explore()
-        if self.core not in (*WITH_VALUE, "pg", "sac"):
+        if self.core not in (*WITH_VALUE, "pg", "sac", "maddpg"):
             return
         kind = str(self.given.get(f"{group}.type") or "StochasticSampling").rsplit(".", 1)[-1]
         ours = {"StochasticSampling": "sampled", "Random": "random"}.get(kind)
@@ -657,13 +658,20 @@ class Experiment(Translation):
                     shows = "stop.return_mean looks at training games, so that the run goes on to its env_steps"
                     self.set("eval.every", 50000, why="the file looks at evaluations")
                     why = f"eval.every=50000 shows it; {shows}"
+                elif any(part in key for part in PARTIAL):
+                    why = "stop.return_mean looks at the sum over all agents; sample/return/AGENT shows each one's"
                 elif last in MEANS:
                     reached = float(value)
                     self.made.values["stop.return_mean"] = reached
-                    how, became, why = "mapped", f"stop.return_mean={flow(reached)}", ""
+                    why = "" if self.team is None else "the sum over all agents, as in RLlib"
+                    how, became = "mapped", f"stop.return_mean={flow(reached)}"
+                elif last in STEPS and self._agents_of(last) is None:
+                    why = f"rlrun counts env steps, and how many agents {self.env.name} has is unknown here"
                 elif last in STEPS:
-                    steps = float(value)
-                    how, became, why = "mapped", f"env_steps={flow(rounded(steps))}", ""
+                    number = self._agents_of(last) or 1
+                    steps = float(math.ceil(float(value) / number))
+                    why = "" if number == 1 else f"agent steps, of which an env step has {number}"
+                    how, became = "mapped", f"env_steps={flow(rounded(steps))}"
                 elif last == "time_total_s":
                     self.made.values["stop.wall_sec"] = float(value)
                     how, became, why = "mapped", f"stop.wall_sec={flow(float(value))}", ""
@@ -681,6 +689,12 @@ class Experiment(Translation):
                 "source": f"RLlib {self.source}",
             }
             self.reasons["expected"] = "what the file stops at"
+
+    def _agents_of(self, counter: str) -> int | None:
+        """Returns the agents whose steps a counter of RLlib's counts: 1 for env steps, None if it is unknown."""
+        unit = told(self.config, "count_steps_by")[1]
+        agents_counted = counter in AGENT_STEPS or (counter == "timesteps_total" and unit == "agent_steps")
+        return self.acting if agents_counted else 1
 
 
 def _plain(value: Any) -> Any:

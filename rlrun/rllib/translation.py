@@ -7,9 +7,12 @@ from typing import Any
 
 from rlrun.config.paths import inner_algorithm
 from rlrun.config.run import algorithm_class
+from rlrun.core.errors import UserError
+from rlrun.rllib.environments import Environment
 from rlrun.rllib.fits import misfit
 from rlrun.rllib.kinds import SHOWN, takes, wrong_kind
 from rlrun.rllib.option_map import option_map
+from rlrun.rllib.team import Team, merged
 from rlrun.rllib.yaml_files import Era, How, Imported, Line, defaults, flattened, flow, options_of
 
 # The algorithm of rlrun's that learns the policy, for every algorithm of RLlib's
@@ -34,6 +37,7 @@ RUNS = {
     "APEX_DDPG": "apex_ddpg",
     "QMIX": "qmix",
     "APEX_QMIX": "apex",
+    "MADDPG": "maddpg",
     "ES": "es",
     "ARS": "ars",
 }
@@ -70,13 +74,21 @@ class Translation:
     that is written has a line in `made.lines`, and a value that rlrun would refuse is not written.
     """
 
-    atari: bool  # whether the environment is an Atari game
     discrete: bool | None  # whether actions are discrete; None: unknown
+    minibatch_rows: int | None = None  # rows of one policy in RLlib's minibatches; None: there are none
 
-    def __init__(self, name: str, run: str, config: dict, stop: dict, passes: dict, source: str):
-        self.run, self.stop, self.passes, self.source = DEFAULTS_OF.get(run, run), stop, passes, source
-        self.given = flattened(config)
+    def __init__(
+        self, name: str, run: str, config: dict, experiment: dict, source: str, env: Environment, team: Team | None
+    ):
+        """team: who has which policy; None: there is one agent."""
+        self.run, self.source, self.env, self.team = DEFAULTS_OF.get(run, run), source, env, team
+        self.stop, self.passes = experiment.get("stop") or {}, experiment.get("pass_criteria") or {}
+        self.config = config  # all that the file has
+        self.atari = env.family == "atari"
         self.shown: dict[str, str] = {}  # names under which options are listed, where these differ
+        # values of the file that were converted to other units before they are translated, and to what
+        self.converted: dict[str, tuple[Any, str]] = {}
+        self.given = flattened(self._of_the_only_policy(config))
         self.era = self._era()
         said = flattened(defaults(self.run, self.era))
         self.defaults = {key: value for key, value in said.items() if value is not None}
@@ -85,11 +97,20 @@ class Translation:
         refused = {key: self.given.pop(key) for key in list(self.given) if key in unfit or key in nothing}
         self.curious = self._sub_exploration()
         self.outer, self.core, why = self._algorithms(RUNS[run])
+        if team is not None and len(team.policies) > 1 and self.core != "maddpg":
+            problem = alone_in_policy(self.outer, self.core)
+            if problem is not None:
+                raise UserError(f"{problem}, and the file has {len(team.policies)} policies")
+            self.outer = "multi"
         self.algo = self.outer or self.core
         self.inner = "algo.inner" if self.outer else "algo"  # where the options of `core` are
         self.table = _table(self.algo, self.core if self.outer else None)
         self.made = Imported(name, self.algo, "", comment=source)
         chosen = f"algo={self.algo}"
+        if self.core in JOINT or team is None or team.agents is None:
+            self.acting = 1 if self.core in JOINT or team is None else None  # agents in an env step; None: unknown
+        else:
+            self.acting = len(team.agents)
         if self.outer and self.core != inner_algorithm(self.outer):
             self.made.inner = self.core
             chosen += f" algo@algo.inner={self.core}"
@@ -101,6 +122,15 @@ class Translation:
         self.reasons: dict[str, str] = {}  # why an option of rlrun's is written
 
     # What is imported
+
+    def _of_the_only_policy(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Returns the options with those of the only policy, which then hold for all agents."""
+        if self.team is None or len(self.team.policies) > 1:
+            return config
+        ((_, own),) = self.team.policies.items()
+        for at, changes in own.changes.items():
+            self.shown |= {key: f"{at}.{key}" for key in flattened(changes)}
+        return merged(config, own.config)
 
     def _means_nothing(self, key: str) -> bool:
         """Whether null is what RLlib does anyway: the option has no default, and null switches nothing off."""
@@ -176,20 +206,23 @@ class Translation:
         # the file's grid has no sweep over the other values
         if several is not None and how == "mapped" and became.partition("=")[0] not in self.made.grid:
             why = f"the first of {len(several)}: a sweep over the others is yours to make" + (f"; {why}" if why else "")
-        name, value = self.shown.get(key, key), self.given.get(key)
+        name, value = self.shown.get(key, key), self.given.get(key, self.defaults.get(key))
+        if key in self.converted:
+            value, unit = self.converted[key]
+            why = f"{unit}; {why}" if why else unit
         if isinstance(value, str) and len(value) > SHOWN:
             why = why.replace(value.rsplit(".", 1)[-1], f"{value[:SHOWN]}...")
         if key in self.given:
-            self.made.lines.append(Line(name, self.given[key], how, became, why))
+            self.made.lines.append(Line(name, value, how, became, why))
         elif key in self.defaults and how != "dropped":
-            self.made.lines.append(Line(name, self.defaults[key], how, became, why, given=False))
+            self.made.lines.append(Line(name, value, how, became, why, given=False))
 
     def set(self, target: str, value: Any, *keys: str, why: str = "") -> bool:
         """Sets one of rlrun's options and marks those of RLlib's options that it was computed from.
 
         Returns whether rlrun accepts the value. If it does not, nothing is written and the reason is listed."""
         self._take(keys)
-        problem = misfit(self.outer, self.core, self.made.env, self.atari, target, value)
+        problem = misfit(self.outer, self.core, self.env, target, value)
         if problem is not None:
             for key in keys:
                 self.say(key, "not mapped", why=problem)
@@ -225,6 +258,17 @@ class Translation:
 def _holds(outer: str, inner: str) -> str | None:
     """Returns the reason why an algorithm of rlrun's cannot be around another one; None if it can."""
     return algorithm_class({"name": outer}).can_hold(algorithm_class({"name": inner}))
+
+
+def alone_in_policy(outer: str | None, core: str) -> str | None:
+    """Returns the reason why an algorithm cannot learn several policies; None if it can."""
+    if outer is not None and outer != "icm":
+        return f"algo={outer} learns one policy"
+    if core in JOINT:
+        return f"{core} learns all agents together in one policy"
+    if core in ("a3c", "ddppo"):
+        return f"{core} learns one policy; {'a2c' if core == 'a3c' else 'ppo'} learns several"
+    return f"{core} learns one policy" if core in EVOLUTION else None
 
 
 def curious_problem(core: str) -> str | None:

@@ -25,6 +25,7 @@ NESTED = ("model", "exploration_config", "replay_buffer_config", "optimizer")
 GROUPS = (
     *NESTED,
     "env_config",
+    "multiagent",
     "evaluation_config",
     "learner_config_dict",
     "q_model_config",
@@ -58,6 +59,8 @@ class Imported:
     grid: dict[str, list[Any]] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
     comment: str = ""
+    # options that the file leaves to the user, who must say them, and values with which the file can be checked
+    asked: dict[str, Any] = field(default_factory=dict)
     inner: str | None = None  # the algorithm inside, unless it is the one that conf/algo/<algo>.yaml has
 
     def text(self, source: str) -> str:
@@ -79,6 +82,8 @@ class Imported:
             if not nested.get(group, True):
                 del nested[group]
         said = [f"# Imported from RLlib's {source} ({self.name})."]
+        if self.asked:
+            said.append(f"# It does not say {' and '.join(self.asked)}, which must be filled in.")
         if self.grid:
             said.append(f"# Its grid: rlrun sweep tuned=... {' '.join(self.sweep())}")
         chosen_files = yaml.safe_dump({"defaults": defaults}, sort_keys=False, default_flow_style=False)
@@ -121,6 +126,8 @@ def numbers(value: Any) -> Any:
     """Converts text such as 5e-4 and 1e6, which YAML 1.1 does not read as numbers; RLlib accepts such text."""
     if isinstance(value, dict):
         return {str(key): numbers(one) for key, one in value.items()}
+    if isinstance(value, set):
+        return sorted(map(str, value))
     if isinstance(value, list):
         return [numbers(one) for one in value]
     if isinstance(value, str):

@@ -108,10 +108,10 @@ def test_what_the_blocks_ask_for_in_vain_is_said(imported):
 
 
 def test_the_page_of_options_is_the_commands(monkeypatch):
-    """rlrun import-rllib --table tests/rllib/seeds.yaml > docs/rllib_options.md"""
+    """rlrun import-rllib --table tests/rllib/seeds.yaml tests/rllib/agents.yaml > docs/rllib_options.md"""
     root = HERE.parent.parent
     monkeypatch.chdir(root)
-    files = ["tests/rllib/seeds.yaml"]
+    files = ["tests/rllib/seeds.yaml", "tests/rllib/agents.yaml"]
     assert page(files, *translated(files, None)) + "\n" == (root / "docs" / "rllib_options.md").read_text()
 
 
