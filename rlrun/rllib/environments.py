@@ -123,7 +123,14 @@ def _spec(env: str, kwargs: str) -> AgentsSpec | None:
         return None
     given = yaml.safe_load(kwargs)
     cfg = AgentsConfig(
-        family="agents", name=env, kwargs=given, agent_id=False, stack=1, max_episode_steps=None, reward_clip="none"
+        family="agents",
+        name=env,
+        kwargs=given,
+        agent_id=False,
+        stack=1,
+        max_episode_steps=None,
+        reward_clip="none",
+        return_of=("*",),
     )
     try:
         with warnings.catch_warnings():
