@@ -13,7 +13,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
       [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
       pins=(-c "$root/scripts/constraints.txt")
       "$venv/bin/python" -m pip install --disable-pip-version-check -q "${pins[@]}" torch
-      "$venv/bin/python" -m pip install --disable-pip-version-check -q "${pins[@]}" -e "$root[atari,video,dev]"
+      "$venv/bin/python" -m pip install --disable-pip-version-check -q "${pins[@]}" -e "$root[atari,video,multi-agent,dev]"
       echo "$want" > "$stamp"
     fi
   ) 9> "$root/.venv.lock" || { echo "The installation failed; its messages are above." >&2; exit 1; }
