@@ -97,7 +97,7 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
     except UserError as error:
         if zoo or re.fullmatch(r"(\w+/)?[a-z][a-z0-9_]*_v\d+", name):
             raise UserError(f"{error} (--env names another one)") from None
-        raise UserError(f"Gymnasium has no {env} here (--env names another one, or my_package:{env})") from None
+        raise UserError(f"Gymnasium has no {env!r} here; --env names another one, or my_package:Name") from None
     why = "a newer version, whose returns differ a little from the old one's" if made != name and not newest else ""
     why = f"PettingZoo's {made}, whose returns may differ from those of {env}" if newest and newest != short else why
     return Environment(made, family, why, _spec(made, yaml.safe_dump(kwargs)) if family == "agents" else None)

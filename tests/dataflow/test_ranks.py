@@ -368,7 +368,7 @@ class Healthy:
     (["resources.num_learners=2", "resources.num_samplers=3"], "multiple of num_learners"),
     (["resources=debug", "resources.num_learners=2"], "set num_learners=1"),
     (["resources.num_learners=0"], "at least 1"),
-    (["resources.num_learners=2", "algo.minibatch_size=1", "algo.batch_size=2048"], "num_learners 2"),
+    (["resources.num_learners=2", "algo.minibatch_size=1", "algo.batch_size=1536"], "num_learners 2"),
 ])  # fmt: skip
 def test_what_cannot_be_shared_gets_a_sentence(words, said):
     with pytest.raises(UserError, match=said):
