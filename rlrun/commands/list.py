@@ -33,14 +33,16 @@ def docstring(algo: str) -> str:
 
 
 def envs() -> None:
-    from rlrun.envs.names import ATARI, EXTRA, TUPLES, games, installed, names, zoo_names
+    from rlrun.envs.names import ATARI, EXTRA, GONE, TUPLES, games, installed, names, zoo_modules, zoo_names
 
     zoo = zoo_names()
     for name in names():
         if name not in zoo:
             print(name)
     for name, package in sorted(zoo.items()):
-        print(f"{name:<32} {package}" + ("" if installed(package) else f", not installed: {EXTRA}"))
+        older = f", older releases: {GONE[name]}" if name in GONE and name not in zoo_modules() else ""
+        absent = "" if installed(package) else f", not installed: {EXTRA}"
+        print(f"{name:<32} {package}{older or absent}")
     for begin, package in TUPLES.items():
         print(f"{begin + '...':<32} {package}" + ("" if installed(package) else f", not installed: {EXTRA}"))
     if not games():

@@ -55,6 +55,8 @@ ABSENT = {
         " simple_reference_v3 simple_speaker_listener_v4 simple_spread_v3 simple_tag_v3 simple_v3 simple_world_comm_v3"
     ).split(),
 }
+# Environments that PettingZoo 1.27 has no more, and the release that has them.
+GONE = {"waterworld_v4": "pip install pettingzoo==1.25.0 pymunk"}
 ZOOS = {"pettingzoo": "PettingZoo", "mpe2": "mpe2"}
 
 
@@ -81,7 +83,8 @@ def zoo_modules() -> dict[str, str]:
 def zoo_names() -> dict[str, str]:
     """Maps the names of PettingZoo's and mpe2's environments to the package, also where it is not installed."""
     there = {name: module.split(".")[0] for name, module in zoo_modules().items()}
-    return {name: package for package in ABSENT if not installed(package) for name in ABSENT[package]} | there
+    absent = {name: package for package in ABSENT if not installed(package) for name in ABSENT[package]}
+    return dict.fromkeys(GONE, "pettingzoo") | absent | there
 
 
 def petting_zoo(name: str) -> str:
@@ -92,6 +95,8 @@ def petting_zoo(name: str) -> str:
     module = zoo_modules().get(short)
     if module is not None and not (name.startswith("mpe2/") and not module.startswith("mpe2.")):
         return module
+    if short in GONE:
+        raise UserError(f"env={name} is an environment of older releases of PettingZoo: {GONE[short]}")
     stem = short.rpartition("_v")[0]
     knows = [package for package, known in ABSENT.items() if any(stem == one.rpartition("_v")[0] for one in known)]
     for package in [*knows, *(package for package in ABSENT if name.startswith(f"{package}/"))]:

@@ -229,6 +229,16 @@ def test_one_missing_package_of_two_is_named(monkeypatch, capsys):
         names.zoo_modules.cache_clear()
 
 
+def test_an_environment_of_older_releases_is_named_with_the_release(capsys):
+    if "waterworld_v4" in names.zoo_modules():
+        pytest.skip("this PettingZoo has it")
+    with pytest.raises(UserError, match=r"older releases of PettingZoo: pip install pettingzoo==1\.25"):
+        names.family_of("waterworld_v4")
+    assert names.family_of("waterworld_v4", needed=False)[0] == "agents"
+    assert _dispatch(["list", "envs"]) == 0
+    assert "older releases: pip install pettingzoo==1.25.0" in capsys.readouterr().out
+
+
 def test_the_names_of_missing_packages_are_those_that_they_have():
     if len(names.zoo_modules()) > 12:  # both are installed
         known = {name: module.split(".")[0] for name, module in names.zoo_modules().items()}
