@@ -83,12 +83,24 @@ CONTEXT = {
     "action_distribution": ["env=Pendulum-v1"], "exploration.kwargs": ["algo.exploration.kind=test_every_option:Lazy"], "use_critic": ["algo.vtrace=false"],
     "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
-    "return_of": ["env.max_episode_steps=3"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
+    "return_of": ["env.max_episode_steps=3"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.
 WRAPPED = {
     ("apex", "input_priorities"): "input_priorities must be true", ("apex_ddpg", "input_priorities"): "input_priorities must be true",
     ("icm", "normalize_reward"): "normalize_reward must be false",
+}  # fmt: skip
+# Options that an algorithm refuses, by how their paths end, and the reason, which explain gives too.
+JOINT_REFUSES = (
+    "is for one agent",
+    "they are for one agent: exploration other than epsilon_greedy, head.noisy, model.observation_filter",
+)
+REFUSES = {
+    **{(algo, option): JOINT_REFUSES for algo in ("qmix", "vdn", "iql") for option in ("exploration.kind", "exploration.kwargs", "exploration.temperature", "exploration.noise_std", "exploration.noise_epsilon", "head.noisy", "head.sigma0")},
+    **{(algo, option): ("is for agents that are columns of their own", JOINT_REFUSES[1] if algo != "maddpg" else "it is for one agent: model.observation_filter")
+       for algo in ("qmix", "vdn", "iql", "maddpg") for option in ("observation_filter", "observation_clip")},
+    **{("pqn", option): ("is for algorithms with a replay", "it is for algorithms with a replay: head.noisy") for option in ("head.noisy", "head.sigma0")},
+    ("multi", "normalize_reward"): ("because it scales rewards by the returns of all agents", "it would scale by the returns of all agents: normalize_reward"),
 }  # fmt: skip
 # What makes a condition hold.
 SET = {
@@ -150,13 +162,21 @@ class Last(torch.nn.Module):
 
 
 class Lazy(rlrun.Exploration):
-    """An exploration of a user's own, which draws from the policy's distribution or takes its likeliest action."""
+    """An exploration of a user's own, which takes what the policy says or draws from its distribution; values and
+    choices of a policy that has none are shifted."""
 
     def __init__(self, spec, greedy: bool = False):
         super().__init__(spec)
         self.greedy = greedy
 
     def choose(self, wanted, obs, is_first, state, clock, rng):
+        if isinstance(wanted, torch.Tensor):
+            if wanted.is_floating_point() and tuple(wanted.shape[1:]) == getattr(
+                self.spec.action, "shape", ()
+            ):  # actions
+                return rlrun.Chosen(wanted if self.greedy else -wanted)
+            best = wanted.argmax(-1)  # of values or logits
+            return rlrun.Chosen(best if self.greedy else (best + 1) % wanted.shape[-1])
         action = wanted.mode() if self.greedy else wanted.sample(rng)
         return rlrun.Chosen(action, wanted.log_prob(action))
 
@@ -426,10 +446,10 @@ def other_values(option: Option, given) -> list[list]:
 
 def holding(algo: str, option: Option) -> list[str]:
     """The words with which an option's conditions hold, and others that it needs to show what it does."""
-    words = list(context(option))
+    words = [AGENTS.get(word, word) if algo in JOINT + SEVERAL else word for word in context(option)]
     for one in option.conditions:
         if isinstance(one, OnlyFor):
-            words += [AGENTS.get(word, word) if algo in JOINT else word for word in HOLDS[one.kind]]
+            words += [AGENTS.get(word, word) if algo in JOINT + SEVERAL else word for word in HOLDS[one.kind]]
             if HOLDS[one.kind][:1] == IMAGE and algo in BOX_ONLY:
                 words.append("env.kwargs.continuous=true")
         elif one.path("") == "model.memory.kind":
@@ -443,7 +463,10 @@ def holding(algo: str, option: Option) -> list[str]:
             words.append(f"{one.path(option.group)}={kinds.shown(value)}")
     known, made = compose(*(word for word in base_words(algo) if "." not in word)), []
     for word in words:
-        own = word.startswith("algo.inner.") or word.partition("=")[0].removeprefix("algo.") in known["algo"]
+        own = (
+            word.startswith("algo.inner.")
+            or word.removeprefix("algo.").partition("=")[0].partition(".")[0] in known["algo"]
+        )
         word = word if own else inside(algo, word)
         path = word.partition("=")[0]
         with contextlib.suppress(KeyError):  # other algorithms may not have the option that it sets
@@ -516,16 +539,46 @@ def memory_forbids(algo: str, option: Option) -> bool:
     return True
 
 
+def refusal(words: tuple[str, ...], option: Option) -> str:
+    """The sentence with which a run refuses another value of an option, or a word that it needs."""
+    with pytest.raises((UserError, ValueError)) as refused:
+        for value in (one for group in other_values(option, value_in(values_of(words), option.path)) for one in group):
+            made = plan(type_config(with_value(values_of(words), option.path, value)), MACHINE)
+            LearnerParts(made, ALONE, None, None).algorithm()
+    return str(refused.value)
+
+
+def never_holds(algo: str, option: Option) -> bool:
+    """Tells whether an option is for environments or models that an algorithm does not take."""
+    for one in option.conditions:
+        if not isinstance(one, OnlyFor) or one.kind not in HOLDS:
+            continue
+        envs = [AGENTS.get(word, word) for word in HOLDS[one.kind] if word.startswith("env=")]
+        if algo in JOINT + SEVERAL and any("MultiAgent" not in word for word in envs):
+            return True
+        if (algo in BOX_ONLY and one.kind == kinds.CHOICES) or (algo == "r2d2" and one.kind == kinds.SINGLE_IMAGES):
+            return True
+    return False
+
+
 def check(algo: str, option: Option) -> None:
     words = tuple(base_words(algo))
+    refused = [REFUSES[algo, end] for end in (option.name, option.path.split(".", 1)[-1]) if (algo, end) in REFUSES]
+    if refused:
+        said, reason = refused[0]
+        words = (*words, *(word for word in holding(algo, option) if not word.startswith("env")))
+        assert said in refusal(words, option) and reason in " ".join(text_of_explain(algo).split())
+        return
     if (algo, option.name) in WRAPPED:
         text = text_of_explain(algo.removesuffix("_ddpg"))
         assert is_refused(words, option) and WRAPPED[algo, option.name] in " ".join(text.split())
         return
     if option.conditions and is_refused(words, option):
         assert option.path in explained(algo), f"explain {algo} does not say when {option.path} is used"
-        if any(isinstance(one, OnlyFor) and one.kind not in HOLDS for one in option.conditions):
-            return  # several processes, or an algorithm that the option is for
+        if never_holds(algo, option) or any(
+            isinstance(one, OnlyFor) and one.kind not in HOLDS for one in option.conditions
+        ):
+            return  # several processes, another kind of environment, or an algorithm that the option is for
         words = (*words, *holding(algo, option))
     elif context(option):
         words = (*words, *holding(algo, option))

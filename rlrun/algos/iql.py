@@ -4,6 +4,7 @@ QMIX (qmix.py) without a mixer: every agent learns the value of its own actions 
 alone. PyMARL's IQL gives each agent the reward of the team; reward_of=team does the same.
 
 Rows, differences and metrics: as in qmix.py; the loss is the mean over agents that are there.
+Refused, because they are for one agent: exploration other than epsilon_greedy, head.noisy, model.observation_filter.
 Recorded: q_taken_each, q_max_each and there, of every agent, with input_priorities.
 Checked: tests/algos/test_qmix.py (losses by hand; a team of one is DQN to the bit), tuned/iql/.
 """

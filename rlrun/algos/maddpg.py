@@ -13,6 +13,7 @@ tanh of the actor, with Gaussian noise, and actor_reg is about the numbers befor
 target networks, which then move together; OpenAI's code moves those of one agent before the next one learns. The bound
 on gradients is one on each network's norm, where theirs is one on each variable's. An agent that is not there has an
 observation and an action of zeros, and its rows are in no mean.
+Refused, because it is for one agent: model.observation_filter.
 Metrics: learn/critic_loss: mean over agents of the means of weighted losses; actor_loss: the same of -Q and the
 regularisation; td_error: mean |target - Q|; q: mean value of the actions taken; target; epsilon or noise_scale;
 critic_grad_norm and actor_grad_norm before clipping, the largest of all agents; critic_lr, actor_lr.

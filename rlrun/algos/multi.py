@@ -8,6 +8,7 @@ shape. A policy that does not learn acts at random, with another run's weights, 
 Rows: those of the algorithm inside. With a replay, every policy has one of its own (replay/grouped.py), and an update
 draws a batch for each.
 Recorded: what the algorithms inside record.
+Refused, because it would scale by the returns of all agents: normalize_reward of the algorithm inside.
 Metrics: learn/<policy>/<metric of the algorithm inside>.
 Checked: tests/algos/test_multi.py (independent PPO equals separate PPOs to the bit).
 """

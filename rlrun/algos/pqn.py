@@ -7,6 +7,7 @@ shuffled minibatches of single rows.
 Recorded: q_max, the value of the best action in every row when the policy acted there.
 Differs from the paper: the optimiser is Adam, unless algo.optimizer.kind=radam. Layer normalisation is
 model.layer_norm.
+Refused, because it is for algorithms with a replay: head.noisy.
 Metrics: learn/loss: half the mean squared error; td_error: mean |target - Q|; q: mean value of the actions taken;
 epsilon; explained_variance of q_max; grad_norm before clipping; lr.
 Checked: tests/algos/test_pqn.py (targets by their definition), tuned/pqn/.

@@ -12,6 +12,7 @@ Differs from the paper: sequences in place of whole episodes (with sequence_stri
 that resets it, they are whole episodes). An agent that is not there adds nothing to the sum of the first layer, while
 PyMARL goes on mixing the value of its no-op. target_update_interval counts updates, where PyMARL counts episodes.
 n-step returns do not reach beyond the end of a sequence.
+Refused, because they are for one agent: exploration other than epsilon_greedy, head.noisy, model.observation_filter.
 Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q_tot|; q: mean Q_tot of the actions taken;
 target; epsilon; grad_norm before clipping; lr.
 Checked: tests/algos/test_qmix.py (losses by hand, monotonicity, masks, absent agents, memory), tuned/qmix/.

@@ -3,6 +3,7 @@
 QMIX (qmix.py) whose mixer is a sum: the value of the team is the sum of the values of its agents' actions (eq. 3).
 
 Rows, recorded fields, differences and metrics: as in qmix.py.
+Refused, because they are for one agent: exploration other than epsilon_greedy, head.noisy, model.observation_filter.
 Checked: tests/algos/test_qmix.py (losses by hand; a team of one is DQN to the bit), tuned/vdn/.
 """
 
