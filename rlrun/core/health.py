@@ -16,6 +16,7 @@ ROWS = 5  # a sign must be seen in this many rows of metrics in a row
 EARLY = 0.2  # share of the env steps before which nothing can be said about slow progress
 LOW_ENTROPY = 0.01  # share of the largest entropy below which a policy is almost deterministic
 HIGH_ENTROPY = 0.995  # share of the largest entropy above which a policy is still uniform
+CONSTANT_VALUE = 0.001  # explained variance below which values are no better than a constant
 LARGE_KL = 0.5  # KL divergence of one update
 GRADIENT_GROWTH = 1000.0  # factor on the median gradient norm
 MANY_EPISODES = 50  # episodes after which rewards that are all 0 are worth a note
@@ -60,13 +61,15 @@ class Health:
                 f"the policy's entropy is still {entropy:.3f} of at most {self.entropy:.3f}, so that it acts at random;"
                 f" look at {tuned}, and at the scale of rewards",
             )
-        if row.get("learn/explained_variance") is not None:
-            self._note(
-                "value",
-                late and row["learn/explained_variance"] < 0,
-                "the value function predicts returns worse than their mean would (learn/explained_variance < 0); look"
-                " at model.share_value, algo.value_coef, algo.lr and the scale of rewards",
-            )
+        for name, explained in row.items():  # also learn/POLICY/explained_variance, with several policies
+            if name.startswith("learn/") and name.endswith("explained_variance") and explained is not None:
+                self._note(
+                    name,
+                    late and explained < CONSTANT_VALUE,
+                    f"the value function predicts returns no better than their mean would ({name} is"
+                    f" {explained:.3f}); look at model.share_value, algo.value_coef, algo.lr and the scale of rewards"
+                    " (PPO has algo.normalize_value)",
+                )
         if kl is not None:
             self._note(
                 "kl",

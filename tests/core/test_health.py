@@ -12,7 +12,8 @@ HEALTHY |= {"sample/return_mean": 20.0, "sample/return_min": 9.0, "sample/return
 SIGNS = {
     "hardly explores": {"learn/entropy": 0.001},
     "acts at random": {"learn/entropy": 0.6931},
-    "worse than their mean": {"learn/explained_variance": -0.1},
+    "no better than their mean would (learn/explained_variance is -0.100)": {"learn/explained_variance": -0.1},
+    "learn/speaker_0/explained_variance is 0.000": {"learn/speaker_0/explained_variance": 0.0},
     "KL divergence of 0.9": {"learn/approx_kl": 0.9},
     "returns of all 100 episodes are 0": {f"sample/return_{name}": 0.0 for name in ("mean", "min", "max")},
     "no episode has ended": {"sample/episodes": 0},
