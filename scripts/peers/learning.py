@@ -1,9 +1,10 @@
 """scripts/compare_peers --learning [--only ppo/CartPole-v1,...] [--seeds 5] [--jobs 1] [--folder tuned/results/learning]
-                                 [--markdown docs/learning.md]
+                                 [--markdown docs/learning.md] [--only-render]
 
 Trains rlrun and other libraries with their defaults on the same env steps, and compares the final score (the mean
 return of the last 100 episodes), the area under the curve of that mean, and CPU seconds. Each run is kept in FOLDER as
-a JSON file, so that a comparison that was interrupted goes on; --fresh runs all of them again. LunarLander needs
+a JSON file, so that a comparison that was interrupted goes on; --fresh runs all of them again, and --only-render
+draws the table of those that are there. LunarLander needs
 pip install 'rlrun[box2d]'. Runs of all sides take about ten hours of one core. The exit code is 1 if a run failed, or if
 rlrun is below Stable-Baselines3 or below what it must reach by itself."""
 
@@ -203,6 +204,7 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, default=ROOT / ".peers")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--only-render", action="store_true")
     said = parser.parse_args()
     tasks = [task for task in TASKS if task.name in said.only.split(",")]
     unknown = set(said.only.split(",")) - {task.name for task in TASKS}
@@ -222,13 +224,13 @@ def main() -> int:
     ]
     pythons: dict[str, Path | None] = {"rlrun": None}
     failed = False
-    for side in {side for side, _, _ in wanted} - {"rlrun"}:
+    for side in {side for side, _, _ in wanted} - {"rlrun"} if not said.only_render else ():
         pythons[side] = make_environment(side, said.environments.resolve())
 
     def one(side: str, task: Task, seed: int) -> None:
         nonlocal failed
         path = kept(said.folder, side, task, seed)
-        if path.is_file() and not said.fresh:
+        if said.only_render or (path.is_file() and not said.fresh):
             return
         try:
             made = run(side, task, seed, pythons[side])
@@ -251,6 +253,7 @@ def main() -> int:
     kept_words += [f"--sides {said.sides}"] if said.sides != parser.get_default("sides") else []
     kept_words += [f"--seeds {said.seeds}"] if said.seeds != parser.get_default("seeds") else []
     kept_words += [f"--markdown {said.markdown}"] if said.markdown else []
+    kept_words += ["--only-render"] if said.only_render else []
     text = markdown(found, " ".join(["scripts/compare_peers --learning", *kept_words]))
     print(text)
     if said.markdown:
