@@ -26,7 +26,8 @@ MAY = {
     "dataflow": {"core", "machine"},
     "samplers": {"core", "machine", "dataflow"},
     "replay": {"core", "dataflow"},
-    "runners": {"core", "machine", "dataflow", "samplers", "replay"},
+    "datasets": {"core", "dataflow", "replay", "samplers"},
+    "runners": {"core", "machine", "dataflow", "samplers", "replay", "datasets"},
     "loggers": {"core"},
 }
 

@@ -39,6 +39,11 @@ class FromReplay:
     starts_every: int = 1  # fragments begin at multiples of this number of rows
     sequences: bool = False  # a fragment whose first row is dead still counts if a later row is live
     first_priority: bool = False  # Algorithm.first_priority gives the priority of fragments that are new to replay
+    # A discount, for algorithms that learn from data alone and from single rows: the batch then also holds
+    # return_to_go [1, B], the discounted sum of raw rewards from the row to the end of its trajectory, end_discount
+    # [1, B], discount ** (steps to that end), or 0 if the trajectory was terminated, and end, a Batch with obs and
+    # is_first [1, B, ...] of the observation at that end.
+    returns: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
