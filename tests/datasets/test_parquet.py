@@ -66,7 +66,7 @@ def damage(folder: Path, change) -> Path:
 def test_damage_is_named_with_file_and_row_group(written):
     whole = [episode(n, 300) for n in range(30)]
     file = damage(written(whole, folder="cut"), lambda b: b[: len(b) // 2])
-    with pytest.raises(UserError, match="cut.*parquet is damaged"):
+    with pytest.raises(UserError, match=r"cut.*parquet is damaged"):
         open_source(str(file.parent))
     # A flipped byte in the rows of one group.
     folder = written(whole, folder="flipped", group_rows=2000)
