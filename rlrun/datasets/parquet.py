@@ -492,10 +492,11 @@ def check_same(one: DataFacts, other: DataFacts, name: str) -> None:
 def difference(one: DataFacts, other: DataFacts) -> str:
     """The first difference between the rows of two sets, in words."""
     a, b = one.spec, other.spec
-    if a.observation != b.observation:
+    if a.obs_rows["observation"] != b.obs_rows["observation"]:
         return f"observations {b.observation}, where {one.spec.name} has {a.observation}"
     if a.action != b.action:
-        return f"actions {b.action}, where {one.spec.name} has {a.action}"
+        bounds = " with other bounds" if str(a.action) == str(b.action) else ""
+        return f"actions {b.action}, where {one.spec.name} has {a.action}{bounds}"
     mine, theirs = dict(flat_fields(row_fields(one))), dict(flat_fields(row_fields(other)))
     for path in [*mine, *theirs]:
         if mine.get(path) != theirs.get(path):
