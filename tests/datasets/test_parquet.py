@@ -1,5 +1,6 @@
 """Files: everything that is written comes back, and whatever is damaged or foreign is named."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def test_what_is_written_comes_back(spec, written):
     """Known answer 14 of the reference: rows, ends, dead rows, records and facts."""
     given_ = [episode(n, 5 + n % 7, spec, terminated=n % 2 == 0, life=n % 3 == 0) for n in range(20)]
     given_[3] = given_[3]._replace(agent=2, policy=1, whole=False)
-    source = open_source(str(written(given_, facts(spec), group_rows=40)))
+    told = dataclasses.replace(facts(spec), policies=("tests", "others"))
+    source = open_source(str(written(given_, told, group_rows=40)))
     assert source.pieces() > 2
     found = [one for piece in range(source.pieces()) for one in source.read(piece)]
     assert len(found) == len(given_)
@@ -30,14 +32,17 @@ def test_what_is_written_comes_back(spec, written):
         for name in ("obs", "action", "reward", "terminated", "truncated", "valid", "record"):
             assert same(getattr(one, name), getattr(other, name)), name
         assert one[7:] == other[7:] and one.ret == other.ret and one.steps == other.steps
-    assert source.facts.spec == spec and source.facts.policies == ("tests",)
+    assert source.facts.spec == spec and source.facts.policies == ("tests", "others")
     assert source.check_hashes() == 1
     assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
 
 
 def test_several_writers_and_references(written):
     folder = written([episode(0, 5)])
-    written([episode(1, 6)], folder=folder.name)
+    written([episode(1, 6)], dataclasses.replace(facts(), policies=("others", "tests")), folder=folder.name)
+    source = ParquetSource(folder)
+    named = [source.facts.policies[one.policy] for piece in range(2) for one in source.read(piece)]
+    assert sorted(named) == ["others", "tests"]
     set_references(folder, -1.5, 100.0)
     source = ParquetSource(folder)
     assert sum(source.rows_of) == 6 + 7 and (source.facts.random_return, source.facts.expert_return) == (-1.5, 100.0)

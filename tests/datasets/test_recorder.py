@@ -226,3 +226,44 @@ def test_the_command_needs_no_env(recorded, tmp_path):
     )
     assert made.returncode == 0, made.stderr
     assert "dqn on rlrun/Identity-v0" in made.stdout
+
+
+def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):
+    """Episodes come evenly from all environments, one name of a policy stands for each recording, and returns are shown."""
+    from rlrun.commands.data import main as data
+    from rlrun.commands.record import main as record
+
+    words = [*small("ppo", "quick"), "env=rlrun/Counting-v0", "env_steps=200", "resources=debug", "logger=[]"]
+    assert train(*words, f"run_dir={tmp_path / 'run'}") == 0
+    to = f"to={tmp_path / 'set'}"
+    assert record([str(tmp_path / "run"), to, "episodes=10", "num_envs=4", "random"]) == 0
+    assert record([str(tmp_path / "run"), to, "episodes=5", "greedy", "--json"]) == 0
+    assert '"episodes": 5' in capsys.readouterr().out.splitlines()[-1]
+    found = read(tmp_path / "set")
+    assert check_counting(found) == 15 * LENGTH and all(one.whole and one.has_log_prob for one in found)
+    source = open_source(str(tmp_path / "set"))
+    by_policy = {
+        name: [one for one in found if source.facts.policies[one.policy] == name] for name in source.facts.policies
+    }
+    assert {name.split(",")[0]: len(ones) for name, ones in by_policy.items()} == {"uniformly random": 10, "ppo": 5}
+    for one in by_policy["uniformly random"]:
+        assert np.allclose(one.record["log_prob"][one.valid], -np.log(5))
+    assert data([str(tmp_path / "set"), "check=true", "random_return=0", "expert_return=56", "bins=3"]) == 0
+    shown = capsys.readouterr().out
+    for said in (
+        "15 trajectories, 105 decisions",
+        "uniformly random: 10",
+        "50.0 of 100",
+        "the right sha256",
+        "28.00 (deviation 0.00)",
+    ):
+        assert said in shown
+    assert record([str(tmp_path / "run"), f"to={tmp_path / 'steps'}", "env_steps=100"]) == 0
+    assert 100 <= sum(one.steps for one in read(tmp_path / "steps")) < 100 + 8 * 16
+    for words, said in (
+        ([str(tmp_path / "run"), "greedy", "random"], "chosen in one way"),
+        ([str(tmp_path / "run"), "episodes=3", "env_steps=5"], "give one of them"),
+        ([str(tmp_path / "run"), f"to={tmp_path / 'run'}"], "holds other files"),
+    ):
+        with pytest.raises(UserError, match=said):
+            record(words)
