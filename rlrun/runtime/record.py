@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.batch import Batch, Field, allocate, fragment_layout
+from rlrun.core.batch import Batch, Field, RowSpec, allocate, fragment_layout
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Act, Policy
 from rlrun.core.schedule import Clock
@@ -95,7 +95,7 @@ def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs
             policy.record_spec(kept)
     except (KeyError, UserError):
         kept = ()
-    fields = {name: Field((), torch.float32) for name in kept}
+    fields: RowSpec = {name: Field((), torch.float32) for name in kept}
     seeds = Seeds(seed)
     if wish.episodes is not None:
         envs = min(envs, wish.episodes)

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import compose, small
+from conftest import SMALL, compose, small
 from counting import LENGTH, CountingAlgorithm
 
 from rlrun.config.run import type_config
@@ -233,7 +233,7 @@ def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):
     from rlrun.commands.data import main as data
     from rlrun.commands.record import main as record
 
-    words = [*small("ppo", "quick"), "env=rlrun/Counting-v0", "env_steps=200", "resources=debug", "logger=[]"]
+    words = ["algo=impala", *SMALL, "env=rlrun/Counting-v0", "env_steps=200"]
     assert train(*words, f"run_dir={tmp_path / 'run'}") == 0
     to = f"to={tmp_path / 'set'}"
     assert record([str(tmp_path / "run"), to, "episodes=10", "num_envs=4", "random"]) == 0
@@ -245,7 +245,7 @@ def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):
     by_policy = {
         name: [one for one in found if source.facts.policies[one.policy] == name] for name in source.facts.policies
     }
-    assert {name.split(",")[0]: len(ones) for name, ones in by_policy.items()} == {"uniformly random": 10, "ppo": 5}
+    assert {name.split(",")[0]: len(ones) for name, ones in by_policy.items()} == {"uniformly random": 10, "impala": 5}
     for one in by_policy["uniformly random"]:
         assert np.allclose(one.record["log_prob"][one.valid], -np.log(5))
     assert data([str(tmp_path / "set"), "check=true", "random_return=0", "expert_return=56", "bins=3"]) == 0
