@@ -7,6 +7,7 @@ dead row with new_obs stands there."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -236,7 +237,8 @@ class Guess:
             said.append("Its actions are taken to lie in [-1, 1], as RLlib writes them.")
         else:
             raise UserError(
-                f"{name}: its actions are in the units of their environment, whose bounds are not in the files; give env="
+                f"{name}: its actions are in the units of their environment, whose bounds are not in the files; give"
+                " env="
             )
         if isinstance(observation, Discrete):
             said.append(f"Its observations are taken to be {observation}, from the largest one in it.")
@@ -421,9 +423,9 @@ class Stitcher:
         if rows.t is not None:
             cut = cut | (rows.t[1:] <= rows.t[:-1])
         if rows.episode is not None:
-            cut = cut | np.array([one != other for one, other in zip(rows.episode, rows.episode[1:], strict=False)], bool)
+            cut = cut | np.array([one != other for one, other in itertools.pairwise(rows.episode)], dtype=bool)
         edges = [0, *(np.flatnonzero(cut) + 1).tolist(), count] if count else []
-        yield from zip(edges, edges[1:], strict=False)
+        yield from itertools.pairwise(edges)
 
     def _close(self, key: Hashable) -> Iterator[Trajectory]:
         one = self.open.pop(key)

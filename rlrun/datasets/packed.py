@@ -167,7 +167,7 @@ class _Program:
 
 
 def _refusal() -> ValueError:
-    return ValueError(f"holds something else than an array of numbers, and is not opened because that runs code: {AGAIN}")
+    return ValueError(f"holds something else than an array of numbers, and opening it would run code: {AGAIN}")
 
 
 class Unreadable:
@@ -185,7 +185,8 @@ def message(data: bytes) -> Any:
 
 
 FIXED = {
-    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
+    0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
+    0xD3: ">q",
 }  # fmt: skip
 SIZED = {
     0xC4: ("bytes", ">B"), 0xC5: ("bytes", ">H"), 0xC6: ("bytes", ">I"), 0xD9: ("text", ">B"), 0xDA: ("text", ">H"),

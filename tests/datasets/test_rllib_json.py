@@ -381,9 +381,9 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path):
 
 def test_arrays_of_anything_but_numbers_are_refused():
     for array in (np.array(["a"]), np.array([b"a"]), np.array(["2020-01-01"], "M8[D]"), np.zeros(2, "f4,i4"), np.zeros(2, complex)):
-        with pytest.raises(ValueError, match="expected|something else"):
+        with pytest.raises(ValueError, match=r"expected|something else"):
             unpack(pack(array))
-    with pytest.raises(ValueError, match="re-export|write it again|something else"):
+    with pytest.raises(ValueError, match=r"write it again"):
         unpack(pack(np.zeros(3), protocol=2))
 
 
@@ -392,7 +392,7 @@ def test_shapes_that_do_not_fit_the_bytes_are_refused():
     shape = b"K\x02K\x03\x86"
     assert honest.count(shape) == 1
     for wrong in (b"K\x02K\x04\x86", b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", b"K\x02J\xff\xff\xff\xff\x86", b"\x8a\x09" + b"\xff" * 8 + b"\x00K\x03\x86"):
-        with pytest.raises(ValueError, match="array|something else"):
+        with pytest.raises(ValueError, match=r"array|something else"):
             array_of(honest.replace(shape, wrong))
     assert array_of(honest).shape == (2, 3)
 
