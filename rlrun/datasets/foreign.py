@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rlrun.core.batch import Field
+from rlrun.core.batch import Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space
 from rlrun.datasets.packed import is_packed, unpack
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
 FORGET = 256  # batches after which an episode that no batch continued is over
-LOG_PROB = {"log_prob": Field((), torch.float32)}
+LOG_PROB: RowSpec = {"log_prob": Field((), torch.float32)}
 IMAGE = 3  # axes of a picture
 ENDS = ("terminateds", "truncateds", "dones")
 LARGEST_CHOICE = 100_000  # more choices than this are numbers of something else
@@ -345,6 +345,25 @@ def _choices(space: Any, numbers: np.ndarray, what: str, name: str, where: str) 
 # Episodes
 
 
+class Layout:
+    """Where decisions and dead rows stand in a trajectory."""
+
+    def __init__(self, gap: np.ndarray):
+        """gap [n]: whether a dead row follows a decision."""
+        before = np.cumsum(gap) - gap  # dead rows in front of each decision
+        self.live = np.arange(len(gap)) + before  # the rows of decisions
+        self.dead = self.live[gap] + 1
+        self.total = len(gap) + int(gap.sum())
+        self.valid = np.zeros(self.total, dtype=bool)
+        self.valid[self.live] = True
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """[n or more, ...] values of the decisions -> [total, ...], in which dead rows are 0."""
+        made = np.zeros((self.total, *values.shape[1:]), dtype=values.dtype)
+        made[self.live] = values[: len(self.live)]
+        return made
+
+
 @dataclass
 class _Open:
     """An episode that may go on."""
@@ -394,7 +413,7 @@ class Stitcher:
         done = rows.terminated | rows.truncated
         for start, stop in self._pieces(rows, agent, done):
             name = None if rows.episode is None else rows.episode[start]
-            key = (rows.policy, name, int(agent[start]))
+            key: Hashable = (rows.policy, name, int(agent[start]))
             time = None if rows.t is None else float(rows.t[start])
             before = self.open.get(key)
             if before is not None and time is not None and time <= before.t:
@@ -454,26 +473,17 @@ class Stitcher:
             behind, count, gap = rows["obs"][-1:], count - 1, np.arange(count - 1) == count - 2
             if not count:
                 return None
-        live = np.arange(count) + np.concatenate([[0], np.cumsum(gap)[:-1]])
-        dead = live[gap] + 1
-        total = count + int(gap.sum())
-
-        def spread(values: np.ndarray) -> np.ndarray:
-            made = np.zeros((total, *values.shape[1:]), dtype=values.dtype)
-            made[live] = values[:count]
-            return made
-
-        obs = spread(rows["obs"])
-        obs[dead] = behind
-        valid = np.zeros(total, dtype=bool)
-        valid[live] = True
+        rows_of = Layout(gap)
+        obs = rows_of.spread(rows["obs"])
+        obs[rows_of.dead] = behind
+        spread = rows_of.spread
         return Trajectory(
             obs={"observation": obs},
             action=spread(rows["action"]),
             reward=spread(rows["reward"]),
             terminated=spread(terminated),
-            truncated=spread(truncated) if following else spread(truncated) & False,
-            valid=valid,
+            truncated=spread(truncated),
+            valid=rows_of.valid,
             record={"log_prob": spread(rows["log_prob"])} if "log_prob" in rows else {},
             agent=one.agent,
             policy=one.policy,

@@ -222,7 +222,7 @@ def _together(rows: list[dict[str, Any]], where: str) -> Chunk:
     names = [name for name in rows[0] if name not in ("infos", "info")]
     columns: dict[str, Any] = {}
     for name in names:
-        values = [row.get(name) for row in rows]
+        values: Any = [row.get(name) for row in rows]
         if name != "eps_id" and all(is_packed(value) for value in values):
             values = unpack_all(values, name, where)
         if any(value is not None for value in values):
