@@ -19,7 +19,7 @@ from rlrun.core.batch import Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space
 from rlrun.datasets.packed import is_packed, unpack
-from rlrun.datasets.trajectories import DataFacts, Trajectory
+from rlrun.datasets.trajectories import DataFacts, Trajectory, without_previous
 
 FORGET = 256  # batches after which an episode that no batch continued is over
 LOG_PROB: RowSpec = {"log_prob": Field((), torch.float32)}
@@ -260,6 +260,7 @@ def facts_of(guess: Guess, spec: EnvSpec | None, name: str, notes: Sequence[str]
     if spec is None:
         spec, said = guess.facts(name)
     else:
+        spec = without_previous(spec)
         check_fits(spec, name)
         said = ()
     told = [*said, *([DONES] if guess.only_dones else []), *([NO_NEXT] if guess.no_next else []), *notes]
@@ -329,6 +330,15 @@ def actions(spec: EnvSpec, numbers: np.ndarray, normalized: bool, where: str) ->
     return numbers.astype(np.float32) if normalized and space.bounded else space.from_env(numbers.astype(np.float64))
 
 
+def outside(space: Any, made: np.ndarray) -> bool:
+    """Whether choices, counted from 0, are none of a space's."""
+    if isinstance(space, MultiBinary):
+        many: Any = 2
+    else:
+        many = space.n if isinstance(space, Discrete) else np.reshape(space.sizes, space.shape)
+    return bool((made < 0).any() or (made >= many).any())
+
+
 def _choices(space: Any, numbers: np.ndarray, what: str, name: str, where: str) -> np.ndarray:
     shape = () if isinstance(space, Discrete) else space.shape
     if numbers.shape[1:] != shape and numbers.shape[1:] == (*shape, 1):
@@ -336,8 +346,7 @@ def _choices(space: Any, numbers: np.ndarray, what: str, name: str, where: str) 
     if numbers.shape[1:] != shape:
         raise UserError(f"{where}: {what} have the shape {list(numbers.shape[1:])}, and {name} has {space}")
     made = space.from_env(_whole(numbers, what, where))
-    many = 2 if isinstance(space, MultiBinary) else space.n if isinstance(space, Discrete) else space.sizes
-    if made.size and (made.min() < 0 or (made >= np.reshape(many, shape)).any()):
+    if outside(space, made):
         raise UserError(f"{where}: {what} hold {made.min()}..{made.max()}, counted from 0, and {name} has {space}")
     return made
 
@@ -345,7 +354,7 @@ def _choices(space: Any, numbers: np.ndarray, what: str, name: str, where: str) 
 # Episodes
 
 
-class Layout:
+class WithEnds:
     """Where decisions and dead rows stand in a trajectory."""
 
     def __init__(self, gap: np.ndarray):
@@ -473,7 +482,7 @@ class Stitcher:
             behind, count, gap = rows["obs"][-1:], count - 1, np.arange(count - 1) == count - 2
             if not count:
                 return None
-        rows_of = Layout(gap)
+        rows_of = WithEnds(gap)
         obs = rows_of.spread(rows["obs"])
         obs[rows_of.dead] = behind
         spread = rows_of.spread

@@ -1,8 +1,8 @@
 """Minari's data sets, read and written.
 
 A set is a folder with data/metadata.json, whose spaces are JSON, and one of three storages: HDF5 (read with h5py),
-Arrow and Parquet (read with pyarrow). Reading needs nothing of Minari's own and never makes an environment: the one that the
-metadata name would be imported, and importing runs code. Writing is Minari's own work."""
+Arrow and Parquet (read with pyarrow). Reading needs nothing of Minari's own and never makes an environment: the one
+that the metadata name would be imported, and importing runs code. Writing is Minari's own work."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from rlrun.core.specs import (
     leaves,
     mask_size,
 )
-from rlrun.datasets.foreign import LOG_PROB, Layout
-from rlrun.datasets.trajectories import DataFacts, Source, Trajectory
+from rlrun.datasets.foreign import LOG_PROB, WithEnds, outside
+from rlrun.datasets.trajectories import DataFacts, Source, Trajectory, without_previous
 
 METADATA = "metadata.json"
 HDF5 = "main_data.hdf5"
@@ -99,6 +99,7 @@ class MinariSet:
                 raise UserError(f"{name} has an action whose lowest value is its highest")
         own = EnvSpec(name=self._env_name(), obs=self._obs(), action=self._action, max_episode_steps=self._limit())
         if spec is not None:
+            spec = without_previous(spec)
             self._check(own, spec)
         self._masked = MASK in own.obs
         first = next(iter(self._open(range(1))))
@@ -282,7 +283,7 @@ class MinariSet:
         gap = terminated | truncated
         whole = bool(gap[-1])
         gap[-1] = True
-        layout = Layout(gap)
+        layout = WithEnds(gap)
 
         def with_ends(values: np.ndarray) -> np.ndarray:
             made = layout.spread(values)
@@ -434,8 +435,7 @@ def _parts(
     if isinstance(space, Box):
         return convert(space, numbers)
     made = space.from_env(numbers)
-    many = 2 if isinstance(space, MultiBinary) else space.n if isinstance(space, Discrete) else space.sizes
-    if (made < 0).any() or (made >= np.reshape(many, shape[1:])).any():
+    if outside(space, made):
         raise UserError(f"{where}: {what} hold numbers outside {space}")
     return made
 

@@ -265,6 +265,13 @@ def test_environments_that_rllib_flattens_are_refused(tmp_path):
     refused(path, "no masks", spec=EnvSpec(name="X", obs=masked, action=Discrete(n=2)))
     refused(path, "obs has the shape [4]", "Pendulum-v1", spec=PENDULUM)
     refused(path, "line 1", "counted from 0", spec=EnvSpec(name="X", obs=CARTPOLE.obs, action=Discrete(n=1)))
+    switches = EnvSpec(name="X", obs={"observation": MultiBinary(shape=(3,))}, action=MultiDiscrete(sizes=(2, 3), starts=(0, 0), shape=(2,)))
+    columns = episode(3, actions=np.array([[0, 2], [1, 0], [1, 1]]))
+    columns["obs"] = columns["new_obs"] = np.ones((3, 3), dtype=int)
+    (one,) = trajectories(RLlibJson(write(tmp_path / "switches", line(columns)), switches))
+    assert one.obs["observation"].all() and one.action.tolist() == [[0, 2], [1, 0], [1, 1], [0, 0]]
+    columns["new_obs"] = np.full((3, 3), 2)
+    refused(write(tmp_path / "switches", line(columns)), "2..2", spec=switches)
     many = MultiDiscrete(sizes=(2, 2), starts=(0, 0), shape=(2,))
     refused(path, "actions have the shape []", spec=EnvSpec(name="X", obs=CARTPOLE.obs, action=many))
 
