@@ -5,6 +5,7 @@ COMMANDS = {
     "sweep": "algo=ppo,impala env=Pong seed=1,2,3: train every combination, several at a time",
     "resume": "RUN_DIR [env_steps=...]: continue a run from its last checkpoint",
     "evaluate": "RUN_DIR [PLAYER ...] [episodes=10]: play full games with a policy, or between several",
+    "estimate": "RUN_DIR data.path=DIR: estimate a policy's value from recorded episodes",
     "watch": "RUN_DIR: write an mp4 and a gif of a trained policy",
     "export": "RUN_DIR: write the trained policy as .pt2, .safetensors or .onnx, for programs without rlrun",
     "list": "algos, envs or tuned: list the names of one kind",

@@ -146,9 +146,10 @@ class DistributionPolicy(FiltersObservations, Policy):
             action, log_prob, changed = self.explorer.choose(who, dist, obs, is_first, state, clock, rng)
         else:
             action = dist.mode() if mode == "greedy" else dist.sample(rng)
-            log_prob = (
-                torch.zeros(is_first.shape, device=is_first.device) if mode == "greedy" else None
-            )  # it is certain
+            log_prob = None
+            if mode == "greedy":  # a choice is certain, and a number has no density
+                known = torch.nan if any(isinstance(part, Box) for _, part in leaves(self.spec.action)) else 0.0
+                log_prob = torch.full(is_first.shape, known, device=is_first.device)
         dist = dist.given(action) if record else dist
         recorded: dict[str, Tensor | Batch] = {}
         for name in record:
