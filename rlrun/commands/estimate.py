@@ -168,8 +168,8 @@ def shown(report: Report, confidence: float) -> str:
     rows.append(["the data's own", *data, f"{report.episodes:,}"])
     table = text_table(rows, ("method", "estimate", f"{100 * confidence:g}% from", "to", "effective"))
     said = [
-        f"The discount is {report.discount:g}. The data has {report.episodes:,} episodes of {report.steps:,} steps, with"
-        f" a mean return of {report.data_return:.4g} without discount.",
+        f"The discount is {report.discount:g}. The data has {report.episodes:,} episodes of {report.steps:,} steps,"
+        f" with a mean return of {report.data_return:.4g} without discount.",
         *report.warnings,
     ]
     return "\n".join([table, "", *said])

@@ -12,6 +12,7 @@ neither overflows nor vanishes beside others like it. All results are float64.""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -249,6 +250,7 @@ def student(each: Tensor, confidence: float = 0.95) -> EstimateInterval:
     return EstimateInterval(mean - error, mean + error)
 
 
+@functools.cache
 def t_quantile(probability: float, freedom: int) -> float:
     """The quantile of Student's t distribution for a probability from 0.5 to 1, by bisection.
 
