@@ -146,10 +146,11 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
                 if not any(w.startswith(f"{key}=") for w in words)
             ),
         ]
+    words = with_data(words)
     words = [part for word in words for part in replacing(word)]
     # These keys are the user's own: conf/ does not know them, so that Hydra has to be told to add them.
     theirs = re.compile(
-        r"(env\.kwargs|model\.encoder_kwargs|algo\.(inner\.)?exploration\.kwargs|algo\.fixed|algo\.options)(\.|=\{)"
+        r"(env\.kwargs|data\.path|model\.encoder_kwargs|algo\.(inner\.)?exploration\.kwargs|algo\.fixed|algo\.options)(\.|=\{)"
     )
     words = [f"++{word}" if theirs.match(word) else word for word in words]
     words = [f"+{word}" if word.startswith("algo@algo.options.") else word for word in words]
@@ -171,6 +172,12 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
         print(masked(OmegaConf.to_yaml(cfg, resolve="--resolve" in words)), end="")
         return 0
     return job(cfg, choices)
+
+
+def with_data(words: list[str]) -> list[str]:
+    """Returns the words with env=data where data are learnt from and no environment is named."""
+    given = {word.partition("=")[0] for word in words}
+    return [*words, "env=data"] if {"algo", "data.path"} <= given and not {"env", "tuned"} & given else words
 
 
 def words_without_flags(words: list[str]) -> list[str]:

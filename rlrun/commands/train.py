@@ -75,10 +75,11 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     from rlrun.config.types import plain
     from rlrun.machine.machine import measured
     from rlrun.runtime.build import preflight
+    from rlrun.runtime.data_plan import fill_spec
     from rlrun.runtime.plan import plan
     from rlrun.runtime.unused import refuse_unused
 
-    values = plain(cfg)
+    values = fill_spec(plain(cfg))
     check_tuned(choices, values)
     machine = measured()
     given = set_by_user(values)
@@ -98,10 +99,12 @@ def start(values: dict[str, Any], given: dict[str, Any]) -> int:
     from rlrun.core.passwords import check_logger
     from rlrun.machine.machine import measured
     from rlrun.runtime.build import preflight
+    from rlrun.runtime.data_plan import fill_spec
     from rlrun.runtime.plan import plan
     from rlrun.runtime.rundir import RunDir, default_path
     from rlrun.runtime.unused import refuse_unused
 
+    values = fill_spec(values)
     print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
     values, said = settled(values)
     if said:

@@ -16,7 +16,8 @@ from typing import Any
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import MODULE, TRUST, check_installed
 
-PLACES = ("run_dir", "runs_root", "init", "directory", "uri")  # options whose values are folders and addresses
+# Options whose values are folders and addresses.
+PLACES = ("run_dir", "runs_root", "init", "directory", "uri", "path", "record")
 NOTES = ("expected", "measured")  # groups of texts about a tuned file
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_]\w*(\.\w+)*\}")  # ${algo.lr}: another option of the same config
 _HYDRA = re.compile(r"(^|[/@.:\s])hydra($|[/@.:\s])")

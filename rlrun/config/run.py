@@ -15,6 +15,7 @@ from rlrun.core.duties import CheckpointConfig, EvalConfig, StopConfig
 from rlrun.core.errors import UserError, closest
 from rlrun.core.plugins import import_named
 from rlrun.core.ranges import Count, NotNegative, Positive
+from rlrun.datasets.options import DataConfig
 from rlrun.envs import registry
 from rlrun.machine.resources import ResourcesConfig
 from rlrun.models.model import ModelConfig
@@ -54,6 +55,8 @@ class RunConfig:
     log_every_sec: Annotated[float, Positive] | None
     log_every_steps: Literal["auto"] | Annotated[int, Count] | None
     episode_window: Annotated[int, Count]
+    data: DataConfig
+    record: str | None
     init: str | None
     callbacks: tuple[str, ...]
     algo: Any
@@ -173,7 +176,7 @@ def type_config(values: dict[str, Any]) -> Typed:
     except UserError:  # the environment cannot be made, which plan() reports; only types matter until then
         values, _ = settled(values, "vectors")
     # logger=[] composes to no `logger` at all, hence the default
-    run = typed(RunConfig, {"logger": {}, "init": None, "callbacks": [], "replay": None, **values})
+    run = typed(RunConfig, {"logger": {}, "init": None, "callbacks": [], "replay": None, "record": None, **values})
     algorithm = type_algorithm(run.algo)
     family = run.env.get("family")
     if family not in registry.FAMILIES:

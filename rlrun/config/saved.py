@@ -46,7 +46,7 @@ def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
         refuse_links(run_dir)
         values["runs_root"] = str(run_dir.resolve().parent)  # the file may not choose where results are written
         values["run_dir"] = str(run_dir)
-    check_values(values, str(path), own, places=("directory", "uri"))
+    check_values(values, str(path), own, places=("directory", "uri", "record"))
     _retire(values)
     _as_before(values)
     try:

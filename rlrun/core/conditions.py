@@ -81,4 +81,5 @@ FIRST_PRIORITIES = "algorithms whose samplers can compute first priorities (all 
 EACH_AGENT = "algorithms that learn each agent by itself (not qmix, vdn, iql or maddpg)"
 SEVERAL_AGENTS = "environments with several agents"
 LEARNT_VALUES = "algorithms that learn values (not algo.use_critic=false or algo.baseline=false)"
+EXPERIENCE = "runs that gather experience (not runner=offline)"
 PACED = "runs in which samplers wait for the learner (not runner.pace=free)"

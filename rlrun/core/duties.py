@@ -344,8 +344,11 @@ class LogConfig:
 class Logs:
     """Collects metrics and writes a row of them at regular intervals of seconds and of env steps."""
 
-    def __init__(self, cfg: LogConfig, total: int, logger: Logger, progress: Progress, timers: Timers):
-        """total: env steps of the whole run."""
+    def __init__(
+        self, cfg: LogConfig, total: int, logger: Logger, progress: Progress, timers: Timers, from_data: bool = False
+    ):
+        """total: env steps of the whole run. from_data: whether env steps count rows that are learnt from."""
+        self.from_data = from_data
         self.cfg, self.total, self.logger, self.progress, self.timers = cfg, total, logger, progress, timers
         self.learn, self.sample = Means(), Means()
         self.last_steps = 0
@@ -392,6 +395,8 @@ class Logs:
             row["time/sampler_env_share"] = env_sec / (env_sec + policy_sec)
         if fragment > 0:
             row |= {"time/env_us": 1e6 * env_sec / fragment, "time/policy_us": 1e6 * policy_sec / fragment}
+        if self.from_data:
+            row["time/rows_learnt"] = progress.clock.env_steps
         if progress.agent_steps:
             row["sample/agent_steps"] = progress.agent_steps
         if queued is not None:

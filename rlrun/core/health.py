@@ -26,12 +26,12 @@ LARGE_OBSERVATION = 10.0  # absolute value
 class Health:
     """Looks at every row of metrics that a run logs."""
 
-    def __init__(self, total: int, spec: EnvSpec | None, say: Callable[[str], None]):
-        """total: env steps of the run. say: prints a note."""
+    def __init__(self, total: int, spec: EnvSpec | None, say: Callable[[str], None], plays: bool = True):
+        """total: env steps of the run. say: prints a note. plays: whether the run plays episodes at all."""
         self.total, self.say = total, say
         self.entropy = largest_entropy(spec) if spec is not None else None
         # Where the length of an episode has a limit, all episodes end sooner or later.
-        self.limited = spec is not None and spec.max_episode_steps is not None
+        self.limited = not plays or (spec is not None and spec.max_episode_steps is not None)
         self.said: set[str] = set()
         self.seen: dict[str, int] = {}
         self.gradients: deque[float] = deque(maxlen=50)

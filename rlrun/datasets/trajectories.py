@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -102,3 +102,10 @@ def newest(part: Field | RowSpec) -> Field | RowSpec:
         return Field(part.shape[1:], part.dtype)
     return {name: newest(inner) for name, inner in part.items()}
 
+
+PREVIOUS = ("prev_action", "prev_reward")  # parts of observations that follow from the rows before
+
+
+def without_previous(spec: EnvSpec) -> EnvSpec:
+    """The spec without the last action and reward, which data sets need not hold."""
+    return replace(spec, obs={name: space for name, space in spec.obs.items() if name not in PREVIOUS}, notes=())

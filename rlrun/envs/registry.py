@@ -8,17 +8,18 @@ from rlrun.core.env import VectorEnv
 from rlrun.core.errors import UserError
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
-from rlrun.envs import agents, atari, gym
+from rlrun.envs import agents, atari, gym, recorded
 from rlrun.envs.agents import AgentsConfig, AgentsEnv
 from rlrun.envs.atari import AtariConfig
 from rlrun.envs.central import Central, with_state
 from rlrun.envs.gym import GymConfig
 from rlrun.envs.joint import STATE, JointEnv, JointSpec, joint_spec, state_size
 from rlrun.envs.previous import Previous, with_previous
+from rlrun.envs.recorded import NO_ENV, RecordedConfig
 from rlrun.envs.stacked import Stacked, with_stack, without_stack
 
-EnvConfig = AtariConfig | GymConfig | AgentsConfig
-FAMILIES: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig, "agents": AgentsConfig}
+EnvConfig = AtariConfig | GymConfig | AgentsConfig | RecordedConfig
+FAMILIES: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig, "agents": AgentsConfig, "data": RecordedConfig}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class Factory:
 
     def __call__(self, worker: int, count: int) -> VectorEnv:
         env: VectorEnv
+        if isinstance(self.cfg, RecordedConfig):
+            raise UserError(NO_ENV)
         if isinstance(self.cfg, AtariConfig):
             env = atari.AtariEnv(
                 self.cfg, self.spec, self.seeds, self.stream, worker, count, self.learning, self.threads
@@ -66,7 +69,7 @@ def make_spec(
     several are asked for.
     """
     spec: EnvSpec
-    if state and not isinstance(cfg, AgentsConfig):
+    if state and not isinstance(cfg, AgentsConfig | RecordedConfig):
         raise UserError(f"model.value_sees=state is for environments with several agents; {cfg.name} has one")
     if joint:
         if not isinstance(cfg, AgentsConfig):
@@ -78,6 +81,8 @@ def make_spec(
         return with_previous(joint_spec(agents.make_spec(cfg), cfg), prev_action, prev_reward)
     if isinstance(cfg, AtariConfig):
         spec = atari.make_spec(cfg)
+    elif isinstance(cfg, RecordedConfig):
+        spec = recorded.make_spec(cfg)
     else:
         made: EnvSpec
         if isinstance(cfg, AgentsConfig):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlrun.core.algorithm import Algorithm, FromReplay
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import PACED, OnlyFor, OnlyWith
+from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
@@ -36,11 +36,11 @@ class OffPolicyConfig:
     """Shared options. conf/algo/<name>.yaml explains each; an algorithm's own Config adds its other options."""
 
     name: str
-    fragment_length: Annotated[int, Count]
-    num_envs: Annotated[int, Count]
+    fragment_length: Annotated[int, Count, OnlyFor(EXPERIENCE)]
+    num_envs: Annotated[int, Count, OnlyFor(EXPERIENCE)]
     batch_size: Annotated[int, Count]
-    replay_ratio: Annotated[float, Positive, OnlyFor(PACED)]
-    learning_starts: int
+    replay_ratio: Annotated[float, Positive, OnlyFor(PACED), OnlyFor(EXPERIENCE)]
+    learning_starts: Annotated[int, OnlyFor(EXPERIENCE)]
     discount: Annotated[float, Share]
     n_step: Annotated[int, Count] | tuple[Annotated[int, Count], Annotated[int, Count]]
     optimizer: OptimizerConfig

@@ -59,7 +59,9 @@ class Lines:
             f"{row['env_steps']:>11,}{ahead}/{self.total:,} steps",
             f"{row['sample/env_steps_per_sec'] or 0:>7,.0f}/s",
         ]
-        if row["sample/return_mean"] is None:
+        if "time/rows_learnt" in row:
+            parts.append("learning from data")
+        elif row["sample/return_mean"] is None:
             parts.append("no finished episode yet")
         else:
             parts.append(f"return {row['sample/return_mean']:.2f} ({row['sample/episodes']} episodes)")

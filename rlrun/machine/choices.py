@@ -78,6 +78,18 @@ def check_own_samplers(asked: Asked, every_process_learns: bool) -> None:
         )
 
 
+def refuse_samplers(asked: Asked) -> None:
+    """Raises UserError if samplers are asked for in a run that has none."""
+    cfg = asked.cfg
+    for name, wanted, fitting in (
+        ("inference", cfg.inference, ("auto", "serial")),
+        ("num_samplers", cfg.num_samplers, ("auto", 1)),
+        ("envs_per_sampler", cfg.envs_per_sampler, ("auto", 1)),
+    ):
+        if wanted not in fitting:
+            raise UserError(f"resources.{name}={wanted}: a run that learns from data has no samplers")
+
+
 def learners_in_lockstep(asked: Asked, machine: Machine) -> Choice:
     """Chooses the number of learners that share one train batch.
 

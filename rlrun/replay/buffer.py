@@ -90,6 +90,7 @@ class Replay:
         )
         self.head = np.zeros(layout.blocks, dtype=np.int64)  # for each block, the absolute number of the next row
         self.next_row: list[int | None] = [None] * layout.blocks  # the sampler's number of that row
+        self.first = 0  # absolute number of the first row that was ever stored, see forget()
         self.spots = self.length // layout.starts_every  # number of possible starts in a column
         self.may_start = np.zeros(columns * self.spots, dtype=bool)  # starts at which a fragment may be drawn
         self.starts = 0  # number of true entries in may_start
@@ -133,6 +134,14 @@ class Replay:
         by_column[columns, slot : slot + rows] = valid.T
         self._advance(block, rows)
         self.next_row[block] = header.first_row + rows
+
+    def forget(self, row: int) -> None:
+        """Empties a ring with one block. The next row has the absolute number `row`, a multiple of fragment_rows."""
+        assert self.layout.blocks == 1 and row % self.layout.fragment_rows == 0
+        self.valid.zero_()
+        self._set_starts(np.arange(len(self.may_start)), False, 0.0)
+        self.head[0], self.next_row = row, [None]
+        self.first = row
 
     def _break(self, block: int) -> None:
         """Inserts a fragment of dead rows. One dead row would suffice to mark the break, but with a whole fragment the
@@ -203,7 +212,7 @@ class Replay:
         """Returns the absolute rows [low, high), multiples of starts_every, at which complete fragments of this block
         begin: all their rows and the stacked frames before them are present."""
         layout, head, every = self.layout, int(self.head[block]), self.layout.starts_every
-        oldest = max(0, head - self.length + 1)
+        oldest = max(self.first, head - self.length + 1)
         low = oldest + (layout.stack - 1 if oldest else 0)
         low = -(-low // every) * every
         high = (head - layout.rows - self.lag) // every * every + every
@@ -358,6 +367,11 @@ class Replay:
                 torch.from_numpy(column * (self.length // every) + spot),
                 values,
             )
+
+    def observations(self, row: Tensor) -> Batch:
+        """Returns obs and is_first [..., B] at absolute rows [..., B] of a ring with one column, if they are stored."""
+        index = row % self.length
+        return read({name: self.tree[name] for name in ("obs", "is_first")}, self._sent(index))
 
     # -- saving ------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.evolution import NoiseTable
 from rlrun.core.ranges import Positive
+from rlrun.datasets.rows import DataRows
 from rlrun.machine.threads import TunedThreads
 from rlrun.replay.buffer import Replay
 from rlrun.replay.grouped import GroupedReplay
@@ -50,6 +51,8 @@ class Factories(NamedTuple):
     noise: Callable[[], NoiseTable] = _none  # for runner=evolution
     population: Callable[[NoiseTable], Population] = _none
     threads: TunedThreads = TunedThreads((1,))  # entered for every update
+    data: Callable[[], DataRows] = _none  # for runner=offline, and for runner=replay with data
+    data_columns: int = 0  # columns of this learner's part of a train batch that are drawn from data
     learners: int = 1  # number of processes, for runners whose learners do not work in lockstep
     learns_from_replay: bool = False
     elsewhere: Callable[[int], Any] = lambda number: None  # makes the Factories of process i there; picklable

@@ -1,5 +1,7 @@
 """replay: rows are stored in a replay, and the learner draws `ratio` rows for each new one.
 
+With data.share, a part of every batch is drawn from recorded data (datasets/rows.py).
+
 Several learners each have a replay and samplers, and count their rows together.
 
 samplers --fragments--> replay --drawn fragments--> learner.update
@@ -18,6 +20,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.ranks import Ranks
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
+from rlrun.datasets.rows import WithData
 from rlrun.machine import choices
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
@@ -65,20 +68,28 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     assert needs.replay is not None
     replay = make.replay(job.generation)
     limiter = Limiter(needs.replay.learning_starts, needs.replay.ratio, needs.columns * needs.replay.rows_learnt)
+    data = make.data() if make.data_columns else None
+    drawn_from = replay if data is None else WithData(replay, data, make.data_columns)
     sampler = make.sampler(job.generation)
     try:
+        if data is not None:
+            data.read()
         job.sampler_ready(sampler)
         job.keeps("replay", replay)
+        if data is not None:
+            job.keeps("data", data)
         job.keeps("limiter", limiter)
         sampler.publish(algorithm.policy, clock)
-        gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
+        gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(drawn_from.write, algorithm.ctx.device)
         replay.finish_writes = write.flush
         changed = False  # whether the policy has changed since weights were published
         update: Update | None = None
         while job.tick(clock, update):
             if limiter.due and algorithm.ctx.ranks.all(replay.starts > 0):
                 with job.timers("draw"):
-                    batch = weighed(replay.sample(make.columns, clock), replay.largest_weight, algorithm.ctx.ranks)
+                    batch = weighed(
+                        drawn_from.sample(make.columns, clock), drawn_from.largest_weight, algorithm.ctx.ranks
+                    )
                 rows = gather.upload(batch)
                 with job.timers("learn"), make.threads:
                     update = algorithm.update(rows, clock)
@@ -106,6 +117,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             sampler.free(fragments)
     finally:
         sampler.close()
+        if data is not None:
+            data.close()
 
 
 def weighed(batch: Batch, largest: float, ranks: Ranks) -> Batch:

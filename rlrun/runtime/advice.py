@@ -25,7 +25,7 @@ def notes(plan: Plan) -> list[str]:
 
 def _on_observations(plan: Plan) -> str | None:
     """Tries random actions in one environment, unless observations are filtered or images."""
-    if plan.config.run.model.observation_filter != "none" or plan.spec.image:
+    if plan.config.run.model.observation_filter != "none" or plan.spec.image or plan.config.runner.name == "offline":
         return None
     try:
         largest = largest_observation(plan)

@@ -37,6 +37,8 @@ from rlrun.core.run import Job, Run
 from rlrun.core.specs import EnvSpec
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company
+from rlrun.datasets.recorder import RecordingSampler
+from rlrun.datasets.rows import DataRows
 from rlrun.machine.graphs import CudaGraphs, GraphRecorder
 from rlrun.machine.machine import Machine
 from rlrun.machine.products import Products
@@ -48,7 +50,9 @@ from rlrun.replay.buffer import Replay
 from rlrun.replay.grouped import GroupedReplay
 from rlrun.replay.service import ShardedReplay
 from rlrun.runners.base import Factories
+from rlrun.runtime.data_plan import recorder
 from rlrun.runtime.plan import Plan, PolicyFactory
+from rlrun.runtime.rundir import command_line
 from rlrun.samplers.base import Sampler
 from rlrun.samplers.batched import BatchedSampler
 from rlrun.samplers.local import LocalSampler
@@ -191,6 +195,14 @@ class LearnerParts:
         )
 
     def sampler(self, generation: int) -> Sampler:
+        """Makes the sampler, which records what it hands over if the run says so."""
+        made = self._sampler(generation)
+        if self.config.run.record is None:
+            return made
+        record = self.policy_factory(acting=True)().record_spec(self.needs.record)
+        return RecordingSampler(made, recorder(self.config, self.spec, record, command_line()))
+
+    def _sampler(self, generation: int) -> Sampler:
         plan = self.sampler_plan(generation)
         if self.resources.inference == "serial":
             return SerialSampler(plan, self.device, None if self.cut is None else self.cut.of(self.ranks.rank))
@@ -217,6 +229,11 @@ class LearnerParts:
         if self.device.type == "cuda":
             made.pin()
         return made
+
+    def data(self) -> DataRows:
+        """Makes the memory of recorded data that is drawn from."""
+        assert self.plan.data is not None
+        return self.plan.data.make(self.seeds, self.ranks, self.device)
 
     # -- evolution -----------------------------------------------------------------------------------------------------
 
@@ -252,6 +269,8 @@ class LearnerParts:
             columns=self.columns,
             replay=self.replay,
             sharded_replay=self.sharded_replay,
+            data=self.data,
+            data_columns=0 if self.plan.data is None else self.plan.data.columns // self.ranks.world,
             noise=self.noise,
             population=self.population,
             rng=lambda generation: self.seeds.generator("replay", generation, self.ranks.rank),
@@ -315,11 +334,26 @@ def preflight(plan: Plan, machine: Machine) -> None:
     parts.algorithm()
     if plan.replay is not None:
         plan.replay.check(machine.free_memory, plan.resources.device)
+    if plan.data is not None:
+        plan.data.check(machine.free_memory)
+    if plan.config.run.record is not None:
+        check_record(plan)
     if plan.needs.population is not None:
         check_noise(plan.needs.population.noise_size, plan.parameters, machine.free_memory, machine.free_shared)
     check_callbacks(plan)
     if plan.config.run.eval.function is not None:
         make_evaluation(plan.config.run.eval.function)
+
+
+def check_record(plan: Plan) -> None:
+    """Raises UserError if a run that should be recorded gathers no rows, or if its folder cannot take them."""
+    if plan.config.runner.name in ("offline", "evolution"):
+        raise UserError(
+            f"record= writes the rows that samplers hand over, and runner={plan.config.runner.name} has none;"
+            " rlrun record RUN_DIR records the trained policy"
+        )
+    record = plan.policy_factory(acting=True)().record_spec(plan.needs.record)
+    recorder(plan.config, plan.spec, record, command_line())
 
 
 def check_callbacks(plan: Plan) -> None:

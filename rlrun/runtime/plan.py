@@ -30,6 +30,7 @@ from rlrun.models.model import Model, ModelConfig, lower_precision
 from rlrun.policies.exploration import check_exploration
 from rlrun.policies.several import SeveralPolicies
 from rlrun.runners import distributed_replay, on_policy
+from rlrun.runtime.data_plan import DataPlan, check_evaluation, plan_data, recorded
 from rlrun.runtime.replay_plan import PolicyReplay, ReplayPlan, check_belongs, groups_of, layout_of
 from rlrun.samplers.evaluators import EvaluationPlan
 
@@ -79,6 +80,7 @@ class Plan:
     parameters: int  # number of the policy's parameters
     policies: dict[str, tuple[int, ...]]  # the numbers of the agents of each policy; empty if there is one for all
     replay: ReplayPlan | None
+    data: DataPlan | None
 
     @property
     def seeds(self) -> Seeds:
@@ -181,10 +183,13 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
             f" {resources.inference}"
         )
+    check_evaluation(config)
     rows = needs.rows if needs.replay is None else needs.replay.fragment_length
     if whole:
         rows += room_for_episodes(spec, needs, resources)
     policy = policy_factory(config, spec, resources, acting=True)()
+    if config.run.record is not None:
+        needs = recorded(needs, policy)
     check_exploration(policy, spec, needs.record)
     fragments = fragments_per_producer(config, needs, resources)
     if needs.replay is None:  # a batch holds the rows of all agents of its environments
@@ -212,6 +217,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         parameters=sum(parameter.numel() for parameter in policy.parameters()),
         policies=policy.members if isinstance(policy, SeveralPolicies) else {},
         replay=plan_replay(config, spec, needs, resources, policy, machine),
+        data=plan_data(config, spec, needs, policy),
     )
 
 
@@ -289,7 +295,7 @@ def plan_replay(
 ) -> ReplayPlan | None:
     """Returns the plan of the replay, or None for an algorithm without a replay."""
     cfg = config.run.replay
-    if needs.replay is None or cfg is None:
+    if needs.replay is None or cfg is None or config.runner.name == "offline":
         return None
     layout = layout_of(cfg, needs, spec, policy, resources)
     groups: dict[str, PolicyReplay] = {}
@@ -342,6 +348,8 @@ def described(plan: Plan) -> str:
         )
     if plan.replay is not None:
         lines.append(("replay", str(plan.replay)))
+    if plan.data is not None:
+        lines.append(("data", str(plan.data)))
     lines.append(("weights", _weights(plan)))
     if config.run.eval.every is not None:
         lines.append(("evaluation", _evaluation(plan)))

@@ -103,6 +103,7 @@ def _run(
         callbacks=[*make_callbacks(config.run.callbacks, Callback), *_histograms(config, logger)],
         spec=plan.spec,
         episode_window=config.run.episode_window,
+        from_data=config.runner.name == "offline",
         judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
     )
     error: BaseException | None = None

@@ -115,6 +115,7 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.LEARNT_VALUES: _learnt_values,
     conditions.EACH_AGENT: lambda plan: not plan.spec.joint,
     conditions.SEVERAL_AGENTS: lambda plan: plan.spec.agents is not None,
+    conditions.EXPERIENCE: lambda plan: plan.config.runner.name != "offline",
     conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",
     conditions.FIRST_PRIORITIES: lambda plan: plan.config.algorithm.knows_first_priority,
 }

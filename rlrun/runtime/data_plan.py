@@ -1,0 +1,201 @@
+"""The plan for data that a run learns from or records: it is checked before the run, and makes the parts for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.config.run import Typed
+from rlrun.core.algorithm import Needs
+from rlrun.core.batch import Field, RowSpec
+from rlrun.core.errors import UserError
+from rlrun.core.policy import Policy
+from rlrun.core.ranks import Ranks
+from rlrun.core.seeding import Seeds
+from rlrun.core.spec_json import spec_to_json
+from rlrun.core.specs import EnvSpec
+from rlrun.datasets.open import open_source
+from rlrun.datasets.options import DataConfig
+from rlrun.datasets.parquet import ParquetSource
+from rlrun.datasets.recorder import TrajectoryRecorder
+from rlrun.datasets.rows import DataNeeds, DataRows, check_fits
+from rlrun.datasets.trajectories import Source
+from rlrun.envs.recorded import RecordedConfig
+from rlrun.replay.layout import ReplayConfig
+
+LOG_PROB: RowSpec = {"log_prob": Field((), torch.float32)}
+# The memory for data of algorithms that have no group of replay options.
+MEMORY = ReplayConfig(
+    name="uniform",
+    capacity=1,
+    compress=False,
+    directory=None,
+    device="cpu",
+    checkpoint=False,
+    checkpoint_max_gb=0.0,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    """What a run draws from data."""
+
+    cfg: DataConfig
+    wanted: DataNeeds
+    replay: ReplayConfig  # whether rows are drawn uniformly or by priorities
+    columns: int  # fragments of the whole train batch that are drawn from data
+    learners: int
+
+    def sources(self) -> list[tuple[Source, float]]:
+        """Opens the data. Raises UserError if they cannot be read or do not fit the run."""
+        spec = self.wanted.spec
+        found = [
+            (open_source(path, spec, self.cfg.actions_normalized), share) for path, share in self.cfg.shares.items()
+        ]
+        for source, _ in found:
+            check_fits(source.facts, self.wanted, source.name)
+        return found
+
+    @cached_property
+    def rows(self) -> int | None:
+        """Rows of all data sets together; None if that is not known before they are read."""
+        found = [source for source, _ in self.sources()]
+        if not all(isinstance(source, ParquetSource) for source in found):
+            return None
+        return sum(sum(source.rows_of) for source in found if isinstance(source, ParquetSource))
+
+    @property
+    def bytes(self) -> int:
+        """Memory that the rows of one learner take."""
+        capacity = self.cfg.buffer if self.rows is None else min(self.rows, self.cfg.buffer)
+        return self.wanted.layout(capacity).bytes
+
+    def check(self, available: int) -> None:
+        """Raises UserError before the start if data cannot be read, do not fit the run, or do not fit into memory.
+
+        available: bytes of free main memory."""
+        self.sources()
+        need = self.bytes * self.learners
+        if need > available:
+            fitting = int(self.cfg.buffer * available / need * 0.9)
+            each = f" for each of {self.learners} learners" if self.learners > 1 else ""
+            raise UserError(
+                f"data.buffer={self.cfg.buffer:,} rows take {self.bytes / 1e9:.1f} GB of memory{each}, and"
+                f" {available / 1e9:.1f} GB are free; data.buffer={fitting} would fit, and others are then read while"
+                " these are drawn"
+            )
+
+    def make(self, seeds: Seeds, ranks: Ranks, device: torch.device) -> DataRows:
+        """Makes one learner's memory of data."""
+        return DataRows(self.sources(), self.wanted, self.cfg, self.replay, seeds, ranks.rank, device)
+
+    def __str__(self) -> str:
+        many = "" if self.rows is None else f", {self.rows:,} rows"
+        paths = ", ".join(
+            path if share == 1.0 and len(self.cfg.shares) == 1 else f"{path} ({share:g})"
+            for path, share in self.cfg.shares.items()
+        )
+        return f"{paths}{many}; {self.cfg.buffer:,} rows in memory at most ({self.bytes / 1e6:,.1f} MB)"
+
+
+def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy) -> DataPlan | None:
+    """Returns the plan of a run's data, or None for a run that learns from experience alone.
+
+    Raises UserError if algorithm, runner and data do not belong together."""
+    cfg, runner, name = config.run.data, config.runner.name, config.algo.name
+    offline = runner == "offline"
+    if needs.replay is not None and needs.replay.returns is not None and not offline:
+        raise UserError(f"{name} learns from whole recorded episodes: use runner=offline and data.path=DIR")
+    if offline and needs.replay is None:
+        raise UserError(
+            f"{name} cannot learn from recorded data, because it learns from the newest policy's experience"
+        )
+    if offline and cfg.path is None:
+        raise UserError("runner=offline learns from recorded data: say which with data.path=DIR")
+    if cfg.path is None:
+        return None
+    if not offline and cfg.share is None:
+        if runner != "replay":
+            raise UserError(
+                f"data.path is for runner=offline, or for runner=replay with data.share; this run has runner={runner}"
+            )
+        raise UserError(
+            "data.path with runner=replay needs data.share, the share of every batch that is drawn from data;"
+            " runner=offline learns from data alone"
+        )
+    assert needs.replay is not None
+    if needs.replay.first_priority:
+        raise UserError("algo.input_priorities are computed by samplers, and recorded data do not have them")
+    if needs.several:
+        raise UserError(f"{name} has several policies, and data are learnt by one")
+    learners = config.run.resources.num_learners
+    columns = needs.columns
+    if not offline:
+        assert cfg.share is not None
+        columns = round(needs.columns * cfg.share)
+        if not 0 < columns < needs.columns:
+            raise UserError(
+                f"data.share={cfg.share:g} of algo.batch_size={needs.columns} is {columns} rows; choose one that leaves"
+                " rows for both"
+            )
+    memory = (
+        MEMORY
+        if config.run.replay is None
+        else replace(config.run.replay, compress=False, directory=None, device="cpu", checkpoint=False)
+    )
+    return DataPlan(
+        cfg=cfg,
+        wanted=DataNeeds(
+            spec, policy.record_spec(needs.record), policy.core_spec(), needs.core_every, needs.rows, needs.replay
+        ),
+        replay=memory,
+        columns=columns,
+        learners=1 if learners == "auto" else learners,
+    )
+
+
+def fill_spec(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a plain config in which env=data has the description of the environment that the data hold.
+
+    Raises UserError if there are no data, or if their format holds no description."""
+    env = values.get("env")
+    if not isinstance(env, Mapping) or env.get("family") != "data" or env.get("spec") is not None:
+        return values
+    data = values.get("data") or {}
+    path = data.get("path")
+    first = next(iter(path), None) if isinstance(path, Mapping) else path
+    if not first:
+        raise UserError("env= is missing, and no data say what the environment is (data.path=)")
+    source = open_source(str(first), None, bool(data.get("actions_normalized", True)))
+    spec = source.facts.spec
+    return {**values, "env": {**env, "name": spec.name, "spec": spec_to_json(spec)}}
+
+
+def check_evaluation(config: Typed) -> None:
+    """Raises UserError if a run without an environment is asked to evaluate in one."""
+    if isinstance(config.env, RecordedConfig) and config.run.eval.every is not None:
+        raise UserError("eval.every plays games, and this run has no environment: say which one with env=")
+
+
+def recorded(needs: Needs, policy: Policy) -> Needs:
+    """What an algorithm needs, and the probability of every action if the policy knows it."""
+    if "log_prob" in needs.record:
+        return needs
+    try:
+        policy.record_spec(("log_prob",))
+    except (KeyError, UserError):
+        return needs
+    return replace(needs, record=(*needs.record, "log_prob"))
+
+
+def recorder(config: Typed, spec: EnvSpec, record: RowSpec, command: str) -> TrajectoryRecorder:
+    """Makes the recorder of one sampler of a run."""
+    assert config.run.record is not None
+    kept = {name: field for name, field in record.items() if name == "log_prob"}
+    who = f"{config.algo.name} while it learnt, seed {config.run.seed}"
+    return TrajectoryRecorder(Path(config.run.record), spec, kept, who, command)
