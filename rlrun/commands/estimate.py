@@ -102,7 +102,7 @@ def main(words: list[str]) -> int:
     from rlrun.runtime.trained import load
 
     trained = load(path, str(options.checkpoint), trusted)
-    source = open_source(options.data.path)
+    source = open_source(options.data.path, trained.spec)
     discount = getattr(trained.config.algo, "discount", 1.0) if options.discount is None else options.discount
     question = Question(
         methods=options.methods,

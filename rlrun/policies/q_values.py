@@ -184,10 +184,8 @@ class QPolicy(FiltersObservations, Policy):
 
     def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
         action: Tensor = batch["action"]  # type: ignore[assignment]
-        rows = Batch(obs=batch["obs"][: len(action)], is_first=batch["is_first"][: len(action)])
-        return taken(
-            self.log_probs(rows if "core" not in batch else rows.replace(core=batch["core"]), mode, clock), action
-        )
+        kept = batch.replace(obs=batch["obs"][: len(action)], is_first=batch["is_first"][: len(action)])
+        return self.log_probs(kept, mode, clock).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def log_probs(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
         asked, mode, obs = mode, self.explorer.mode(mode), batch["obs"]

@@ -153,14 +153,18 @@ def _rows(trajectory: Trajectory, spec: EnvSpec) -> Batch:
     live = trajectory.valid
     reward = trajectory.reward.reshape(count, -1).sum(1)
     action = map_rows(trajectory.action, lambda x: np.where(live.reshape(-1, *[1] * (x.ndim - 1)), x, np.zeros_like(x)))
+
+    def before(x: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
+
     if "prev_action" in spec.obs and "prev_action" not in obs:
-        obs["prev_action"] = map_rows(action, lambda x: np.concatenate([np.zeros_like(x[:1]), x[:-1]]))
+        obs["prev_action"] = map_rows(trajectory.action, before)
     if "prev_reward" in spec.obs and "prev_reward" not in obs:
-        obs["prev_reward"] = np.concatenate([[0.0], np.where(live, reward, 0.0)[:-1]]).astype(np.float32)[:, None]
+        obs["prev_reward"] = before(reward.astype(np.float32))[:, None]
     log_prob = trajectory.record["log_prob"] if "log_prob" in trajectory.record else np.full(count, np.nan)
     flags = {"terminated": trajectory.terminated, "valid": live, "is_first": np.arange(count) == 0}
     fields = {"obs": {name: obs[name] for name in spec.obs}, "action": action, "reward": reward, "log_prob": log_prob}
-    return to_torch({**fields, **flags}).clone()
+    return to_torch(map_rows({**fields, **flags}, np.array))  # copies, since read rows may not be written to
 
 
 def _stacked(frames: Any, stack: int, count: int) -> Any:
