@@ -7,6 +7,7 @@ COMMANDS = {
     "evaluate": "RUN_DIR [PLAYER ...] [episodes=10]: play full games with a policy, or between several",
     "record": "RUN_DIR [episodes=100]: record what a trained policy does, as data to learn from",
     "data": "PATH: show a data set: its returns, its size and where it is from",
+    "estimate": "RUN_DIR data.path=DIR: estimate a policy's value from recorded episodes",
     "watch": "RUN_DIR: write an mp4 and a gif of a trained policy",
     "export": "RUN_DIR: write the trained policy as .pt2, .safetensors or .onnx, for programs without rlrun",
     "list": "algos, envs or tuned: list the names of one kind",
