@@ -116,15 +116,15 @@ class BC(Algorithm):
         return Update(self.report(shares, same, steps))
 
     def loss(self, batch: Batch, clock: Clock) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Returns this learner's share of the batch's loss [] and of its metrics, and metrics that all learners know."""
+        """Returns this learner's shares of the batch's loss [] and of metrics, and metrics that all learners know."""
         rows, outputs = self.unrolled(batch)
         return *self.imitation(rows, outputs, torch.ones_like(rows.reward), clock), {}
 
     def imitation(
         self, rows: Batch, outputs: Outputs, weight: Tensor, clock: Clock
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns this learner's share of the mean [] of minus weight * log pi, with the terms that hold up the entropy,
-        and of metrics.
+        """Returns this learner's shares of the mean [] of minus weight * log pi, with the terms that hold up the
+        entropy, and of metrics.
 
         rows and weight are [T, B]."""
         cfg, mean = self.cfg, self.mean_over(rows.valid)

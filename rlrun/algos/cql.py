@@ -1,23 +1,24 @@
 """CQL: conservative Q-learning (Kumar et al. 2020, arXiv:2006.04779), on SAC, for continuous and discrete actions.
 
-SAC (sac.py) whose critics are pushed down on the actions that they rate highest, and up on those of the data, so that the
-policy does not follow values that no data support. algo=discrete_cql does the same to a DQN.
+SAC (sac.py) whose critics are pushed down on the actions that they rate highest, and up on those of the data, so that
+the policy does not follow values that no data support. algo=discrete_cql does the same to a DQN.
 
 Rows: as in sac.py, most often of a data set.
 Recorded: nothing.
 Options: min_q_weight: weight of the penalty beside squared TD errors without their factor 0.5, as in the authors' code;
 temperature of its log-sum-exp; num_actions: N. For continuous actions the log-sum-exp is estimated, with importance
-weights, from 3N actions for each row: N uniform ones, N of the policy, and N of the policy in the next state, whose values
-are taken in this state (the authors' code, version 3, CQL(H) of the paper). Its constant -log 3N is left out, as there: it
-has no gradient, but counts in the gap that lagrangian_threshold bounds. lagrangian: the penalty has a further weight
-alpha', which keeps min_q_weight times the gap near lagrangian_threshold (eq. 30). bc_iters: updates at the beginning in
-which the actor clones the data. deterministic_backup: targets have no entropy term; the next action is drawn either way.
+weights, from 3N actions for each row: N uniform ones, N of the policy, and N of the policy in the next state, whose
+values are taken in this state (the authors' code, version 3, CQL(H) of the paper). Its constant -log 3N is left out, as
+there: it has no gradient, but counts in the gap that lagrangian_threshold bounds. lagrangian: the penalty has a further
+weight alpha', which keeps min_q_weight times the gap near lagrangian_threshold (eq. 30). bc_iters: updates at the
+beginning in which the actor clones the data. deterministic_backup: targets have no entropy term; the next action is
+drawn either way.
 Differs from the paper: what differs in sac.py. All gradients use the parameters before the update.
 Metrics: those of sac.py; gap: mean over critics of the penalty, which is the log-sum-exp minus the value of the data's
-action; alpha_prime and alpha_prime_lr with lagrangian. actor_loss: minus log pi of the data's actions in place of -Q, in
-the first bc_iters updates.
-Checked: tests/algos/test_offline.py (min_q_weight=0 is sac to the bit; the penalty by hand, against an integral and of a
-constant Q; unseen actions of a small MDP), tuned/cql/.
+action; alpha_prime and alpha_prime_lr with lagrangian. actor_loss: minus log pi of the data's actions in place of -Q,
+in the first bc_iters updates.
+Checked: tests/algos/test_offline.py (min_q_weight=0 is sac to the bit; the penalty by hand, against an integral and of
+a constant Q; unseen actions of a small MDP), tuned/cql/.
 """
 
 from __future__ import annotations

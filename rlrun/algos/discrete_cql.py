@@ -4,8 +4,8 @@ A DQN (dqn.py) that also learns to rate the actions of the data above all others
 
 Rows: as in dqn.py, most often of a data set.
 Recorded: as in dqn.py.
-Options: min_q_weight: alpha of the paper, the weight of mean(log sum_a exp Q(s, a) - Q(s, a of the data)) beside the TD loss,
-as in d3rlpy; with 0 it is dqn to the bit. The other options of DQN.
+Options: min_q_weight: alpha of the paper, the weight of mean(log sum_a exp Q(s, a) - Q(s, a of the data)) beside the TD
+loss, as in d3rlpy; with 0 it is dqn to the bit. The other options of DQN.
 Differs from the paper: it used QR-DQN, and this is a DQN with its extensions.
 Metrics: those of dqn.py, and gap: the mean that min_q_weight weights.
 Checked: tests/algos/test_offline.py (the loss by hand; dqn at weight 0; unseen actions of a small MDP),

@@ -8,15 +8,15 @@ Rows: fragments of n_step rows, most often of a data set, folded into single tra
 burn-in, of which every row is learnt from.
 Recorded: nothing.
 Options: expectile: tau of eq. 5; beta: inverse temperature of the actor's weights (eq. 7), 0 clones all actions alike;
-weight_clip: the largest weight; twin_q; value_lr; critic: the layers of the critics and of the state's value. actor_lr falls
-along a cosine over the run, as in the authors' code.
-Differs from the paper: actions are continuous or discrete. The actor is that of sac.py, a Gaussian squashed by tanh, whose
-deviation depends on the observation, so that a run of sac can begin with its weights; in the paper only the mean is
-squashed, and the deviation does not depend on the state. All losses use the parameters before the update; the authors' code
-steps the value first. The critics' losses are halves of squared errors.
-Metrics: learn/value_loss; critic_loss: sum over critics of means of weighted losses; actor_loss: mean of minus weight * log
-pi; weight: mean weight; advantage: mean of Q - V; td_error: mean |target - Q| over critics; q: mean value of the actions
-taken; value: mean V; target; value_, critic_ and actor_grad_norm before clipping, and lr.
+weight_clip: the largest weight; twin_q; value_lr; critic: the layers of the critics and of the state's value. actor_lr
+falls along a cosine over the run, as in the authors' code.
+Differs from the paper: actions are continuous or discrete. The actor is that of sac.py, a Gaussian squashed by tanh,
+whose deviation depends on the observation, so that a run of sac can begin with its weights; in the paper only the mean
+is squashed, and the deviation does not depend on the state. All losses use the parameters before the update; the
+authors' code steps the value first. The critics' losses are halves of squared errors.
+Metrics: learn/value_loss; critic_loss: sum over critics of means of weighted losses; actor_loss: mean of minus weight *
+log pi; weight: mean weight; advantage: mean of Q - V; td_error: mean |target - Q| over critics; q: mean value of the
+actions taken; value: mean V; target; value_, critic_ and actor_grad_norm before clipping, and lr.
 Checked: tests/algos/test_offline.py (losses by hand; expectile 0.5 is a mean, and beta 0 is bc), tuned/implicit_q/.
 """
 

@@ -6,11 +6,11 @@ advantages; it is updated before it is used.
 
 Rows: single rows of a data set, each with the discounted sum of the rewards behind it and the observation at the end of
 its trajectory, whose value stands for what follows if the trajectory was not terminated. With memory: sequences, as in
-bc.py, whose returns end with the value of the observation behind the last row. With learns_from=experience: fragments of
-the environment, whose returns end in the same way. Rewards are raw.
+bc.py, whose returns end with the value of the observation behind the last row. With learns_from=experience: fragments
+of the environment, whose returns end in the same way. Rewards are raw.
 Recorded: nothing; with learns_from=experience and memory, the recurrent state at row 0.
-Options: beta from 0, which is bc, to 1. squared_advantage_start and _rate: c^2 at the beginning, and the share by which an
-update moves it. With RLlib's numbers it hardly moves: c stays near 10, so that beta depends on the size of rewards.
+Options: beta from 0, which is bc, to 1. squared_advantage_start and _rate: c^2 at the beginning, and the share by which
+an update moves it. With RLlib's numbers it hardly moves: c stays near 10, so that beta depends on the size of rewards.
 weight_clip bounds the weights, which neither the paper nor RLlib do.
 Differs from the paper: the value is learnt by the squared error of the return alone, as in RLlib.
 Metrics: learn/policy_loss: mean of minus weight * log pi; value_loss; entropy; weight: mean weight; squared_advantage:
@@ -87,7 +87,7 @@ class MARWIL(bc.BC):
         self.register_buffer("squared_advantage", start)
 
     def loss(self, batch: Batch, clock: Clock) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Returns this learner's share of the batch's loss [] and of its metrics, and metrics that all learners know."""
+        """Returns this learner's shares of the batch's loss [] and of metrics, and metrics that all learners know."""
         cfg = self.cfg
         if cfg.beta == 0:
             return super().loss(batch, clock)

@@ -1,10 +1,10 @@
 """TD3+BC: TD3 whose actor also learns the actions of the data (Fujimoto & Gu 2021, arXiv:2106.06860).
 
-Rows, records and other options: as in td3.py. The rows are most often those of a data set, and observations are normalised
-by its mean and deviation (model.observation_filter=mean_std), which belong to the policy.
+Rows, records and other options: as in td3.py. The rows are most often those of a data set, and observations are
+normalised by its mean and deviation (model.observation_filter=mean_std), which belong to the policy.
 Options: alpha: how much values count beside the data's actions (eq. 5).
-Differs from the paper: what differs in td3.py. The deviation of observations is bounded by 1e-4 in place of adding 1e-3,
-and normalised numbers are bounded (model.observation_clip).
+Differs from the paper: what differs in td3.py. The deviation of observations is bounded by 1e-4 in place of adding
+1e-3, and normalised numbers are bounded (model.observation_clip).
 Metrics: those of td3.py; actor_loss has both terms.
 Checked: tests/algos/test_offline.py (the loss by hand; its gradient is that of TD3 where the policy plays the data's
 actions, and that of squared errors at alpha 0), tuned/td3_bc/.
