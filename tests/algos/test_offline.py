@@ -1,13 +1,15 @@
 """Checks BC, MARWIL, CQL, discrete CQL, implicit Q-learning and TD3+BC: losses by hand, and tests whose answer is known."""
 
 import copy
+import json
 import math
 
 import pytest
 import torch
-from conftest import compose
+from conftest import compose, small
 from test_actor_critics import Losses, drawn, folded, manual_critic, rows, shake, transitions
 
+from rlrun.cli import _dispatch
 from rlrun.config.automatic import settled
 from rlrun.config.run import type_config
 from rlrun.core.algorithm import LearnerContext
@@ -73,10 +75,13 @@ def whole_rows(length=7, columns=3, seed=0) -> Batch:
 
 
 def filled(field, *leading):
-    """Zeros of a row's field, which may be nested."""
+    """Random numbers in the fields of a row, which may be nested, and zeros where they are no floats."""
     if not hasattr(field, "shape"):
         return Batch({name: filled(part, *leading) for name, part in field.items()})
-    return torch.zeros(*leading, *field.shape, dtype=field.dtype)
+    shape = (*leading, *field.shape)
+    if field.dtype.is_floating_point:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)), dtype=field.dtype)
+    return torch.zeros(shape, dtype=field.dtype)
 
 
 def gradients(made, loss, parameters):
@@ -646,7 +651,7 @@ def test_td3_bc_by_hand():
     net = made.policy.net
     action = torch.tanh(net.head.linear(net.hidden(now)))
     q = manual_critic(made.critic, torch.cat([now, action], -1), 0)[:, 0]
-    scale = 1.5 / (sum(abs(float(one)) for one in q) / 3)
+    scale = 1.5 / (sum(map(abs, q.tolist())) / 3)
     wanted = -scale * q.mean() + (action - batch.action[0]).square().mean()
     loss = made.actor_loss(made_rows(made, batch))
     torch.testing.assert_close(loss, wanted)
@@ -670,6 +675,24 @@ def test_8_td3_bc_is_td3_where_it_plays_the_data_and_bc_where_values_do_not_coun
     ours, theirs = (actor_gradient(clone, one) for one in (clone.actor_loss(made_rows(clone, batch)), distance))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+# -- from data -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", ["rlrun/Identity-v0", "rlrun/IdentityBox-v0"])
+def test_bc_names_what_is_seen_as_the_best_episodes_of_another_run_did(tmp_path, env):
+    other, best = ("dqn", 18.0) if env == "rlrun/Identity-v0" else ("a2c", -3.0)
+    words = [f"env={env}", "resources=debug", "logger=[]"]
+    more = [f"record={tmp_path / 'data'}", "env_steps=150000", f"stop.return_mean={best}", f"run_dir={tmp_path / 'run'}"]
+    assert _dispatch(["train", *small(other, "quick"), *words, *more]) == 0
+    path = tmp_path / "bc"
+    data = [f"data.path={tmp_path / 'data'}", f"data.min_return={best}", "eval.every=10000", "env_steps=40000"]
+    learn = ["algo.batch_size=100", "algo.lr=3e-3", "model.hidden=[64]"]
+    assert _dispatch(["train", "algo=bc", *words, *data, *learn, f"run_dir={path}"]) == 0
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    found = [row["eval/return_mean"] for row in rows if row.get("eval/return_mean") is not None]
+    assert found[-1] >= best
 
 
 # -- fine-tuning ---------------------------------------------------------------------------------------------------------
