@@ -1,0 +1,162 @@
+"""scripts/make_offline_data [cartpole pendulum ...] [--folder data] [--rows 200000] [--levels random,medium,expert]
+                          [--train]
+
+Makes data sets as D4RL's are: of a random, a medium and an expert policy, and the replay of the run that led to the
+medium one. The sampling policies of this repository (tuned/offline/NAME-LEVEL.safetensors, with NAME.json saying how
+they were trained) play; with --train they are trained anew and replaced, and the replay is recorded meanwhile.
+Each set is FOLDER/NAME-LEVEL, and holds the mean returns of the random and the expert policy as references for
+normalised scores, which are measured in 100 episodes each. `medium` is the first policy that gets a third of the way from
+the random return to the expert's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlrun.core.checkpoint import write_atomically
+from rlrun.core.errors import UserError
+from rlrun.core.schedule import Clock
+from rlrun.datasets.parquet import set_references
+from rlrun.runtime.record import Wish, record
+from rlrun.runtime.trained import Trained
+
+ROOT = Path(__file__).resolve().parents[2]
+POLICIES = ROOT / "tuned" / "offline"
+LEVELS = ("random", "medium", "medium_replay", "expert")
+THIRD = 1.0 / 3.0  # of the way from the random return to the expert's
+REFERENCE_EPISODES = 100
+
+
+def described(name: str) -> dict[str, Any]:
+    """What NAME.json says: the words of the command, and for each level its env steps and its return."""
+    return json.loads((POLICIES / f"{name}.json").read_text())
+
+
+def loaded(name: str, level: str) -> Trained:
+    """A sampling policy of this repository, as rlrun.load() would return it."""
+    from safetensors.torch import load_file
+
+    from rlrun.cli import compose
+    from rlrun.config.automatic import settled
+    from rlrun.config.run import type_config
+    from rlrun.config.types import plain
+    from rlrun.models.model import Model
+    from rlrun.runtime.plan import make_spec
+
+    facts = described(name)
+    found: list[dict[str, Any]] = []
+    compose(facts["words"], lambda cfg, choices: found.append(plain(cfg)) or 0)
+    config = type_config(settled(found[0])[0])
+    spec = make_spec(config, config.algorithm.needs(config.algo))
+    policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)
+    # Random actions need no weights.
+    if level != "random":
+        policy.load_state_dict(load_file(str(POLICIES / f"{name}-{level}.safetensors")))
+    policy.requires_grad_(False)
+    steps = 0 if level == "random" else int(facts["levels"][level]["env_steps"])
+    return Trained(POLICIES, config, spec, policy, Clock(steps, 0))
+
+
+def sampled(name: str, level: str, folder: Path, rows: int, command: str, seed: int = 0) -> dict[str, Any]:
+    """Records a set. Policies are sampled, as D4RL's are."""
+    way: Any = "random" if level == "random" else "explore"
+    return record(loaded(name, level), folder, Wish(None, rows), way, seed, 8, command)
+
+
+def reference(name: str, level: str) -> float:
+    """The mean return of REFERENCE_EPISODES episodes: random, or the expert's greedy ones."""
+    with tempfile.TemporaryDirectory() as made:
+        way: Any = "random" if level == "random" else "greedy"
+        wish = Wish(REFERENCE_EPISODES, None)
+        return record(loaded(name, level), Path(made) / "set", wish, way, 1000, 8, "")["return_mean"]
+
+
+def train(name: str, folder: Path) -> None:
+    """Trains a policy anew, keeps the expert and the medium one, and records the run up to the medium one."""
+    from safetensors.torch import save_file
+
+    facts = described(name)
+    with tempfile.TemporaryDirectory() as made:
+        run = Path(made) / "run"
+        every = f"checkpoint.every={facts['checkpoint_every']}"
+        words = [*facts["words"], every, "checkpoint.keep=1000", "checkpoint.every_sec=null", "logger=[]"]
+        command = [sys.executable, "-m", "rlrun", "train", *words, f"run_dir={run}"]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        steps = sorted(int(path.name) for path in (run / "checkpoints").glob("[0-9]*"))
+        from rlrun.runtime.trained import load
+
+        def played(at: int) -> float:
+            """The mean return of sampled actions, which data sets are made of."""
+            with tempfile.TemporaryDirectory() as other:
+                wish = Wish(20, None)
+                return record(load(run, str(at)), Path(other) / "set", wish, "explore", 2000, 8, "")["return_mean"]
+
+        random, best = reference(name, "random"), played(steps[-1])
+        wanted = random + THIRD * (best - random)
+        medium = next(at for at in steps if played(at) >= wanted)
+        facts["levels"] = {}
+        for level, at in (("medium", medium), ("expert", steps[-1])):
+            weights = load(run, str(at)).policy.state_dict()
+            path = POLICIES / f"{name}-{level}.safetensors"
+            save_file({key: value.contiguous() for key, value in weights.items()}, str(path))
+            assert path.stat().st_size < 1_000_000, f"{path} is larger than a megabyte"
+            facts["levels"][level] = {"env_steps": at, "sampled_return": played(at)}
+        write_atomically(POLICIES / f"{name}.json", json.dumps(facts, indent=1) + "\n")
+    replay(name, folder)
+
+
+def replay(name: str, folder: Path) -> None:
+    """Records a run from its beginning to the env steps of the medium policy."""
+    facts = described(name)
+    steps = facts["levels"]["medium"]["env_steps"]
+    with tempfile.TemporaryDirectory() as made:
+        words = [*facts["words"], f"env_steps={steps}", "logger=[]", f"record={folder}", f"run_dir={Path(made) / 'run'}"]
+        command = [sys.executable, "-m", "rlrun", "train", *words]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def main() -> int:
+    known = sorted(path.stem for path in POLICIES.glob("*.json"))
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("names", nargs="*", default=known)
+    parser.add_argument("--folder", type=Path, default=Path("data"))
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--levels", default=",".join(LEVELS))
+    parser.add_argument("--train", action="store_true")
+    said = parser.parse_args()
+    unknown = set(said.names) - set(known) | set(said.levels.split(",")) - set(LEVELS)
+    if unknown:
+        parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}, and the levels {', '.join(LEVELS)}")
+    torch.set_num_threads(1)
+    for name in said.names:
+        if said.train:
+            train(name, said.folder / f"{name}-medium_replay")
+        random, expert = reference(name, "random"), reference(name, "expert")
+        for level in said.levels.split(","):
+            folder = said.folder / f"{name}-{level}"
+            if folder.exists() and not (said.train and level == "medium_replay"):
+                print(f"{folder} is there already")
+                continue
+            if level != "medium_replay":
+                sampled(name, level, folder, said.rows, f"scripts/make_offline_data {name} --rows {said.rows}")
+            elif not said.train:
+                replay(name, folder)
+            set_references(folder, random, expert)
+            print(f"{folder}: rlrun data {folder} shows it", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
