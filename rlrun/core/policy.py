@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, RowSpec
+from rlrun.core.errors import UserError
 from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 
@@ -64,8 +65,23 @@ class Policy(nn.Module):
         """The learner's pass over T+1 rows of a batch; returns the algorithm's own NamedTuple."""
         raise NotImplementedError
 
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        """The log-probability [T, B] of the actions of a batch, [T, B] rows with obs and is_first of as many or one
+        more, under act(mode) at this clock; for numbers, the logarithm of a density in the form that rows have. It is
+        -inf for an action that is never taken. Memory begins with batch.core, or with zeros if there is none. What is
+        explored by columns differs from one to the next (epsilon_min), is that of a column outside of training.
+
+        Raises UserError if actions have no probability here."""
+        raise UserError(f"{type(self).__name__} gives no probabilities of actions")
+
+    def log_probs(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        """The log-probabilities [T, B, A] of all choices, where an action is one of A. Raises UserError as log_prob
+        does."""
+        raise UserError(f"{type(self).__name__} gives no probabilities of actions")
+
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        """The shapes per row of these outputs. Raises KeyError for an output that the policy cannot record."""
+        """The shapes per row of these outputs. Raises KeyError for an output that the policy cannot record. Where
+        log_prob is recorded, NaN stands for a probability that is not known."""
         raise NotImplementedError
 
     def moments(self, batch: Batch) -> Any:
@@ -81,6 +97,22 @@ class Policy(nn.Module):
     def core_spec(self) -> RowSpec:
         """The shape per column of the recurrent state; empty for policies without memory."""
         return {}
+
+    def state_before(self, batch: Batch) -> Batch:
+        """The recurrent state before row 0 of a batch, leaves [B, ...]: the one that is stored there, or zeros."""
+        if "core" in batch:
+            return batch["core"].map(lambda x: x[0])  # type: ignore[return-value, arg-type]
+        first: Tensor = batch["is_first"]  # type: ignore[assignment]
+        spec: dict[str, Any] = self.core_spec()
+        return Batch(
+            {name: torch.zeros(first.shape[1], *field.shape, device=first.device) for name, field in spec.items()}
+        )
+
+
+def action_rows_of(batch: Batch) -> int:
+    """The number of rows of a batch that have an action."""
+    action = batch["action"]
+    return len(next(action.leaves()) if isinstance(action, Batch) else action)
 
 
 def fix_kernels(module: nn.Module) -> None:

@@ -111,6 +111,19 @@ def categorical_sample(log_probs: Tensor, rng: torch.Generator) -> Tensor:
     return (log_probs - exponential.log()).argmax(-1)
 
 
+def without_masked(log_prob: Tensor) -> Tensor:
+    """Returns log-probabilities in which those of illegal actions are -inf."""
+    return log_prob.masked_fill(log_prob < 0.5 * MASKED, -math.inf)
+
+
+def of_every_choice(dist: Any, shape: tuple[int, ...], choices: int) -> Tensor:
+    """Returns the log-probabilities [*shape, A] of all choices under a distribution of one choice, with leading
+    dimensions `shape`. Those of illegal actions are -inf."""
+    if isinstance(dist, Categorical):
+        return without_masked(dist.log_probs)
+    return torch.stack([dist.log_prob(torch.full(shape, choice)) for choice in range(choices)], -1)
+
+
 def _flat(action: Tensor, shape: tuple[int, ...]) -> Tensor:
     """[..., *shape] -> [..., D]."""
     return action.reshape(*action.shape[: action.ndim - len(shape)], -1)

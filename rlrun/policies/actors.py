@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
-from rlrun.core.policy import Act, Mode, Policy
+from rlrun.core.policy import Act, Mode, Policy, action_rows_of
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import Box, EnvSpec
+from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig, mlp
 from rlrun.models.heads import SMALL_GAIN, OwnHead, action_head, temper
 from rlrun.models.model import Model, Seen, SquashedDistributionConfig, Trunk
 from rlrun.models.normalizer import FiltersObservations
-from rlrun.ops.distributions import ActionDistribution
-from rlrun.policies.exploration import ActionNoiseConfig, Explorer
+from rlrun.ops.distributions import ActionDistribution, without_masked
+from rlrun.policies.exploration import ActionNoiseConfig, Explorer, certain_log_prob, every_log_prob
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
@@ -144,6 +144,14 @@ class DeterministicPolicy(Actor):
         action, after = self.row(obs, is_first, state)
         return self.shaped(action), Batch({**state, **after})
 
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        """Raises UserError: noisy actions are clipped to their bounds, on which they then lie with a probability above
+        0, and other noise depends on what was before."""
+        raise UserError(
+            "a policy of ddpg or td3 gives no densities of actions: greedy ones are certain, and noisy ones are clipped"
+            " to their bounds"
+        )
+
     def explored(self, clock: Clock) -> dict[str, float]:
         """Returns the schedule's noise scale as a metric."""
         return self.explorer.measured("noise_scale", lambda: self.explore.scale(clock))
@@ -232,9 +240,9 @@ class StochasticActor(Actor):
         return dist.mode(), Batch({**state, **after})
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        if names:
-            raise KeyError(names[0])
-        return {}
+        """Knows log_prob [B]. It is NaN for greedy actions that are numbers, and for an exploration that gives none."""
+        known: RowSpec = {"log_prob": Field((), torch.float32)}
+        return {name: known[name] for name in names}
 
     def act(
         self,
@@ -248,14 +256,44 @@ class StochasticActor(Actor):
     ) -> Act:
         mode = self.explorer.mode(mode)
         if mode == "greedy":
-            return Act(*self.greedy(obs, is_first, state), Batch())  # type: ignore[arg-type]
+            certain = None if self.kind != "categorical" else torch.zeros(is_first.shape, device=is_first.device)
+            return Act(*self.greedy(obs, is_first, state), self._told(record, is_first, certain))  # type: ignore[arg-type]
         who = self.explorer.stand_in(mode, clock)
         if who is self.explorer.uniform:
             after = self.row(obs, is_first, state)[1] if self.core_spec() else Batch()
-            chosen = self.explorer.choose(who, None, obs, is_first, state, clock, rng)[0]
-            return Act(chosen, Batch({**state, **after}), Batch())
+            chosen, log_prob, _ = self.explorer.choose(who, None, obs, is_first, state, clock, rng)
+            return Act(chosen, Batch({**state, **after}), self._told(record, is_first, log_prob))
         dist, after = self.row(obs, is_first, state)
         if who is None:
-            return Act(dist.sample(rng), Batch({**state, **after}), Batch())
-        action, _, changed = self.explorer.choose(who, dist, obs, is_first, state, clock, rng)
-        return Act(action, Batch({**state, **after, **changed}), Batch())
+            action = dist.sample(rng)
+            log_prob = dist.log_prob(action) if record else None
+            return Act(action, Batch({**state, **after}), self._told(record, is_first, log_prob))
+        action, log_prob, changed = self.explorer.choose(who, dist, obs, is_first, state, clock, rng)
+        return Act(action, Batch({**state, **after, **changed}), self._told(record, is_first, log_prob))
+
+    @staticmethod
+    def _told(names: tuple[str, ...], is_first: Tensor, log_prob: Tensor | None) -> Batch:
+        unknown = torch.full(is_first.shape, torch.nan, device=is_first.device)
+        return Batch(dict.fromkeys(names, unknown if log_prob is None else log_prob))
+
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        mode, action = self.explorer.mode(mode), batch["action"]
+        rows, space = action_rows_of(batch), self.spec.action
+        obs: Batch = batch["obs"][:rows]  # type: ignore[assignment]
+        who = self.explorer.stand_in(mode, clock)
+        if who is self.explorer.uniform:
+            return self.explorer.log_prob(who, None, obs, action, clock)
+        dist, _ = self.net(self.seen(obs), batch["is_first"][:rows], self.state_before(batch))
+        if mode == "greedy":
+            return certain_log_prob(space, dist.mode(), action)
+        if who is not None:
+            return self.explorer.log_prob(who, dist, obs, action, clock)
+        return without_masked(dist.log_prob(action))
+
+    def log_probs(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        space, mode, obs = self.spec.action, self.explorer.mode(mode), batch["obs"]
+        if not isinstance(space, Discrete):
+            return super().log_probs(batch, mode, clock)
+        first: Tensor = batch["is_first"]  # type: ignore[assignment]
+        dist, _ = self.net(self.seen(obs), first, self.state_before(batch))  # type: ignore[arg-type]
+        return every_log_prob(self.explorer, space, dist, obs, first.shape, mode, clock)  # type: ignore[arg-type]

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
-from rlrun.core.policy import Act, Mode, Pass, Policy
+from rlrun.core.policy import Act, Mode, Pass, Policy, action_rows_of
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import Box, EnvSpec, leaves
+from rlrun.core.specs import Box, Discrete, EnvSpec, leaves
 from rlrun.models.model import DistributionAndValueConfig, Model
 from rlrun.models.normalizer import FiltersObservations
-from rlrun.ops.distributions import Distribution
-from rlrun.policies.exploration import ExplorationConfig, Explorer
+from rlrun.ops.distributions import Distribution, without_masked
+from rlrun.policies.exploration import ExplorationConfig, Explorer, certain_log_prob, every_log_prob
 
 
 class Outputs(NamedTuple):
@@ -146,9 +146,10 @@ class DistributionPolicy(FiltersObservations, Policy):
             action, log_prob, changed = self.explorer.choose(who, dist, obs, is_first, state, clock, rng)
         else:
             action = dist.mode() if mode == "greedy" else dist.sample(rng)
-            log_prob = (
-                torch.zeros(is_first.shape, device=is_first.device) if mode == "greedy" else None
-            )  # it is certain
+            log_prob = None
+            if mode == "greedy":  # a choice is certain, and a number has no density
+                known = torch.nan if any(isinstance(part, Box) for _, part in leaves(self.spec.action)) else 0.0
+                log_prob = torch.full(is_first.shape, known, device=is_first.device)
         dist = dist.given(action) if record else dist
         recorded: dict[str, Tensor | Batch] = {}
         for name in record:
@@ -165,6 +166,24 @@ class DistributionPolicy(FiltersObservations, Policy):
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         return outputs.dist[0].mode(), after
+
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        mode, rows, action = self.explorer.mode(mode), action_rows_of(batch), batch["action"]
+        obs: Batch = batch["obs"][:rows]  # type: ignore[assignment]
+        dist = self._forward(obs, batch["is_first"][:rows], self.state_before(batch))[0].dist
+        if mode == "greedy":
+            return certain_log_prob(self.spec.action, dist.mode(), action)
+        who = self.explorer.stand_in(mode, clock)
+        if who is not None:
+            return self.explorer.log_prob(who, dist, obs, action, clock)
+        return without_masked(dist.given(action).log_prob(action))
+
+    def log_probs(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        space, mode, obs, first = self.spec.action, self.explorer.mode(mode), batch["obs"], batch["is_first"]
+        if not isinstance(space, Discrete):
+            return super().log_probs(batch, mode, clock)
+        dist = self._forward(obs, first, self.state_before(batch))[0].dist  # type: ignore[arg-type]
+        return every_log_prob(self.explorer, space, dist, obs, first.shape, mode, clock)  # type: ignore[arg-type, union-attr]
 
     @torch.no_grad()
     def last_value(self, batch: Batch) -> Tensor:

@@ -10,15 +10,15 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from rlrun.core.batch import Batch, allocate, fragment_layout
+from rlrun.core.batch import Batch, allocate, at, fragment_layout
 from rlrun.core.conditions import SEVERAL_ENVS, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError, closest
 from rlrun.core.plugins import is_path, load_object
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.ranges import NotNegative, Positive, PositiveShare, PositiveShareBelowOne, Range, Share
 from rlrun.core.schedule import Clock, Schedule
-from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space
-from rlrun.ops.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical
+from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves
+from rlrun.ops.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical, of_every_choice, without_masked
 
 EXPLORING = OnlyWith("..explore")
 
@@ -125,6 +125,11 @@ class Exploration:
         Algorithms that learn with importance weights (ppo, appo, impala) need Chosen.log_prob."""
         raise NotImplementedError
 
+    def log_prob(self, wanted: Any, obs: Batch, action: Tensor | Batch, clock: Clock) -> Tensor | None:
+        """Returns the log-probabilities [T, B] of given actions, for rows [T, B, ...] of what choose() gets, or None if
+        they are not known, as when they depend on the state. Estimates of a policy's value from data need them."""
+        return None
+
 
 class Uniform(Exploration):
     """Chooses uniformly among all legal actions, as RLlib's Random does. Numbers without bounds are standard normal."""
@@ -134,6 +139,10 @@ class Uniform(Exploration):
     ) -> Chosen:
         mask = obs["action_mask"].bool() if "action_mask" in obs else None
         return Chosen(*uniform(self.spec.action, len(is_first), mask, rng, is_first.device))
+
+    def log_prob(self, wanted: Any, obs: Batch, action: Tensor | Batch, clock: Clock) -> Tensor | None:
+        return uniform_log_prob(self.spec.action, action, obs["action_mask"].bool() if "action_mask" in obs else None)
+        # type: ignore[union-attr]
 
 
 def uniform(
@@ -163,6 +172,60 @@ def uniform(
         dist = Bernoulli(flat, space.shape) if isinstance(space, MultiBinary) else Gaussian(flat, flat, space.shape)
     action = dist.sample(rng)
     return action, dist.log_prob(action)
+
+
+def uniform_log_prob(space: Space, action: Any, mask: Tensor | None) -> Tensor:
+    """Returns the log-probabilities [...] that uniform() has for given actions [..., *shape], with mask [..., M]."""
+    if isinstance(space, Nested):
+        return torch.stack([uniform_log_prob(part, action[name], None) for name, part in space.spaces]).sum(0)
+    leading = action.shape[: action.ndim - len(space.field.shape)]
+    if isinstance(space, Box) and space.bounded:
+        return torch.full(leading, -space.size * math.log(2.0), device=action.device)
+    size = 0 if isinstance(space, Discrete | MultiDiscrete) else space.size
+    dist: Any
+    if isinstance(space, Discrete):
+        dist = Categorical(torch.zeros(*leading, space.n, device=action.device), mask)
+    elif isinstance(space, MultiDiscrete):
+        flat = torch.zeros(*leading, sum(space.sizes), device=action.device)
+        dist = MultiCategorical(flat, space.sizes, space.shape, mask)
+    else:
+        flat = torch.zeros(*leading, size, device=action.device)
+        dist = Bernoulli(flat, space.shape) if isinstance(space, MultiBinary) else Gaussian(flat, flat, space.shape)
+    return without_masked(dist.log_prob(action))
+
+
+def certain_log_prob(space: Space, chosen: Any, action: Any) -> Tensor:
+    """Returns the log-probabilities [...] of given actions where those that are chosen [..., *shape] are certain: 0, or
+    -inf for any other. Raises UserError for numbers, of which none has a probability above 0 and none a density."""
+    same: Tensor | None = None
+    for path, part in leaves(space):
+        if isinstance(part, Box):
+            raise UserError(
+                f"a greedy choice of {part} has neither probability nor density; greedy=false draws actions"
+            )
+        a, b = (at(tree, path) for tree in (chosen, action))
+        equal = (a == b).reshape(*a.shape[: a.ndim - len(part.field.shape)], -1).all(-1)
+        same = equal if same is None else same & equal
+    assert same is not None
+    return torch.zeros(same.shape, device=same.device).masked_fill(~same, -math.inf)
+
+
+def every_log_prob(
+    explorer: Explorer, space: Discrete, dist: Any, obs: Batch, shape: tuple[int, ...], mode: Mode, clock: Clock
+) -> Tensor:
+    """Returns the log-probabilities [T, B, A] of all choices where a policy's distribution is `dist`, for the mode that
+    explorer.mode() gives. shape: (T, B)."""
+    if mode == "explore" and explorer.stand_in(mode, clock) is None:
+        return of_every_choice(dist, shape, space.n)
+
+    def of(choice: int) -> Tensor:
+        action = torch.full(shape, choice, device=next(obs.leaves()).device)
+        who = explorer.stand_in(mode, clock)
+        if who is None:
+            return certain_log_prob(space, dist.mode(), action)
+        return explorer.log_prob(who, dist, obs, action, clock)
+
+    return torch.stack([of(choice) for choice in range(space.n)], -1)
 
 
 class Explorer:
@@ -202,6 +265,14 @@ class Explorer:
         own = {name.removeprefix(self.PREFIX): state[name] for name in state if name.startswith(self.PREFIX)}
         made = who.choose(wanted, obs, is_first, Batch(own), clock, rng)
         return made.action, made.log_prob, {self.PREFIX + name: value for name, value in made.state.items()}
+
+    def log_prob(self, who: Exploration, wanted: Any, obs: Batch, action: Tensor | Batch, clock: Clock) -> Tensor:
+        """Returns the log-probabilities [T, B] of given actions under who stands in. Raises UserError if it has
+        none."""
+        made = who.log_prob(wanted, obs, action, clock)
+        if made is None:
+            raise UserError(f"{type(who).__name__} gives no probabilities of actions (Exploration.log_prob)")
+        return made
 
     @property
     def recordable(self) -> bool:

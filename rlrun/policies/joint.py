@@ -105,20 +105,12 @@ class JointQPolicy(Policy):
         rng: torch.Generator,
         record: tuple[str, ...] = (),
     ) -> Act:
-        asked, mode = mode, self.explorer.mode(mode)
         values, after = self(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         q = values[0]  # [B, N, A]
         draws = torch.rand(q.shape, generator=rng, device=q.device)
         if "action_mask" in obs:
             draws = draws * obs["action_mask"].bool().view(q.shape)  # type: ignore[union-attr]
-        epsilon: float | Tensor = self.explore.eval_epsilon if asked == "greedy" else 0.0
-        if mode == "explore":
-            place = state["place"] if "place" in state else None
-            epsilon = ladder(self.explore.epsilon(clock), self.explore.epsilon_min, place)  # type: ignore[arg-type]
-            if isinstance(epsilon, Tensor):
-                epsilon = epsilon.unsqueeze(-1)
-            if clock.env_steps < self.explorer.random_steps:
-                epsilon = 1.0
+        epsilon = self._epsilon(mode, state, clock)
         explores = torch.rand(q.shape[:2], generator=rng, device=q.device) < epsilon
         action = torch.where(explores, draws.argmax(-1), q.argmax(-1))
         alive = obs["alive"].bool()
@@ -135,6 +127,31 @@ class JointQPolicy(Policy):
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         q, after = self(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         return q[0].argmax(-1), after
+
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        """The log-probabilities [T, B] of the choices of all agents that are there."""
+        asked, mode, action = mode, self.explorer.mode(mode), batch["action"]
+        obs: Batch = batch["obs"][: len(action)]  # type: ignore[assignment]
+        q, _ = self(obs, batch["is_first"][: len(action)], self.state_before(batch))  # [T, B, N, A]
+        legal = torch.ones_like(q)
+        if "action_mask" in obs:
+            mask = obs["action_mask"].bool().view(q.shape)  # type: ignore[union-attr]
+            legal = (mask | ~mask.any(-1, keepdim=True)).to(q.dtype)
+        best = torch.nn.functional.one_hot(q.argmax(-1), self.actions)
+        epsilon = self._epsilon(asked, Batch(), clock)
+        chances = epsilon * legal / legal.sum(-1, keepdim=True) + (1.0 - epsilon) * best
+        each = chances.gather(-1, action.unsqueeze(-1)).squeeze(-1).log()  # type: ignore[union-attr, arg-type]
+        return each.masked_fill(~obs["alive"].bool(), 0.0).sum(-1)  # type: ignore[union-attr, arg-type]
+
+    def _epsilon(self, asked: Mode, state: Batch, clock: Clock) -> float | Tensor:
+        """Returns the probability with which an agent acts at random [B, 1], or one for all columns."""
+        if self.explorer.mode(asked) != "explore":
+            return self.explore.eval_epsilon if asked == "greedy" else 0.0
+        if clock.env_steps < self.explorer.random_steps:
+            return 1.0
+        place = state["place"] if "place" in state else None
+        epsilon = ladder(self.explore.epsilon(clock), self.explore.epsilon_min, place)  # type: ignore[arg-type]
+        return epsilon.unsqueeze(-1) if isinstance(epsilon, Tensor) else epsilon
 
     def explored(self, clock: Clock) -> dict[str, float]:
         """Returns the schedule's epsilon as a metric."""

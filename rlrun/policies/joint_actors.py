@@ -203,6 +203,25 @@ class JointActorPolicy(Policy):
         explores = torch.rand(drawn.shape, generator=rng, device=device) < self.explore.epsilon(clock)
         return Act(torch.where(explores, uniform, drawn), state, Batch())
 
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        """The log-probabilities [T, B] of the choices of all agents that are there. Raises UserError for numbers, which
+        are noisy and clipped, and for another exploration."""
+        action: Tensor = batch["action"]  # type: ignore[assignment]
+        asked, rows = self.explorer.mode(mode), Batch(obs=batch["obs"][: len(action)], action=action)
+        if self.continuous or self.explorer.stand_in(asked, clock) is not None:
+            return super().log_prob(batch, mode, clock)
+        flat = rows.map(lambda x: x.flatten(0, 1))
+        obs: Batch = flat["obs"]  # type: ignore[assignment]
+        legal = self.legal(obs)
+        logits = self.outputs(self.actors, self.seen(obs)).masked_fill(~legal, MASKED)
+        if asked == "greedy":
+            chances = torch.nn.functional.one_hot(logits.argmax(-1), self.size).float()
+        else:
+            epsilon = self.explore.epsilon(clock)
+            chances = epsilon * legal / legal.sum(-1, keepdim=True) + (1.0 - epsilon) * logits.softmax(-1)
+        each = chances.gather(-1, flat["action"].unsqueeze(-1)).squeeze(-1).log()  # type: ignore[union-attr, arg-type]
+        return each.masked_fill(~obs["alive"].bool(), 0.0).sum(-1).view(action.shape[:2])  # type: ignore[union-attr, arg-type]
+
     def explored(self, clock: Clock) -> dict[str, float]:
         """Returns the schedule's epsilon or scale of the noise as a metric."""
         if self.continuous:

@@ -111,6 +111,13 @@ class LeaguePolicy(Policy):
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         return self.main.greedy(obs, is_first, state)
 
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        """That of the newest weights, which play all agents outside of training."""
+        return self.main.log_prob(batch, mode, clock)
+
+    def log_probs(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        return self.main.log_probs(batch, mode, clock)
+
     def take_snapshot(self, number: int) -> None:
         """Keeps main's weights as snapshot `number`, in the place of an older one."""
         slot = number % len(self.snapshots)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.moments import Moments
-from rlrun.core.policy import Act, Mode, Policy
+from rlrun.core.policy import Act, Mode, Policy, action_rows_of
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.encoders import NetConfig
@@ -19,6 +19,7 @@ from rlrun.models.model import Model
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.models.per_column import PerColumn
 from rlrun.policies.actors import ActorNet
+from rlrun.policies.exploration import certain_log_prob
 
 
 class LinearHead(nn.Module):
@@ -97,6 +98,12 @@ class PerturbedPolicy(FiltersObservations, Policy):
         record: tuple[str, ...] = (),
     ) -> Act:
         return Act(*self.greedy(obs, is_first, state), Batch())  # type: ignore[arg-type]
+
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        rows = action_rows_of(batch)
+        obs: Batch = batch["obs"][:rows]  # type: ignore[assignment]
+        chosen = self.chosen(self.net(self.seen(obs), batch["is_first"][:rows], Batch())[0])
+        return certain_log_prob(self.spec.action, chosen, batch["action"])
 
     def act_with(self, parameters: Tensor, obs: Batch, is_first: Tensor) -> Tensor:
         """Returns every column's action for obs [B, ...] under its own parameters [B, P]."""

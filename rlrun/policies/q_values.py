@@ -54,8 +54,10 @@ class QPolicy(FiltersObservations, Policy):
         return self.trunk.core_spec()
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        """Knows q_taken and q_max [B], the values of the action taken and of the best action."""
-        known: RowSpec = {"q_taken": Field((), torch.float32), "q_max": Field((), torch.float32)}
+        """Knows q_taken and q_max [B], the values of the action taken and of the best action, and log_prob [B]. It is
+        NaN where it has no formula: exploring by noise in parameters, noisy layers, or an exploration that gives
+        none."""
+        known: RowSpec = {name: Field((), torch.float32) for name in ("q_taken", "q_max", "log_prob")}
         return {name: known[name] for name in names}
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
@@ -125,8 +127,8 @@ class QPolicy(FiltersObservations, Policy):
         q, carried = self.legal_q(outputs, rows)[0], dict(state.items()) | dict(after.items())
         who = self.explorer.stand_in(mode, clock)
         if who is not None:
-            action, _, changed = self.explorer.choose(who, q, obs, is_first, state, clock, rng)
-            return Act(action, Batch(carried | changed), self._told(record, outputs[0], q, action))
+            action, log_prob, changed = self.explorer.choose(who, q, obs, is_first, state, clock, rng)
+            return Act(action, Batch(carried | changed), self._told(record, outputs[0], q, action, log_prob))
         chosen = q
         if self.episodes is not None and mode == "explore":
             chosen, changed = self._disturbed(obs, is_first, state, q, rng)
@@ -137,17 +139,68 @@ class QPolicy(FiltersObservations, Policy):
             if soft
             else chosen.argmax(-1)
         )
-        greedy = self.explore.eval_epsilon if asked == "greedy" else 0.0  # training without exploration has none
-        epsilon = self.epsilon(state, clock) if mode == "explore" else greedy
+        epsilon = self._epsilon(asked, state, clock)
         draws = torch.rand(q.shape, generator=rng, device=q.device)
         if "action_mask" in obs:
             draws = draws * obs["action_mask"].bool()  # The argmax of random numbers draws legal actions uniformly.
         explores = torch.rand(q.shape[0], generator=rng, device=q.device) < epsilon
         action = torch.where(explores, draws.argmax(-1), best)
-        return Act(action, Batch(carried), self._told(record, outputs[0], q, action))
+        log_prob = None
+        if "log_prob" in record and self._known(mode):
+            log_prob = taken(self._chances(q, obs, mode, epsilon), action).log()
+        return Act(action, Batch(carried), self._told(record, outputs[0], q, action, log_prob))
 
-    def _told(self, names: tuple[str, ...], outputs: Tensor, q: Tensor, action: Tensor) -> Batch:
-        return Batch({name: self.recorded(name, outputs, q, action) for name in names})
+    def _told(
+        self, names: tuple[str, ...], outputs: Tensor, q: Tensor, action: Tensor, log_prob: Tensor | None
+    ) -> Batch:
+        unknown = torch.full_like(q[:, 0], math.nan) if log_prob is None else log_prob
+        return Batch(
+            {name: unknown if name == "log_prob" else self.recorded(name, outputs, q, action) for name in names}
+        )
+
+    def _epsilon(self, asked: Mode, state: Batch, clock: Clock) -> float | Tensor:
+        """Returns the probability of a random action [B], or one for all columns."""
+        if self.explorer.mode(asked) == "explore":
+            return self.epsilon(state, clock)
+        return self.explore.eval_epsilon if asked == "greedy" else 0.0  # training without exploration has none
+
+    def _known(self, mode: Mode) -> bool:
+        """Whether the probabilities of actions have a formula."""
+        return mode == "greedy" or (self.episodes is None and not self.noisy)
+
+    def _chances(self, q: Tensor, obs: Batch, mode: Mode, epsilon: float | Tensor) -> Tensor:
+        """Returns the probabilities [..., A] of all actions, of legal_q [..., A] and epsilon [...]. Where an
+        observation makes every action illegal (at an end), it is as if all were legal."""
+        if mode == "explore" and self.explore.kind == "soft_q":
+            best = (q / self.explore.temperature).softmax(-1)
+        else:
+            best = torch.nn.functional.one_hot(q.argmax(-1), q.shape[-1]).to(q.dtype)
+        legal = torch.ones_like(q)
+        if "action_mask" in obs:
+            mask = obs["action_mask"].bool()
+            legal = (mask | ~mask.any(-1, keepdim=True)).to(q.dtype)
+        share = epsilon.unsqueeze(-1) if isinstance(epsilon, Tensor) and epsilon.ndim else epsilon
+        return share * legal / legal.sum(-1, keepdim=True) + (1.0 - share) * best
+
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        action: Tensor = batch["action"]  # type: ignore[assignment]
+        kept = batch.replace(obs=batch["obs"][: len(action)], is_first=batch["is_first"][: len(action)])
+        return self.log_probs(kept, mode, clock).gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def log_probs(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        asked, mode, obs = mode, self.explorer.mode(mode), batch["obs"]
+        if not self._known(mode):
+            raise UserError(
+                f"what is explored by {'noisy layers' if self.noisy else 'noise in parameters'} has no known"
+                " probabilities; greedy actions have"
+            )
+        draw_noise(self, None)
+        q, _ = self(obs, batch["is_first"], self.state_before(batch))
+        who = self.explorer.stand_in(mode, clock)
+        if who is not None:
+            actions = (torch.full(q.shape[:2], choice, device=q.device) for choice in range(q.shape[-1]))
+            return torch.stack([self.explorer.log_prob(who, q, obs, action, clock) for action in actions], -1)
+        return self._chances(q, obs, mode, self._epsilon(asked, Batch(), clock)).log()
 
     def recorded(self, name: str, outputs: Tensor, q: Tensor, action: Tensor) -> Tensor:
         """Returns what record_spec() calls `name` [B, ...], from outputs [B, A, K], values q [B, A] and action [B]."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import UserError
-from rlrun.core.policy import Act, Mode, Pass, Policy
+from rlrun.core.policy import Act, Mode, Pass, Policy, action_rows_of
 from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.policies.exploration import Exploration
@@ -113,6 +113,22 @@ class SeveralPolicies(Policy):
             parts[name] = Act(action, after, Batch())  # type: ignore[arg-type]
         act = self._together(parts, state, len(is_first), is_first.device)
         return act.action, act.state
+
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        """The log-probabilities [T, B], by each column's own policy. Raises UserError where one has none."""
+        if self.scripted:
+            raise UserError(f"the policy {next(iter(self.scripted))} gives no probabilities of actions")
+        rest = Batch({name: value for name, value in batch.items() if name != "core"})
+        first: Tensor = batch["is_first"]  # type: ignore[assignment]
+        made = torch.zeros(action_rows_of(batch), first.shape[1], device=first.device)
+        for name in self.members:
+            index = self.columns(name, first.shape[1], first.device)
+            own = rest.columns(index)
+            if "core" in batch and name in batch["core"]:
+                own = own.replace(core=batch["core"][name].map(lambda x, i=index: x[:, i]))  # type: ignore[index, misc, union-attr, arg-type]
+            when = clock if name in self.recorded else LATE
+            made[:, index] = self.policy(name).log_prob(own, mode, when)
+        return made
 
     @staticmethod
     def _state(state: Batch, name: str) -> Batch:

@@ -1,0 +1,175 @@
+"""rlrun estimate RUN_DIR data.path=DIR [method=is,pdis,wis,step_wis,dm,dr,wdr] [greedy=false discount=0.99
+checkpoint=last|best|<env steps> interval=bootstrap|t|bernstein confidence=0.95 bounds=[LOW,HIGH] episodes=1000 folds=2
+num_actions=8 seed=0 model.updates=10000 model.batch_size=256 model.lr=1e-3 model.hidden=[256,256] model.target_tau=0.02
+model.clip=true] [--json]
+
+Estimates the value of a policy from recorded episodes, without playing: the expected discounted return of an episode.
+The discount is that of the run, unless another one is given.
+
+is        ordinary importance sampling: unbiased, with a large variance
+pdis      per-decision importance sampling: unbiased, with less variance
+wis       weighted importance sampling: biased, consistent, and within the range of the returns
+step_wis  weighted importance sampling of every step
+dm        the direct method: a model of action values, learnt by fitted Q evaluation
+dr        doubly robust: the model, corrected by per-decision weights
+wdr       doubly robust, with weights as in step_wis
+
+All but dm need the probability of every action under who played, which rlrun's own data sets hold. greedy=true judges
+the policy as evaluations play it; greedy=false (the default) as it explores in training, at the checkpoint's env steps.
+
+`effective` is the number of own episodes that the weighted ones are worth. Where it is small, no interval of an
+estimate with weights can be trusted. bernstein holds for every number of episodes, but needs bounds for what an episode
+contributes: its return, times its weight. folds is the number of parts into which episodes are divided: a model is
+fitted for each part to the others; with folds=1 it judges the episodes that it has learnt from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from rlrun.cli import run_dir_argument, take_trust
+from rlrun.config.types import parse_assignments, typed
+from rlrun.core.errors import UserError, closest
+from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Share
+from rlrun.families.fitted_q import FittedQConfig
+from rlrun.runtime.estimate import METHODS, IntervalKind, Question, Report, estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPath:
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateOptions:
+    data: DataPath
+    method: str | tuple[str, ...]
+    greedy: bool
+    discount: Annotated[float, Share] | None
+    checkpoint: str | int
+    interval: IntervalKind
+    confidence: Annotated[float, PositiveShareBelowOne]
+    bounds: tuple[float, float] | None
+    episodes: Annotated[int, Count] | None
+    folds: Annotated[int, Count]
+    num_actions: Annotated[int, Count]
+    seed: Annotated[int, NotNegative]
+    model: FittedQConfig
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Raises UserError if there is no such method."""
+        names = self.method.split(",") if isinstance(self.method, str) else self.method
+        for name in names:
+            if name not in METHODS:
+                raise UserError(f"method must be some of {', '.join(METHODS)}, not {name!r}.{closest(name, METHODS)}")
+        return tuple(dict.fromkeys(names))
+
+
+DEFAULTS = {
+    "method": "is,pdis,wis,step_wis,dm,dr",
+    "greedy": False,
+    "discount": None,
+    "checkpoint": "last",
+    "interval": "bootstrap",
+    "confidence": 0.95,
+    "bounds": None,
+    "episodes": None,
+    "folds": 2,
+    "num_actions": 8,
+    "seed": 0,
+}
+MODEL = {"updates": 10_000, "batch_size": 256, "lr": 1e-3, "hidden": [256, 256], "target_tau": 0.02, "clip": True}
+TOLD_EVERY = 2000  # updates
+
+
+def main(words: list[str]) -> int:
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return 0
+    trusted, words = take_trust(words)
+    as_json = "--json" in words
+    path, rest = run_dir_argument([word for word in words if word != "--json"], "estimate")
+    options = parsed(rest)
+
+    import torch
+
+    torch.set_num_threads(1)
+
+    from rlrun.datasets.open import open_source
+    from rlrun.runtime.trained import load
+
+    trained = load(path, str(options.checkpoint), trusted)
+    source = open_source(options.data.path, trained.spec)
+    discount = getattr(trained.config.algo, "discount", 1.0) if options.discount is None else options.discount
+    question = Question(
+        methods=options.methods,
+        discount=float(discount),
+        interval=options.interval,
+        confidence=options.confidence,
+        bounds=options.bounds,
+        mode="greedy" if options.greedy else "explore",
+        folds=options.folds,
+        num_actions=options.num_actions,
+        episodes=options.episodes,
+        seed=options.seed,
+    )
+
+    def told(fold: int, update: int) -> None:
+        if not as_json and (update % TOLD_EVERY == 0 or update == options.model.updates):
+            print(f"fitted Q, part {fold + 1} of {options.folds}: {update:,} updates", flush=True)
+
+    if not as_json:
+        print(f"rlrun estimate: {path} from {options.data.path}", flush=True)
+    report = estimate(
+        trained.policy, trained.spec, trained.clock, trained.config.run.model, source, question, options.model, told
+    )
+    if as_json:
+        facts: dict[str, Any] = {"run_dir": str(path), "data": options.data.path, "env": trained.spec.name}
+        facts |= {"checkpoint_env_steps": trained.clock.env_steps, "greedy": options.greedy}
+        print(json.dumps(facts | {"interval": options.interval} | dataclasses.asdict(report)))
+        return 0
+    acting = "greedy" if options.greedy else "exploring"
+    print(f"\n{trained.spec.name}, the {acting} policy at {trained.clock.env_steps:,} env steps\n")
+    print(shown(report, options.confidence))
+    return 0
+
+
+def parsed(words: list[str]) -> EstimateOptions:
+    """The options of a command's words."""
+    given = parse_assignments(words)
+    nested: dict[str, dict] = {"data": {}, "model": dict(MODEL)}
+    flat = {}
+    for name, value in given.items():
+        group, dot, key = name.partition(".")
+        if dot and group in nested:
+            nested[group][key] = value
+        else:
+            flat[name] = value
+    if not nested["data"]:
+        raise UserError("rlrun estimate needs data.path=DIR, a data set with episodes")
+    return typed(EstimateOptions, DEFAULTS | flat | nested)
+
+
+def shown(report: Report, confidence: float) -> str:
+    """The table, and the sentences under it."""
+    from rlrun.experiments.view import text_table
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
+    rows = [
+        [one.method, number(one.value), number(one.low), number(one.high), f"{one.effective:,.1f}"]
+        for one in report.answers
+    ]
+    data = [number(x) for x in (report.data_value, report.data_low, report.data_high)]
+    rows.append(["the data's own", *data, f"{report.episodes:,}"])
+    table = text_table(rows, ("method", "estimate", f"{100 * confidence:g}% from", "to", "effective"))
+    said = [
+        f"The discount is {report.discount:g}. The data has {report.episodes:,} episodes of {report.steps:,} steps,"
+        f" with a mean return of {report.data_return:.4g} without discount.",
+        *report.warnings,
+    ]
+    return "\n".join([table, "", *said])

@@ -1,0 +1,499 @@
+"""The value of a trained policy, estimated from episodes that others played (rlrun estimate).
+
+A policy's value is the expected discounted return of an episode. Rewards are those of the environment, unclipped; the
+rewards of several agents are added. An episode is what its trajectory holds from the first row to the last one: a lost
+life in between does not end it. What a time limit cuts off counts as far as it was played for is, pdis, wis and
+step_wis; dm, dr and wdr add the model's value of what would have come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlrun.core.batch import Batch
+from rlrun.core.env import map_rows
+from rlrun.core.errors import UserError
+from rlrun.core.policy import Mode, Policy
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import Discrete, EnvSpec
+from rlrun.datasets.trajectories import Source, Trajectory
+from rlrun.envs.stacked import LastFrames
+from rlrun.families.fitted_q import FittedQ, FittedQConfig, PlayedRows
+from rlrun.models.model import Model, ModelConfig
+from rlrun.ops import estimators
+from rlrun.ops.estimators import Estimate, EstimateInterval
+from rlrun.samplers.evaluator import to_torch
+
+Method = Literal["is", "pdis", "wis", "step_wis", "dm", "dr", "wdr"]
+IntervalKind = Literal["bootstrap", "t", "bernstein"]
+METHODS: tuple[str, ...] = get_args(Method)
+NEED_CHANCES = ("is", "pdis", "wis", "step_wis", "dr", "wdr")  # methods that need probabilities of the actions
+NEED_MODEL = ("dm", "dr", "wdr")  # methods that need a model of action values
+FEW = 30  # effective episodes below which an estimate is said to be uncertain
+SMALL_SHARE = 0.1  # and the share of all episodes
+FAR_FROM_ONE = 0.1  # mean weight below which it is said that the data hardly shows what the policy does
+ROWS_AT_A_TIME, IMAGES_AT_A_TIME = 4096, 256
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about a policy."""
+
+    methods: tuple[str, ...]
+    discount: float
+    interval: IntervalKind = "bootstrap"
+    confidence: float = 0.95
+    bounds: tuple[float, float] | None = None  # between which every episode's contribution lies, for bernstein
+    mode: Mode = "explore"
+    folds: int = 2  # parts of the episodes; the model that judges a part is fitted to the others
+    num_actions: int = 8  # actions that a policy of other actions than single choices draws in every row
+    episodes: int | None = None  # so many are read; None: all
+    seed: int = 0
+
+
+@dataclass
+class Answer:
+    """One method's estimate. What could not be computed is None."""
+
+    method: str
+    value: float | None
+    low: float | None
+    high: float | None
+    effective: float
+    mean_weight: float | None  # of whole episodes; None without weights
+
+
+@dataclass
+class Report:
+    """All estimates, the data's own returns and sentences about both."""
+
+    answers: list[Answer] = field(default_factory=list)
+    episodes: int = 0
+    steps: int = 0
+    left_out: int = 0  # episodes that are not whole
+    discount: float = 1.0
+    data_return: float = 0.0  # mean undiscounted return of the episodes
+    data_value: float = 0.0  # mean discounted return, with its interval
+    data_low: float | None = None
+    data_high: float | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+class Played:
+    """The episodes of a data set in memory, and what a policy does in them."""
+
+    def __init__(self, source: Source, spec: EnvSpec, episodes: int | None = None):
+        """spec: what the policy sees. Raises UserError if the data's spaces are others, or if no episode is whole."""
+        check_spaces(source, spec)
+        self.spec, self.left_out, self.unknown = spec, 0, 0
+        self.lengths: list[int] = []  # rows of every episode
+        parts: list[Batch] = []
+        for trajectory in trajectories(source):
+            if not trajectory.whole or not trajectory.steps:
+                self.left_out += 1
+                continue
+            self.unknown += not trajectory.has_log_prob
+            parts.append(_rows(trajectory, spec))
+            self.lengths.append(len(trajectory))
+            if len(parts) == episodes:
+                break
+        if not parts:
+            raise UserError(f"{source.name} has no whole episode to estimate from")
+        self.rows = _joined(parts)  # leaves [R, ...]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def starts(self) -> list[int]:
+        """The number of every episode's first row."""
+        return np.cumsum([0, *self.lengths[:-1]]).tolist()
+
+
+def trajectories(source: Source):
+    """Yields all trajectories of a source."""
+    for piece in range(source.pieces()):
+        yield from source.read(piece)
+
+
+def check_spaces(source: Source, spec: EnvSpec) -> None:
+    """Raises UserError if a policy for this environment cannot be judged by these data."""
+    theirs = source.facts.spec
+    if spec.columns_per_env > 1 or theirs.columns_per_env > 1:
+        raise UserError(
+            "values are estimated for one agent, or for all agents in one row; the agents of"
+            f" {(spec if spec.columns_per_env > 1 else theirs).name} have rows of their own"
+        )
+    for what, a, b in (
+        ("observations", theirs.observation, spec.observation),
+        ("actions", theirs.action, spec.action),
+        ("action masks", theirs.obs.get("action_mask"), spec.obs.get("action_mask")),
+    ):
+        if a != b or (what == "observations" and theirs.stack != spec.stack):
+            same = str(a) == str(b)
+            raise UserError(
+                f"{source.name} has {what} {a}{' with other bounds' if same else ''}, and the policy was trained with"
+                f" {b} ({spec.name})"
+            )
+
+
+def _rows(trajectory: Trajectory, spec: EnvSpec) -> Batch:
+    """The rows of an episode as its policy sees them, leaves [N, ...]."""
+    count = len(trajectory)
+    obs = dict(trajectory.obs)
+    if spec.stack > 1:
+        obs["observation"] = _stacked(obs["observation"], spec.stack, count)
+    live = trajectory.valid
+    reward = trajectory.reward.reshape(count, -1).sum(1)
+    action = map_rows(trajectory.action, lambda x: np.where(live.reshape(-1, *[1] * (x.ndim - 1)), x, np.zeros_like(x)))
+
+    def before(x: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
+
+    if "prev_action" in spec.obs and "prev_action" not in obs:
+        obs["prev_action"] = map_rows(trajectory.action, before)
+    if "prev_reward" in spec.obs and "prev_reward" not in obs:
+        obs["prev_reward"] = before(reward.astype(np.float32))[:, None]
+    log_prob = trajectory.record["log_prob"] if "log_prob" in trajectory.record else np.full(count, np.nan)
+    flags = {"terminated": trajectory.terminated, "valid": live, "is_first": np.arange(count) == 0}
+    fields = {"obs": {name: obs[name] for name in spec.obs}, "action": action, "reward": reward, "log_prob": log_prob}
+    return to_torch(map_rows({**fields, **flags}, np.array))  # copies, since read rows may not be written to
+
+
+def _stacked(frames: Any, stack: int, count: int) -> Any:
+    """Every row's last frames, of the newest frame of every row [N, ...]. Those from before the first are 0."""
+    last, first = LastFrames(stack), np.zeros(1, dtype=bool)
+
+    def seen(row: int) -> Any:
+        return last.push(map_rows(frames, lambda x: x[row : row + 1]), first)
+
+    return _together([seen(row) for row in range(count)])
+
+
+def _together(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return {name: _together([part[name] for part in parts]) for name in parts[0]}
+    return np.concatenate(parts)
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    first = parts[0]
+    return Batch(
+        {
+            name: _joined([part[name] for part in parts])  # type: ignore[misc]
+            if isinstance(first[name], Batch)
+            else torch.cat([part[name] for part in parts])  # type: ignore[misc]
+            for name in first
+        }
+    )
+
+
+# -- what the policy does ----------------------------------------------------------------------------------------------
+
+
+def _pieces(played: Played, policy: Policy) -> list[slice]:
+    """The rows that a policy is given at a time: whole episodes if it remembers anything, else as many as fit."""
+    if remembers(policy):
+        return [slice(start, start + count) for start, count in zip(played.starts, played.lengths, strict=True)]
+    size, total = (IMAGES_AT_A_TIME if played.spec.image else ROWS_AT_A_TIME), sum(played.lengths)
+    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
+
+
+def remembers(policy: Policy) -> bool:
+    """Whether what a policy does depends on more than the row: on memory, or on the state of its exploration."""
+    return len(policy.initial_state(1)) > 0
+
+
+@torch.inference_mode()
+def log_prob(played: Played, policy: Policy, mode: Mode, clock: Clock) -> Tensor:
+    """The log-probabilities [R] of the actions of all rows. Raises UserError if the policy gives none."""
+    made = [
+        policy.log_prob(played.rows[piece].map(lambda x: x.unsqueeze(1)), mode, clock).squeeze(1)
+        for piece in _pieces(played, policy)
+    ]
+    return torch.cat(made).double()
+
+
+@torch.inference_mode()
+def chances(played: Played, policy: Policy, mode: Mode, clock: Clock, count: int, rng: torch.Generator) -> Any:
+    """What the policy does in all rows: probabilities [R, A] where an action is one choice, else `count` actions that
+    it draws, leaves [R, count, ...]. Where it has no probabilities of choices, they are frequencies of drawn ones."""
+    space, pieces = played.spec.action, _pieces(played, policy)
+    if isinstance(space, Discrete):
+        try:
+            made = [
+                policy.log_probs(played.rows[piece].map(lambda x: x.unsqueeze(1)), mode, clock).squeeze(1)
+                for piece in pieces
+            ]
+            return torch.cat(made).exp().float()
+        except UserError:
+            drawn = torch.cat([_drawn(played.rows[p], policy, mode, clock, count, rng) for p in pieces])
+            return torch.nn.functional.one_hot(drawn, space.n).float().mean(1)
+    actions = [Batch(action=_drawn(played.rows[piece], policy, mode, clock, count, rng)) for piece in pieces]
+    return _joined(actions)["action"]
+
+
+def _drawn(rows: Batch, policy: Policy, mode: Mode, clock: Clock, count: int, rng: torch.Generator) -> Any:
+    """`count` actions in each of N rows, leaves [N, count, ...]."""
+    total = len(rows["is_first"])
+    if not remembers(policy):
+        many = rows.map(lambda x: x.repeat_interleave(count, 0))
+        act = policy.act(many["obs"], many["is_first"], policy.initial_state(total * count), clock, mode, rng)  # type: ignore[arg-type]
+        return Batch(action=act.action).map(lambda x: x.unflatten(0, (total, count)))["action"]
+    state, made = policy.initial_state(count), []
+    for row in range(total):
+        one = rows[row : row + 1].map(lambda x: x.expand(count, *x.shape[1:]))
+        act = policy.act(one["obs"], one["is_first"], state, clock, mode, rng)
+        state = act.state
+        made.append(Batch(action=act.action).map(lambda x: x.unsqueeze(0)))
+    return _joined(made)["action"]
+
+
+# -- estimates ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Padded:
+    """Tensors [E, T] of the steps of E episodes, without dead rows."""
+
+    reward: Tensor
+    valid: Tensor
+    row: Tensor  # the number of the step's row among those of PlayedRows
+    end: Tensor  # [E] the number of the last row
+    terminated: Tensor  # [E] whether the episode has come to its own end
+    log_b: Tensor
+    log_pi: Tensor | None = None
+
+
+def padded(played: Played) -> tuple[Padded, Tensor]:
+    """Returns the episodes' steps, and the numbers [M] of the rows that are kept: steps, and behind the last step of
+    every episode the row with its last observation."""
+    kept: list[Tensor] = []
+    firsts, counts = [], []
+    made = 0
+    for start, length in zip(played.starts, played.lengths, strict=True):
+        steps = played.rows["valid"][start : start + length].nonzero().squeeze(1) + start  # type: ignore[operator, union-attr]
+        kept += [steps, steps[-1:] + 1]
+        firsts.append(made)
+        counts.append(len(steps))
+        made += len(steps) + 1
+    row = torch.cat(kept)
+    first, count = torch.tensor(firsts), torch.tensor(counts)
+    time = torch.arange(max(counts))
+    valid = time < count.unsqueeze(1)
+    place = (first.unsqueeze(1) + time).where(valid, first.unsqueeze(1))
+    rows = played.rows
+    picked = row[place]
+    last = row[first + count - 1]
+    made_of = {name: rows[name][picked].double() for name in ("reward", "log_prob")}  # type: ignore[index, call-overload, union-attr]
+    return Padded(
+        reward=made_of["reward"],
+        valid=valid,
+        row=place,
+        end=first + count,
+        terminated=rows["terminated"][last],  # type: ignore[arg-type, index, call-overload]
+        log_b=made_of["log_prob"],
+    ), row
+
+
+def estimate(
+    policy: Policy,
+    spec: EnvSpec,
+    clock: Clock,
+    model: ModelConfig,
+    source: Source,
+    question: Question,
+    fit: FittedQConfig,
+    told: Callable[[int, int], None] = lambda fold, update: None,
+) -> Report:
+    """Answers a question about a policy by a data set.
+
+    model: whose encoder the model of action values has. told is called with the number of a fold and of the updates
+    made in it. Raises UserError if the spaces differ, if no episode is whole, or if a method needs probabilities that
+    the data or the policy do not have."""
+    played = Played(source, spec, question.episodes)
+    if question.interval == "bernstein" and question.bounds is None:
+        raise UserError(
+            "interval=bernstein needs bounds=[LOW,HIGH] between which the contribution of every episode lies"
+        )
+    needing = [method for method in question.methods if method in NEED_CHANCES]
+    if needing and played.unknown:
+        which = "" if played.unknown == len(played) else f" in {played.unknown} of {len(played)} episodes"
+        raise UserError(
+            f"{source.name} has no behaviour probabilities{which}, and method={','.join(needing)} needs them; method=dm"
+            " does not"
+        )
+    data, row = padded(played)
+    rng = Seeds(question.seed).generator("estimate")
+    if needing:
+        try:
+            data.log_pi = log_prob(played, policy, question.mode, clock)[row][data.row]
+        except UserError as error:
+            raise UserError(f"{', '.join(needing)}: {error}; method=dm needs no probabilities") from None
+    value = q = end = None
+    if any(method in NEED_MODEL for method in question.methods):
+        acts = chances(played, policy, question.mode, clock, question.num_actions, rng)
+        kept = played.rows.map(lambda x: x[row])
+        value, q, end = modelled(kept, acts[row], data, spec, model, question, fit, told)
+    report = Report(
+        episodes=len(played), steps=int(data.valid.sum()), left_out=played.left_out, discount=question.discount
+    )
+    returns = estimators.discounted_return(data.reward, data.valid, question.discount)
+    report.data_return = float(estimators.discounted_return(data.reward, data.valid, 1.0).mean())
+    report.data_value = float(returns.mean())
+    around = interval(estimators.direct(returns), question, rng)
+    if not isinstance(around, str):
+        report.data_low, report.data_high = around.low, around.high
+    for method in question.methods:
+        made = by_method(method, data, question.discount, value, q, end)
+        add(report, method, made, question, rng)
+    warn(report, data, question, source)
+    return report
+
+
+def modelled(
+    kept: Batch,
+    acts: Any,
+    data: Padded,
+    spec: EnvSpec,
+    model: ModelConfig,
+    question: Question,
+    fit: FittedQConfig,
+    told: Callable[[int, int], None],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """V(s_t) [E, T], Q(s_t, a_t) [E, T] and the value behind every episode's last step [E], of models that were fitted
+    to other episodes than those that they judge. Otherwise a model would know the chance events of these, and its
+    errors would not be independent of the weights (Kallus and Uehara 2020, arXiv:1908.08526, cross-fitting)."""
+    episodes = len(data.end)
+    folds = min(question.folds, episodes)
+    fold = torch.arange(episodes) % folds
+    value, q, end = (torch.zeros(shape) for shape in (data.valid.shape, data.valid.shape, data.end.shape))
+    for number in range(folds):
+        judged = fold == number
+        learnt = ~judged if folds > 1 else judged
+        rows = PlayedRows(
+            kept["obs"],  # type: ignore[arg-type]
+            kept["action"],
+            kept["reward"].float(),  # type: ignore[union-attr, arg-type]
+            _terminated(data, len(kept["reward"])),
+            data.row[learnt][data.valid[learnt]],
+            acts,
+        )
+        rng = Seeds(question.seed).generator("fitted_q", number)
+        fitted = FittedQ(spec, Model(model), fit, rows, question.discount, rng, lambda u, n=number: told(n, u))  # type: ignore[misc]
+        inside = judged.unsqueeze(1) & data.valid
+        value[inside] = _in_pieces(fitted.value, rows, data.row[inside], spec)
+        q[inside] = _in_pieces(fitted.q, rows, data.row[inside], spec)
+        end[judged] = _in_pieces(fitted.value, rows, data.end[judged], spec)
+    return value, q, end * ~data.terminated
+
+
+def _terminated(data: Padded, rows: int) -> Tensor:
+    """[M]: only at an episode's last step. What ends in the middle, such as a life, does not end the episode."""
+    made = torch.zeros(rows, dtype=torch.bool)
+    made[data.end - 1] = data.terminated
+    return made
+
+
+def _in_pieces(of: Callable[[PlayedRows, Tensor], Tensor], rows: PlayedRows, index: Tensor, spec: EnvSpec) -> Tensor:
+    size = IMAGES_AT_A_TIME if spec.image else ROWS_AT_A_TIME
+    return torch.cat([of(rows, part) for part in index.split(size)])
+
+
+def by_method(
+    method: str, data: Padded, discount: float, value: Tensor | None, q: Tensor | None, end: Tensor | None
+) -> Estimate:
+    """The estimate of one method."""
+    if method == "dm":
+        assert value is not None
+        return estimators.direct(value[:, 0])
+    assert data.log_pi is not None
+    given = (data.reward, data.log_pi - data.log_b, data.valid, discount)
+    if method in ("dr", "wdr"):
+        assert value is not None and q is not None and end is not None
+        return estimators.doubly_robust(*given, value, q, end, self_normalized=method == "wdr")
+    of = {
+        "is": estimators.importance_sampling,
+        "pdis": estimators.per_decision,
+        "wis": estimators.weighted,
+        "step_wis": estimators.step_wise_weighted,
+    }
+    return of[method](*given)
+
+
+def interval(made: Estimate, question: Question, rng: torch.Generator) -> EstimateInterval | str:
+    """The interval that was asked for, or the reason why there is none."""
+    if not torch.isfinite(made.each).all():
+        return "it is no finite number"
+    if question.interval == "bootstrap":
+        return estimators.bootstrap(made.terms, rng, question.confidence)
+    if question.interval == "t":
+        return estimators.student(made.each, question.confidence)
+    assert question.bounds is not None
+    if made.weighted:
+        return "an empirical Bernstein interval is for independent contributions, and weighted ones are not"
+    try:
+        return estimators.bernstein(made.each, *question.bounds, question.confidence)
+    except ValueError as error:
+        return str(error)
+
+
+def add(report: Report, method: str, made: Estimate, question: Question, rng: torch.Generator) -> None:
+    """Adds an estimate to the report, and a warning if there is no interval."""
+    around = interval(made, question, rng)
+    value = float(made.value)
+    report.answers.append(
+        Answer(
+            method=method,
+            value=value if math.isfinite(value) else None,
+            low=None if isinstance(around, str) else around.low,
+            high=None if isinstance(around, str) else around.high,
+            effective=float(made.effective),
+            mean_weight=None if method == "dm" else float(made.log_mean_weight.exp()),
+        )
+    )
+    if isinstance(around, str):
+        report.warnings.append(f"{method} has no interval: {around}.")
+
+
+def warn(report: Report, data: Padded, question: Question, source: Source) -> None:
+    """Adds the sentences that a reader of the estimates should know."""
+    weighted = [answer for answer in report.answers if answer.mean_weight is not None]
+    if weighted:
+        effective, mean = weighted[0].effective, weighted[0].mean_weight
+        assert mean is not None
+        if effective == 0:
+            report.warnings.append("No episode of the data could be one of this policy: every weight is 0.")
+        elif effective < FEW or effective < SMALL_SHARE * report.episodes:
+            report.warnings.append(
+                f"The weights of {report.episodes:,} episodes are worth {effective:.1f} episodes of the policy's own:"
+                " the estimates with weights, and their intervals, are not reliable."
+            )
+        if effective and mean < FAR_FROM_ONE:
+            report.warnings.append(
+                f"The mean weight is {mean:.2g}, and its expectation is 1: the data hardly shows what the policy does,"
+                " and is and pdis are too close to 0."
+            )
+    elif report.episodes < FEW:
+        report.warnings.append(f"There are only {report.episodes} episodes.")
+    if report.left_out:
+        report.warnings.append(
+            f"{report.left_out:,} trajectories of {source.name} were left out because they are not whole episodes."
+        )
+    cut = int((~data.terminated).sum())
+    if cut and any(answer.method in NEED_MODEL for answer in report.answers):
+        report.warnings.append(
+            f"{cut:,} episodes were cut by a time limit. dm, dr and wdr add the value of what would have come behind"
+            " it, and the other estimates do not."
+        )
+    if any(answer.method == "dm" for answer in report.answers):
+        report.warnings.append(
+            "The interval of dm is that of the first observations; it knows nothing of the model's errors."
+        )
