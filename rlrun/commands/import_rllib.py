@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
         if not flags["--quiet"]:
             print("\n".join(told(one)))
         command = f"--config-dir {shlex.quote(str(folder))} {shlex.quote(f'tuned={one.algo}/{one.name}')}"
-        command = " ".join([command, *(f"{option}=..." for option in one.asked)])
+        command = " ".join([command, *(f"{option}=..." for option in one.asked), *one.place_words()])
         print(f"  rlrun train {command}")
         if one.grid:
             print(f"  rlrun sweep {command} {' '.join(one.sweep())}")
@@ -185,7 +185,7 @@ def starts(folder: Path, one: Imported, trusted: bool) -> None:
 
     try:
         trust = ["--trust"] if trusted else []
-        asked = [f"{option}={flow(value)}" for option, value in one.asked.items()]
+        asked = [f"{option}={flow(value)}" for option, value in {**one.asked, **one.places}.items()]
         compose(["--config-dir", str(folder.resolve()), f"tuned={one.algo}/{one.name}", *asked, *trust], job)
     except UserError as error:
         raise UserError(f"{folder}/tuned/{one.algo}/{one.name}.yaml would not start: {error}") from None

@@ -45,13 +45,24 @@ def unpack(value: str | bytes) -> np.ndarray:
     except ValueError:
         raise ValueError("holds text that is not base64") from None
     try:
-        with pa.CompressedInputStream(pa.BufferReader(frame), "lz4") as stream:
-            data = stream.read(LARGEST + 1)
+        data = _decompressed(frame)
     except (OSError, pa.ArrowException):
         raise ValueError("holds text that is not a whole LZ4 frame") from None
-    if len(data) > LARGEST:
-        raise ValueError(f"holds more than {LARGEST:,} bytes in one packed column")
     return array_of(data)
+
+
+def _decompressed(frame: bytes) -> bytes:
+    """The bytes in an LZ4 frame, which are read in growing pieces: a frame can hold 250 times its own size."""
+    pieces: list[bytes] = []
+    total, size = 0, 1 << 14
+    with pa.CompressedInputStream(pa.BufferReader(frame), "lz4") as stream:
+        while piece := stream.read(size):
+            pieces.append(piece)
+            total += len(piece)
+            if total > LARGEST:
+                raise ValueError(f"holds more than {LARGEST:,} bytes in one packed column")
+            size = min(2 * size, 1 << 26)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 class _Known(NamedTuple):

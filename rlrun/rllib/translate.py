@@ -15,6 +15,7 @@ from rlrun.core.errors import UserError, closest
 from rlrun.rllib.agents import agents, steps_of_agents
 from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
+from rlrun.rllib.data import data
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.maddpg import maddpg
@@ -139,6 +140,7 @@ class Experiment(Translation):
         self._losses()
         self._sampling()
         agents(self, lambda other: Experiment(name, run, env, other, {}, source, place, team_of(other, place, run)))
+        data(self)
         self._evaluation()
         self._optimizer()
         self._the_rest()

@@ -233,6 +233,17 @@ class Translation:
             self.say(key, "mapped", f"{target}={flow(value)}", why)
         return True
 
+    def place(self, target: str, value: Any, key: str) -> bool:
+        """Sets an option that names files or folders, which the command line will have to say. Returns whether rlrun
+        accepts the value."""
+        problem = misfit(self.outer, self.core, self.env, target, value)
+        if problem is not None:
+            self.say(key, "not mapped", why=problem)
+            return False
+        self.made.places[target] = value
+        self.say(key, "mapped", f"{target}={flow(value)}", "on the command line, because a file may not choose folders")
+        return True
+
     def choose(self, group: str, file: str, *keys: str, why: str = "") -> None:
         """Chooses the file of a group, such as model=lstm."""
         self._take(keys)

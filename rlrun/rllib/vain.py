@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import typing
 from functools import cache
 from typing import Any
 
 import yaml
 
 from rlrun.config.paths import base_options, included_groups, root
-from rlrun.config.run import algorithm_class
+from rlrun.config.run import RunConfig, algorithm_class
 from rlrun.config.unused import conditional_in
-from rlrun.core.conditions import OnlyWith
+from rlrun.core.conditions import EXPERIENCE, OnlyFor, OnlyWith
 from rlrun.core.duties import EvalConfig
 from rlrun.rllib.fits import runner_class
 from rlrun.rllib.yaml_files import Imported, Line
@@ -21,6 +22,13 @@ def leave_out(made: Imported, outer: str | None, core: str) -> None:
     """Takes options of the algorithm, of its runner and of evaluation out of a tuned file if they are used only with
     another option's value that the file does not have, and says so in the file's lines."""
     at = "algo.inner" if outer is not None else "algo"
+    if made.values.get("runner._choice") == "offline":
+        algorithm = importlib.import_module(algorithm_class({"name": core}).__module__).Config
+        replay = typing.get_args(typing.get_type_hints(RunConfig)["replay"])[0]
+        for place, cls in ((at, algorithm), ("replay", replay)):
+            for option, _, condition in conditional_in(cls, place):
+                if isinstance(condition, OnlyFor) and condition.kind == EXPERIENCE:
+                    _leave_out(made, option, f"{option} is for {EXPERIENCE}")
     places = [
         (at, importlib.import_module(algorithm_class({"name": core}).__module__).Config),
         ("runner", runner_class(outer, core)),
@@ -39,21 +47,25 @@ def leave_out(made: Imported, outer: str | None, core: str) -> None:
             path = ("eval", *inside) if place == "eval" else tuple(inside)
             value = made.values.get(other, _default(files.get(place, core), path))
             if not condition.holds(value):
-                del made.values[option]
-                made.grid.pop(option, None)
-                made.lines[:] = [
-                    _dropped(line, option, condition.told(group)) for line in made.lines if _stays(line, option)
-                ]
+                _leave_out(made, option, f"{option} is used only {condition.told(group)}")
+
+
+def _leave_out(made: Imported, option: str, why: str) -> None:
+    if option not in made.values:
+        return
+    del made.values[option]
+    made.grid.pop(option, None)
+    made.lines[:] = [_dropped(line, option, why) for line in made.lines if _stays(line, option)]
 
 
 def _stays(line: Line, option: str) -> bool:
     return line.how != "added" or line.became.partition("=")[0] != option
 
 
-def _dropped(line: Line, option: str, told: str) -> Line:
+def _dropped(line: Line, option: str, why: str) -> Line:
     if line.became.partition("=")[0] != option:
         return line
-    return line._replace(how="dropped", became="", why=f"{option} is used only {told}")
+    return line._replace(how="dropped", became="", why=why)
 
 
 @cache

@@ -61,6 +61,8 @@ class Imported:
     comment: str = ""
     # options that the file leaves to the user, who must say them, and values with which the file can be checked
     asked: dict[str, Any] = field(default_factory=dict)
+    # Options that name files and folders. A file may not choose these for its reader, so the command line says them.
+    places: dict[str, Any] = field(default_factory=dict)
     inner: str | None = None  # the algorithm inside, unless it is the one that conf/algo/<algo>.yaml has
 
     def text(self, source: str) -> str:
@@ -84,12 +86,18 @@ class Imported:
         said = [f"# Imported from RLlib's {source} ({self.name})."]
         if self.asked:
             said.append(f"# It does not say {' and '.join(self.asked)}, which must be filled in.")
+        if self.places:
+            said.append(f"# The command line has to say {' '.join(self.place_words())}.")
         if self.grid:
             said.append(f"# Its grid: rlrun sweep tuned=... {' '.join(self.sweep())}")
         chosen_files = yaml.safe_dump({"defaults": defaults}, sort_keys=False, default_flow_style=False)
         body = yaml.safe_dump(nested, sort_keys=False, default_flow_style=None, width=140)
         comments = [" ".join(line.split()) for line in said]  # no text of the file may begin a line of its own
         return "\n".join(["# @package _global_", *comments, chosen_files, body])
+
+    def place_words(self) -> list[str]:
+        """Returns the words of a command line that name files and folders, quoted for a shell."""
+        return [shlex.quote(f"{key}={flow(value)}") for key, value in self.places.items()]
 
     def sweep(self) -> list[str]:
         """Returns the words of `rlrun sweep` for the file's grid, quoted for a shell."""

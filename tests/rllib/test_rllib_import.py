@@ -95,7 +95,7 @@ def test_every_line_is_true_and_every_value_is_listed():
     for name, _, one in experiments():
         chosen = {"algo": one.algo, "env": one.env, "algo@algo.inner": one.inner}
         chosen |= {key.removesuffix("._choice"): value for key, value in one.values.items() if key.endswith("._choice")}
-        written = {key: flow(value) for key, value in one.values.items() if not key.endswith("._choice")}
+        written = {key: flow(value) for key, value in {**one.values, **one.places}.items() if not key.endswith("._choice")}
         said = set()
         for line in one.lines:
             assert (line.key == "") == (line.how == "added") and (line.became == "" or line.how in ("mapped", "added"))
@@ -795,7 +795,7 @@ MEANT = {  # options of RLlib's whose values mean another number or word here, b
     ("use_gae", "false", "algo.lambda_=1.0"), ("use_h_function", "true", "algo.value_rescaling=0.001"), ("use_h_function", "false", "algo.value_rescaling=null"),
     ("use_huber", "true", "algo.huber_delta=1.0"), ("use_huber", "false", "algo.huber_delta=null"), ("use_kl_loss", "false", "algo.kl_coef=0.0"),
     ("use_state_preprocessor", "true", "model.hidden=[256, 256]"), ("clip_rewards", "true", "algo.reward_clip=sign"), ("clip_rewards", "false", "algo.reward_clip=none"),
-    ("prioritized_replay", "true", "replay=prioritized"), ("prioritized_replay", "false", "replay=uniform"),
+    ("prioritized_replay", "true", "replay=prioritized"), ("input", "group", "data.path=a"), ("prioritized_replay", "false", "replay=uniform"),
 }  # fmt: skip
 
 
