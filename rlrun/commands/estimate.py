@@ -34,7 +34,7 @@ from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError, closest
 from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Share
 from rlrun.families.fitted_q import FittedQConfig
-from rlrun.runtime.estimate import METHODS, IntervalKind, Question, Report, estimate
+from rlrun.runtime.estimate import METHODS, EstimateReport, IntervalKind, Question, estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ def parsed(words: list[str]) -> EstimateOptions:
     return typed(EstimateOptions, DEFAULTS | flat | nested)
 
 
-def shown(report: Report, confidence: float) -> str:
+def shown(report: EstimateReport, confidence: float) -> str:
     """The table, and the sentences under it."""
     from rlrun.experiments.view import text_table
 

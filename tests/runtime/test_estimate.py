@@ -27,7 +27,7 @@ from rlrun.families.fitted_q import (
     returns_to_go,
 )
 from rlrun.models.model import Model
-from rlrun.runtime.estimate import METHODS, Played, Question, estimate, log_prob, padded
+from rlrun.runtime.estimate import METHODS, Question, RecordedEpisodes, estimate, log_prob, padded
 
 SEEN = Box(shape=(4,), dtype="float32", low=(-math.inf,), high=(math.inf,))
 CHAIN = EnvSpec(name="chain", obs={"observation": SEEN}, action=Discrete(n=2))
@@ -229,12 +229,12 @@ def test_a_lost_life_does_not_end_an_episode_and_its_dead_row_is_no_step():
     policy, _ = made("ppo", CHAIN)
     shifted(policy, -3.0)
     source = Memory(CHAIN, play(policy, CHAIN, chain, 6, dead_at=1))
-    played = Played(source, CHAIN)
+    played = RecordedEpisodes(source, CHAIN)
     data, row = padded(played)
     assert int(data.reward.max()) < 100 and data.valid.sum() == sum(one.steps for one in source.trajectories)
     assert data.terminated.all()
     # Each episode: row 0, a dead row, rows 2 and 3, and the end; what is kept leaves the dead row out.
-    long = [e for e, one in enumerate(played.lengths) if one == 5][0]
+    long = played.lengths.index(5)
     assert row[data.row[long]].tolist() == [played.starts[long] + i for i in (0, 2, 3)]
     assert row[data.end[long]] == played.starts[long] + 4
     chosen = log_prob(played, policy, "explore", CLOCK)[row][data.row]
@@ -256,7 +256,7 @@ def test_stacks_of_frames_are_made_of_the_frames_of_the_data():
     spec = with_stack(CHAIN, 3)
     policy, _ = made("ppo", spec)
     source = Memory(spec, play(made("ppo", CHAIN)[0], CHAIN, chain, 4))
-    played = Played(source, spec)
+    played = RecordedEpisodes(source, spec)
     seen = played.rows["obs"]["observation"]
     assert seen.shape == (sum(played.lengths), 3, 4)
     start, count = played.starts[1], played.lengths[1]
@@ -328,7 +328,7 @@ def test_what_cannot_be_estimated_gets_a_sentence():
         name="wide", obs={"observation": SEEN}, action=Box(shape=(1,), dtype="float32", low=(-2.0,), high=(2.0,))
     )
     with pytest.raises(UserError, match="with other bounds"):
-        Played(Memory(bounds, episodes), LEVER)
+        RecordedEpisodes(Memory(bounds, episodes), LEVER)
     refused("needs bounds", Memory(CHAIN, episodes), question=asked("is", interval="bernstein"))
 
 
@@ -400,7 +400,7 @@ def test_12_dr_with_the_solved_values_of_a_deterministic_chain_has_no_spread():
     shifted(behaviour, 0.0)
     policy, _ = made("ppo", CHAIN)
     shifted(policy, -1.2)
-    data, row = padded(played := Played(Memory(CHAIN, play(behaviour, CHAIN, chain, 60)), CHAIN))
+    data, row = padded(played := RecordedEpisodes(Memory(CHAIN, play(behaviour, CHAIN, chain, 60)), CHAIN))
     log_pi = log_prob(played, policy, "explore", CLOCK)[row][data.row]
     obs = played.rows["obs"]["observation"][row].argmax(-1)  # the number of steps so far [M]
     action = played.rows["action"][row]
