@@ -1,9 +1,11 @@
 """The value of a trained policy, estimated from episodes that others played (rlrun estimate).
 
-A policy's value is the expected discounted return of an episode. Rewards are those of the environment, unclipped; the
-rewards of several agents are added. An episode is what its trajectory holds from the first row to the last one: a lost
-life in between does not end it. What a time limit cuts off counts as far as it was played for is, pdis, wis and
-step_wis; dm, dr and wdr add the model's value of what would have come."""
+A policy's value is the expected discounted return of an episode. Rewards are those of the environment, unclipped. An
+episode is what its trajectory holds from the first row to the last one: a lost life in between does not end it. What a
+time limit cuts off counts as far as it was played for is, pdis, wis and step_wis; dm, dr and wdr add the model's value
+of what would have come.
+
+All episodes are held in memory, with their stacks of frames; Question.episodes bounds their number."""
 
 from __future__ import annotations
 
@@ -126,11 +128,9 @@ def trajectories(source: Source):
 def check_spaces(source: Source, spec: EnvSpec) -> None:
     """Raises UserError if a policy for this environment cannot be judged by these data."""
     theirs = source.facts.spec
-    if spec.columns_per_env > 1 or theirs.columns_per_env > 1:
-        raise UserError(
-            "values are estimated for one agent, or for all agents in one row; the agents of"
-            f" {(spec if spec.columns_per_env > 1 else theirs).name} have rows of their own"
-        )
+    for one in (spec, theirs):
+        if one.agents is not None:
+            raise UserError(f"values are estimated for one agent, and {one.name} has {len(one.agents.names)}")
     for what, a, b in (
         ("observations", theirs.observation, spec.observation),
         ("actions", theirs.action, spec.action),
@@ -151,7 +151,7 @@ def _rows(trajectory: Trajectory, spec: EnvSpec) -> Batch:
     if spec.stack > 1:
         obs["observation"] = _stacked(obs["observation"], spec.stack, count)
     live = trajectory.valid
-    reward = trajectory.reward.reshape(count, -1).sum(1)
+    reward = trajectory.reward
     action = map_rows(trajectory.action, lambda x: np.where(live.reshape(-1, *[1] * (x.ndim - 1)), x, np.zeros_like(x)))
 
     def before(x: np.ndarray) -> np.ndarray:
@@ -246,9 +246,11 @@ def _drawn(rows: Batch, policy: Policy, mode: Mode, clock: Clock, count: int, rn
     """`count` actions in each of N rows, leaves [N, count, ...]."""
     total = len(rows["is_first"])
     if not remembers(policy):
-        many = rows.map(lambda x: x.repeat_interleave(count, 0))
-        act = policy.act(many["obs"], many["is_first"], policy.initial_state(total * count), clock, mode, rng)  # type: ignore[arg-type]
-        return Batch(action=act.action).map(lambda x: x.unflatten(0, (total, count)))["action"]
+        nothing = policy.initial_state(total)  # one call for each draw, since noisy layers draw once in a call
+        many = [policy.act(rows["obs"], rows["is_first"], nothing, clock, mode, rng).action for _ in range(count)]  # type: ignore[arg-type]
+        return _joined([Batch(action=action).map(lambda x: x.unsqueeze(0)) for action in many]).map(
+            lambda x: x.transpose(0, 1)
+        )["action"]
     state, made = policy.initial_state(count), []
     for row in range(total):
         one = rows[row : row + 1].map(lambda x: x.expand(count, *x.shape[1:]))

@@ -323,7 +323,7 @@ def test_what_cannot_be_estimated_gets_a_sentence():
     masked = EnvSpec(name="masked", obs={**CHAIN.obs, "action_mask": MultiBinary(shape=(2,))}, action=Discrete(n=2))
     refused("memory has action masks", Memory(masked, episodes))
     several = EnvSpec(name="two", obs=CHAIN.obs, action=CHAIN.action, agents=Agents(groups=(("g", ("a", "b")),)))
-    refused("the agents of two have rows of their own", Memory(several, episodes))
+    refused("estimated for one agent, and two has 2", Memory(several, episodes))
     bounds = EnvSpec(
         name="wide", obs={"observation": SEEN}, action=Box(shape=(1,), dtype="float32", low=(-2.0,), high=(2.0,))
     )
@@ -390,6 +390,15 @@ def test_12_fitted_q_of_a_table_is_the_linear_solve():
         torch.testing.assert_close(made, solved(seen, reward, policy, ends, discount), atol=1e-9, rtol=1e-9)
     with pytest.raises(ValueError, match="does not converge"):
         linear_fitted_q(torch.ones(2, 1), torch.ones(2), 2 * torch.ones(2, 1), 0.9)
+
+
+def test_fitted_q_of_the_wall_beside_the_cliff_has_its_known_values():
+    """RLlib's CliffWalkingWall on its best path: -1 for every step and 10 for the last one, discount 0.99 (rllib, estimators' tests)."""
+    known = [-2.50, -1.51, -0.52, 0.49, 1.50, 2.53, 3.56, 4.61, 5.67, 6.73, 7.81, 8.90, 10.00]
+    places = torch.eye(13, dtype=torch.float64)
+    then = torch.cat([places[1:], torch.zeros(1, 13, dtype=torch.float64)])
+    reward = torch.tensor([-1.0] * 12 + [10.0])
+    assert linear_fitted_q(places, reward, then, 0.99).tolist() == pytest.approx(known, abs=0.006)
 
 
 def test_12_dr_with_the_solved_values_of_a_deterministic_chain_has_no_spread():
