@@ -1,6 +1,6 @@
 """rlrun estimate RUN_DIR data.path=DIR [method=is,pdis,wis,step_wis,dm,dr,wdr] [greedy=false discount=0.99
 checkpoint=last|best|<env steps> interval=bootstrap|t|bernstein confidence=0.95 bounds=[LOW,HIGH] episodes=1000 folds=2
-num_actions=8 seed=0 model.updates=10000 model.batch_size=256 model.lr=1e-3 model.hidden=[256,256] model.target_tau=0.02
+num_actions=8 seed=0 model.updates=10000 model.batch_size=256 model.lr=1e-3 model.hidden=[128,128] model.target_tau=0.05
 model.clip=true] [--json]
 
 Estimates the value of a policy from recorded episodes, without playing: the expected discounted return of an episode.
@@ -34,7 +34,7 @@ from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError, closest
 from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Share
 from rlrun.families.fitted_q import FittedQConfig
-from rlrun.runtime.estimate import METHODS, IntervalKind, Question, Report, estimate
+from rlrun.runtime.estimate import METHODS, EstimateReport, IntervalKind, Question, estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ DEFAULTS = {
     "num_actions": 8,
     "seed": 0,
 }
-MODEL = {"updates": 10_000, "batch_size": 256, "lr": 1e-3, "hidden": [256, 256], "target_tau": 0.02, "clip": True}
+MODEL = {"updates": 10_000, "batch_size": 256, "lr": 1e-3, "hidden": [128, 128], "target_tau": 0.05, "clip": True}
 TOLD_EVERY = 2000  # updates
 
 
@@ -153,7 +153,7 @@ def parsed(words: list[str]) -> EstimateOptions:
     return typed(EstimateOptions, DEFAULTS | flat | nested)
 
 
-def shown(report: Report, confidence: float) -> str:
+def shown(report: EstimateReport, confidence: float) -> str:
     """The table, and the sentences under it."""
     from rlrun.experiments.view import text_table
 

@@ -23,7 +23,6 @@ from rlrun.core.algorithm import Follower
 from rlrun.core.batch import Batch
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.ranges import Count, Positive, PositiveShare
-from rlrun.core.ranks import ALONE
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import Box, Discrete, EnvSpec, leaves
 from rlrun.models.encoders import flat_size, flatten, mlp
@@ -136,7 +135,8 @@ class QNet(nn.Module):
             live = torch.ones(1, len(rows.step), dtype=torch.bool)
             seen = rows.obs["observation"]
             picked = seen.map(lambda x: x[rows.step].unsqueeze(0)) if isinstance(seen, Batch) else seen[rows.step][None]
-            self.filter.merge([self.filter.moments(picked, live)], ALONE)
+            for one, moments in zip(self.filter.filters, self.filter.moments(picked, live), strict=True):
+                one.merge(moments)  # type: ignore[operator]
         self.trunk = Model(cfg, model.precision).trunk(spec)
         told = 0 if isinstance(self.space, Discrete) else flat_size(self.space)
         self.hidden = mlp((self.trunk.features + told, *hidden), "relu")

@@ -1,9 +1,11 @@
 """The value of a trained policy, estimated from episodes that others played (rlrun estimate).
 
-A policy's value is the expected discounted return of an episode. Rewards are those of the environment, unclipped; the
-rewards of several agents are added. An episode is what its trajectory holds from the first row to the last one: a lost
-life in between does not end it. What a time limit cuts off counts as far as it was played for is, pdis, wis and
-step_wis; dm, dr and wdr add the model's value of what would have come."""
+A policy's value is the expected discounted return of an episode. Rewards are those of the environment, unclipped. An
+episode is what its trajectory holds from the first row to the last one: a lost life in between does not end it. What a
+time limit cuts off counts as far as it was played for is, pdis, wis and step_wis; dm, dr and wdr add the model's value
+of what would have come.
+
+All episodes are held in memory, with their stacks of frames; Question.episodes bounds their number."""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ class Answer:
 
 
 @dataclass
-class Report:
+class EstimateReport:
     """All estimates, the data's own returns and sentences about both."""
 
     answers: list[Answer] = field(default_factory=list)
@@ -86,7 +88,7 @@ class Report:
     warnings: list[str] = field(default_factory=list)
 
 
-class Played:
+class RecordedEpisodes:
     """The episodes of a data set in memory, and what a policy does in them."""
 
     def __init__(self, source: Source, spec: EnvSpec, episodes: int | None = None):
@@ -126,11 +128,9 @@ def trajectories(source: Source):
 def check_spaces(source: Source, spec: EnvSpec) -> None:
     """Raises UserError if a policy for this environment cannot be judged by these data."""
     theirs = source.facts.spec
-    if spec.columns_per_env > 1 or theirs.columns_per_env > 1:
-        raise UserError(
-            "values are estimated for one agent, or for all agents in one row; the agents of"
-            f" {(spec if spec.columns_per_env > 1 else theirs).name} have rows of their own"
-        )
+    for one in (spec, theirs):
+        if one.agents is not None:
+            raise UserError(f"values are estimated for one agent, and {one.name} has {len(one.agents.names)}")
     for what, a, b in (
         ("observations", theirs.observation, spec.observation),
         ("actions", theirs.action, spec.action),
@@ -151,7 +151,7 @@ def _rows(trajectory: Trajectory, spec: EnvSpec) -> Batch:
     if spec.stack > 1:
         obs["observation"] = _stacked(obs["observation"], spec.stack, count)
     live = trajectory.valid
-    reward = trajectory.reward.reshape(count, -1).sum(1)
+    reward = trajectory.reward
     action = map_rows(trajectory.action, lambda x: np.where(live.reshape(-1, *[1] * (x.ndim - 1)), x, np.zeros_like(x)))
 
     def before(x: np.ndarray) -> np.ndarray:
@@ -198,7 +198,7 @@ def _joined(parts: Sequence[Batch]) -> Batch:
 # -- what the policy does ----------------------------------------------------------------------------------------------
 
 
-def _pieces(played: Played, policy: Policy) -> list[slice]:
+def _pieces(played: RecordedEpisodes, policy: Policy) -> list[slice]:
     """The rows that a policy is given at a time: whole episodes if it remembers anything, else as many as fit."""
     if remembers(policy):
         return [slice(start, start + count) for start, count in zip(played.starts, played.lengths, strict=True)]
@@ -212,7 +212,7 @@ def remembers(policy: Policy) -> bool:
 
 
 @torch.inference_mode()
-def log_prob(played: Played, policy: Policy, mode: Mode, clock: Clock) -> Tensor:
+def log_prob(played: RecordedEpisodes, policy: Policy, mode: Mode, clock: Clock) -> Tensor:
     """The log-probabilities [R] of the actions of all rows. Raises UserError if the policy gives none."""
     made = [
         policy.log_prob(played.rows[piece].map(lambda x: x.unsqueeze(1)), mode, clock).squeeze(1)
@@ -222,7 +222,9 @@ def log_prob(played: Played, policy: Policy, mode: Mode, clock: Clock) -> Tensor
 
 
 @torch.inference_mode()
-def chances(played: Played, policy: Policy, mode: Mode, clock: Clock, count: int, rng: torch.Generator) -> Any:
+def chances(
+    played: RecordedEpisodes, policy: Policy, mode: Mode, clock: Clock, count: int, rng: torch.Generator
+) -> Any:
     """What the policy does in all rows: probabilities [R, A] where an action is one choice, else `count` actions that
     it draws, leaves [R, count, ...]. Where it has no probabilities of choices, they are frequencies of drawn ones."""
     space, pieces = played.spec.action, _pieces(played, policy)
@@ -244,9 +246,11 @@ def _drawn(rows: Batch, policy: Policy, mode: Mode, clock: Clock, count: int, rn
     """`count` actions in each of N rows, leaves [N, count, ...]."""
     total = len(rows["is_first"])
     if not remembers(policy):
-        many = rows.map(lambda x: x.repeat_interleave(count, 0))
-        act = policy.act(many["obs"], many["is_first"], policy.initial_state(total * count), clock, mode, rng)  # type: ignore[arg-type]
-        return Batch(action=act.action).map(lambda x: x.unflatten(0, (total, count)))["action"]
+        nothing = policy.initial_state(total)  # one call for each draw, since noisy layers draw once in a call
+        many = [policy.act(rows["obs"], rows["is_first"], nothing, clock, mode, rng).action for _ in range(count)]  # type: ignore[arg-type]
+        return _joined([Batch(action=action).map(lambda x: x.unsqueeze(0)) for action in many]).map(
+            lambda x: x.transpose(0, 1)
+        )["action"]
     state, made = policy.initial_state(count), []
     for row in range(total):
         one = rows[row : row + 1].map(lambda x: x.expand(count, *x.shape[1:]))
@@ -272,7 +276,7 @@ class Padded:
     log_pi: Tensor | None = None
 
 
-def padded(played: Played) -> tuple[Padded, Tensor]:
+def padded(played: RecordedEpisodes) -> tuple[Padded, Tensor]:
     """Returns the episodes' steps, and the numbers [M] of the rows that are kept: steps, and behind the last step of
     every episode the row with its last observation."""
     kept: list[Tensor] = []
@@ -312,13 +316,13 @@ def estimate(
     question: Question,
     fit: FittedQConfig,
     told: Callable[[int, int], None] = lambda fold, update: None,
-) -> Report:
+) -> EstimateReport:
     """Answers a question about a policy by a data set.
 
     model: whose encoder the model of action values has. told is called with the number of a fold and of the updates
     made in it. Raises UserError if the spaces differ, if no episode is whole, or if a method needs probabilities that
     the data or the policy do not have."""
-    played = Played(source, spec, question.episodes)
+    played = RecordedEpisodes(source, spec, question.episodes)
     if question.interval == "bernstein" and question.bounds is None:
         raise UserError(
             "interval=bernstein needs bounds=[LOW,HIGH] between which the contribution of every episode lies"
@@ -342,7 +346,7 @@ def estimate(
         acts = chances(played, policy, question.mode, clock, question.num_actions, rng)
         kept = played.rows.map(lambda x: x[row])
         value, q, end = modelled(kept, acts[row], data, spec, model, question, fit, told)
-    report = Report(
+    report = EstimateReport(
         episodes=len(played), steps=int(data.valid.sum()), left_out=played.left_out, discount=question.discount
     )
     returns = estimators.discounted_return(data.reward, data.valid, question.discount)
@@ -445,7 +449,7 @@ def interval(made: Estimate, question: Question, rng: torch.Generator) -> Estima
         return str(error)
 
 
-def add(report: Report, method: str, made: Estimate, question: Question, rng: torch.Generator) -> None:
+def add(report: EstimateReport, method: str, made: Estimate, question: Question, rng: torch.Generator) -> None:
     """Adds an estimate to the report, and a warning if there is no interval."""
     around = interval(made, question, rng)
     value = float(made.value)
@@ -463,7 +467,7 @@ def add(report: Report, method: str, made: Estimate, question: Question, rng: to
         report.warnings.append(f"{method} has no interval: {around}.")
 
 
-def warn(report: Report, data: Padded, question: Question, source: Source) -> None:
+def warn(report: EstimateReport, data: Padded, question: Question, source: Source) -> None:
     """Adds the sentences that a reader of the estimates should know."""
     weighted = [answer for answer in report.answers if answer.mean_weight is not None]
     if weighted:

@@ -78,14 +78,14 @@ def truth():
     return sum(made)
 
 
-def model(q_stop, q_go):
+def model(q_stop, q_go, stop=STOP_PI):
     """V(s_t) and Q(s_t, a_t) [E, T] of the chain's episodes for these Q(t, stop) and Q(t, go)."""
     every, _ = stop_chain()
     value, q = (torch.zeros(len(every), 3, dtype=torch.float64) for _ in range(2))
     for e, actions in enumerate(every):
         for t, action in enumerate(actions):
             q[e, t] = q_stop[t] if action == STOPS else q_go[t]
-            value[e, t] = STOP_PI * q_stop[t] + (1 - STOP_PI) * q_go[t]
+            value[e, t] = stop * q_stop[t] + (1 - stop) * q_go[t]
     return value, q
 
 
@@ -366,10 +366,15 @@ def covered(kind, replications, count=50):
         for actions in every
     )
     name, how = kind
+    value, q = model([0.5, 1.0, 1.0], [0.5, 1.0, 0.0], near[STOPS])  # a model that is wrong
     inside = 0
     for _ in range(replications):
         i = torch.multinomial(torch.tensor(probability), count, replacement=True, generator=rng)
-        made = PLAIN[name](reward[i], log_ratio[i], valid[i], DISCOUNT)
+        given = (reward[i], log_ratio[i], valid[i], DISCOUNT)
+        if name in PLAIN:
+            made = PLAIN[name](*given)
+        else:
+            made = doubly_robust(*given, value[i], q[i], torch.zeros(count), self_normalized=name == "wdr")
         if how == "bootstrap":
             low, high = bootstrap(made.terms, rng, repetitions=500)
         elif how == "t":
@@ -387,6 +392,9 @@ KINDS = [
     ("wis", "bootstrap"),
     ("step_wis", "bootstrap"),
     ("step_wis", "t"),
+    ("dr", "t"),
+    ("dr", "bootstrap"),
+    ("wdr", "bootstrap"),
 ]
 
 

@@ -6,14 +6,17 @@ import pytest
 import torch
 from conftest import compose, small
 from families import DISCRETE, MEMORY, SAMPLING
+from wired import Wired
 
 from rlrun.config.run import type_config
-from rlrun.core.batch import Batch
+from rlrun.core.batch import Batch, allocate, fragment_layout
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from rlrun.models.model import Model
 from rlrun.policies.exploration import Exploration, Uniform, uniform
+from rlrun.policies.league import LeaguePolicy
+from rlrun.policies.several import SeveralPolicies
 
 SEEN = Box(shape=(3,), dtype="float32", low=(-math.inf,), high=(math.inf,))
 FIVE = EnvSpec(name="five", obs={"observation": SEEN, "action_mask": MultiBinary(shape=(5,))}, action=Discrete(n=5))
@@ -236,3 +239,51 @@ def test_policies_of_evolution_are_certain(algo):
     held = batch.replace(action=best.view(3, 2))
     assert policy.log_prob(held, "explore", CLOCK).abs().max() == 0
     assert (policy.log_prob(held.replace(action=(held["action"] + 1) % 5), "explore", CLOCK) == -math.inf).all()
+
+
+@pytest.mark.parametrize("mode", ["explore", "greedy"])
+@pytest.mark.parametrize("algo", ["qmix", "maddpg"])
+def test_agents_that_act_together_have_the_product_of_their_probabilities(algo, mode):
+    """The last agent is not there in odd columns, and its choice counts for nothing in them."""
+    words = [word for word in small(algo, "tiny") if not word.startswith("env=")]
+    wiring = Wired(
+        type_config(
+            compose("resources=debug", "logger=[]", *words, "env=MultiAgentCartPole-v0", "algo.exploration.epsilon=0.3")
+        )
+    )
+    policy, spec = wiring.policy_factory(acting=False)().requires_grad_(False), wiring.spec
+    agents, rng = len(spec.agents.names), torch.Generator().manual_seed(0)
+    obs = allocate(fragment_layout(spec.obs_rows, spec.action_row, {}, {}, 1, DRAWN, 0)).map(torch.zeros_like)["obs"]
+    seen = torch.randn(1, 1, *spec.observation.shape, generator=rng).expand(1, DRAWN, *spec.observation.shape)
+    alive = torch.ones(1, DRAWN, agents, dtype=obs["alive"].dtype)
+    alive[:, 1::2, -1] = 0
+    obs = obs.map(lambda x: x[:1]).replace(observation=seen, alive=alive)
+    batch = Batch(obs=obs, is_first=torch.ones(1, DRAWN, dtype=torch.bool))
+    act = policy.act(obs[0], batch["is_first"][0], policy.initial_state(DRAWN), CLOCK, mode, rng)
+    told = policy.log_prob(batch.replace(action=act.action.unsqueeze(0)), mode, CLOCK)[0].exp()
+    assert told.shape == (DRAWN,)
+    for columns, among in ((slice(0, None, 2), agents), (slice(1, None, 2), agents - 1)):
+        played, chance = act.action[columns, :among], told[columns]
+        number = (played * 2 ** torch.arange(among)).sum(1)
+        for one in number.unique().tolist():
+            share, said = float((number == one).float().mean()), chance[number == one]
+            assert float(said.max() - said.min()) < 1e-6
+            assert share == pytest.approx(float(said[0]), abs=4 * math.sqrt(0.25 / (DRAWN / 2)))
+    assert (float(told.min()) == 1.0) == (mode == "greedy" and policy_epsilon(policy) == 0)
+
+
+def test_several_policies_have_those_of_each_column():
+    one, other = made("ppo", FIVE), made("dqn", FIVE, "algo.exploration.epsilon=0.3")
+    both = SeveralPolicies(
+        2, {"a": [1], "b": [0]}, {"a": one, "b": other}, {}, {"a": ("log_prob",), "b": ("log_prob",)}
+    )
+    held, told = acted(both, rows(FIVE, 5, 4), "explore")
+    made_of = both.log_prob(held, "explore", CLOCK)
+    torch.testing.assert_close(made_of, told, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(made_of[:, 1::2], one.log_prob(held.columns(torch.tensor([1, 3])), "explore", CLOCK))
+    league = LeaguePolicy(one, agents=2, slots=1, self_share=1.0)
+    torch.testing.assert_close(league.log_prob(held, "explore", CLOCK), one.log_prob(held, "explore", CLOCK))
+    with pytest.raises(UserError, match="the policy rule gives no probabilities"):
+        SeveralPolicies(2, {"a": [1], "rule": [0]}, {"a": one}, {"rule": Third(FIVE)}, {}).log_prob(
+            held, "explore", CLOCK
+        )
