@@ -22,7 +22,7 @@ import gymnasium
 import pytest
 import torch
 from conftest import compose, small
-from families import DISCRETE, EVOLVING, JOINT, SEVERAL
+from families import DISCRETE, EVOLVING, IMITATING, JOINT, SEVERAL
 
 import rlrun
 from rlrun.cli import _dispatch
@@ -59,8 +59,9 @@ MACHINE = Machine(cores=2, env_step_sec=lambda make_env, count: 1e-6)
 
 # Choices of groups and names, which are no values to change; tests/test_house.py goes through all choices.
 CHOICES = ("name", "family", "inner", "expected", "measured", "runner.name", "replay.name", "memory.kind")
-# Tried elsewhere: below, on a machine with a GPU; with environments that hang (tests/runners).
-ELSEWHERE = ("replay.device", "queue_timeout_sec", "num_shards", "max_weight_sync_delay")
+# Tried elsewhere: below, on a machine with a GPU; with environments that hang (tests/runners); with another runner
+# (tests/algos/test_offline.py).
+ELSEWHERE = ("replay.device", "queue_timeout_sec", "num_shards", "max_weight_sync_delay", "learns_from")
 # Other values for options whose type does not say them, or where others would change nothing so soon.
 VALUES = {
     "policies": [{"a": ["agent_1"], "b": ["agent_*"]}], "fixed": [{"agent_1": "random"}], "algo.options": [{"agent_1": {"lr": 0.1}}],
@@ -116,6 +117,9 @@ SET = {
     "..explore": True,
     "use_critic": True,
     "share": True,
+    "min_q_weight": 0.5,
+    "lagrangian": True,
+    "beta": 0.5,
 }
 IMAGE = ["env=tests/Pixels-v0"]
 # What off-policy actors with memory need.
@@ -421,7 +425,8 @@ def seen_with(words: tuple[str, ...], games: bool) -> dict:
 
 def values_of(words: tuple[str, ...]) -> dict:
     """The config of these words. Hydra composes the choices of groups, and options are set here, which is faster."""
-    values = compose(*(word for word in words if "." not in word.partition("=")[0]))
+    groups = {word.partition("=")[0]: word for word in words if "." not in word.partition("=")[0]}
+    values = compose(*groups.values())
     for word in words:
         if "." in word.partition("=")[0]:
             ((path, value),) = parse_assignments([word.lstrip("+")]).items()
@@ -456,11 +461,13 @@ def holding(algo: str, option: Option) -> list[str]:
             words += ["model=lstm", "model.memory.size=4"]
             if issubclass(option.owner[0], OffPolicyActorCriticConfig):
                 words += [inside(algo, word) for word in SEQUENCES]
+            words += ["algo.sequence_length=5"] if algo in IMITATING else []
         elif one.option == "replay.name":
             words.append("replay=prioritized")
         else:
             value = one.wanted[0] if one.wanted and not isinstance(one.wanted[0], Range) else SET[one.option]
             words.append(f"{one.path(option.group)}={kinds.shown(value)}")
+            words += ["runner=replay"] if one.option == "learns_from" and value == "data" else []
     known, made = compose(*(word for word in base_words(algo) if "." not in word)), []
     for word in words:
         own = (
@@ -470,7 +477,7 @@ def holding(algo: str, option: Option) -> list[str]:
         word = word if own else inside(algo, word)
         path = word.partition("=")[0]
         with contextlib.suppress(KeyError):  # other algorithms may not have the option that it sets
-            if "." in path and path.split(".")[0] == "algo":
+            if path.startswith("algo.") or path == "model.share_value":
                 value_in(known, path)
             made.append(word)
     return made

@@ -34,6 +34,8 @@ def check_values(values: Any, source: str, trusted: bool, places: tuple[str, ...
     for path, key, value in _walk(values, source):
         if key == "_target_":
             raise UserError(f"{source}: {path} can run any code, and rlrun never uses it; remove it")
+        if isinstance(value, Mapping) and key == "path" and value and not trusted and "path" in places:
+            value = next(iter(value))  # data.path may be a mapping from places to their shares
         if isinstance(value, str):
             _check_text(value, path, source)
             if not trusted:

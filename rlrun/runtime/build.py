@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rlrun.algos.multi import Multi
-from rlrun.config.run import Typed
+from rlrun.config.run import Typed, algorithm_class
 from rlrun.config.types import load_yaml
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
 from rlrun.core.callbacks import (
@@ -371,24 +371,31 @@ def check_callbacks(plan: Plan) -> None:
 def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     """Gives an algorithm the weights and filters of another run.
 
-    If the other run has the same algorithm, all weights are taken, otherwise only the policy's. Counters, optimisers,
-    schedules and adaptive coefficients begin anew. path: a checkpoint, or a run directory, of which the last checkpoint
-    is taken."""
+    If the other run has the same algorithm, or a variant of it that has all that this one has (as cql has all of sac),
+    all weights are taken, otherwise only the policy's. Counters, optimisers, schedules and adaptive coefficients begin
+    anew. path: a checkpoint, or a run directory, of which the last checkpoint is taken."""
     run_dir, checkpoint = (path.parent.parent, path.name) if path.parent.name == "checkpoints" else (path, None)
     if not (run_dir / "config.yaml").is_file():
         raise UserError(f"init={path} is neither a run directory nor one of its checkpoints")
     tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
+    other, saved, anew = (
+        load_yaml(run_dir / "config.yaml")["algo"],
+        tensors["algorithm"]["module"],
+        algorithm.state_dict(),
+    )
+    own = {
+        f"{prefix}.{key}".lstrip(".")
+        for prefix, module in algorithm.named_modules()
+        if isinstance(module, Algorithm)
+        for key, _ in module.named_buffers(recurse=False)
+    }
+    # The scale of rewards is missing where a run does not scale them.
+    own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}
     try:
-        if load_yaml(run_dir / "config.yaml")["algo"]["name"] == name:
-            saved, anew = tensors["algorithm"]["module"], algorithm.state_dict()
-            own = {
-                f"{prefix}.{key}".lstrip(".")
-                for prefix, module in algorithm.named_modules()
-                if isinstance(module, Algorithm)
-                for key, _ in module.named_buffers(recurse=False)
-            }
-            # The scale of rewards is missing where a run does not scale them.
-            own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}
+        has_all = anew.keys() - own <= saved.keys()
+        if other["name"] == name or (has_all and variants(algorithm_class(other), type(algorithm))):
+            if other["name"] != name:
+                own |= saved.keys() - anew.keys()
             algorithm.load_state_dict(
                 {key: value for key, value in saved.items() if key not in own}
                 | {key: anew[key] for key in own & anew.keys()}
@@ -403,6 +410,11 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
             f"init={path}: its weights do not fit this run's env and model:"
             f" {said[1].strip() if len(said) > 1 else said[0]}"
         ) from None
+
+
+def variants(one: type[Algorithm], other: type[Algorithm]) -> bool:
+    """Tells whether one of two algorithms derives from the other."""
+    return issubclass(one, other) or issubclass(other, one)
 
 
 def give_weights(algorithm: Multi) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import compose, small
 from test_actor_critics import Losses, drawn, folded, manual_critic, rows, shake, transitions
+from wired import Wired
 
 from rlrun.cli import _dispatch
 from rlrun.config.automatic import settled
@@ -17,6 +18,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.models.model import Model
+from rlrun.runtime.build import checkpoints_of
 from rlrun.runtime.plan import make_spec
 
 NETS = ["algo.actor.hidden=[8]", "algo.critic.hidden=[8]"]
@@ -684,7 +686,12 @@ def test_8_td3_bc_is_td3_where_it_plays_the_data_and_bc_where_values_do_not_coun
 def test_bc_names_what_is_seen_as_the_best_episodes_of_another_run_did(tmp_path, env):
     other, best = ("dqn", 18.0) if env == "rlrun/Identity-v0" else ("a2c", -3.0)
     words = [f"env={env}", "resources=debug", "logger=[]"]
-    more = [f"record={tmp_path / 'data'}", "env_steps=150000", f"stop.return_mean={best}", f"run_dir={tmp_path / 'run'}"]
+    more = [
+        f"record={tmp_path / 'data'}",
+        "env_steps=150000",
+        f"stop.return_mean={best}",
+        f"run_dir={tmp_path / 'run'}",
+    ]
     assert _dispatch(["train", *small(other, "quick"), *words, *more]) == 0
     path = tmp_path / "bc"
     data = [f"data.path={tmp_path / 'data'}", f"data.min_return={best}", "eval.every=10000", "env_steps=40000"]
@@ -705,6 +712,41 @@ def test_the_policy_of_a_clone_is_that_of_ppo(algo, words):
     clone = algorithm(algo, *sequences, *words, env="CartPole-v1", hidden=[8])
     ppo = algorithm("ppo", *words, env="CartPole-v1", hidden=[8], seed=3)
     ppo.policy.load_state_dict(clone.policy.state_dict())
+
+
+@pytest.mark.parametrize(
+    "algo, then, more", [("bc", "ppo", []), ("cql", "sac", []), ("cql", "sac", ["algo.lagrangian=true"])]
+)
+def test_another_run_begins_with_what_data_taught(tmp_path, typed, algo, then, more):
+    """ppo takes the policy of bc with its untrained values; sac takes the critics of cql, too."""
+    env = "CartPole-v1" if algo == "bc" else "Pendulum-v1"
+    words = [f"env={env}", "resources=debug", "logger=[]", "model.hidden=[8]", *(NETS if algo == "cql" else [])]
+    path = tmp_path / "run"
+    tiny = [word for word in small(algo, "tiny") if not word.startswith(("algo.actor", "algo.critic", "model."))]
+    assert _dispatch(["train", *tiny, *words, *more, "env_steps=100", f"run_dir={path}"]) == 0
+    tensors, _ = checkpoints_of(path).load(None, parts=("policy", "algorithm"))
+    anew = Wired(typed(f"algo={then}", *words)).algorithm()
+    made = Wired(typed(f"algo={then}", *words, f"init={path}")).algorithm()
+    saved = tensors["algorithm"]["module"]
+    given = [name for name in made.state_dict() if name in saved and (algo == "cql" or name.startswith("policy."))]
+    assert len(given) == len(made.state_dict()) - (algo == "bc"), "all but kl_coef of ppo"
+    assert all(torch.equal(made.state_dict()[name], saved[name]) for name in given)
+    differ = [name for name in given if not torch.equal(anew.state_dict()[name], saved[name])]
+    parts = ("policy.trunk", "policy.action_head") if algo == "bc" else ("policy.net", "critic.net", "target_critic", "log_alpha")  # fmt: skip
+    assert all(any(name.startswith(part) for name in differ) for part in parts)
+
+
+def test_a_conservative_run_takes_only_the_policy_of_one_without_its_weight(tmp_path, typed):
+    """With lagrangian, cql has more than sac, so that it does not begin with its critics."""
+    words = ["env=Pendulum-v1", "resources=debug", "logger=[]", *NETS]
+    path = tmp_path / "run"
+    tiny = [word for word in small("sac", "tiny")[1:] if not word.startswith(("algo.actor", "algo.critic", "model."))]
+    assert _dispatch(["train", "algo=sac", *tiny, *words, "env_steps=100", f"run_dir={path}"]) == 0
+    saved = checkpoints_of(path).load(None, parts=("policy", "algorithm"))[0]["algorithm"]["module"]
+    for more, whole in (([], True), (["algo.lagrangian=true"], False)):
+        made = Wired(typed("algo=cql", "runner=replay", *words, *more, f"init={path}")).algorithm().state_dict()
+        assert torch.equal(made["policy.net.head.linear.weight"], saved["policy.net.head.linear.weight"])
+        assert torch.equal(made["critic.net.0.weight"], saved["critic.net.0.weight"]) is whole
 
 
 def test_what_does_not_fit_is_said():
