@@ -123,7 +123,7 @@ def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
 
 
 @pytest.mark.parametrize("algo", ["a2c", "pg"])
-def test_other_algorithms_can_share_weights_too(typed, tmp_path, algo):
+def test_other_algorithms_can_share_weights_too_and_filters_of_all_processes_are_merged(typed, tmp_path, algo):
     words = [
         f"algo={algo}",
         "env=Acrobot-v1",
@@ -131,12 +131,14 @@ def test_other_algorithms_can_share_weights_too(typed, tmp_path, algo):
         "runner=async_gradients",
         "algo.fragment_length=20",
         "algo.batch_size=20",
+        "model.observation_filter=mean_std",
         "env_steps=400",
     ]
     wiring = Wired(typed(*words))
     assert wiring.resources.inference == "serial" and wiring.resources.num_learners == cores()
-    _, job, _ = run_wired(wiring, tmp_path)
+    made, job, _ = run_wired(wiring, tmp_path)
     assert job.status == "COMPLETED"
+    assert int(made.policy.filter.filters[0].count) == job.clock.env_steps
 
 
 REPLAYED = [
@@ -203,13 +205,6 @@ def test_targets_move_by_the_updates_of_all_processes(typed):
         counted = updates
         for old, now, new in zip(before, made.following.olds, made.following.news, strict=True):
             torch.testing.assert_close(now, old + share * (new - old))
-
-
-def test_filters_of_all_processes_are_merged(typed, tmp_path):
-    made, job, _ = run_wired(
-        Wired(typed(*ASYNC, "env=CartPole-v1", "model.observation_filter=mean_std", "env_steps=400")), tmp_path
-    )
-    assert int(made.policy.filter.filters[0].count) == job.clock.env_steps
 
 
 def test_a_killed_process_ends_the_run(typed, tmp_path, monkeypatch):
