@@ -179,24 +179,26 @@ def test_a_killed_process_ends_the_run_at_once(typed, tmp_path, victim):
     assert time.monotonic() - started < 40
 
 
-def test_a_resumed_run_has_its_rows_or_says_that_it_has_not(tmp_path, capfd):
-    """The first launch saves its rows. The second has them and saves none, so that the third has to say so."""
+@pytest.mark.parametrize("checkpoint, shards, said", [("auto", 2, False), ("false", 1, True)])
+def test_a_resumed_run_has_its_rows_or_says_that_it_has_not(tmp_path, capfd, checkpoint, shards, said):
     path = tmp_path / "run"
-    words = [*APEX, "env=CartPole-v1", "resources.inference=local", "runner.num_shards=2", f"run_dir={path}"]
-    launches = (
-        (["train", *words, "env_steps=1500", "replay.checkpoint=auto"], False, 2),
-        (["resume", str(path), "env_steps=2500", "replay.checkpoint=false"], False, 0),
-        (["resume", str(path), "env_steps=3500"], True, 0),
-    )
-    for launch, said, files in launches:
-        assert _dispatch(launch) == 0
-        assert ("holds no replayed rows" in capfd.readouterr().out) is said
-        last = sorted((path / "checkpoints").glob("0*"))[-1]
-        assert len(list(last.glob("replay-*.bin"))) == files
-        state = torch.load(last / "replay.pt", weights_only=True)
-        env_steps = json.loads((last / "run.json").read_text())["env_steps"]
-        assert env_steps >= int(next(word for word in launch if word.startswith("env_steps=")).removeprefix("env_steps="))
-        assert said or state["limiter"]["came"] == env_steps
+    words = [
+        *APEX,
+        "env=CartPole-v1",
+        "env_steps=1500",
+        "resources.inference=local",
+        f"resources.num_samplers={shards}",
+        f"runner.num_shards={shards}",
+        f"replay.checkpoint={checkpoint}",
+    ]
+    assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
+    last = sorted((path / "checkpoints").glob("0*"))[-1]
+    assert len(list(last.glob("replay-*.bin"))) == (0 if said else shards)
+    state = torch.load(last / "replay.pt", weights_only=True)
+    assert state["limiter"]["came"] == json.loads((last / "run.json").read_text())["env_steps"]
+    capfd.readouterr()
+    assert _dispatch(["resume", str(path), "env_steps=2500"]) == 0
+    assert ("holds no replayed rows" in capfd.readouterr().out) is said
     assert json.loads((path / "summary.json").read_text())["status"] == "COMPLETED"
 
 
