@@ -179,21 +179,20 @@ def test_a_killed_process_ends_the_run_at_once(typed, tmp_path, victim):
     assert time.monotonic() - started < 40
 
 
-@pytest.mark.parametrize("checkpoint, shards, said", [("auto", 2, False), ("false", 1, True)])
-def test_a_resumed_run_has_its_rows_or_says_that_it_has_not(tmp_path, capfd, checkpoint, shards, said):
+@pytest.mark.parametrize("checkpoint, said", [("auto", False), ("false", True)])
+def test_a_resumed_run_has_its_rows_or_says_that_it_has_not(tmp_path, capfd, checkpoint, said):
     path = tmp_path / "run"
     words = [
         *APEX,
         "env=CartPole-v1",
         "env_steps=1500",
         "resources.inference=local",
-        f"resources.num_samplers={shards}",
-        f"runner.num_shards={shards}",
+        "runner.num_shards=2",
         f"replay.checkpoint={checkpoint}",
     ]
     assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
     last = sorted((path / "checkpoints").glob("0*"))[-1]
-    assert len(list(last.glob("replay-*.bin"))) == (0 if said else shards)
+    assert len(list(last.glob("replay-*.bin"))) == (0 if said else 2)
     state = torch.load(last / "replay.pt", weights_only=True)
     assert state["limiter"]["came"] == json.loads((last / "run.json").read_text())["env_steps"]
     capfd.readouterr()
