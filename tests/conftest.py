@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import hashlib
+import json
 import multiprocessing
 import os
 import re
@@ -13,6 +15,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # The key that signs runs is made in a folder of the tests.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="rlrun-tests-")
+
+# Composed configs are kept in a folder that this process's children find as well.
+if "RLRUN_TESTS_CONFIGS" not in os.environ:
+    os.environ["RLRUN_TESTS_CONFIGS"] = tempfile.mkdtemp(prefix="rlrun-tests-")
 
 import psutil
 import pytest
@@ -45,17 +51,49 @@ def compose(*words: str) -> dict:
 
 @functools.cache
 def composed(words: tuple[str, ...]) -> dict:
-    """Hydra takes 0.3 s each time, and many tests begin with the same words."""
+    """Hydra composes each choice of groups once. Other words are set in what it made, as Hydra itself would do it."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    from rlrun.config.types import plain
+
+    chosen = tuple(word for word in words if chooses(word))
+    rest = OverridesParser.create().parse_overrides([word for word in words if word not in chosen])
+    config = OmegaConf.create(json.loads(of_groups(chosen)))
+    OmegaConf.set_struct(config, True)
+    ConfigLoaderImpl._apply_overrides_to_config(rest, config)
+    return plain(config)
+
+
+def chooses(word: str) -> bool:
+    """Whether a word chooses a file of a group, such as model=lstm, or adds or removes one."""
+    from rlrun.config.paths import root
+
+    key = word.partition("=")[0].lstrip("+~")
+    return "/" in key or "@" in key or key == "tuned" or (root() / "conf" / key).is_dir()
+
+
+@functools.cache
+def of_groups(words: tuple[str, ...]) -> str:
+    """The composed config as JSON. Hydra takes 0.1 s of a fast processor each time, so that all processes of the tests
+    share what it made."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
 
     from rlrun.config.hydra_plugins import install
     from rlrun.config.paths import root
-    from rlrun.config.types import plain
 
-    install()
-    with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
-        return plain(hydra_compose("train", overrides=list(words)))
+    file = Path(os.environ["RLRUN_TESTS_CONFIGS"]) / f"{hashlib.sha1(repr(words).encode()).hexdigest()}.json"
+    if not file.exists():
+        install()
+        with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
+            made = OmegaConf.to_container(hydra_compose("train", overrides=list(words)), resolve=False)
+        own = file.with_suffix(f".{os.getpid()}")
+        own.write_text(json.dumps(made))
+        own.replace(file)
+    return file.read_text()
 
 
 @pytest.fixture

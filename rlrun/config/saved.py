@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import sys
 from pathlib import Path
@@ -139,10 +140,6 @@ def defaults_of(values: dict[str, Any]) -> dict[str, Any]:
     """Composes the defaults of the same groups, in which options may be `auto`, without the environment's own options.
 
     Options of a user's own algorithm have no defaults."""
-    from hydra import compose, initialize_config_dir
-
-    from rlrun.config.hydra_plugins import install
-
     ours = "module" not in values["algo"] and values["algo"]["name"] in options("algo")
     inner = values["algo"].get("inner")
     words = [f"algo={values['algo']['name'] if ours else 'impala'}"]
@@ -159,14 +156,23 @@ def defaults_of(values: dict[str, Any]) -> dict[str, Any]:
     memory = values.get("model", {}).get("memory", {}).get("kind")
     if memory in options("model/memory"):
         words.append(f"model/memory={memory}")
-    install()
-    with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
-        made = plain(compose("train", overrides=[*words, "env=CartPole-v1"]))
+    made = copy.deepcopy(_composed((*words, "env=CartPole-v1")))
     made["logger"] = {name: node for name, node in made["logger"].items() if name in (values.get("logger") or {})}
     without = {"env"} if ours else {"env", "algo"}
     if not made["logger"]:  # logger=[] composes to no `logger` at all
         without.add("logger")
     return {name: part for name, part in made.items() if name not in without}
+
+
+@functools.cache
+def _composed(words: tuple[str, ...]) -> dict[str, Any]:
+    from hydra import compose, initialize_config_dir
+
+    from rlrun.config.hydra_plugins import install
+
+    install()
+    with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
+        return plain(compose("train", overrides=list(words)))
 
 
 def set_by_user(values: dict[str, Any]) -> dict[str, Any]:

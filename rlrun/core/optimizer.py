@@ -10,6 +10,7 @@ was not."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -52,6 +53,23 @@ class OptimizerConfig:
             raise ValueError(
                 f"momentum is for kind=rmsprop, rmsprop_tf and sgd, not for {self.kind}, which has beta1 instead"
             )
+
+
+def without_compiler(kind: type[torch.optim.Optimizer]) -> Any:
+    """A subclass of this optimiser whose methods are the same functions without the wrappers of torch.compile.
+
+    A wrapper imports torch._dynamo, and SymPy with it, at its first call. That takes a second of every process, and
+    nothing here is compiled. Gradients stay switched off during a step, which one of the wrappers did as well."""
+    plain = {name: inspect.unwrap(getattr(kind, name)) for name in ("add_param_group", "state_dict", "step")}
+    return type(kind.__name__, (kind,), plain | {"step": torch.no_grad()(plain["step"])})
+
+
+Adam = without_compiler(torch.optim.Adam)
+AdamW = without_compiler(torch.optim.AdamW)  # Loshchilov & Hutter 2019, arXiv:1711.05101
+RAdam = without_compiler(torch.optim.RAdam)  # Liu et al. 2020, arXiv:1908.03265
+SGD = without_compiler(torch.optim.SGD)
+RMSprop = without_compiler(torch.optim.RMSprop)
+TensorFlowsRMSprop = without_compiler(RMSpropTF)
 
 
 ALIGNED = 16  # numbers; every parameter begins at a multiple of these, which is a cache line of float32
@@ -138,16 +156,16 @@ class Optimizer:
             "centered": cfg.centered,
         }
         if cfg.kind == "adam":
-            return torch.optim.Adam(parameters, **adam_like, fused=True)
-        if cfg.kind == "adamw":  # Loshchilov & Hutter 2019, arXiv:1711.05101
-            return torch.optim.AdamW(parameters, **adam_like, fused=True)
-        if cfg.kind == "radam":  # Liu et al. 2020, arXiv:1908.03265
-            return torch.optim.RAdam(parameters, **adam_like, foreach=True, capturable=on_gpu)
+            return Adam(parameters, **adam_like, fused=True)
+        if cfg.kind == "adamw":
+            return AdamW(parameters, **adam_like, fused=True)
+        if cfg.kind == "radam":
+            return RAdam(parameters, **adam_like, foreach=True, capturable=on_gpu)
         if cfg.kind == "sgd":
-            return torch.optim.SGD(parameters, **every, momentum=cfg.momentum, foreach=True)
+            return SGD(parameters, **every, momentum=cfg.momentum, foreach=True)
         if cfg.kind == "rmsprop_tf":
-            return RMSpropTF(parameters, **rmsprop_like)
-        return torch.optim.RMSprop(parameters, **rmsprop_like, foreach=True, capturable=on_gpu)
+            return TensorFlowsRMSprop(parameters, **rmsprop_like)
+        return RMSprop(parameters, **rmsprop_like, foreach=True, capturable=on_gpu)
 
     def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
         """Takes one gradient step on a scalar loss, or on the sum of several losses, of which only one graph is in

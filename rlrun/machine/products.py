@@ -69,6 +69,12 @@ class _Gain(TorchDispatchMode):
         super().__init__()
         self.us = 0.0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch asks whether its compiler should leave the method below alone, and imports the compiler to tell it
+        so. That takes a second. Nothing is compiled here, so the answer does not matter."""
+        return False
+
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = function(*args, **(kwargs or {}))
         if function in PRODUCTS and made.dtype == torch.float32:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 from conftest import SMALL, compose, small
 from families import ACTORS, fits
-from test_actor_learner import run_wired
+from test_actor_learner import kill_at_the_first_row, run_wired
 from test_all import CASES, batches, start
 from test_samplers import counting
 from wired import Wired, checked
@@ -32,7 +31,6 @@ from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company
-from rlrun.dataflow.workers import Workers
 from rlrun.machine.machine import Machine
 from rlrun.runtime.plan import plan
 
@@ -206,23 +204,12 @@ def test_two_learners_learn_what_one_does(tmp_path, algo, runner):
     assert job.status == "STOPPED" and job.episodes.mean >= 18
 
 
-def test_a_killed_learner_ends_the_run(tmp_path):
-    wiring = counting(typed, "serial", "resources.num_learners=2", "resources.envs_per_sampler=1", f"env_steps={10**7}")
-    started = Workers.start
-
-    def start_and_kill(self, name, *args, **more):
-        worker = started(self, name, *args, **more)
-        threading.Timer(8.0, os.kill, (worker.process.pid, signal.SIGKILL)).start()
-        return worker
-
-    Workers.start = start_and_kill  # type: ignore[method-assign]
-    begun = time.monotonic()
-    try:
-        with pytest.raises(RunFailed, match="learner-1 was killed by SIGKILL"):
-            run_wired(wiring, tmp_path)
-    finally:
-        Workers.start = started  # type: ignore[method-assign]
-    assert time.monotonic() - begun < 25
+def test_a_killed_learner_ends_the_run(tmp_path, monkeypatch):
+    words = ["resources.num_learners=2", "resources.envs_per_sampler=1", f"env_steps={10**7}", "log_every_sec=0.05"]
+    killed = kill_at_the_first_row(monkeypatch, "learner-1")
+    with pytest.raises(RunFailed, match="learner-1 was killed by SIGKILL"):
+        run_wired(counting(typed, "serial", *words), tmp_path)
+    assert time.monotonic() - killed[0] < 20
 
 
 def test_a_broken_sampler_of_another_learner_ends_the_run(tmp_path):

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import multiprocessing
+import os
+import signal
 import time
 from collections import Counter
 
@@ -23,6 +25,7 @@ from rlrun.core.signals import Signals
 from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import FragmentReplay, Gatherer, PassRing
 from rlrun.dataflow.slots import Fragment, Header
+from rlrun.dataflow.workers import Workers
 from rlrun.runners.actor_learner import _Stream
 
 
@@ -52,6 +55,27 @@ def run_wired(wiring, tmp_path, evaluate=None):
     )  # fmt: skip
     wiring.train(job)
     return made[0], job, logger.rows
+
+
+def kill_at_the_first_row(monkeypatch, name):
+    """Kills the worker of this name when the run logs its first row, in the middle of learning. Returns a list, which
+    then holds the time."""
+    started, logged = Workers.start, Rows.log
+    workers, times = {}, []
+
+    def start(self, called, *args, **more):
+        workers[called] = started(self, called, *args, **more)
+        return workers[called]
+
+    def log(self, row):
+        logged(self, row)
+        if len(self.rows) == 1:
+            os.kill(workers[name].process.pid, signal.SIGKILL)
+            times.append(time.monotonic())
+
+    monkeypatch.setattr(Workers, "start", start)
+    monkeypatch.setattr(Rows, "log", log)
+    return times
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,15 +1,12 @@
 """Asynchronous gradients: shared steps equal ordinary steps, every row is counted, and a dead process ends the run."""
 
 import json
-import os
-import signal
-import threading
 import time
 
 import pytest
 import torch
 from conftest import SMALL, optimizer_config
-from test_actor_learner import run_wired
+from test_actor_learner import kill_at_the_first_row, run_wired
 from wired import Wired
 
 from rlrun.cli import _dispatch
@@ -18,7 +15,6 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.shared import SharedLearner
-from rlrun.dataflow.workers import Workers
 from rlrun.machine.machine import cores
 
 ASYNC = ["algo=a3c", "resources.num_learners=2", "logger=[]", "model.hidden=[64]"]
@@ -123,7 +119,7 @@ def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
 
 
 @pytest.mark.parametrize("algo", ["a2c", "pg"])
-def test_other_algorithms_can_share_weights_too(typed, tmp_path, algo):
+def test_other_algorithms_can_share_weights_too_and_filters_of_all_processes_are_merged(typed, tmp_path, algo):
     words = [
         f"algo={algo}",
         "env=Acrobot-v1",
@@ -131,12 +127,14 @@ def test_other_algorithms_can_share_weights_too(typed, tmp_path, algo):
         "runner=async_gradients",
         "algo.fragment_length=20",
         "algo.batch_size=20",
+        "model.observation_filter=mean_std",
         "env_steps=400",
     ]
     wiring = Wired(typed(*words))
     assert wiring.resources.inference == "serial" and wiring.resources.num_learners == cores()
-    _, job, _ = run_wired(wiring, tmp_path)
+    made, job, _ = run_wired(wiring, tmp_path)
     assert job.status == "COMPLETED"
+    assert int(made.policy.filter.filters[0].count) == job.clock.env_steps
 
 
 REPLAYED = [
@@ -205,25 +203,10 @@ def test_targets_move_by_the_updates_of_all_processes(typed):
             torch.testing.assert_close(now, old + share * (new - old))
 
 
-def test_filters_of_all_processes_are_merged(typed, tmp_path):
-    made, job, _ = run_wired(
-        Wired(typed(*ASYNC, "env=CartPole-v1", "model.observation_filter=mean_std", "env_steps=400")), tmp_path
-    )
-    assert int(made.policy.filter.filters[0].count) == job.clock.env_steps
-
-
 def test_a_killed_process_ends_the_run(typed, tmp_path, monkeypatch):
-    started = Workers.start
-
-    def start_and_kill(self, name, *args, **more):
-        worker = started(self, name, *args, **more)
-        if name == "worker-1":
-            threading.Timer(7.0, os.kill, (worker.process.pid, signal.SIGKILL)).start()
-        return worker
-
-    monkeypatch.setattr(Workers, "start", start_and_kill)
+    kill_at_the_first_row(monkeypatch, "worker-1")
     with pytest.raises(RunFailed, match="worker-1 was killed by SIGKILL"):
-        run_wired(Wired(typed(*ASYNC, "env=CartPole-v1", "env_steps=10000000")), tmp_path)
+        run_wired(Wired(typed(*ASYNC, "env=CartPole-v1", "env_steps=10000000", "log_every_sec=0.05")), tmp_path)
 
 
 def test_a_failing_environment_is_named(typed, tmp_path):
