@@ -252,6 +252,9 @@ def test_a_run_of_installed_modules_needs_nothing():
         ("hydra: {run: {dir: x}}", "`hydra` section"),
         ("extra: ${oc.env:HOME}", "interpolation"),
         ("replay: {directory: /tmp/anywhere}", "lets this file choose"),
+        ("data: {path: {/tmp/anywhere: 1.0}}", "lets this file choose"),
+        ("data: {path: /tmp/anywhere}", "lets this file choose"),
+        ("record: /tmp/anywhere", "lets this file choose"),
         ("logger: {mlflow: {enabled: true, uri: 'http://127.0.0.1:9'}}", "lets this file choose"),
         ("a: &a [1, 1]\n" + "".join(f"a{n}: [*a, *a]\n" for n in range(30)), "too large"),
     ):
