@@ -34,7 +34,7 @@ class JointQPolicy(Policy):
             raise UserError(f"exploration.kind={explorer.cfg.kind} is for one agent; several explore by epsilon_greedy")
         if model.cfg.observation_filter != "none":
             raise UserError("model.observation_filter is for agents that are columns of their own; use none")
-        if spec.image:
+        if spec.agent.image:
             raise UserError(f"{spec.name} shows images, and this policy takes vectors")
         if head.noisy:
             raise UserError("head.noisy is for one agent; several explore by epsilon_greedy")

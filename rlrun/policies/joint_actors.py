@@ -76,7 +76,7 @@ class JointActorPolicy(Policy):
                 f"several actors with critics have no memory: model/memory={model.cfg.memory.kind} is for qmix, vdn and"
                 " iql and for agents that are columns of their own"
             )
-        if spec.image:
+        if spec.agent.image:
             raise UserError(f"{spec.name} shows images, and this policy takes vectors")
         space = spec.agent.action
         if isinstance(space, Box) and not space.bounded:
