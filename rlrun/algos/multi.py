@@ -187,6 +187,12 @@ class Multi(Algorithm):
         return replace(first, record=record, actions=actions, shared=shared, only_weights=False, several=True)
 
     @classmethod
+    def teams(cls, cfg: Config, names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        """The agents of every policy that has several."""
+        of_policies = members(cfg, names)
+        return {name: tuple(names[n] for n in numbers) for name, numbers in of_policies.items() if len(numbers) > 1}
+
+    @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> SeveralPolicies:
         if spec.agents is None:
             raise UserError(f"{cfg.name} is for environments with several agents; {spec.name} has one")
