@@ -166,14 +166,17 @@ class Columns:
         not count."""
         assert self.whole_after is not None
         playing = ~self.over
-        paid = playing.reshape(-1, *[1] * (step.reward.ndim - 1))  # has as many axes as the reward
+
+        def theirs(values: np.ndarray) -> np.ndarray:
+            return values * playing.reshape(-1, *[1] * (values.ndim - 1))
+
         step = step._replace(
-            reward=step.reward * paid,
+            reward=theirs(step.reward),
             valid=step.valid & playing,
             terminated=step.terminated & playing,
             truncated=step.truncated & playing,
             is_first=step.is_first & playing,
-            decided=None if step.decided is None else step.decided & playing.reshape(-1, *[1] * (step.decided.ndim - 1)),
+            decided=None if step.decided is None else theirs(step.decided),
         )
         if t + 1 >= self.whole_after:
             self.over |= np.repeat(self._by_env(step.is_first).all(1), self.agents)

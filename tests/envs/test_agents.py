@@ -177,7 +177,8 @@ def test_what_a_waiting_player_is_paid_belongs_to_its_last_move():
     _, env = made("zoo:Turns", count=1)
     steps = [step for _, _, step in walk(env, 8)]
     reward, valid, ended = (
-        torch.from_numpy(np.stack([getattr(step, name) for step in steps])) for name in ("reward", "valid", "terminated")
+        torch.from_numpy(np.stack([getattr(step, name) for step in steps]))
+        for name in ("reward", "valid", "terminated")
     )
     nothing, discount = torch.zeros(8, 2), 0.5 * (~ended).float()
     back = gae(reward, discount, nothing, nothing, valid, 1.0)
