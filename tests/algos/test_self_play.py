@@ -269,6 +269,15 @@ def test_a_run_plays_against_opponents(tmp_path, capsys):
         _dispatch(["evaluate", str(run), "opponent=nowhere", "episodes=4"])
 
 
+def test_several_policies_may_fix_one_that_learnt_by_self_play(tmp_path):
+    league, run = tmp_path / "league", tmp_path / "run"
+    assert _dispatch(["train", *GAME, *PPO_WORDS, "env_steps=160", f"run_dir={league}"]) == 0
+    words = ["algo=multi", *GAME[1:], *PPO_WORDS, f"++algo.fixed={{player_1: {league}}}", "env_steps=160"]
+    assert _dispatch(["train", *words, f"run_dir={run}"]) == 0
+    main, fixed = rlrun.load(league).policy.main.state_dict(), rlrun.load(run).policy.policy("player_1").state_dict()
+    assert main.keys() == fixed.keys() and all(torch.equal(main[key], fixed[key]) for key in main)
+
+
 def test_an_opponent_that_always_plays_rock_loses_to_paper(tmp_path, capsys):
     """Returns are those of the run's agent, as either player."""
     run = tmp_path / "run"
