@@ -44,6 +44,8 @@ class CountingAgents:
             del obs["b"]
             self.agents.remove("b")
             return obs, reward, {"a": False}, {"a": False}, {}
+        if self.fault == "pays":
+            reward |= dict.fromkeys(set(self.possible_agents) - set(there), 1000.0)
         if self.fault == "raise" and self.now == 2:
             raise RuntimeError("this game was told to fail")
         self.agents = [a for a in there if not (terminated[a] or truncated[a])]
@@ -116,6 +118,35 @@ class Turns:
     def render(self): ...
 
     def close(self): ...
+
+
+class Elimination(Turns):
+    """Three players move in the order 0, 1, 2 and are paid 1 for a move. The first move ends player_2, who stays in
+    `agents` until it is its turn. The game is over after four moves."""
+
+    possible_agents = ("player_0", "player_1", "player_2")
+
+    def _clear(self, over=False):
+        super()._clear(over)
+        if self.moves and "player_2" in self.agents:
+            self.terminations["player_2"] = True
+
+    def observe(self, agent):
+        return {"observation": np.array([self.moves, 0], np.float32), "action_mask": np.array([0, 1, 1], np.int8)}
+
+    def step(self, action):
+        mover = self.agent_selection
+        place = self.agents.index(mover)
+        if self.terminations[mover]:
+            assert action is None, f"{mover} has ended"
+            self.agents.remove(mover)
+        else:
+            assert action in (1, 2), "a masked action was played"
+            self.moves += 1
+            self._clear(over=self.moves == 4)
+            self.rewards[mover] = 1.0
+            place += 1
+        self.agent_selection = self.agents[place % len(self.agents)] if self.agents else None
 
 
 class TupleEnv(Env):

@@ -59,6 +59,8 @@ class Config:
             if not self.policies:
                 raise ValueError("policies must name at least one policy, as in {good: [agent_*], bad: [adversary_*]}")
             for name, patterns in self.patterns.items():
+                if _is_taken(name):
+                    raise ValueError(f"policies.{name}: a policy cannot be called {name!r}; choose another name")
                 if not patterns:
                     raise ValueError(f"policies.{name} has no pattern, so no agent would have this policy")
         for option in ("fixed", "options"):
@@ -114,11 +116,22 @@ def _is_run(value: str) -> bool:
     return value != "random" and not is_path(value)
 
 
+def _is_taken(name: str) -> bool:
+    """Whether PyTorch, which keeps policies as modules by name, refuses this name."""
+    return not name or "." in name or hasattr(nn.ModuleDict(), name)
+
+
 def members(cfg: Config, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """The numbers of the agents that have each policy. names: all agents. Raises UserError for an agent without a
     policy, a pattern that matches no agent, and names of policies that do not exist."""
     if cfg.policies == "each":
         made: dict[str, tuple[int, ...]] = {name.replace(".", "_"): (number,) for number, name in enumerate(names)}
+        for name in made:
+            if _is_taken(name):
+                raise UserError(
+                    f"a policy cannot have the name of the agent {name!r}: give policies other names, as in"
+                    f" algo.policies={{first: [{name}], ...}}"
+                )
         for option in ("fixed", "options"):
             for name in getattr(cfg, option):
                 if name not in made:
@@ -172,6 +185,12 @@ class Multi(Algorithm):
         actions = tuple(kind for kind in first.actions if all(kind in one.actions for one in needs))
         shared = tuple(dict.fromkeys(count for one in needs for count in one.shared))
         return replace(first, record=record, actions=actions, shared=shared, only_weights=False, several=True)
+
+    @classmethod
+    def teams(cls, cfg: Config, names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        """The agents of every policy that has several."""
+        of_policies = members(cfg, names)
+        return {name: tuple(names[n] for n in numbers) for name, numbers in of_policies.items() if len(numbers) > 1}
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> SeveralPolicies:

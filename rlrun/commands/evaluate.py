@@ -2,6 +2,7 @@
 rlrun evaluate RUN_DIR PLAYER [PLAYER ...] [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0] [--json]
 
 Plays full games with seeds that training never used. A lost life does not end a game, and rewards are not clipped.
+Where there are several agents, the mean return of each is shown too.
 With opponent, the run plays every agent in turn, in as many episodes each, against a player who plays all others:
 random, the directory of another run, or package.module:Name, a subclass of rlrun.Exploration. Returns are then those of
 the run's agent. opponent=snapshots lets a run of algo=self_play play so many episodes against each snapshot that its
@@ -146,6 +147,11 @@ def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -
         "returns": returns,
     }
     told = ""
+    agents = trained.spec.agents
+    if agents is not None and not others:
+        result["agents"] = {
+            name: float(np.mean([game.each[number] for game in games])) for number, name in enumerate(agents.names)
+        }
     if others:
         total = shares(sum(against))
         result |= {"opponent": options.opponent, **total}
@@ -161,6 +167,8 @@ def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -
         f" game{'s' * (len(returns) > 1)}, {min(returns):g} to {max(returns):g},"
         f" {'greedy' if options.greedy else 'sampled'}{told}"
     )
+    if len(result.get("agents", ())) > 1:
+        print("  " + ", ".join(f"{name} {ret:.2f}" for name, ret in result["agents"].items()))
     if "snapshots" in result:
         from rlrun.experiments.view import text_table
 

@@ -195,6 +195,11 @@ class Algorithm(nn.Module):
         raise NotImplementedError
 
     @classmethod
+    def teams(cls, cfg, names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        """Sets of agents, by name, whose returns are worth a look. names: all agents."""
+        return {}
+
+    @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
         """None, or the reason why this algorithm cannot contain the inner one. It is called before the inner
         algorithm's options are read."""

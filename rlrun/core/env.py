@@ -39,7 +39,8 @@ class Step(NamedTuple):
     valid: np.ndarray  # [B] bool: False where the agent did not decide (a reset, a forced FIRE) or was not there
     is_first: np.ndarray  # [B] bool: `obs` begins an episode
     info: dict[str, np.ndarray]  # numbers to be logged, [B]
-    decided: np.ndarray | None = None  # [B] bool: False also where an agent waited for its turn; None: equals valid
+    # [B] bool, or [B, N] where a column holds N agents: False also where an agent waited for its turn. None: as valid.
+    decided: np.ndarray | None = None
 
     @property
     def paid(self) -> np.ndarray:

@@ -228,6 +228,7 @@ class Agents:
 
     groups: tuple[tuple[str, tuple[str, ...]], ...]  # (name of the group, names of its agents)
     counted: tuple[str, ...] = ()  # those whose rewards the return of an episode sums; empty: all
+    teams: tuple[tuple[str, tuple[str, ...]], ...] = ()  # sets of agents, by name, whose returns are logged too
 
     @property
     def counts(self) -> np.ndarray:

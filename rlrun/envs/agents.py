@@ -125,7 +125,7 @@ class TurnsGame(ParallelGame):
     def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
         self.env.reset(seed=seed)
         self._bury()
-        self.present = tuple(self.env.agents)
+        self.present = self._alive()
         return self._seen(self.present), dict(self.env.infos)
 
     def step(self, actions: dict[str, Any]) -> AgentsStep:
@@ -142,9 +142,14 @@ class TurnsGame(ParallelGame):
         )
         obs = self._seen(there)
         self._bury()
-        self.present = tuple(env.agents)
+        self.present = self._alive()
         obs |= self._seen([agent for agent in self.present if agent not in obs])
         return AgentsStep(obs, reward, terminated, truncated, info)
+
+    def _alive(self) -> tuple[str, ...]:
+        """The agents that go on. One that has ended stays in the environment's list until its turn comes."""
+        env = self.env
+        return tuple(a for a in env.agents if not (env.terminations[a] or env.truncations[a]))
 
     def _bury(self) -> None:
         """Takes out agents that have ended: the interface asks for a step with None for each."""
@@ -324,7 +329,8 @@ def common(spaces: Mapping[str, Space], what: str, name: str) -> tuple[Space, st
         other = next(agent for agent, space in spaces.items() if space != first)
         raise UserError(
             f"the agents {next(iter(spaces))} and {other} of {name} have the {what} spaces {first} and"
-            f" {spaces[other]}, which one policy cannot share"
+            f" {spaces[other]}. rlrun pads choices of unlike number and vectors of unlike length; other agents of one"
+            " environment need equal spaces, also where each has a policy of its own"
         )
     sizes = ", ".join(dict.fromkeys(str(space) for space in kinds))
     return widest, f"agents have the {what} spaces {sizes}; smaller ones are padded to {widest}"
@@ -559,7 +565,9 @@ class AgentsEnv:
             terminated[column] = bool(outcome.terminated.get(agent, False))
             truncated[column] = bool(outcome.truncated.get(agent, False)) and not terminated[column]
         for agent, paid in outcome.reward.items():
-            reward[first + self._number(agent, env)] = paid
+            column = first + self._number(agent, env)
+            if self.there[column]:  # an agent that did not take part is paid nothing
+                reward[column] = paid
         over = not present
         limit = self.cfg.max_episode_steps
         if limit is not None and self.taken[env] >= limit and not over:

@@ -168,7 +168,7 @@ class JointEnv:
             np.array(one.valid.reshape(shape).any(1)),
             np.array(one.is_first.reshape(shape).all(1)),
             {name: _mean(value.reshape(shape)) for name, value in one.info.items()},
-            None,
+            None if one.decided is None else one.decided.reshape(shape),
         )
 
     def close(self) -> None:

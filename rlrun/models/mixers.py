@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,5 +35,5 @@ class MonotonicMixer(nn.Module):
     def forward(self, q: Tensor, state: Tensor) -> Tensor:
         """q [..., N], state [..., S] -> the team's value [...]."""
         first = self.first(state).abs().unflatten(-1, (self.agents, self.embed))
-        hidden = F.elu(torch.einsum("...n,...ne->...e", q, first) + self.first_bias(state))
+        hidden = F.elu((q.unsqueeze(-2) @ first).squeeze(-2) + self.first_bias(state))
         return (hidden * self.second(state).abs()).sum(-1) + self.value(state).squeeze(-1)

@@ -76,6 +76,8 @@ def n_step_return(
     is not read in dead rows.
     """
     assert reward.ndim == 2 and reward.shape == terminated.shape == valid.shape == next_value.shape
+    if n == 1:
+        return (reward + discount * (~terminated).to(reward) * next_value).masked_fill(~valid, 0.0)
     total, follows, end = torch.zeros_like(reward), torch.ones_like(reward), torch.zeros_like(reward)
     going = torch.ones_like(valid)
     for k in range(min(n, len(reward))):

@@ -34,7 +34,7 @@ class JointQPolicy(Policy):
             raise UserError(f"exploration.kind={explorer.cfg.kind} is for one agent; several explore by epsilon_greedy")
         if model.cfg.observation_filter != "none":
             raise UserError("model.observation_filter is for agents that are columns of their own; use none")
-        if spec.image:
+        if spec.agent.image:
             raise UserError(f"{spec.name} shows images, and this policy takes vectors")
         if head.noisy:
             raise UserError("head.noisy is for one agent; several explore by epsilon_greedy")
@@ -46,6 +46,7 @@ class JointQPolicy(Policy):
         own: EnvSpec = replace(spec.agent, obs={"observation": seen})
         self.trunk = model.trunk(own, flat=not head.encoder_layer)
         self.head = model.q_head(own, self.trunk, head)
+        self.register_buffer("numbers", torch.eye(self.agents), persistent=False)
 
     def core_spec(self) -> RowSpec:
         return {
@@ -71,15 +72,15 @@ class JointQPolicy(Policy):
     def inputs(self, obs: Batch) -> Tensor:
         """What the agents' networks see [T, B * N, D] of obs [T, B, ...]."""
         rows, columns = obs["alive"].shape[:2]
-        count = rows * columns * self.agents
-        seen = obs["observation"]
-        parts = [flatten(self.spec.agent.observation, seen.reshape(count, *seen.shape[3:]))]  # type: ignore[union-attr]
+        count, seen = rows * columns * self.agents, obs["observation"]
+        flat = flatten(self.spec.agent.observation, seen.reshape(count, *seen.shape[3:]))  # type: ignore[union-attr]
+        parts = [flat.view(rows * columns, self.agents, -1)]
         if self.last_action:
-            last = obs["prev_action"].reshape(count)  # type: ignore[union-attr]
-            known = ~obs["is_first"].bool().unsqueeze(-1).expand(rows, columns, self.agents).reshape(count, 1)  # type: ignore[union-attr]
+            last = obs["prev_action"].flatten(0, 1)  # type: ignore[union-attr]
+            known = ~obs["is_first"].bool().view(-1, 1, 1)  # type: ignore[union-attr]
             parts.append(torch.nn.functional.one_hot(last, self.actions).float() * known)
         if self.agent_id:
-            parts.append(torch.eye(self.agents, device=parts[0].device).repeat(rows * columns, 1))
+            parts.append(self.numbers.expand(rows * columns, -1, -1))  # type: ignore[operator, arg-type]
         return torch.cat(parts, -1).view(rows, columns * self.agents, -1)
 
     def forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Batch]:
@@ -87,9 +88,9 @@ class JointQPolicy(Policy):
         and the state after the last row. obs is [T, B, ...], state the one before row 0 [B, N, ...]."""
         rows, columns = is_first.shape
         seen = Batch(observation=self.inputs(obs.replace(is_first=is_first)))
-        core = Batch({name: state[name].flatten(0, 1) for name in self.core_spec()})  # type: ignore[union-attr]
+        core = Batch({name: state[name].flatten(0, 1) for name in self.trunk.core_spec()})  # type: ignore[union-attr]
         features, after = self.trunk(seen, is_first.repeat_interleave(self.agents, 1), core)
-        q = self.head(features).mean(-1).view(rows, columns, self.agents, self.actions)
+        q = self.head(features).squeeze(-1).view(rows, columns, self.agents, self.actions)
         if "action_mask" in obs:
             legal = obs["action_mask"].bool().view(q.shape)  # type: ignore[union-attr]
             q = q.masked_fill(~legal & legal.any(-1, keepdim=True), torch.finfo(q.dtype).min)
@@ -109,7 +110,7 @@ class JointQPolicy(Policy):
         q = values[0]  # [B, N, A]
         draws = torch.rand(q.shape, generator=rng, device=q.device)
         if "action_mask" in obs:
-            draws = draws * obs["action_mask"].bool().view(q.shape)  # type: ignore[union-attr]
+            draws = draws.masked_fill(~obs["action_mask"].bool().view(q.shape), -1.0)  # type: ignore[union-attr]
         epsilon = self._epsilon(mode, state, clock)
         explores = torch.rand(q.shape[:2], generator=rng, device=q.device) < epsilon
         action = torch.where(explores, draws.argmax(-1), q.argmax(-1))

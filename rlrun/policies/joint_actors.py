@@ -76,7 +76,7 @@ class JointActorPolicy(Policy):
                 f"several actors with critics have no memory: model/memory={model.cfg.memory.kind} is for qmix, vdn and"
                 " iql and for agents that are columns of their own"
             )
-        if spec.image:
+        if spec.agent.image:
             raise UserError(f"{spec.name} shows images, and this policy takes vectors")
         space = spec.agent.action
         if isinstance(space, Box) and not space.bounded:
@@ -199,7 +199,7 @@ class JointActorPolicy(Policy):
             return Act(self._shaped(noisy.clamp(-1.0, 1.0)), state, Batch())
         noise = gumbel(torch.rand(outputs.shape, generator=rng, device=device))
         drawn = self._best(outputs + noise, legal)
-        uniform = (torch.rand(outputs.shape, generator=rng, device=device) * legal).argmax(-1)
+        uniform = torch.rand(outputs.shape, generator=rng, device=device).masked_fill(~legal, -1.0).argmax(-1)
         explores = torch.rand(drawn.shape, generator=rng, device=device) < self.explore.epsilon(clock)
         return Act(torch.where(explores, uniform, drawn), state, Batch())
 

@@ -142,7 +142,8 @@ class QPolicy(FiltersObservations, Policy):
         epsilon = self._epsilon(asked, state, clock)
         draws = torch.rand(q.shape, generator=rng, device=q.device)
         if "action_mask" in obs:
-            draws = draws * obs["action_mask"].bool()  # The argmax of random numbers draws legal actions uniformly.
+            draws = draws.masked_fill(~obs["action_mask"].bool(), -1.0)  # type: ignore[union-attr, operator]
+            # The argmax of random numbers draws legal actions uniformly.
         explores = torch.rand(q.shape[0], generator=rng, device=q.device) < epsilon
         action = torch.where(explores, draws.argmax(-1), best)
         log_prob = None

@@ -431,7 +431,13 @@ def give_weights(algorithm: Multi) -> None:
         if any(key.startswith("policies.") for key in weights):  # that run had several policies too
             weights = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
             if not weights:
-                raise UserError(f"algo.fixed.{name}={path}: that run has no policy {name}")
+                known = dict.fromkeys(key.split(".")[1] for key in tensors["policy"])
+                raise UserError(
+                    f"algo.fixed.{name}={path}: that run has no policy {name}; its policies with weights are"
+                    f" {', '.join(known)}"
+                )
+        elif "present" in weights and any(key.startswith("snapshots.") for key in weights):  # self-play
+            weights = {key.removeprefix("main."): value for key, value in weights.items() if key.startswith("main.")}
         try:
             algorithm.policy.policy(name).load_state_dict(weights)
         except RuntimeError as error:

@@ -188,7 +188,8 @@ class Trained:
             action = action.map(lambda x: x.masked_fill(fresh.view(-1, *[1] * (x.ndim - 1)), 0))
             obs = obs.replace(prev_action=action["action"])
         if "prev_reward" in self.spec.obs and "prev_reward" not in obs:
-            if reward is None and not fresh.all():
+            # Self-play is told it in training alone, where it counts games.
+            if reward is None and not fresh.all() and self.config.run.model.memory.previous[1]:
                 raise ValueError("this policy is told the last reward: act(obs, reward=...)")
             last = (
                 torch.zeros(count)

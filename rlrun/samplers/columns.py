@@ -51,6 +51,9 @@ class Columns:
         self.is_first = np.ones(env.count, dtype=bool)
         self.fresh: Rows | None = None  # after restart(): the first observations, which follow a dead row
         self.returns = np.zeros(env.count)
+        agents = env.spec.agents
+        # The returns of an environment's agents where they share one column [E, N].
+        self.of_agents = np.zeros((env.count, len(agents.names))) if env.spec.joint and agents is not None else None
         self.lengths = np.zeros(env.count // self.agents, dtype=np.int64)  # of environments
         # For unfinished episodes: sum and count [2, B] of every numeric info entry; for SUCCESS its last value and 1.
         self.info: dict[str, np.ndarray] = {}
@@ -64,7 +67,7 @@ class Columns:
         if self.whole_after is not None:
             self.obs, self.fresh = own(self.env.reset((self.generation << 32) + self.fragments)), None
             self.is_first, self.over = np.ones(self.env.count, dtype=bool), np.zeros(self.env.count, dtype=bool)
-            self.returns[:], self.lengths[:], self.discounted[:], self.info = 0.0, 0, 0.0, {}
+            self._forget()
             self.fragments += 1
         self._observe(view, 0)
         self.live, self.agent_steps, self.episodes, self.seen = 0, 0, [], []
@@ -98,7 +101,9 @@ class Columns:
         acted = self._by_env(step.valid).any(1)
         self.lengths += acted
         self.live += int(acted.sum())
-        if self.agents > 1:
+        if self.of_agents is not None:
+            self.of_agents += step.reward
+        if self.agents > 1 or self.of_agents is not None:
             self.agent_steps += int((step.valid if step.decided is None else step.decided).sum())
         if self.return_discount is not None:
             self.discounted = np.where(step.valid, self.return_discount * self.discounted, self.discounted) + step.paid
@@ -114,6 +119,8 @@ class Columns:
             for kept in self.info.values():
                 kept[:, columns] = 0.0
             self.returns[columns], self.lengths[begun] = 0.0, 0
+            if self.of_agents is not None:
+                self.of_agents[begun] = 0.0
 
     def _by_env(self, values: np.ndarray) -> np.ndarray:
         """[B] values of columns -> those of environments [E, N]."""
@@ -128,19 +135,21 @@ class Columns:
             if count[columns].any()
         }
         ret, length = float(self.returns[columns][self.env.spec.counts].sum()), int(self.lengths[number])
-        if self.agents > 1:
-            info |= self._returns_of_agents(self.returns[columns])
+        if self.agents > 1 or self.of_agents is not None:
+            each = self.returns[columns] if self.of_agents is None else self.of_agents[number]
+            info |= self._returns_of_agents(each)
         for callback in self.callbacks:
             info |= call_for_numbers(callback, "on_episode_end", number, ret, length)
         self.episodes.append(Episode(self.first_env + number, ret, length, info))
 
     def _returns_of_agents(self, returns: np.ndarray) -> dict[str, float]:
-        """The returns [N] of agents and the sums over groups, by the names under which they are logged."""
+        """The returns [N] of agents and the sums over groups and teams, by the names under which they are logged."""
         agents = self.env.spec.agents
         assert agents is not None
         by_name = dict(zip(agents.names, returns.tolist(), strict=True))
-        groups = {group: sum(by_name[name] for name in members) for group, members in agents.groups}
-        return {f"return/{name}": value for name, value in (by_name | (groups if len(groups) > 1 else {})).items()}
+        sets = (*(agents.groups if len(agents.groups) > 1 else ()), *agents.teams)
+        sums = {name: sum(by_name[member] for member in members) for name, members in sets}
+        return {f"return/{name}": value for name, value in (sums | by_name).items()}
 
     def _tell_starts(self) -> None:
         """Tells callbacks of the environments whose current observation begins an episode. The observation of one with
@@ -157,13 +166,17 @@ class Columns:
         not count."""
         assert self.whole_after is not None
         playing = ~self.over
-        paid = playing.reshape(-1, *[1] * (step.reward.ndim - 1))  # has as many axes as the reward
+
+        def theirs(values: np.ndarray) -> np.ndarray:
+            return values * playing.reshape(-1, *[1] * (values.ndim - 1))
+
         step = step._replace(
-            reward=step.reward * paid,
+            reward=theirs(step.reward),
             valid=step.valid & playing,
             terminated=step.terminated & playing,
             truncated=step.truncated & playing,
             is_first=step.is_first & playing,
+            decided=None if step.decided is None else theirs(step.decided),
         )
         if t + 1 >= self.whole_after:
             self.over |= np.repeat(self._by_env(step.is_first).all(1), self.agents)
@@ -213,8 +226,13 @@ class Columns:
         self.generation = generation
         self.obs = own(self.obs)  # a copy, because reset() would overwrite it in environments that reuse memory
         self.fresh = own(self.env.reset(generation))
-        self.info = {}
-        self.returns[:], self.lengths[:], self.discounted[:] = 0.0, 0, 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops the statistics of unfinished episodes."""
+        self.returns[:], self.lengths[:], self.discounted[:], self.info = 0.0, 0, 0.0, {}
+        if self.of_agents is not None:
+            self.of_agents[:] = 0.0
 
     def return_moments(self) -> Moments | None:
         """Returns the moments of the discounted returns at the live rows of this fragment so far."""

@@ -75,8 +75,9 @@ class Evaluator:
         The seeds depend on `round_`, so that each evaluation of a run has its own. When stop() returns true, only the
         games that have been finished by then are returned.
         """
-        columns, agents = self.env.count, self.env.spec.columns_per_env
+        spec, columns, agents = self.env.spec, self.env.count, self.env.spec.columns_per_env
         envs = columns // agents
+        many = len(spec.agents.names) if spec.agents is not None else 1
         quota = np.full(envs, episodes // envs)  # of games
         quota[: episodes % envs] += 1
         if env_steps is not None:
@@ -88,7 +89,7 @@ class Evaluator:
         obs = self.env.reset(round_)
         is_first = np.ones(columns, dtype=bool)
         state: Batch = policy.initial_state(columns)
-        returns, lengths, each = np.zeros(envs), np.zeros(envs, dtype=np.int64), np.zeros((envs, agents))
+        returns, lengths, each = np.zeros(envs), np.zeros(envs, dtype=np.int64), np.zeros((envs, many))
         done: list[list[FullGame]] = [[] for _ in range(envs)]
         with torch.inference_mode():
             while not stop() and (counted < quota).any():
@@ -100,7 +101,7 @@ class Evaluator:
                 obs, is_first = step.obs, step.is_first
                 reward = paid(self.env.spec, step).reshape(envs, agents)
                 returns += reward[:, counts].sum(1)
-                each += reward
+                each += step.reward if spec.joint else reward
                 lengths += step.valid.reshape(envs, agents).any(1)
                 for number in np.flatnonzero(is_first.reshape(envs, agents).all(1)):
                     if counted[number] < quota[number]:

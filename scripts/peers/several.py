@@ -27,6 +27,7 @@ SAME = {
 def words_of(game: str) -> list[str]:
     """The words of rlrun train that do the peer's work."""
     env, rows = SAME[game]
+    steps = rows - 1  # the row that resets an environment is no env step
     return [
         f"env={env}",
         "model=auto",
@@ -36,7 +37,7 @@ def words_of(game: str) -> list[str]:
         f"algo.sequence_stride={rows}",
         f"algo.fragment_length={rows if rows > 8 else 8 * rows}",
         "algo.batch_size=32",
-        "algo.replay_ratio=32",
+        f"algo.replay_ratio={32 * rows / steps}",  # an update from 32 sequences for every episode
         "algo.learning_starts=1000",
         f"replay.capacity={5000 * rows}",
         "algo.hypernet_layers=2",

@@ -154,8 +154,8 @@ def test_choices_of_one_agent_are_drawn_and_the_others_are_those_of_the_replay(t
         assert found[b].item() == pytest.approx(-value.item(), rel=1e-4)
 
 
-def test_one_agent_is_ddpg(typed):
-    """The same weights, losses and gradients, also over three rows."""
+def test_one_agent_is_ddpg_to_the_bit(typed):
+    """The same losses and gradients, also over three rows."""
     words = ["algo.actor_reg=0", "algo.discount=0.97", "algo.n_step=3", "algo.learning_starts=30"]
     for share in ("true", "false"):
         wiring, one = made(typed, *words, f"algo.share={share}", "algo.agent_id=false", env=NUMBERS, agents=1)
@@ -179,11 +179,11 @@ def test_one_agent_is_ddpg(typed):
             optimizer.apply = lambda clock: {"grad_norm": 0.0, "lr": 0.0}
         wanted, writes = ddpg.learn(single, Clock())
         for name in ("critic_loss", "actor_loss", "td_error", "q", "target"):
-            torch.testing.assert_close(metrics[name], wanted[name].detach())
-        torch.testing.assert_close(priority, writes["priority"])
+            assert torch.equal(metrics[name], wanted[name].detach()), name
+        assert torch.equal(priority, writes["priority"])
         theirs = [ddpg.critic_optimizer.whole.grad, ddpg.actor_optimizer.whole.grad]
         for a, b in zip(gradients, theirs, strict=True):
-            torch.testing.assert_close(a, b)
+            assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("env", [CHOICES, NUMBERS])
@@ -230,6 +230,24 @@ def test_permuting_agents_permutes_what_a_shared_network_says(typed):
     said = [one.policy.outputs(one.policy.actors, x.seen) for x in (a, b)]
     for first, second in (q, said, [one.targets(a), one.targets(b)]):
         torch.testing.assert_close(first[:, order], second)
+
+
+def test_transitions_keep_their_column_and_agent(typed):
+    """Every number encodes its own column and agent, and one column alone has ended."""
+    wiring, one = made(typed, "algo.n_step=2", "algo.discount=0.5", "algo.learning_starts=30", env=NUMBERS, agents=3)
+    rows = batch(wiring, columns=4, rows=2)
+    number = 10.0 * torch.arange(4).unsqueeze(1) + torch.arange(3)  # [B, N]
+    ended = torch.tensor([[False, True, False, False], [False, False, False, False]])
+    rows = rows.replace(
+        obs=rows.obs.replace(observation=number.view(1, 4, 3, 1).expand_as(rows.obs["observation"])),
+        reward=torch.stack([number, 1000 + number]),
+        terminated=ended,
+    )
+    found = one.transitions(rows)
+    both = number + 0.5 * (1000 + number)
+    both[1] = number[1]
+    assert torch.equal(found.reward, both) and torch.equal(found.seen, number.unsqueeze(-1).expand(4, 3, 3))
+    assert found.discount.tolist() == [[0.25] * 3, [0.0] * 3, [0.25] * 3, [0.25] * 3]
 
 
 def test_the_gradient_goes_straight_through():
@@ -281,7 +299,7 @@ def test_local_agents_have_critics_of_their_own(typed):
 
 @pytest.mark.parametrize("env", [CHOICES, NUMBERS])
 @pytest.mark.parametrize("words", [["algo.share=true"], ["algo.share=false", "replay=prioritized"]])
-def test_a_run_resumes_to_the_same_bits_and_acts(env, words, tmp_path):
+def test_a_run_resumes_to_the_same_bits_and_acts(env, words, tmp_path, capsys):
     import rlrun
 
     words = ["train", *tiny(f"env={env}", *words), "checkpoint.every=60", "seed=2"]
@@ -307,7 +325,11 @@ def test_a_run_resumes_to_the_same_bits_and_acts(env, words, tmp_path):
         obs = {agent: seen for agent, seen in game.step(actions)[0].items() if agent in game.agents}
         if not game.agents:
             break
-    assert _dispatch(["evaluate", str(tmp_path / "whole"), "episodes=1"]) == 0
+    capsys.readouterr()
+    assert _dispatch(["evaluate", str(tmp_path / "whole"), "episodes=1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["agents"]) == {"agent_0", "agent_1"}
+    assert sum(told["agents"].values()) == pytest.approx(told["return_mean"])
     assert _dispatch(["export", str(tmp_path / "whole")]) == 0
 
 
@@ -322,6 +344,7 @@ def test_a_run_resumes_to_the_same_bits_and_acts(env, words, tmp_path):
         ([f"env={CHOICES}", "algo.exploration.kind=ou"], "kind must be sampled, random"),
         ([f"env={CHOICES}", "algo.input_priorities=true", "replay=prioritized"], "samplers do not have the critics"),
         ([f"env={CHOICES}", "algo.critic_sees=state"], "critic_sees"),
+        (["env=zoo:ImageAgents"], "ImageAgents shows images, and this policy takes vectors"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_starts(typed, words, said):

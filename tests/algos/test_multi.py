@@ -193,6 +193,8 @@ def test_policies_may_have_unlike_algorithms(typed):
     (["algo.policies={good: ['agent_*'], bad: ['adversary_*']}"], r"the pattern 'adversary_\*' of algo.policies.bad matches no agent"),
     (["algo.policies={good: ['agent_*'], bad: agent_1}"], "algo.policies.bad gets no agent"),
     (["algo.policies={good: []}"], "policies.good has no pattern"),
+    (["algo.policies={train: agent_0, b: agent_1}"], "a policy cannot be called 'train'"),
+    (["algo.policies={a.b: agent_0, b: agent_1}"], "a policy cannot be called 'a.b'"),
     (["++algo.options={agent_7: {lr: 0.1}}"], "names the policy 'agent_7'.*Did you mean"),
     (["algo.policies={good: 'agent_*'}", "++algo.fixed={agent_0: random}"], "fixed names the policy 'agent_0'"),
     (["++algo.fixed={agent_0: random, agent_1: random}"], "every policy is fixed"),

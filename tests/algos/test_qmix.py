@@ -1,5 +1,6 @@
 """QMIX, VDN and independent Q-learning: their identities, and losses worked out by hand."""
 
+import itertools
 import json
 
 import numpy as np
@@ -181,7 +182,27 @@ def test_dead_rows_at_the_end_change_nothing(typed, algo):
     noise.obs["observation"][4:] = 7.0
     noise.reward[3:] = 100.0
     noise.terminated[3:] = True
-    assert torch.allclose(algorithm.loss(short)[0], algorithm.loss(noise)[0], rtol=1e-6)
+    parameters = list(algorithm.policy.parameters())
+    found = []
+    for one in (short, noise):
+        loss = algorithm.loss(one)[0]
+        found.append((loss, torch.autograd.grad(loss, parameters)))
+    # The same without the dead rows that stand behind the one that ends the episode.
+    cut = {
+        name: value.map(lambda x: x[:5])
+        if name == "obs"
+        else value[:5]
+        if name == "is_first"
+        else value
+        if name in ("weight", "core")
+        else value[:4]
+        for name, value in short.items()
+    }
+    loss = algorithm.loss(Batch(cut))[0]
+    found.append((loss, torch.autograd.grad(loss, parameters)))
+    for other, gradients in found[1:]:
+        assert torch.allclose(found[0][0], other, rtol=1e-6)
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found[0][1], gradients, strict=True))
 
 
 def test_truncation_bootstraps_from_the_last_observation_and_termination_does_not(typed):
@@ -208,6 +229,57 @@ def test_permuting_agents_permutes_their_values(typed):
     q, other = (algorithm.unroll(algorithm.policy, one) for one in (rows, moved))
     assert torch.allclose(q[:, :, order], other, atol=1e-6)
     assert torch.allclose(algorithm.loss(rows)[0], algorithm.loss(moved)[0], atol=1e-6)
+
+
+def test_the_mixer_is_tied_to_the_order_of_agents():
+    """Permuted agents have another value of the team, and the same one where the state and the mixer's weights are
+    permuted with them."""
+    torch.manual_seed(0)
+    order, mixer = torch.tensor([2, 0, 1]), MonotonicMixer(3, 6, 8, 1, 16)
+    q, seen = torch.randn(20, 3), torch.randn(20, 3, 2)  # the state is all observations side by side
+    told = mixer(q, seen.flatten(1))
+    assert not torch.allclose(told, mixer(q[:, order], seen.flatten(1)), atol=1e-3)
+    moved, columns = MonotonicMixer(3, 6, 8, 1, 16), torch.arange(6).view(3, 2)[order].flatten()
+    moved.load_state_dict(mixer.state_dict())
+    with torch.no_grad():
+        for layer in (moved.first, moved.second, moved.first_bias, moved.value[0]):
+            layer.weight.copy_(layer.weight[:, columns])
+        for part in (moved.first.weight, moved.first.bias):
+            part.copy_(part.view(3, 8, *part.shape[1:])[order].flatten(0, 1))
+    assert torch.allclose(told, moved(q[:, order], seen[:, order].flatten(1)), atol=1e-6)
+
+
+def test_rows_keep_their_place_among_columns_and_agents(typed):
+    """Every observation encodes its own row, column and agent."""
+    wiring, algorithm = made(typed, "iql", *SINGLE, "algo.discount=0.5", "++env.kwargs.num_agents=3")
+    rows = batch(wiring, 1, 4)
+    number = 100.0 * torch.arange(2).view(2, 1, 1) + 10.0 * torch.arange(4).view(1, 4, 1) + torch.arange(3)
+    obs = rows.obs.replace(observation=number.unsqueeze(-1).expand_as(rows.obs["observation"]))
+    inputs = algorithm.policy.inputs(obs.replace(is_first=rows.is_first))  # [T + 1, B * N, D]
+    for t, b, n in itertools.product(range(2), range(4), range(3)):
+        assert inputs[t, 3 * b + n, 0] == number[t, b, n]
+        assert inputs[t, 3 * b + n, -3:].tolist() == [agent == n for agent in range(3)]
+    ended = torch.tensor([[False, True, False, False]])
+    target = algorithm.target_of(
+        rows.replace(reward=number[:1], terminated=ended), 1000 + number[:1], torch.ones(1, 4, 3, dtype=torch.bool)
+    )
+    wanted = number[0] + 0.5 * (1000 + number[0])
+    wanted[1] = number[0, 1]
+    assert torch.equal(target[0], wanted)
+
+
+def test_the_targets_memory_begins_at_the_first_row(typed):
+    """The target network is unrolled over all rows, as the online one is, and not from the second one on."""
+    wiring, algorithm = made(typed, "qmix")
+    with torch.no_grad():
+        for parameter in algorithm.target.parameters():
+            parameter.add_(0.1)
+    rows = batch(wiring, 5, 3)
+    following, _ = algorithm.values(rows)
+    state = rows.core[0]
+    for t in range(6):
+        one, state = algorithm.target(rows.obs[t : t + 1], rows.is_first[t : t + 1], state)
+        assert t == 0 or torch.allclose(one[0], following[t - 1], atol=1e-6)
 
 
 def test_memory_is_unrolled_as_it_acted(typed):
@@ -305,6 +377,7 @@ def test_a_run_resumes_to_the_same_bits_and_acts(algo, tmp_path):
             "burn_in is for networks with memory",
         ),
         (["algo=qmix", "env=TwoStepGame-v0", "algo.exploration.kind=soft_q"], "several explore by epsilon_greedy"),
+        (["algo=qmix", "env=zoo:ImageAgents"], "ImageAgents shows images, and this policy takes vectors"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_starts(typed, words, said):
@@ -355,6 +428,32 @@ def test_the_tables_of_the_two_step_game_are_learnt(algo, seed, tmp_path):
     from rlrun.envs.games import TwoStep
 
     assert TwoStep.PAYS[best[0][0]][best[1 + best[0][0]][0]][best[1 + best[0][0]][1]] == greedy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "reached"), [("qmix", {5.0, 6.0}), ("vdn", {5.0})])
+def test_climbing_ends_where_a_monotonic_value_must(algo, reached, tmp_path, capsys):
+    """Neither can represent the optimum of 11 with uniformly random actions: a run that finds it has a fault."""
+    words = [
+        f"algo={algo}",
+        "env=MatrixGame-v0",
+        "++env.kwargs={payoff: climbing, rounds: 1}",
+        *SINGLE,
+        "model.hidden=[64]",
+        "algo.batch_size=64",
+        "algo.replay_ratio=16",
+        "algo.learning_starts=100",
+        "algo.exploration.epsilon=1.0",
+        "replay.capacity=2000",
+        "resources.inference=serial",
+        "env_steps=10000",
+        "seed=1",
+        "logger=[]",
+    ]
+    assert _dispatch(["train", *words, f"run_dir={tmp_path / 'run'}"]) == 0
+    capsys.readouterr()
+    assert _dispatch(["evaluate", str(tmp_path / "run"), "episodes=1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["return_mean"] in reached
 
 
 @pytest.mark.parametrize("algo", ["qmix", "vdn", "iql"])

@@ -193,8 +193,12 @@ def test_a_resumed_run_draws_the_same_games(tmp_path, memory):
     whole, cut = (rlrun.load(tmp_path / name).policy.state_dict() for name in ("whole", "cut"))
     assert all(torch.equal(whole[key], cut[key]) for key in whole) and int(whole["present"].max()) >= 2
     trained = rlrun.load(tmp_path / "whole")
-    obs, _ = trained.make_env().reset()
-    assert set(trained.act(obs)) == {"player_0", "player_1"}
+    env = trained.make_env()
+    obs, _ = env.reset()
+    while env.agents:  # no reward is asked for, which only counts games in training
+        actions = trained.act(obs)
+        assert set(actions) == {"player_0", "player_1"}
+        obs = env.step(actions)[0]
 
 
 @pytest.mark.parametrize("words, said", [
@@ -263,6 +267,15 @@ def test_a_run_plays_against_opponents(tmp_path, capsys):
         _dispatch(["evaluate", str(run), "opponent=random", "episodes=1"])
     with pytest.raises(UserError, match="nowhere"):
         _dispatch(["evaluate", str(run), "opponent=nowhere", "episodes=4"])
+
+
+def test_several_policies_may_fix_one_that_learnt_by_self_play(tmp_path):
+    league, run = tmp_path / "league", tmp_path / "run"
+    assert _dispatch(["train", *GAME, *PPO_WORDS, "env_steps=160", f"run_dir={league}"]) == 0
+    words = ["algo=multi", *GAME[1:], *PPO_WORDS, f"++algo.fixed={{player_1: {league}}}", "env_steps=160"]
+    assert _dispatch(["train", *words, f"run_dir={run}"]) == 0
+    main, fixed = rlrun.load(league).policy.main.state_dict(), rlrun.load(run).policy.policy("player_1").state_dict()
+    assert main.keys() == fixed.keys() and all(torch.equal(main[key], fixed[key]) for key in main)
 
 
 def test_an_opponent_that_always_plays_rock_loses_to_paper(tmp_path, capsys):

@@ -252,15 +252,15 @@ def test_a_run_of_installed_modules_needs_nothing():
         ("hydra: {run: {dir: x}}", "`hydra` section"),
         ("extra: ${oc.env:HOME}", "interpolation"),
         ("replay: {directory: /tmp/anywhere}", "lets this file choose"),
-        ("data: {path: {/tmp/anywhere: 1.0}}", "lets this file choose"),
-        ("data: {path: /tmp/anywhere}", "lets this file choose"),
-        ("record: /tmp/anywhere", "lets this file choose"),
         ("logger: {mlflow: {enabled: true, uri: 'http://127.0.0.1:9'}}", "lets this file choose"),
         ("a: &a [1, 1]\n" + "".join(f"a{n}: [*a, *a]\n" for n in range(30)), "too large"),
     ):
         Path("run/config.yaml").write_text(f"{change}\n{text}")
         with pytest.raises(UserError, match=said):
             _dispatch(["evaluate", "run"])
+    Path("run/config.yaml").write_text(text.replace("record: null", "record: /tmp/anywhere"))
+    with pytest.raises(UserError, match="lets this file choose"):
+        _dispatch(["evaluate", "run"])
     Path("run/config.yaml").write_text(text.replace("runs_root: ", "runs_root: /elsewhere/"))
     assert _dispatch(["resume", "run", "env_steps=1500"]) == 0 and not Path("/elsewhere").exists()
     signature.beside(Path("run/config.yaml")).unlink()

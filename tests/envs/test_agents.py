@@ -17,6 +17,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import random_actions
 from rlrun.envs import names, registry
 from rlrun.envs.agents import make_game
+from rlrun.ops.returns import gae
 
 SMALL = ("logger=[]", "resources=debug")
 
@@ -90,6 +91,31 @@ def test_returns_are_sums_and_env_steps_do_not_depend_on_the_number_of_agents(ty
     assert episodes[0].info["clock"] == pytest.approx((1 + 2 + 3 + 21 + 3 + 4 + 5 + 6) / 13)
 
 
+def test_rows_of_all_agents_count_the_same(typed):
+    """One column for each environment: the same env steps, decisions and returns as with a column for each agent."""
+    words = ["algo.num_envs=2", "algo.fragment_length=14", "algo.sequence_length=7", "algo.sequence_stride=7"]
+    wiring = Wired(typed("algo=vdn", "env=zoo:CountingAgents", *SMALL, *words, "model/memory=gru"))
+    sampler = wiring.sampler(0)
+    sampler.publish(wiring.policy_factory(acting=True)(), Clock())
+    header = sampler.take(1)[0].header
+    assert header.env_steps == 2 * 12 and header.agent_steps == 2 * 2 * (3 + 6 + 4)
+    for episode in header.episodes:
+        told = {name: value for name, value in episode.info.items() if name.startswith("return/")}
+        assert told == {"return/a": 6.0, "return/b": 621.0, "return/c": 818.0} and episode.ret == 1445.0
+    assert len(header.episodes) == 4, "two of each environment, so what the first one added up is forgotten"
+
+
+def test_a_policy_of_several_agents_has_a_return(typed):
+    words = ["algo.inner.fragment_length=14", "algo.inner.batch_size=28", "algo.inner.minibatch_size=14"]
+    policies = "algo.policies={ends: [a, c], middle: [b]}"
+    wiring = Wired(typed("algo=multi", "env=zoo:CountingAgents", *SMALL, *words, policies))
+    sampler = wiring.sampler(0)
+    sampler.publish(wiring.policy_factory(acting=True)(), Clock())
+    info = sampler.take(1)[0].header.episodes[0].info
+    told = {name: value for name, value in info.items() if name.startswith("return/")}
+    assert told == {"return/ends": 824.0, "return/a": 6.0, "return/b": 621.0, "return/c": 818.0}
+
+
 @pytest.mark.parametrize(
     "words",
     ["algo=ppo algo.fragment_length=10 algo.batch_size=40 algo.minibatch_size=20", "algo=iql algo.learning_starts=40"],
@@ -133,6 +159,43 @@ def test_a_waiting_player_has_one_legal_action_and_is_paid_for_the_others_move()
         assert step.terminated.all() == (t == 7)
         paid += step.reward
     assert paid.tolist() == [6.0, -4.0]
+
+
+def test_a_player_that_ends_before_its_turn_is_gone_at_once():
+    _, env = made("zoo:Elimination", count=1)
+    steps = [step for _, _, step in walk(env, 10)]
+    for t, step in enumerate(steps):
+        now = t % 5  # four moves and a row that only resets
+        there = [now < 4, now < 4, now == 0]
+        assert step.valid.tolist() == there and step.decided.tolist() == [now in (0, 2), now in (1, 3), False]
+        assert step.terminated.tolist() == [now == 3, now == 3, now == 0], "each ends once"
+        assert step.reward.tolist() == [now in (0, 2), now in (1, 3), 0]
+
+
+def test_what_a_waiting_player_is_paid_belongs_to_its_last_move():
+    """player_0 is paid 10 for the last move, which the other one makes: its return from every own move has it."""
+    _, env = made("zoo:Turns", count=1)
+    steps = [step for _, _, step in walk(env, 8)]
+    reward, valid, ended = (
+        torch.from_numpy(np.stack([getattr(step, name) for step in steps]))
+        for name in ("reward", "valid", "terminated")
+    )
+    nothing, discount = torch.zeros(8, 2), 0.5 * (~ended).float()
+    back = gae(reward, discount, nothing, nothing, valid, 1.0)
+    assert not reward[6, 0] and back[6, 0] == pytest.approx(0.5 * 9.0), "the move before the last: -1 and 10"
+    assert back[5, 1] == pytest.approx(0.5 * -1.0), "the other one's move, which player_0 answers"
+
+
+@pytest.mark.parametrize("algo", ["ppo", "qmix"])
+def test_who_does_not_take_part_is_paid_nothing(algo):
+    """An environment that goes on paying an agent that has left changes no row."""
+    rewards = []
+    for words in ([], ["+env.kwargs.fault=pays"]):
+        cfg = type_config(compose(f"algo={algo}", "env=zoo:CountingAgents", *words)).env
+        spec = registry.make_spec(cfg, joint=algo == "qmix")
+        env = registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(3), stream="env", learning=True)(0, 2)
+        rewards.append([step.reward.tolist() for _, _, step in walk(env, 7)])
+    assert rewards[0] == rewards[1]
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -192,6 +255,31 @@ def test_all_rewards_of_mpe_are_counted():
         _, reward, *_ = by_hand.step({f"agent_{i}": int(action[i]) for i in range(3)})
         expected += [reward[f"agent_{i}"] for i in range(3)]
     assert total == pytest.approx(expected, rel=1e-5)
+
+
+def test_all_rewards_of_agents_that_die_are_counted():
+    """Archers and knights die one by one. The reward of an agent's last step is in its row, and none comes later."""
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame")
+    from pettingzoo.butterfly import knights_archers_zombies_v11
+
+    _, env = made("knights_archers_zombies_v11", "++env.kwargs={spawn_delay: 2}", count=1)
+    total, log, lives = np.zeros(4), [], []
+    for _, action, step in walk(env, 400):
+        total += step.reward
+        log.append(action)
+        lives.append(int(step.valid.sum()))
+        if step.terminated.any() and not env.there.any():
+            break
+    assert len(set(lives)) > 1 and total.sum() > 0, "some died before others, and some were paid"
+    by_hand = knights_archers_zombies_v11.parallel_env(spawn_delay=2)
+    by_hand.reset(seed=env.env_seeds[0])
+    expected, names_ = np.zeros(4), by_hand.possible_agents
+    for action, alive in zip(log, lives, strict=True):
+        assert len(by_hand.agents) == alive
+        _, reward, *_ = by_hand.step({name: int(action[names_.index(name)]) for name in by_hand.agents})
+        expected += [reward.get(name, 0.0) for name in names_]
+    assert total == pytest.approx(expected) and not by_hand.agents
 
 
 def test_names_have_one_family():
