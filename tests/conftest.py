@@ -85,3 +85,20 @@ def in_shared_memory() -> set[str]:
         if made and (int(made[1]) == os.getpid() or not psutil.pid_exists(int(made[1]))):
             found.add(name)
     return found
+
+
+@pytest.fixture
+def written(tmp_path):
+    """write(trajectories, facts, folder, **options of Writer) writes a data set and returns its folder."""
+    from datasets_of_tests import facts as some
+
+    from rlrun.datasets.parquet import Writer
+
+    def write(trajectories, facts=None, folder="set", **options):
+        writer = Writer(tmp_path / folder, facts or some(), **options)
+        for one in trajectories:
+            writer.write(one)
+        writer.close()
+        return tmp_path / folder
+
+    return write

@@ -17,18 +17,21 @@ SEVERAL = [algo for algo, needs in EVERY.items() if needs.several]  # learn seve
 # Of the joint ones those that choose by action values.
 JOINT_VALUES = [algo for algo in JOINT if "box" not in EVERY[algo].actions]
 NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL}  # learn one policy of one agent
-REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None]
+IMITATING = ["bc", "marwil"]  # learn the actions of data, and do not explore
+REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None and algo not in IMITATING]
 EVOLVING = [algo for algo, needs in NEEDS.items() if needs.population is not None]  # learn from returns, not from rows
 ROWS = [algo for algo in NEEDS if algo not in EVOLVING]
-FRESH = [algo for algo in ROWS if NEEDS[algo].replay is None]  # learn from rows as they come
+EXPLORING = [algo for algo in ROWS if algo not in IMITATING]
+# Learn from rows as they come. Tests let marwil learn from experience.
+FRESH = [algo for algo in ROWS if NEEDS[algo].replay is None or algo == "marwil"]
 DISCRETE = [algo for algo in ROWS if "discrete" in NEEDS[algo].actions]
 BOX = [algo for algo in ROWS if "box" in NEEDS[algo].actions]
 ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions]
-ACTORS = [
-    algo for algo, needs in NEEDS.items() if needs.replay is not None and "box" in needs.actions
-]  # actor and critics, learnt from a replay
-SAMPLING = ["sac", "tqc"]  # of them those whose policy is a distribution
+ACTORS = [algo for algo in REPLAYING if "box" in NEEDS[algo].actions]  # actor and critics, learnt from a replay
+SAMPLING = ["sac", "tqc", "cql", "implicit_q"]  # of them those whose policy is a distribution
 MEMORY = [*ANY_ACTION, "r2d2"]  # take model=lstm
+# What algorithms with a memory need besides it.
+REMEMBERING = {"bc": ["algo.sequence_length=5", "algo.batch_size=20"]}
 
 
 def fits(algo: str, case: str) -> bool:
@@ -45,6 +48,12 @@ def fits(algo: str, case: str) -> bool:
         or (case == "box" and algo in BOX)
         or (case in ("beta", "squashed") and algo in SAMPLING)
     )
+
+
+def remembering(algo: str, words) -> list[str]:
+    """What an algorithm needs besides a memory, if one of the words gives it one."""
+    memory = any(word.startswith(("model=lstm", "model=gru", "model=gtrxl", "model/memory=")) for word in words)
+    return REMEMBERING.get(algo, []) if memory else []
 
 
 def simple(algo: str) -> str:

@@ -5,6 +5,8 @@ COMMANDS = {
     "sweep": "algo=ppo,impala env=Pong seed=1,2,3: train every combination, several at a time",
     "resume": "RUN_DIR [env_steps=...]: continue a run from its last checkpoint",
     "evaluate": "RUN_DIR [PLAYER ...] [episodes=10]: play full games with a policy, or between several",
+    "record": "RUN_DIR [episodes=100]: record what a trained policy does, as data to learn from",
+    "data": "PATH: show a data set: its returns, its size and where it is from",
     "estimate": "RUN_DIR data.path=DIR: estimate a policy's value from recorded episodes",
     "watch": "RUN_DIR: write an mp4 and a gif of a trained policy",
     "export": "RUN_DIR: write the trained policy as .pt2, .safetensors or .onnx, for programs without rlrun",

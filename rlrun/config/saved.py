@@ -121,7 +121,8 @@ def _as_before(values: dict[str, Any]) -> None:
     model, env = values.get("model"), values.get("env")
     if isinstance(env, dict):
         name, before = ("grayscale", True) if env.get("family") == "atari" else ("stack", 1)
-        env.setdefault(name, before)
+        if env.get("family") != "data":
+            env.setdefault(name, before)
     if not isinstance(model, dict) or not isinstance(env, dict) or "conv_activation" in model:
         return
     encoder, kind = str(model.get("encoder")), observations(env)

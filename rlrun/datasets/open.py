@@ -6,22 +6,34 @@ from pathlib import Path
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
+from rlrun.datasets.minari import PREFIX, MinariSet, is_minari
 from rlrun.datasets.parquet import ENDING, LIST, ParquetSource, is_own
+from rlrun.datasets.rllib_json import RLlibJson, is_rllib_json
+from rlrun.datasets.rllib_parquet import RLlibParquet, is_rllib_parquet
 from rlrun.datasets.trajectories import Source
 
 
 def open_source(path: str, spec: EnvSpec | None = None, actions_normalized: bool = True) -> Source:
-    """Returns the data set in a folder or file.
+    """Returns the data set in a folder or file, behind a pattern of RLlib's JSON files, or of the id of a Minari set.
 
     spec: that of the run's environment, for formats that do not hold spaces. actions_normalized: whether bounded
     actions in such formats lie in [-1, 1]. Raises UserError if there is no such place, or if nothing there is data."""
     place = Path(path)
-    if not place.exists():
-        raise UserError(f"there is no file or folder {path}")
+    if path.startswith(PREFIX) or is_minari(path):
+        return MinariSet(path, spec)
+    if not place.exists() and not is_rllib_json(path):
+        raise UserError(f"there is no file or folder {path}, and no Minari set of this name")
     if place.is_dir() and (place / LIST).is_file():
         return ParquetSource(place)
     if place.is_dir() and (place / "config.yaml").is_file():
         raise UserError(f"{path} is a run directory; rlrun record {path} records data with its policy")
     if (place.is_file() or any(place.glob(f"*{ENDING}"))) and is_own(place):
         return ParquetSource(place)
-    raise UserError(f"{path} holds no data that rlrun can read")
+    if is_rllib_parquet(path):
+        return RLlibParquet(path, spec, actions_normalized)
+    if is_rllib_json(path):
+        return RLlibJson(path, spec, actions_normalized)
+    raise UserError(
+        f"{path} holds no data that rlrun can read: its own Parquet files, RLlib's *.json, *.zip or *.parquet, or a"
+        " Minari set"
+    )

@@ -357,22 +357,26 @@ class ParquetSource:
         self.groups: list[tuple[Path, int]] = []
         self.rows_of: list[int] = []  # rows of each piece
         first: DataFacts | None = None
+        names: list[str] = []  # policies of all files
+        self.numbers: dict[Path, np.ndarray] = {}  # for each file, where in `names` its policies are
         for file in files:
             facts, rows = _open_file(file)
+            names += [name for name in facts.policies if name not in names]
+            self.numbers[file] = np.array([names.index(name) for name in facts.policies], dtype=np.int32)
             if first is None:
                 first = facts
             check_same(first, facts, str(file))
             self.groups += [(file, number) for number in range(len(rows))]
             self.rows_of += rows
         assert first is not None
-        self.facts = first
+        self.facts = replace(first, policies=tuple(names))
         self.files = files
         self.listed: dict[str, Any] = {}
         if path.is_dir() and (path / LIST).is_file():
             listed = _read_list(path)
             self.listed = listed["files"]
             told = facts_from_json(listed["facts"])
-            self.facts = replace(first, random_return=told.random_return, expert_return=told.expert_return)
+            self.facts = replace(self.facts, random_return=told.random_return, expert_return=told.expert_return)
             missing = sorted(set(self.listed) - {file.name for file in files})
             if missing:
                 raise UserError(f"{path}: {missing[0]} is listed in {LIST} and missing")
@@ -405,12 +409,12 @@ class ParquetSource:
         try:
             with pq.ParquetFile(file, page_checksum_verification=True, memory_map=True) as opened:
                 table = opened.read_row_group(group, use_threads=False)
-            return self._block(table)
+            return self._block(table, self.numbers[file])
         except (pa.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"{file} is damaged in row group {group}: {reason}") from None
 
-    def _block(self, table: pa.Table) -> Block:
+    def _block(self, table: pa.Table, numbers: np.ndarray) -> Block:
         episode = _values(table.column("episode"), Field((), torch.int64))
         changes = np.flatnonzero(np.diff(episode)) + 1
         begins = np.concatenate(([0], changes)) if len(episode) else np.zeros(0, dtype=np.int64)
@@ -424,6 +428,8 @@ class ParquetSource:
         if len(episode) and rows["valid"][last].any():
             raise ValueError("a trajectory has no end")
         agent, policy = (_values(table.column(name), Field((), torch.int32))[begins] for name in ("agent", "policy"))
+        if len(numbers):
+            policy = numbers[policy]
         return Block(rows, begins, agent, policy, _values(table.column("whole"), Field((), torch.bool))[begins])
 
     def read(self, piece: int) -> Iterator[Trajectory]:
@@ -492,10 +498,11 @@ def check_same(one: DataFacts, other: DataFacts, name: str) -> None:
 def difference(one: DataFacts, other: DataFacts) -> str:
     """The first difference between the rows of two sets, in words."""
     a, b = one.spec, other.spec
-    if a.observation != b.observation:
+    if a.obs_rows["observation"] != b.obs_rows["observation"]:
         return f"observations {b.observation}, where {one.spec.name} has {a.observation}"
     if a.action != b.action:
-        return f"actions {b.action}, where {one.spec.name} has {a.action}"
+        bounds = " with other bounds" if str(a.action) == str(b.action) else ""
+        return f"actions {b.action}, where {one.spec.name} has {a.action}{bounds}"
     mine, theirs = dict(flat_fields(row_fields(one))), dict(flat_fields(row_fields(other)))
     for path in [*mine, *theirs]:
         if mine.get(path) != theirs.get(path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class TrajectoryRecorder:
         self.writer, self.record = Writer(folder, facts), tuple(record)
         self.columns: dict[tuple[int, int], Pending] = {}  # by worker and column
         self.next_row: dict[int, int] = {}
+        # Whether a trajectory of a column is written.
+        self.keeps: Callable[[int, Trajectory], bool] = lambda column, trajectory: True
 
     def add(self, fragments: Sequence[Fragment]) -> None:
         """Writes the episodes that these fragments end. Raises UserError when the disk is full."""
@@ -117,15 +119,15 @@ class TrajectoryRecorder:
             return map_rows(tree, lambda value: value[end])
 
         terminated, truncated = joined("terminated"), joined("truncated")
-        self.writer.write(
-            Trajectory(
-                obs=cut(joined("obs")),
-                **{name: cut(joined(name)) for name in ROWS},
-                record={name: cut(joined(name)) for name in self.record},
-                agent=column % self.spec.columns_per_env,
-                whole=bool(terminated[last] or truncated[last]),
-            )
+        made = Trajectory(
+            obs=cut(joined("obs")),
+            **{name: cut(joined(name)) for name in ROWS},
+            record={name: cut(joined(name)) for name in self.record},
+            agent=column % self.spec.columns_per_env,
+            whole=bool(terminated[last] or truncated[last]),
         )
+        if self.keeps(column, made):
+            self.writer.write(made)
 
     def close(self) -> None:
         """Writes what is left, unfinished episodes too. Raises UserError when the disk is full."""

@@ -386,7 +386,7 @@ def _replaced(old: Any, new: Any, columns: Tensor) -> Any:
     """A batch in which these columns [N] are those of another batch."""
     if isinstance(old, Batch):
         return Batch({name: _replaced(old[name], new[name], columns) for name in old})
-    return old.index_copy(old.ndim > 1, columns.to(old.device), new)  # weight and key have columns alone
+    return old.index_copy(min(old.ndim - 1, 1), columns.to(old.device), new)  # weight and key have columns alone
 
 
 def to_go(reward: np.ndarray, valid: np.ndarray, terminated: np.ndarray, discount: float) -> dict[str, np.ndarray]:

@@ -9,17 +9,21 @@ import gymnasium
 import numpy as np
 
 from rlrun.core.env import VectorEnv
+from rlrun.core.errors import UserError
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
 from rlrun.envs import gym
 from rlrun.envs.agents import AgentsConfig, make_game
 from rlrun.envs.gym import GymConfig
+from rlrun.envs.recorded import NO_ENV, RecordedConfig
 from rlrun.envs.registry import Factory
 
 
 def make_single(factory: Factory) -> Any:
     """Makes the Gymnasium or PettingZoo environment itself, which rlrun does not preprocess, or a preprocessed Atari
     game."""
+    if isinstance(factory.cfg, RecordedConfig):
+        raise UserError(NO_ENV)
     if isinstance(factory.cfg, AgentsConfig):
         return make_game(factory.cfg).env
     if isinstance(factory.cfg, GymConfig):

@@ -311,11 +311,14 @@ def worker_process(
         wait()
         return True
 
-    wait()
-    if part is None:
-        _learn(pipe, factories, algorithm, sampler, shared, obey)
-    else:
-        _learn_from_replay(pipe, factories, algorithm, sampler, part, shared, obey)
+    try:
+        wait()
+        if part is None:
+            _learn(pipe, factories, algorithm, sampler, shared, obey)
+        else:
+            _learn_from_replay(pipe, factories, algorithm, sampler, part, shared, obey)
+    finally:
+        sampler.close()  # a recording is finished then
 
 
 def _learn(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import ANY_ACTION, BOX, DISCRETE, ROWS, simple
+from families import ANY_ACTION, BOX, DISCRETE, EXPLORING, simple
 from test_all import batches, start
 from wired import Wired
 
@@ -57,7 +57,7 @@ def test_numbers_without_bounds_are_standard_normal_and_parts_are_independent():
     torch.testing.assert_close(log_prob, density - math.log(5))
 
 
-@pytest.mark.parametrize("algo", ROWS)
+@pytest.mark.parametrize("algo", EXPLORING)
 def test_random_actions_do_not_depend_on_the_policy(typed, algo):
     """The recorded probability is that of a uniform choice, with which importance weights are those of the rows."""
     words = [f"env={simple(algo)}", "algo.exploration.kind=random"]
@@ -79,7 +79,7 @@ def test_random_actions_do_not_depend_on_the_policy(typed, algo):
         assert 0 < taken[0].action.abs().max() < 1
 
 
-@pytest.mark.parametrize("algo", ROWS)
+@pytest.mark.parametrize("algo", EXPLORING)
 def test_without_exploration_training_takes_the_greedy_actions(typed, algo):
     words = [f"env={simple(algo)}", "algo.explore=false"]
     also = ("log_prob",) if algo in ANY_ACTION else ()

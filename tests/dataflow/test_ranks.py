@@ -54,8 +54,12 @@ WHOLE = {
 WHOLE["pqn"] = ["algo.minibatch_size=20", "algo.num_epochs=2"]
 WHOLE["ddppo"] = [*WHOLE["ppo"], "algo.cut_share=1"]
 WHOLE |= {algo: ["algo.actor_lr=0.01", "algo.critic_lr=0.01", "algo.l2=0.01"] for algo in ACTORS}
+WHOLE["cql"] += ["algo.lagrangian=true", "algo.num_actions=2"]
+WHOLE["implicit_q"] += ["algo.value_lr=0.01"]
+WHOLE["marwil"] = ["algo.squared_advantage_rate=0.5"]
 WHOLE["maddpg"] = ["algo.actor_lr=0.01", "algo.critic_lr=0.01"]
 WHOLE["td3"] += ["algo.policy_delay=1"]
+WHOLE["td3_bc"] += ["algo.policy_delay=1", "algo.n_step=1"]
 WHOLE["icm"] = ["algo.minibatch_size=20", "algo.sequence_length=5", "+algo.max_grad_norm=1.0"]
 SPACES = {
     "discrete": CASES["discrete"],

@@ -1,0 +1,138 @@
+"""Records episodes that a trained policy, or a random one, plays in the environment of its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.core.batch import Batch, Field, RowSpec, allocate, fragment_layout
+from rlrun.core.errors import UserError
+from rlrun.core.policy import Act, Policy
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import EnvSpec
+from rlrun.dataflow.slots import Fragment
+from rlrun.datasets.recorder import TrajectoryRecorder
+from rlrun.datasets.trajectories import Trajectory
+from rlrun.envs.registry import Factory
+from rlrun.policies.exploration import uniform
+from rlrun.runtime.trained import Trained
+from rlrun.samplers.collector import Collector
+
+Way = Literal["explore", "greedy", "random"]
+ROWS = 16  # rows of a fragment
+
+
+class Acting(nn.Module):
+    """A policy that always acts in one way, whatever a sampler asks for."""
+
+    def __init__(self, policy: Policy, spec: EnvSpec, way: Way):
+        super().__init__()
+        self.policy, self.spec, self.way = policy, spec, way
+
+    def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
+        return self.policy.initial_state(columns, place if self.way == "explore" else None)
+
+    def act(
+        self,
+        obs: Batch,
+        is_first: Tensor,
+        state: Batch,
+        clock: Clock,
+        mode: str,
+        rng: torch.Generator,
+        record: tuple[str, ...] = (),
+    ) -> Act:
+        if self.way != "random":
+            return self.policy.act(obs, is_first, state, clock, self.way, rng, record)
+        mask = obs["action_mask"].bool() if "action_mask" in obs else None
+        action, log_prob = uniform(self.spec.action, len(is_first), mask, rng, is_first.device)
+        return Act(action, state, Batch(dict.fromkeys(record, log_prob)))
+
+
+class Wish(NamedTuple):
+    """How much is recorded: a number of whole episodes, or at least so many env steps."""
+
+    episodes: int | None
+    env_steps: int | None
+
+
+class Quota:
+    """Takes the same number of episodes from every environment. Taking those that end first would prefer short ones."""
+
+    def __init__(self, wish: Wish, envs: int, agents: int):
+        self.wish, self.agents = wish, agents
+        whole, more = divmod(wish.episodes or 0, envs)
+        self.left = [[whole + (env < more)] * agents for env in range(envs)]  # by environment and agent
+
+    def keeps(self, column: int, trajectory: Trajectory) -> bool:
+        """Whether this trajectory of a column is written."""
+        if self.wish.episodes is None:
+            return True
+        env, agent = divmod(column, self.agents)
+        if not trajectory.whole or self.left[env][agent] == 0:
+            return False
+        self.left[env][agent] -= 1
+        return True
+
+    def filled(self, env_steps: int) -> bool:
+        if self.wish.episodes is not None:
+            return not any(count for env in self.left for count in env)
+        return env_steps >= (self.wish.env_steps or 0)
+
+
+def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs: int, command: str) -> dict[str, Any]:
+    """Plays and records. Returns what was written: episodes, env steps and the mean return of whole episodes.
+
+    envs: environments that are stepped together. Raises UserError if the folder cannot take these data."""
+    policy, spec = trained.policy, trained.spec
+    kept: tuple[str, ...] = ("log_prob",)
+    try:
+        if way != "random":
+            policy.record_spec(kept)
+    except (KeyError, UserError):
+        kept = ()
+    fields: RowSpec = {name: Field((), torch.float32) for name in kept}
+    seeds = Seeds(seed)
+    if wish.episodes is not None:
+        envs = min(envs, wish.episodes)
+    factory = Factory(cfg=trained.config.env, spec=spec, seeds=seeds, stream="record", learning=True)
+    name = trained.config.algo.name
+    who = "uniformly random" if way == "random" else f"{name}, {way}, after {trained.clock.env_steps:,} env steps"
+    recorder = TrajectoryRecorder(folder, spec, fields, who, command)
+    agents = spec.columns_per_env
+    quota = Quota(wish, envs, agents)
+    returns: list[float] = []
+
+    def keeps(column: int, trajectory: Trajectory) -> bool:
+        kept = quota.keeps(column, trajectory)
+        if kept and trajectory.whole:
+            returns.append(trajectory.ret)
+        return kept
+
+    recorder.keeps = keeps
+    collector = Collector(
+        factory(0, envs), seeds.generator("policy"), kept, 1, 0, 0, 0, place=torch.zeros(envs * agents)
+    )
+    layout = fragment_layout(
+        spec.obs_rows, spec.action_row, fields, {}, ROWS, envs * agents, 0, spec.reward_row
+    )  # recurrent state is not recorded
+    acting: Any = Acting(policy, spec, way)
+    batch, steps = allocate(layout), 0
+    try:
+        while not quota.filled(steps):
+            header = collector.collect(batch, acting, 0, trained.clock, trained.clock.updates)
+            recorder.add([Fragment(header, batch)])
+            steps += header.env_steps
+    finally:
+        collector.columns.env.close()
+        recorder.close()
+    return {
+        "episodes": recorder.writer.episodes,
+        "env_steps": recorder.writer.steps,
+        "return_mean": sum(returns) / len(returns) if returns else None,
+        "log_prob": bool(kept),
+    }

@@ -1,0 +1,269 @@
+"""Recording: every decision of a run is in its data set once, whichever sampler took it, and runs learn from what they recorded."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL, compose, small
+from counting import LENGTH, CountingAlgorithm
+
+from rlrun.config.run import type_config
+from rlrun.core.batch import allocate, fragment_layout
+from rlrun.core.errors import UserError
+from rlrun.dataflow.slots import Fragment, Header
+from rlrun.datasets.open import open_source
+from rlrun.datasets.recorder import TrajectoryRecorder
+from rlrun.runtime.build import checkpoints_of
+
+
+def train(*words: str) -> int:
+    from rlrun.commands.train import start
+    from rlrun.config.saved import set_by_user
+
+    values = compose(*words)
+    return start(values, set_by_user(values))
+
+
+def read(folder) -> list:
+    source = open_source(str(folder))
+    return [one for piece in range(source.pieces()) for one in source.read(piece)]
+
+
+def check_counting(found: list) -> int:
+    """Trajectories of Counting-v0: observations are [episode, step, tag], rewards are step numbers."""
+    steps = 0
+    for one in found:
+        episode, step, tag = one.obs["observation"].T
+        assert len(set(episode)) == len(set(tag)) == 1 and step.tolist() == list(range(len(one)))
+        assert one.valid.tolist() == [True] * (len(one) - 1) + [False]
+        assert one.reward[:-1].tolist() == list(range(1, len(one))) and one.reward[-1] == 0
+        whole = len(one) == LENGTH + 1
+        assert one.whole == whole
+        assert one.terminated.tolist() == [whole and episode[0] % 2 == 0 and t == LENGTH - 1 for t in range(len(one))]
+        assert one.truncated.tolist() == [whole and episode[0] % 2 == 1 and t == LENGTH - 1 for t in range(len(one))]
+        steps += one.steps
+    return steps
+
+
+@pytest.mark.parametrize(
+    "words",
+    (
+        ["resources=debug"],
+        ["resources.inference=local", "resources.num_samplers=2"],
+        ["runner=on_policy", "algo=ppo", "resources.inference=serial", "runner.complete_episodes=true", "env.max_episode_steps=50"],
+        ["algo=apex", "algo.inner.fragment_length=5", "algo.inner.learning_starts=50", "resources.num_samplers=2"],
+        ["algo=a3c", "resources.num_learners=2"],
+    ),
+    ids=("serial", "local", "whole", "apex", "a3c"),
+)  # fmt: skip
+def test_every_decision_is_recorded_once(words, tmp_path):
+    """Observations are counts, so that a lost, doubled or shifted row would be seen."""
+    sizes = [] if "algo=apex" in words else ["algo.fragment_length=5", "algo.batch_size=20"]
+    if "algo=ppo" in words:
+        sizes += ["algo.minibatch_size=10"]
+    algo = [] if any(word.startswith("algo=") for word in words) else ["algo=impala"]
+    common = ["env=rlrun/Counting-v0", "model.hidden=[8]", "logger=[]", "env_steps=400"]
+    assert train(*algo, *common, *sizes, *words, f"record={tmp_path / 'set'}", f"run_dir={tmp_path / 'run'}") == 0
+    found = read(tmp_path / "set")
+    _, run = checkpoints_of(tmp_path / "run").load()
+    assert check_counting(found) >= run["env_steps"] >= 400
+    assert all(one.has_log_prob for one in found) or "algo=apex" in words
+    begun = [(int(one.obs["observation"][0, 0]), float(one.obs["observation"][0, 2])) for one in found]
+    assert sum(one.whole for one in found) > 20 and len(begun) == len(found)
+
+
+def test_rows_that_are_lost_end_a_trajectory(tmp_path):
+    """The rows behind a gap belong to no trajectory until the next episode begins."""
+    config = type_config(
+        compose("algo=impala", "env=rlrun/Counting-v0", "algo.fragment_length=5", "algo.batch_size=20")
+    )
+    from rlrun.core.schedule import Clock
+    from rlrun.core.seeding import Seeds
+    from rlrun.envs.registry import Factory, make_spec
+    from rlrun.samplers.collector import Collector
+
+    spec = make_spec(config.env)
+    policy = CountingAlgorithm.make_policy(spec, None, None)
+    env = Factory(cfg=config.env, spec=spec, seeds=Seeds(0), stream="env", learning=True)(0, 2)
+    record = policy.record_spec(("log_prob",))
+    layout = fragment_layout(spec.obs_rows, spec.action_row, record, policy.core_spec(), 5, 2, 5, spec.reward_row)
+    collector = Collector(env, torch.Generator(), ("log_prob",), 5, 0, 0, 0)
+    recorder = TrajectoryRecorder(tmp_path / "set", spec, record, "counting", "tests")
+    live = 0
+    for number in range(30):
+        batch = allocate(layout)
+        header: Header = collector.collect(batch, policy, 0, Clock(), 0)
+        if number != 9:
+            recorder.add([Fragment(header, batch)])
+            live += header.env_steps
+    recorder.close()
+    found = read(tmp_path / "set")
+    steps = check_counting(found)
+    cut = [one for one in found if not one.whole]
+    assert live - 2 * LENGTH <= steps < live and len(cut) == 4, "two columns, at the gap and at the end"
+    assert all(one.record["log_prob"][:-1].tolist() == list(range(len(one) - 1)) for one in found)
+
+
+def test_agents_are_trajectories_of_their_own(tmp_path):
+    words = [
+        "algo=ppo",
+        "env=MultiAgentCartPole-v0",
+        "++env.kwargs={num_agents: 2}",
+        "resources=debug",
+        "model.hidden=[8]",
+    ]
+    sizes = ["algo.fragment_length=16", "algo.batch_size=32", "algo.minibatch_size=16", "env_steps=500", "logger=[]"]
+    assert train(*words, *sizes, f"record={tmp_path / 'set'}", f"run_dir={tmp_path / 'run'}") == 0
+    found = read(tmp_path / "set")
+    assert {one.agent for one in found} == {0, 1} and all(
+        one.reward[one.valid].tolist() == [1.0] * one.steps for one in found
+    )
+
+
+def test_frames_are_stored_once_and_drawn_as_they_were(tmp_path):
+    """The stacks that a learner draws from data are those that the samplers wrote."""
+    from rlrun.core.ranks import ALONE
+    from rlrun.core.schedule import Clock
+    from rlrun.machine.machine import measured
+    from rlrun.runtime.plan import plan
+
+    common = ["env=rlrun/Counting-v0", "env.stack=3", "model.hidden=[8]", "logger=[]"]
+    words = ["algo=impala", *common, "algo.fragment_length=5", "algo.batch_size=20", "env_steps=300", "resources=debug"]
+    assert train(*words, f"record={tmp_path / 'set'}", f"run_dir={tmp_path / 'run'}") == 0
+    assert read(tmp_path / "set")[0].obs["observation"].shape == (LENGTH + 1, 3)
+    made = plan(
+        type_config(compose("algo=dqn", "runner=offline", *common, f"data.path={tmp_path / 'set'}")), measured()
+    )
+    rows = made.data.make(made.seeds, ALONE, torch.device("cpu"))
+    rows.read()
+    batch = rows.sample(100, Clock())
+    for stack in batch.obs.observation[0].numpy():  # [3, 3]: frames of [episode, step, tag]
+        now = stack[-1]
+        for back in (1, 2):
+            wanted = [now[0], now[1] - back, now[2]] if now[1] >= back else [0.0, 0.0, 0.0]
+            assert stack[-1 - back].tolist() == wanted
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Data of a DQN that learns the identity environment."""
+    folder = tmp_path_factory.mktemp("recorded")
+    words = [*small("dqn", "quick"), "env=rlrun/Identity-v0", "env_steps=2000", "resources=debug", "logger=[]"]
+    assert train(*words, f"record={folder / 'set'}", f"run_dir={folder / 'run'}") == 0
+    return folder / "set"
+
+
+OFFLINE = ["algo=dqn", "runner=offline", "resources=debug", "model.hidden=[16]", "logger=[]", "algo.batch_size=20"]
+
+
+def test_a_run_without_an_environment_learns_from_data_and_resumes_to_the_bit(recorded, tmp_path):
+    from rlrun.commands.resume import main as resume
+    from rlrun.runtime.trained import load
+
+    def command(name, steps):
+        words = [*OFFLINE, "env=data", f"data.path={recorded}", f"env_steps={steps}", "checkpoint.every=10000"]
+        assert train(*words, f"run_dir={tmp_path / name}") == 0
+        return tmp_path / name
+
+    whole, part = command("whole", 40000), command("part", 20000)
+    assert resume([str(part), "env_steps=40000"]) == 0
+    one, other = (checkpoints_of(path).load()[0] for path in (whole, part))
+    for name, value in one["policy"].items():
+        assert torch.equal(value, other["policy"][name])
+    assert str(one["algorithm"]) == str(other["algorithm"])
+    row = (whole / "progress.jsonl").read_text().splitlines()[-1]
+    assert '"time/rows_learnt": 40000' in row
+    policy = load(whole)
+    assert [int(policy.act(np.eye(4, dtype=np.float32)[n])) for n in range(4)] == [0, 1, 2, 3], (
+        "it has learnt the identity"
+    )
+    with pytest.raises(UserError, match="has no environment"):
+        policy.make_env()
+
+
+def test_experience_and_data_are_mixed(recorded, tmp_path):
+    words = [*small("dqn", "quick"), "env=rlrun/Identity-v0", "env_steps=300", "resources=debug", "logger=[]"]
+    assert train(*words, f"++data.path={{{recorded}: 1.0}}", "data.share=0.25", f"run_dir={tmp_path / 'run'}") == 0
+    assert "data" in checkpoints_of(tmp_path / "run").load(parts=("replay",))[0]["replay"]
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    (
+        (["algo=dqn", "runner=offline", "env=CartPole-v1"], "say which with data.path=DIR"),
+        (["algo=ppo", "runner=offline", "env=rlrun/Identity-v0", "data.path=SET"], "learns from the newest policy's rows alone"),
+        (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET"], "needs data.share"),
+        (["algo=ppo", "env=rlrun/Identity-v0", "data.path=SET"], "data.path is for runner=offline"),
+        (["algo=dqn", "runner=offline", "env=CartPole-v1", "data.path=SET"], r"holds other rows: actions Discrete\(4\), where CartPole-v1 has Discrete\(2\)"),
+        (["algo=dqn", "runner=offline", "env=data", "data.path=nowhere"], "there is no file or folder nowhere"),
+        (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "eval.every=100"], "this run has no environment"),
+        (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "algo.num_envs=3"], "runs that gather experience"),
+        (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "resources.num_samplers=3"], "has no samplers"),
+        (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "record=x"], "runner=offline has none"),
+        (["algo=es", "env=CartPole-v1", "record=x"], "runner=evolution has none"),
+        (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.001"], "leaves rows for both"),
+        (["algo=dqn", "runner=offline", "env=data", "++data.path={SET: -1.0}"], "must be 0 or more"),
+        (["algo=dqn", "runner=offline", "env=data", "data.path=SET", "data.min_return=5", "data.max_return=1"], "no trajectory would be left"),
+        (["algo=dqn", "runner=offline", "env=data", "data.path=SET", "replay=prioritized", "algo.input_priorities=true"], "recorded data do not have them"),
+    ),
+)  # fmt: skip
+def test_bad_input_is_a_sentence(words, said, recorded, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        train(*(word.replace("SET", str(recorded)) for word in words), f"run_dir={tmp_path / 'run'}", "logger=[]")
+    assert not (tmp_path / "run").exists() and not (tmp_path / "x").exists()
+
+
+def test_the_command_needs_no_env(recorded, tmp_path):
+    words = ["train", *OFFLINE[:2], "resources=debug", "logger=[]", f"data.path={recorded}", "env_steps=500"]
+    made = subprocess.run(
+        [sys.executable, "-m", "rlrun", *words, f"run_dir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    assert "dqn on rlrun/Identity-v0" in made.stdout
+
+
+def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):
+    """Episodes come evenly from all environments, one name of a policy stands for each recording, and returns are shown."""
+    from rlrun.commands.data import main as data
+    from rlrun.commands.record import main as record
+
+    words = ["algo=impala", *SMALL, "env=rlrun/Counting-v0", "env_steps=200"]
+    assert train(*words, f"run_dir={tmp_path / 'run'}") == 0
+    to = f"to={tmp_path / 'set'}"
+    assert record([str(tmp_path / "run"), to, "episodes=10", "num_envs=4", "random"]) == 0
+    assert record([str(tmp_path / "run"), to, "episodes=5", "greedy", "--json"]) == 0
+    assert '"episodes": 5' in capsys.readouterr().out.splitlines()[-1]
+    found = read(tmp_path / "set")
+    assert check_counting(found) == 15 * LENGTH and all(one.whole and one.has_log_prob for one in found)
+    source = open_source(str(tmp_path / "set"))
+    by_policy = {
+        name: [one for one in found if source.facts.policies[one.policy] == name] for name in source.facts.policies
+    }
+    assert {name.split(",")[0]: len(ones) for name, ones in by_policy.items()} == {"uniformly random": 10, "impala": 5}
+    for one in by_policy["uniformly random"]:
+        assert np.allclose(one.record["log_prob"][one.valid], -np.log(5))
+    assert data([str(tmp_path / "set"), "check=true", "random_return=0", "expert_return=56", "bins=3"]) == 0
+    shown = capsys.readouterr().out
+    for said in (
+        "15 trajectories, 105 decisions",
+        "uniformly random: 10",
+        "50.0 of 100",
+        "the right sha256",
+        "28.00 (deviation 0.00)",
+    ):
+        assert said in shown
+    assert record([str(tmp_path / "run"), f"to={tmp_path / 'steps'}", "env_steps=100"]) == 0
+    assert 100 <= sum(one.steps for one in read(tmp_path / "steps")) < 100 + 8 * 16
+    for words, said in (
+        ([str(tmp_path / "run"), "greedy", "random"], "chosen in one way"),
+        ([str(tmp_path / "run"), "episodes=3", "env_steps=5"], "give one of them"),
+        ([str(tmp_path / "run"), f"to={tmp_path / 'run'}"], "holds other files"),
+    ):
+        with pytest.raises(UserError, match=said):
+            record(words)

@@ -1,0 +1,288 @@
+"""What is drawn from data: the same rows that the trajectories hold, with ends, returns, shares, filters and a place to go on."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from datasets_of_tests import FRAMES, VECTOR, Listed, episode, facts
+
+from rlrun.config.types import typed
+from rlrun.core.algorithm import FromReplay
+from rlrun.core.batch import Batch, Field
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import Box, Discrete
+from rlrun.datasets.open import open_source
+from rlrun.datasets.options import DataConfig
+from rlrun.datasets.rows import DataNeeds, DataRows, WithData, to_go
+from rlrun.replay.buffer import Replay
+from rlrun.replay.layout import ReplayConfig
+
+PLAIN = {
+    "path": "x", "share": None, "buffer": 100_000, "readers": 2, "min_return": None, "max_return": None,
+    "reward_scale": 1.0, "reward_shift": 0.0, "actions_normalized": True,
+}  # fmt: skip
+MEMORY = {
+    "name": "uniform", "capacity": 1, "compress": False, "directory": None, "device": "cpu", "checkpoint": False, "checkpoint_max_gb": 0.0,
+}  # fmt: skip
+
+
+def asked(**options) -> FromReplay:
+    return FromReplay(fragment_length=1, num_envs=1, learning_starts=1, ratio=1.0, **options)
+
+
+def needs(spec=VECTOR, rows=1, record=None, core=None, core_every=0, **options) -> DataNeeds:
+    return DataNeeds(spec, record or {}, core or {}, core_every, rows, asked(rows_from=rows, **options))
+
+
+def made(sources, wanted, seed=0, memory=None, rank=0, **options) -> DataRows:
+    cfg = typed(DataConfig, PLAIN | options, "data")
+    pairs = sources if isinstance(sources, list) else [(sources, 1.0)]
+    rows = DataRows(
+        pairs,
+        wanted,
+        cfg,
+        typed(ReplayConfig, MEMORY | (memory or {}), "replay"),
+        Seeds(seed),
+        rank,
+        torch.device("cpu"),
+    )
+    rows.read()
+    return rows
+
+
+def check_transitions(batch: Batch, given_: dict, steps: int, discount: float = 1.0) -> None:
+    """Every column is what some trajectory holds: `steps` rows from a live one on, and the observation at their end."""
+    for column in range(batch.reward.shape[1]):
+        number, row = (int(x) for x in batch.obs.observation[0, column])
+        one = given_[number]
+        assert one.valid[row]
+        live = 0
+        while live < steps and one.valid[row + live]:
+            live += 1
+        assert batch.valid[:, column].tolist()[: live + 1] == [True] * live + [False] * (live < steps)
+        for i in range(live):
+            assert batch.reward[i, column] == one.reward[row + i] and batch.action[i, column] == one.action[row + i]
+            assert bool(batch.terminated[i, column]) == bool(one.terminated[row + i])
+        assert batch.obs.observation[-1, column].tolist() == [number, row + live]
+
+
+@pytest.mark.parametrize("steps", (1, 3))
+def test_transitions_are_those_of_the_trajectories(steps, written):
+    given_ = {n: episode(n, 4 + n % 9, terminated=n % 2 == 0, life=n % 3 == 0) for n in range(60)}
+    source = open_source(str(written(given_.values(), group_rows=50)))
+    rows = made(source, needs(rows=steps))
+    assert rows.whole
+    seen = set()
+    for _ in range(120):
+        batch = rows.sample(64, Clock())
+        check_transitions(batch, given_, steps)
+        seen |= {tuple(one) for one in batch.obs.observation[0].tolist()}
+    assert len(seen) == sum(one.steps for one in given_.values()), "every decision is drawn"
+    rows.close()
+
+
+def test_a_set_larger_than_memory_is_read_again_and_again(written):
+    """Every decision is drawn about as often as any other, and memory holds a part of them."""
+    given_ = {n: episode(n, 20 + n % 50) for n in range(400)}
+    source = open_source(str(written(given_.values(), group_rows=300)))
+    rows = made(source, needs(), buffer=2500)
+    assert not rows.whole and rows.rows < 5000
+    total = sum(one.steps for one in given_.values())
+    counts = np.zeros((400, 80))
+    for _ in range(6 * total // 200):
+        batch = rows.sample(200, Clock())
+        number, row = batch.obs.observation[0].long().unbind(-1)
+        np.add.at(counts, (number.numpy(), row.numpy()), 1)
+    check_transitions(batch, given_, 1)
+    mean = np.array([counts[n, : one.steps].mean() for n, one in given_.items()])
+    assert 5.0 < mean.mean() < 7.0 and mean.min() > 2.0 and mean.max() < 12.0
+    rows.close()
+
+
+@pytest.mark.parametrize("buffer", (100_000, 2500))
+@pytest.mark.parametrize("kind", ("uniform", "prioritized"))
+def test_a_resumed_run_draws_the_same_rows(buffer, kind, written):
+    source = open_source(str(written((episode(n, 20 + n % 50) for n in range(400)), group_rows=300)))
+    memory = {} if kind == "uniform" else {"name": kind, "alpha": 0.6, "beta": 0.4, "priority_epsilon": 1e-6}
+    record = {"log_prob": Field((), torch.float32)}
+    rows = made(source, needs(record=record), buffer=buffer, memory=memory)
+
+    def update(rows) -> Batch:
+        batch = rows.sample(100, Clock())
+        rows.write(batch.key, priority=batch.log_prob[0].abs())
+        return batch
+
+    for _ in range(70):
+        update(rows)
+    state = rows.state()
+    expected = [update(rows) for _ in range(40)]
+    again = made(source, needs(record=record), buffer=buffer, memory=memory)
+    again.load(state, None)
+    for one in expected:
+        other = update(again)
+        for name in ("reward", "action", "key", "weight", "log_prob"):
+            assert torch.equal(one[name], other[name]), name
+    other_set = open_source(str(written((episode(n, 30) for n in range(50)), folder="other")))
+    with pytest.raises(UserError, match="has changed since"):
+        made(other_set, needs(record=record), buffer=buffer, memory=memory).load(state, None)
+
+
+def slow_to_go(one, discount):
+    count = len(one)
+    total, scale, distance = np.zeros(count), np.zeros(count), np.zeros(count, dtype=int)
+    for row in range(count):
+        at = row
+        while one.valid[at]:
+            total[row] += discount ** (at - row) * one.reward[at]
+            at += 1
+        distance[row] = at - row
+        scale[row] = 0.0 if at == row or one.terminated[at - 1] else discount ** (at - row)
+    return total, scale, distance
+
+
+@pytest.mark.parametrize("spec", (VECTOR, FRAMES), ids=lambda spec: spec.name)
+def test_returns_to_go_and_the_observation_at_the_end(spec, written):
+    given_ = [episode(n, 3 + 5 * (n % 17), spec, terminated=n % 2 == 0, life=n % 3 == 0) for n in range(60)]
+    for one in given_:
+        found = to_go(one.reward, one.valid, one.terminated, 0.97)
+        for value, expected in zip(found.values(), slow_to_go(one, 0.97), strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+    for buffer in (100_000, 1100):
+        rows = made(Listed(given_, facts(spec)), needs(spec, returns=0.97), buffer=buffer)
+        for _ in range(20):
+            batch = rows.sample(32, Clock())
+            assert batch.end.is_first.shape == (1, 32) and batch.return_to_go.shape == (1, 32)
+            if spec is VECTOR:
+                for column in range(32):
+                    number, row = (int(x) for x in batch.obs.observation[0, column])
+                    total, scale, distance = slow_to_go(given_[number], 0.97)
+                    assert batch.return_to_go[0, column] == pytest.approx(total[row], rel=1e-5, abs=1e-6)
+                    assert batch.end_discount[0, column] == pytest.approx(scale[row], rel=1e-5)
+                    assert batch.end.obs.observation[0, column].tolist() == [number, row + distance[row]]
+        rows.close()
+
+
+def test_stacks_of_frames_are_put_together_again(written):
+    given_ = [episode(n, 6, FRAMES) for n in range(30)]
+    rows = made(open_source(str(written(given_, facts(FRAMES)))), needs(FRAMES))
+    stacks = {}
+    for one in given_:
+        frames = one.obs["observation"]
+        for row in range(len(one)):
+            part = [frames[row - back] if row >= back else np.zeros_like(frames[0]) for back in (2, 1, 0)]
+            stacks[np.stack(part).tobytes()] = (one, row)
+    for _ in range(10):
+        batch = rows.sample(16, Clock())
+        for column in range(16):
+            one, row = stacks[batch.obs.observation[0, column].numpy().tobytes()]
+            assert torch.equal(batch.action[0, column], torch.from_numpy(one.action[row]))
+            assert stacks[batch.obs.observation[1, column].numpy().tobytes()] == (one, row + 1)
+    rows.close()
+
+
+def test_sequences_with_memory_and_the_last_action(written):
+    """Sequences of 4 rows from every second row on, recurrent state 0, and prev_action as the row before has it."""
+    spec = dataclasses.replace(
+        VECTOR,
+        obs={
+            **VECTOR.obs,
+            "prev_action": Discrete(n=3),
+            "prev_reward": Box(shape=(1,), dtype="float32", low=(-1,), high=(1,)),
+        },
+    )
+    given_ = {n: episode(n, 5 + n % 6) for n in range(40)}
+    wanted = needs(
+        spec, 4, core={"h": Field((2,), torch.float32)}, core_every=2, sequences=True, starts_every=2, obs="all"
+    )
+    rows = made(open_source(str(written(given_.values()))), wanted)
+    batch = rows.sample(50, Clock())
+    assert batch.obs.observation.shape == (5, 50, 2) and batch.core.h.shape == (1, 50, 2) and not batch.core.h.any()
+    for column in range(50):
+        for t in range(5):
+            number, row = (int(x) for x in batch.obs.observation[t, column])
+            if bool(batch.is_first[t, column]):
+                assert row == 0 and batch.obs.prev_action[t, column] == 0 and batch.obs.prev_reward[t, column] == 0
+            elif row > 0 and t > 0 and batch.valid[t - 1, column]:
+                assert batch.obs.prev_action[t, column] == given_[number].action[row - 1]
+                assert batch.obs.prev_reward[t, column] == given_[number].reward[row - 1]
+    rows.close()
+
+
+def test_sets_are_mixed_by_their_shares():
+    """Known answer 15 of the reference: counts within 3 sigma, a share of 0 is never drawn, and the same seed draws the same."""
+    sets = [Listed([episode(100 * k + n, 9) for n in range(20)], facts()) for k in range(3)]
+    mix = [(sets[0], 0.7), (sets[1], 0.3), (sets[2], 0.0)]
+    rows = made(mix, needs())
+    batches = [rows.sample(50, Clock()) for _ in range(100)]
+    which = torch.cat([batch.obs.observation[0, :, 0] for batch in batches]) // 100
+    count = int((which == 0).sum())
+    assert not (which == 2).any() and abs(count - 3500) < 3 * np.sqrt(5000 * 0.7 * 0.3)
+    again, other = made(mix, needs()), made(mix, needs(), seed=1)
+    assert torch.equal(again.sample(50, Clock()).obs.observation, batches[0].obs.observation)
+    assert not torch.equal(other.sample(50, Clock()).obs.observation, batches[0].obs.observation)
+    rows.write(batches[0].key, priority=torch.ones(50))
+
+
+def test_trajectories_are_filtered_and_rewards_scaled(written):
+    given_ = [episode(n, 9) for n in range(40)]
+    returns = np.array([one.ret for one in given_])
+    source = open_source(str(written(given_)))
+    rows = made(source, needs(), min_return=0.0, max_return=2.0)
+    kept = {n for n, ret in enumerate(returns) if 0.0 <= ret <= 2.0}
+    assert {int(x) for x in rows.sample(2000, Clock()).obs.observation[0, :, 0]} == kept
+    assert rows.shelves[0].left_out == 40 - len(kept)
+    with pytest.raises(UserError, match=r"nothing to learn from in 40 trajectories; data\.min_return"):
+        made(source, needs(), min_return=1e6)
+    batch = made(source, needs(), reward_scale="returns", reward_shift=-1.0).sample(64, Clock())
+    for column in range(64):
+        number, row = (int(x) for x in batch.obs.observation[0, column])
+        expected = given_[number].reward[row] * 1000 / (returns.max() - returns.min()) - 1
+        assert batch.reward[0, column] == pytest.approx(expected, rel=1e-4, abs=1e-3)
+
+
+def test_a_part_of_every_batch_comes_from_data():
+    sets = [Listed([episode(k * 100 + n, 9) for n in range(20)], facts()) for k in range(2)]
+    memory = {"name": "prioritized", "alpha": 0.6, "beta": 0.4, "priority_epsilon": 1e-6}
+    one, two = (made(source, needs(), memory=memory) for source in sets)
+    ring = one.shelves[0].ring
+    assert isinstance(ring, Replay)
+    mixed = WithData(ring, two, 12)
+    batch = mixed.sample(32, Clock())
+    assert (batch.obs.observation[0, :20, 0] < 100).all() and (batch.obs.observation[0, 20:, 0] >= 100).all()
+    before = (ring.tree_of_priorities.total, two.shelves[0].ring.tree_of_priorities.total)
+    mixed.write(batch.key, priority=torch.cat((torch.full((20,), 9.0), torch.full((12,), 1e-3))))
+    assert ring.tree_of_priorities.total > before[0] and two.shelves[0].ring.tree_of_priorities.total < before[1]
+
+
+def test_what_does_not_fit_is_said(written):
+    source = open_source(str(written([episode(n, 5) for n in range(3)])))
+    for spec, said in (
+        (
+            dataclasses.replace(VECTOR, action=Discrete(n=4)),
+            r"holds other rows: actions Discrete\(3\), where vectors has Discrete\(4\)",
+        ),
+        (FRAMES, "holds other rows: observations"),
+        (dataclasses.replace(VECTOR, obs={**VECTOR.obs, "state": Discrete(n=2)}), "has no state in its observations"),
+    ):
+        with pytest.raises(UserError, match=said):
+            made(source, needs(spec))
+    with pytest.raises(UserError, match="has no q_taken with its rows"):
+        made(source, needs(record={"q_taken": Field((), torch.float32)}))
+    with pytest.raises(RunFailed, match="no whole trajectory"):
+        long = Listed([episode(0, 9000)], facts())
+        made(long, needs(returns=0.9), buffer=1100).sample(4, Clock())
+
+
+def test_learners_read_the_same_and_draw_different_rows(written):
+    source = open_source(str(written((episode(n, 20) for n in range(400)), group_rows=300)))
+    one, two = (made(source, needs(), buffer=2500, rank=rank) for rank in (0, 1))
+    assert torch.equal(one.shelves[0].ring.tree["reward"].flat, two.shelves[0].ring.tree["reward"].flat)
+    assert not torch.equal(one.sample(50, Clock()).key, two.sample(50, Clock()).key)
+    state = one.state()
+    two.load(state, None)
+    again = made(source, needs(), buffer=2500)
+    again.load(state, None)
+    assert not torch.equal(again.sample(50, Clock()).key, two.sample(50, Clock()).key)
