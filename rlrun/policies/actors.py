@@ -148,8 +148,8 @@ class DeterministicPolicy(Actor):
         """Raises UserError: noisy actions are clipped to their bounds, on which they then lie with a probability above
         0, and other noise depends on what was before."""
         raise UserError(
-            "a policy of ddpg or td3 gives no densities of actions: greedy ones are certain, and noisy ones are clipped"
-            " to their bounds"
+            "a policy of one action and noise, as that of ddpg and td3, gives no densities of actions: greedy ones are"
+            " certain, and noisy ones are clipped to their bounds"
         )
 
     def explored(self, clock: Clock) -> dict[str, float]:

@@ -435,7 +435,7 @@ def by_method(
 def interval(made: Estimate, question: Question, rng: torch.Generator) -> EstimateInterval | str:
     """The interval that was asked for, or the reason why there is none."""
     if not torch.isfinite(made.each).all():
-        return "it is no finite number"
+        return "an episode contributes no finite number, because all weights are 0 or one is too large"
     if question.interval == "bootstrap":
         return estimators.bootstrap(made.terms, rng, question.confidence)
     if question.interval == "t":

@@ -14,7 +14,7 @@ from rlrun.config.run import type_config
 from rlrun.core.batch import Batch, Field
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary
+from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 from rlrun.envs.previous import with_previous
 from rlrun.envs.stacked import with_stack
@@ -220,7 +220,9 @@ def test_a_greedy_policy_of_ddpg_has_a_direct_estimate_and_no_other():
         policy.net.head.linear.weight.zero_()
     report = estimate(policy, LEVER, CLOCK, model, source, asked("dm", mode="greedy"), SMOOTH)
     assert report.answers[0].value == pytest.approx(1 + DISCOUNT, abs=0.05), "it always pulls to 0.3"
-    with pytest.raises(UserError, match=r"^is: a policy of ddpg or td3 gives no densities .* method=dm needs no"):
+    with pytest.raises(
+        UserError, match=r"^is: a policy of one action and noise, .* gives no densities .* method=dm needs no"
+    ):
         estimate(policy, LEVER, CLOCK, model, source, asked("is", mode="greedy"), QUICK)
 
 
@@ -451,6 +453,57 @@ def test_the_network_goes_on_at_a_time_limit_and_not_at_the_end():
     )
     again = FittedQ(CHAIN, Model(model), cfg, rows, 0.9, torch.Generator().manual_seed(0))
     assert torch.equal(fitted.value(rows, torch.tensor([0])), again.value(rows, torch.tensor([0]))), "seeded"
+
+
+@pytest.mark.parametrize("case", ["images", "several choices", "nested actions", "nested observations"])
+def test_the_network_takes_every_space(case):
+    """Rows that pay 1 for one action and 0 for another, and end: Q tells them apart, and V is their mean under the policy."""
+    observation, action = SEEN, Discrete(n=2)
+    good, bad = torch.tensor(1), torch.tensor(0)
+    if case == "images":
+        observation = Box(shape=(1, 36, 36), dtype="uint8", low=(0.0,), high=(255.0,), stacked=True)
+    elif case == "nested observations":
+        observation = Nested(spaces=(("number", SEEN), ("choice", Discrete(n=3))), ordered=False)
+    elif case == "several choices":
+        action = MultiDiscrete(sizes=(2, 3), starts=(0, 0), shape=(2,))
+        good, bad = torch.tensor([1, 2]), torch.tensor([1, 0])
+    else:
+        action = Nested(spaces=(("push", LEVER.action), ("pick", Discrete(n=2))), ordered=True)
+        good = Batch(push=torch.tensor([0.5]), pick=torch.tensor(1))
+        bad = Batch(push=torch.tensor([-0.5]), pick=torch.tensor(1))
+    spec = EnvSpec(name="any", obs={"observation": observation}, action=action)
+    _, model = made("ppo", CHAIN, "model.hidden=[16]", "model.encoder=auto")
+
+    rng = torch.Generator().manual_seed(0)
+    seen = (
+        torch.randint(255, (64, 1, 36, 36), generator=rng, dtype=torch.uint8)
+        if case == "images"
+        else torch.randn(64, 4, generator=rng)
+    )
+    if case == "nested observations":
+        seen = Batch(number=seen, choice=torch.randint(3, (64,), generator=rng))
+    pays = (torch.arange(64) // 2) % 2
+    pick = lambda a, b: torch.where(pays.view(-1, *[1] * a.ndim) == 1, a, b)  # noqa: E731
+    action_rows = (
+        Batch({name: pick(good[name], bad[name]) for name in good}) if isinstance(good, Batch) else pick(good, bad)
+    )
+    drawn = (
+        Batch({name: torch.stack([good[name], bad[name]]).expand(64, 2, *good[name].shape) for name in good})
+        if isinstance(good, Batch)
+        else torch.stack([good, bad]).expand(64, 2, *good.shape)
+    )
+    rows = PlayedRows(
+        obs=Batch(observation=seen),
+        action=action_rows,
+        reward=pays.float(),
+        terminated=torch.ones(64, dtype=torch.bool),
+        step=torch.arange(0, 64, 2),
+        policy=torch.full((64, 2), 0.5) if isinstance(action, Discrete) else drawn,
+    )
+    cfg = FittedQConfig(updates=150, batch_size=32, lr=5e-3, hidden=(16,), target_tau=0.1, clip=True)
+    fitted = FittedQ(spec, Model(model), cfg, rows, 0.9, rng)
+    assert (fitted.q(rows, rows.step) - pays[rows.step]).abs().max() < 0.35
+    assert abs(float(fitted.value(rows, rows.step).mean()) - 0.5) < 0.2
 
 
 def test_targets_are_clipped_to_what_returns_can_be():
