@@ -37,6 +37,7 @@ FORMAT = 1
 KEY = b"rlrun"
 LIST = "dataset.json"
 ENDING = ".parquet"
+ROWS = ("obs", "action", "reward", "terminated", "truncated", "valid")  # fields of every trajectory
 TRAJECTORY = ("episode", "agent", "policy", "whole")  # columns that say which trajectory a row belongs to
 GROUP_ROWS = 50_000  # rows of a row group, unless they are large
 GROUP_BYTES = 32 << 20
@@ -132,10 +133,9 @@ class Block(NamedTuple):
             return {name: cut(value) for name, value in tree.items()} if isinstance(tree, dict) else tree[part]
 
         rows = cut(self.rows)
-        known = ("obs", "action", "reward", "terminated", "truncated", "valid")
         return Trajectory(
-            **{name: rows[name] for name in known},
-            record={name: value for name, value in rows.items() if name not in known},
+            **{name: rows[name] for name in ROWS},
+            record={name: value for name, value in rows.items() if name not in ROWS},
             agent=int(self.agent[number]),
             policy=int(self.policy[number]),
             whole=bool(self.whole[number]),
@@ -151,7 +151,7 @@ def block_of(trajectories: Sequence[Trajectory]) -> Block:
         return np.concatenate(parts)
 
     rows = {
-        **{name: joined([getattr(one, name) for one in trajectories]) for name in Trajectory._fields[:6]},
+        **{name: joined([getattr(one, name) for one in trajectories]) for name in ROWS},
         **joined([one.record for one in trajectories]),
     }
     lengths = np.array([len(one) for one in trajectories])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from rlrun.core.specs import EnvSpec
 FLAGS = ("terminated", "truncated", "valid")
 
 
-class Trajectory(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Trajectory:
     """The rows of one episode of one column, in time order: N rows in which the last one is dead.
 
     The rows are those that a sampler writes (CONTRIBUTING.md, rule 2): row t holds what was seen, done and paid there,
@@ -36,7 +37,7 @@ class Trajectory(NamedTuple):
     policy: int = 0  # which of the policies that DataFacts.policies lists chose the actions
     whole: bool = True  # False: recording ended, or lost rows, before the episode was over
 
-    def __len__(self) -> int:  # type: ignore[override]
+    def __len__(self) -> int:
         """The number of rows N, including dead ones."""
         return len(self.reward)
 
