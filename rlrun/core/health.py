@@ -14,6 +14,7 @@ from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete
 
 ROWS = 5  # a sign must be seen in this many rows of metrics in a row
 EARLY = 0.2  # share of the env steps before which nothing can be said about slow progress
+FIRST_STEPS = 5000  # env steps before which nothing can be said about it either: a trial of a command is no training
 LOW_ENTROPY = 0.01  # share of the largest entropy below which a policy is almost deterministic
 HIGH_ENTROPY = 0.995  # share of the largest entropy above which a policy is still uniform
 CONSTANT_VALUE = 0.001  # explained variance below which values are no better than a constant
@@ -42,7 +43,7 @@ class Health:
 
     def look(self, row: Mapping[str, Any]) -> None:
         """Gives notes on a row, whose keys are those of progress.jsonl."""
-        late = row["env_steps"] >= EARLY * self.total
+        late = row["env_steps"] >= max(EARLY * self.total, FIRST_STEPS)
         entropy, kl = row.get("learn/entropy"), row.get("learn/approx_kl")
         returns = [row.get(f"sample/return_{name}") for name in ("mean", "max", "min")]
         # What one agent of a zero-sum game wins the other loses, so that the sum is always 0.

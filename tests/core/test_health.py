@@ -26,11 +26,11 @@ def spec(action):
     )
 
 
-def notes(rows, total=100, update_rows=None):
+def notes(rows, total=100_000, update_rows=None):
     said = []
     health = Health(total, spec(Discrete(n=2)), said.append, update_rows)
     for number, row in enumerate(rows):
-        health.look({"env_steps": number, **row})
+        health.look({"env_steps": 1000 * number, **row})
     return said
 
 
@@ -70,7 +70,8 @@ def test_the_targets_of_a_few_rows_say_nothing_about_values():
 
 
 def test_slow_progress_is_no_sign_at_the_beginning():
-    assert notes([HEALTHY | SIGNS["acts at random"] | SIGNS["no episode has ended"]] * 19) == []
+    slow = HEALTHY | SIGNS["acts at random"] | SIGNS["no episode has ended"]
+    assert notes([slow] * 19) == [] and notes([slow] * 6, total=6000) == [], "a fifth of the run, and 5,000 env steps"
 
 
 def test_the_largest_entropy_is_that_of_the_uniform_policy():
