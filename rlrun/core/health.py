@@ -18,7 +18,7 @@ FIRST_STEPS = 5000  # env steps before which nothing can be said about it either
 LOW_ENTROPY = 0.01  # share of the largest entropy below which a policy is almost deterministic
 HIGH_ENTROPY = 0.995  # share of the largest entropy above which a policy is still uniform
 CONSTANT_VALUE = 0.001  # explained variance below which values are no better than a constant
-FEW_ROWS = 64  # rows of an update below which the variance of its targets may be almost 0, so that its share says nothing
+FEW_ROWS = 64  # rows of an update below which its targets may be so alike that explained variance says nothing
 LARGE_KL = 0.5  # KL divergence of one update
 GRADIENT_GROWTH = 1000.0  # factor on the median gradient norm
 LARGE_GRADIENT = 1.0  # gradient norm below which nothing explodes: a first reward makes gradients grow too
@@ -105,7 +105,7 @@ class Health:
                 self._note(
                     "nan", True, f"{name} is not finite; look at algo.lr and the scale of rewards and observations"
                 )
-            elif not name.endswith("alpha_grad_norm"):  # that of SAC's temperature is almost 0 where the entropy is right
+            elif not name.endswith("alpha_grad_norm"):  # SAC's is almost 0 where the entropy is right
                 last = self.gradients.setdefault(name, deque(maxlen=50))
                 usual = sorted(last)[len(last) // 2] if len(last) >= 10 else math.inf
                 self._note(

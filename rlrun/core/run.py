@@ -93,8 +93,8 @@ class Run:
         evaluators: Evaluators | None = None,
     ):
         """spec: the environment's, for notes on the entropy of its actions; None: without those. update_rows: rows that
-        an update learns from; None: many. episode_window: number of finished episodes that statistics look at. judge_env_sec: see SecondLook. evaluators: processes that evaluate
-        in place of this one."""
+        an update learns from; None: many. episode_window: number of finished episodes that statistics look at.
+        judge_env_sec: see SecondLook. evaluators: processes that evaluate in place of this one."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.timers = Timers()

@@ -106,13 +106,15 @@ def test_every_block_can_start_as_it_was_imported(cores, imported):
     """The test above makes blocks small. Here every number is the block's own."""
     folder, made = imported
     machine = Machine(cores=cores, env_step_sec=lambda make_env, count: 1e-4)
-    for one in made.values():
-        seen = []
-        words = ["--config-dir", str(folder), f"tuned={one.algo}/{one.name}", "logger=[]"]
-        assert compose(words, lambda cfg, _: seen.append(plain(cfg)) or 0) == 0
-        layout = plan(type_config(seen[0]), machine)
+
+    def job(cfg, _):
+        layout = plan(type_config(plain(cfg)), machine)
         if layout.replay is not None:
             layout.replay.check(2**45, layout.resources.device)
+        return 0
+
+    for one in made.values():
+        assert compose(["--config-dir", str(folder), f"tuned={one.algo}/{one.name}", "logger=[]"], job) == 0
 
 
 def test_what_the_blocks_ask_for_in_vain_is_said(imported):
