@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rlrun.rllib.yaml_files import Imported, Line
 
 MARKS = {"mapped": " ", "added": "+", "dropped": "-", "not mapped": "!"}
+# What a file is tried for: a machine that is large enough for every RLlib experiment, since this one need not train it.
+CORES, ENV_STEP_SEC = 1024, 1e-4
 FLAGS = {"--dir": str, "--env": str, "--quiet": bool, "--force": bool, "--trust": bool, "--table": bool}
 
 
@@ -172,16 +174,31 @@ def told(one: Imported) -> list[str]:
 
 
 def starts(folder: Path, one: Imported, trusted: bool) -> None:
-    """Raises UserError where rlrun would not accept the imported file."""
+    """Raises UserError where rlrun would not accept the imported file, or would not start a run with it. Without the
+    environment's package only the options are looked at."""
+    from dataclasses import replace
+
     from rlrun.cli import compose
     from rlrun.config.run import type_config
+    from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
+    from rlrun.machine.machine import measured
+    from rlrun.rllib.yaml_files import flow
+    from rlrun.runtime.plan import make_spec, plan
+    from rlrun.runtime.unused import refuse_unused
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
-        type_config(plain(cfg))
+        values = plain(cfg)
+        config, given = type_config(values), set_by_user(values)
+        if one.asked:  # what the user has yet to say is only a place here
+            return 0
+        try:
+            make_spec(config, config.algorithm.needs(config.algo))
+        except UserError:
+            return 0
+        machine = replace(measured(), cores=CORES, env_step_sec=lambda make_env, count: ENV_STEP_SEC)
+        refuse_unused(plan(config, machine, given), given)
         return 0
-
-    from rlrun.rllib.yaml_files import flow
 
     try:
         trust = ["--trust"] if trusted else []

@@ -296,6 +296,8 @@ class Saves:
 
 
 LOOK_SEC = 5.0  # seconds between two looks
+# A look needs so many env steps, or LOOK_SEC spent in them: in fewer, a few pauses of a busy machine weigh too much.
+LOOK_STEPS = 2000
 
 
 class SecondLook:
@@ -313,7 +315,7 @@ class SecondLook:
         if self.judge is None:
             return
         self.env_sec, self.steps, now = self.env_sec + env_sec, self.steps + steps, time.monotonic()
-        if now - self.last >= LOOK_SEC and self.steps:
+        if now - self.last >= LOOK_SEC and (self.steps >= LOOK_STEPS or self.env_sec >= LOOK_SEC):
             self.last = now
             said = self.judge(self.env_sec / self.steps)
             if said is not None:

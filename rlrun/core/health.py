@@ -14,11 +14,14 @@ from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete
 
 ROWS = 5  # a sign must be seen in this many rows of metrics in a row
 EARLY = 0.2  # share of the env steps before which nothing can be said about slow progress
+FIRST_STEPS = 5000  # env steps before which nothing can be said about it either: a trial of a command is no training
 LOW_ENTROPY = 0.01  # share of the largest entropy below which a policy is almost deterministic
 HIGH_ENTROPY = 0.995  # share of the largest entropy above which a policy is still uniform
 CONSTANT_VALUE = 0.001  # explained variance below which values are no better than a constant
+FEW_ROWS = 64  # rows of an update below which its targets may be so alike that explained variance says nothing
 LARGE_KL = 0.5  # KL divergence of one update
 GRADIENT_GROWTH = 1000.0  # factor on the median gradient norm
+LARGE_GRADIENT = 1.0  # gradient norm below which nothing explodes: a first reward makes gradients grow too
 MANY_EPISODES = 50  # episodes after which rewards that are all 0 are worth a note
 LARGE_OBSERVATION = 10.0  # absolute value
 
@@ -26,20 +29,29 @@ LARGE_OBSERVATION = 10.0  # absolute value
 class Health:
     """Looks at every row of metrics that a run logs."""
 
-    def __init__(self, total: int, spec: EnvSpec | None, say: Callable[[str], None], plays: bool = True):
-        """total: env steps of the run. say: prints a note. plays: whether the run plays episodes at all."""
+    def __init__(
+        self,
+        total: int,
+        spec: EnvSpec | None,
+        say: Callable[[str], None],
+        update_rows: int | None = None,
+        plays: bool = True,
+    ):
+        """total: env steps of the run. say: prints a note. update_rows: rows that an update learns from; None: many.
+        plays: whether the run plays episodes at all."""
         self.total, self.say = total, say
+        self.judges_values = update_rows is None or update_rows >= FEW_ROWS
         self.entropy = largest_entropy(spec) if spec is not None else None
         # Where the length of an episode has a limit, all episodes end sooner or later.
         self.limited = not plays or (spec is not None and spec.max_episode_steps is not None)
         self.said: set[str] = set()
         self.seen: dict[str, int] = {}
-        self.gradients: deque[float] = deque(maxlen=50)
+        self.gradients: dict[str, deque[float]] = {}  # the last norms of each network's gradient
         self.rewarded = False
 
     def look(self, row: Mapping[str, Any]) -> None:
         """Gives notes on a row, whose keys are those of progress.jsonl."""
-        late = row["env_steps"] >= EARLY * self.total
+        late = row["env_steps"] >= max(EARLY * self.total, FIRST_STEPS)
         entropy, kl = row.get("learn/entropy"), row.get("learn/approx_kl")
         returns = [row.get(f"sample/return_{name}") for name in ("mean", "max", "min")]
         # What one agent of a zero-sum game wins the other loses, so that the sum is always 0.
@@ -62,7 +74,9 @@ class Health:
                 f" look at {tuned}, and at the scale of rewards",
             )
         for name, explained in row.items():  # also learn/POLICY/explained_variance, with several policies
-            if name.startswith("learn/") and name.endswith("explained_variance") and explained is not None:
+            if not (self.judges_values and name.startswith("learn/")):
+                continue
+            if name.endswith("explained_variance") and explained is not None:
                 self._note(
                     name,
                     late and explained < CONSTANT_VALUE,
@@ -99,15 +113,16 @@ class Health:
                 self._note(
                     "nan", True, f"{name} is not finite; look at algo.lr and the scale of rewards and observations"
                 )
-            elif name == "learn/grad_norm":
-                usual = sorted(self.gradients)[len(self.gradients) // 2] if len(self.gradients) >= 10 else math.inf
+            elif not name.endswith("alpha_grad_norm"):  # SAC's is almost 0 where the entropy is right
+                last = self.gradients.setdefault(name, deque(maxlen=50))
+                usual = sorted(last)[len(last) // 2] if len(last) >= 10 else math.inf
                 self._note(
-                    "gradients",
-                    norm > GRADIENT_GROWTH * usual,
-                    f"the gradient's norm is {norm:.3g}, and {usual:.3g} was usual; look at algo.lr and"
+                    f"{name} grows",
+                    norm > max(LARGE_GRADIENT, GRADIENT_GROWTH * usual),
+                    f"{name} is {norm:.3g}, and {usual:.3g} was usual; look at the learning rate and at"
                     " algo.max_grad_norm",
                 )
-                self.gradients.append(norm)
+                last.append(norm)
 
     def _note(self, name: str, sign: bool, text: str) -> None:
         """Gives a note once its sign was seen in ROWS rows in a row."""

@@ -87,14 +87,16 @@ class Run:
         callbacks: Sequence[Callback] = (),
         save_at_end: bool = True,
         spec: EnvSpec | None = None,
+        update_rows: int | None = None,
         episode_window: int = 100,
         judge_env_sec: Callable[[float], str | None] | None = None,
         evaluators: Evaluators | None = None,
         from_data: bool = False,
     ):
-        """spec: the environment's, for notes on the entropy of its actions; None: without those. episode_window: number
-        of finished episodes that statistics look at. judge_env_sec: see SecondLook. evaluators: processes that evaluate
-        in place of this one. from_data: whether nothing is sampled, and env steps count the rows learnt from."""
+        """spec: the environment's, for notes on the entropy of its actions; None: without those. update_rows: rows that
+        an update learns from; None: many. episode_window: number of finished episodes that statistics look at.
+        judge_env_sec: see SecondLook. evaluators: processes that evaluate in place of this one. from_data: whether
+        nothing is sampled, and env steps count the rows learnt from."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.timers = Timers()
@@ -103,7 +105,9 @@ class Run:
         self.evaluations = Evaluations(evaluation, evaluate, signals, evaluators)
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log, env_steps, logger, self.progress, self.timers, from_data)
-        self.health = Health(env_steps, spec, lambda text: print(f"  note: {text}", flush=True), plays=not from_data)
+        self.health = Health(
+            env_steps, spec, lambda text: print(f"  note: {text}", flush=True), update_rows, plays=not from_data
+        )
         self.second_look = SecondLook(judge_env_sec)
         self.hold_learners: Callable[[], Clock] | None = None
         self.breaks: list[Callable[[int], None]] = []

@@ -44,6 +44,7 @@ class Asked:
     image: bool  # whether observations contain an image
     make_env: EnvFactory
     for_samplers: str = ""  # an option that the user set and that is for samplers in processes of their own
+    num_shards: int = 1  # processes that hold a replay's rows, each of which needs a producer of fragments
 
     @property
     def update_rows(self) -> int:
@@ -315,7 +316,7 @@ def samplers_per_learner(
 
     On one or two cores, samplers use all cores, and back-pressure makes them take turns with the learner. On more, the
     learner gets a core of its own. Samplers that divide the columns among them, because they wait for the learner or
-    feed one replay, use as many cores as divide the columns evenly."""
+    feed one replay, use as many cores as divide the columns evenly. A replay in shards gets a producer for each."""
     cfg, groups = asked.cfg, _groups(inference)
     available = max(1, machine.cores // learners)
     if cfg.num_samplers != "auto":
@@ -342,6 +343,11 @@ def samplers_per_learner(
         )
         each = " for each learner" if learners > 1 else ""
         why = f"num_samplers={count * learners}: {_counted(available, 'core')}{each}{what if spread.shared else ''}"
+        if spread.shared and count * groups < asked.num_shards:
+            more = range(count + 1, spread.per_learner // groups + 1)
+            enough = [n for n in more if n * groups >= asked.num_shards and spread.per_learner % (n * groups) == 0]
+            count = min(enough, default=count)
+            why = f"num_samplers={count}: runner.num_shards={asked.num_shards}{what}"
         chosen = Choice(count, why)
     if spread.shared and spread.per_learner % (chosen.value * groups):
         into = f" into {groups} groups each" if groups > 1 else ""

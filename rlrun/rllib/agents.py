@@ -311,8 +311,8 @@ def _minibatches(one: Translation, team: Team) -> None:
     for name, own in team.policies.items():
         count = team.count(own)
         if own.acts is None and count != team.share:
-            most = max(1, min(rows // count, total))
-            fits = next(size for size in range(most, 0, -1) if total % size == 0)
+            most, unit = min(max(rows // count, one.minibatch_unit), total), one.minibatch_unit
+            fits = next((size for size in range(most, 0, -1) if total % size == 0 and size % unit == 0), total)
             had = "has one" if count == 1 else f"has {count}"
             why = f"env steps: RLlib counts rows, of which the policy {name} {had} in an env step"
             one.set(f"algo.options.{name}.minibatch_size", fits, why=why)

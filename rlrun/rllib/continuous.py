@@ -30,8 +30,9 @@ def continuous(one: Translation) -> None:
             f"{at}.huber_delta",
             float(one.get("huber_threshold")) if one.get("use_huber") else None,
             "use_huber",
-            "huber_threshold",
+            *(("huber_threshold",) if one.get("use_huber") else ()),
         )
+        one.say("huber_threshold", "dropped", why="use_huber is false")
     _rates(one)
     bound = one.get("grad_clip", "grad_norm_clipping")
     why = "" if bound else "RLlib does not bound these gradients"

@@ -188,20 +188,37 @@ def activated(name: Any) -> str:
 
 def _deviation(one: Translation) -> None:
     """The deviation of continuous actions, which depends on the observation unless RLlib's free_log_std is set."""
-    free = bool(one.get("model.free_log_std"))
-    if one.discrete:
-        one.say("model.free_log_std", "dropped", why="actions are discrete")
-    elif free or one.discrete is False:
-        one.set("model.free_log_std", free, "model.free_log_std")
-    else:
-        why = "if actions are continuous, set model.free_log_std=false, as in RLlib"
-        one.say("model.free_log_std", "not mapped", why=why)
+    for key in ("free_log_std", "model.free_log_std"):  # some files have it outside of model
+        if key not in one.given and not key.startswith("model."):
+            continue
+        free = bool(one.get(key))
+        if one.discrete:
+            one.say(key, "dropped", why="actions are discrete")
+        elif free or one.discrete is False:
+            one.set("model.free_log_std", free, key)
+        else:
+            why = "if actions are continuous, set model.free_log_std=false, as in RLlib"
+            one.say(key, "not mapped", why=why)
+
+
+def _memories(one: Translation) -> tuple[bool, bool]:
+    """Tells whether the networks have attention, and whether they have an LSTM."""
+    attention = bool(one.get("model.use_attention", default=False))
+    lstm = bool(one.get("model.use_lstm", "use_lstm", default=False)) or (one.core == "r2d2" and not attention)
+    return attention, lstm
+
+
+def sequence_length(one: Translation) -> int:
+    """Returns the rows of backpropagation through time of PPO and DDPPO, which divide a fragment; 1 without memory."""
+    if not any(_memories(one)):
+        return 1
+    rows, longest = one.made.values[f"{one.inner}.fragment_length"], int(one.get("model.max_seq_len"))
+    return next(length for length in range(min(longest, rows), 0, -1) if rows % length == 0)
 
 
 def _memory(one: Translation) -> None:
     recurrent = one.core in (*WITH_VALUE, "pg", "r2d2")
-    attention = bool(one.get("model.use_attention", default=False))
-    lstm = bool(one.get("model.use_lstm", "use_lstm", default=False)) or (one.core == "r2d2" and not attention)
+    attention, lstm = _memories(one)
     names = [name for name in one.defaults if name.startswith(("model.attention_", "model.lstm_"))]
     names += [name for name in one.given if name.startswith(("model.attention_", "model.lstm_"))]
     if recurrent and (lstm or attention):
@@ -265,7 +282,7 @@ def _lengths(one: Translation) -> None:
     """Sets the rows of backpropagation through time."""
     if one.core in ("ppo", "ddppo"):
         rows, longest = one.made.values[f"{one.inner}.fragment_length"], int(one.get("model.max_seq_len"))
-        size = next(length for length in range(min(longest, rows), 0, -1) if rows % length == 0)
+        size = sequence_length(one)
         why = "" if size == longest else f"the longest up to {longest} that divides {rows} rows"
         one.set(f"{one.inner}.sequence_length", size, "model.max_seq_len", why=why)
     elif one.core != "r2d2":

@@ -19,7 +19,7 @@ from rlrun.rllib.data import data
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.maddpg import maddpg
-from rlrun.rllib.networks import networks
+from rlrun.rllib.networks import networks, sequence_length
 from rlrun.rllib.q_learning import q_learning, replayed
 from rlrun.rllib.team import GROUP, Team, team_of, told
 from rlrun.rllib.translation import EVOLUTION, JOINT, OFF, OFF_POLICY, RUNS, WITH_VALUE, Translation
@@ -299,9 +299,13 @@ class Experiment(Translation):
     def _minibatch(self, total: int, workers: int) -> None:
         keys = ("sgd_minibatch_size", "minibatch_size")
 
+        self.minibatch_unit = unit = sequence_length(self) * workers
+
         def fitting(rows: int) -> int:
-            """Returns the largest size up to `rows` that divides the batch and that the workers share evenly."""
-            return next(size for size in range(min(rows, total), 0, -1) if total % size == 0 and size % workers == 0)
+            """Returns the largest size up to `rows` that divides the batch, that the workers share evenly, and that
+            consists of whole sequences where there is a memory; the smallest such size if all are larger."""
+            most = min(max(rows, unit), total)
+            return next((size for size in range(most, 0, -1) if total % size == 0 and size % unit == 0), total)
 
         several = next(
             (options_of(self.given[key]) for key in keys if options_of(self.given.get(key)) is not None), None
@@ -313,7 +317,9 @@ class Experiment(Translation):
         asked = max(1, self.minibatch_rows // share)
         why = "of all workers together" if workers > 1 else ""
         why = f"env steps: RLlib counts rows, of which {share} agents have {share} in an env step" if share > 1 else why
-        why = why if fitting(asked) == asked else f"{asked} does not divide the batch of {total}"
+        if fitting(asked) != asked:
+            why = f"{asked} does not divide the batch of {total}"
+            why = why if total % asked else f"whole sequences of {sequence_length(self)} rows"
         self.set(target, fitting(asked), *keys, why=why)
 
     def _microbatch(self, rows: int, total: int) -> None:

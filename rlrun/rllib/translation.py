@@ -75,6 +75,7 @@ class Translation:
     """
 
     discrete: bool | None  # whether actions are discrete; None: unknown
+    minibatch_unit: int = 1  # minibatches are multiples of these env steps
     minibatch_rows: int | None = None  # rows of one policy in RLlib's minibatches; None: there are none
 
     def __init__(

@@ -174,6 +174,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             needs=needs,
             image=spec.image,
             make_env=make_env,
+            num_shards=shards_of(config.runner) or 1,
             for_samplers=next((path for path, kind in only_for(config) if kind == SAMPLERS and path in given), ""),
         ),
         machine,

@@ -102,6 +102,7 @@ def _run(
         restored=restored,
         callbacks=[*make_callbacks(config.run.callbacks, Callback), *_histograms(config, logger)],
         spec=plan.spec,
+        update_rows=plan.needs.rows * plan.needs.columns,
         episode_window=config.run.episode_window,
         from_data=config.runner.name == "offline",
         judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,

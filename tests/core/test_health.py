@@ -26,11 +26,11 @@ def spec(action):
     )
 
 
-def notes(rows, total=100):
+def notes(rows, total=100_000, update_rows=None):
     said = []
-    health = Health(total, spec(Discrete(n=2)), said.append)
+    health = Health(total, spec(Discrete(n=2)), said.append, update_rows)
     for number, row in enumerate(rows):
-        health.look({"env_steps": number, **row})
+        health.look({"env_steps": 1000 * number, **row})
     return said
 
 
@@ -55,12 +55,23 @@ def test_gradients_that_explode_or_are_not_finite():
     wild = HEALTHY | {"learn/grad_norm": 5000.0}
     (said,) = notes([HEALTHY] * 20 + [wild] * ROWS)
     assert "5e+03, and 1 was usual" in said
+    several = {"learn/critic_grad_norm": 2.0, "learn/actor_grad_norm": 0.01, "learn/alpha_grad_norm": 1e-6}
+    wild = several | {"learn/critic_grad_norm": 9000.0, "learn/actor_grad_norm": 0.9, "learn/alpha_grad_norm": 5.0}
+    (said,) = notes([several] * 20 + [wild] * 2 * ROWS)
+    assert said.startswith("learn/critic_grad_norm is 9e+03, and 2 was usual")
     (said,) = notes([HEALTHY, HEALTHY | {"learn/critic_grad_norm": None}])
     assert "critic_grad_norm is not finite" in said
 
 
+def test_the_targets_of_a_few_rows_say_nothing_about_values():
+    """A gradient of A3C learns from 20 rows of one environment, whose targets may hardly differ."""
+    sick = HEALTHY | SIGNS["no better than their mean would (learn/explained_variance is -0.100)"]
+    assert len(notes([sick] * 100, update_rows=160)) == 1 and notes([sick] * 100, update_rows=20) == []
+
+
 def test_slow_progress_is_no_sign_at_the_beginning():
-    assert notes([HEALTHY | SIGNS["acts at random"] | SIGNS["no episode has ended"]] * 19) == []
+    slow = HEALTHY | SIGNS["acts at random"] | SIGNS["no episode has ended"]
+    assert notes([slow] * 19) == [] and notes([slow] * 6, total=6000) == [], "a fifth of the run, and 5,000 env steps"
 
 
 def test_the_largest_entropy_is_that_of_the_uniform_policy():

@@ -66,7 +66,9 @@ def message(value) -> bytes:
     if isinstance(value, np.ndarray):
         kind = b"O" if value.dtype == object else b""
         data = value.dumps() if kind else value.tobytes()
-        return message({b"nd": True, b"type": value.dtype.str, b"kind": kind, b"shape": list(value.shape), b"data": data})
+        return message(
+            {b"nd": True, b"type": value.dtype.str, b"kind": kind, b"shape": list(value.shape), b"data": data}
+        )
     if isinstance(value, np.generic):
         return message({b"nd": False, b"type": value.dtype.str, b"data": value.tobytes()})
     if value is None or isinstance(value, bool):

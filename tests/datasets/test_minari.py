@@ -16,7 +16,13 @@ from rlrun.datasets.minari import MinariSet, folder_of, is_minari, space_of, wri
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
 PENDULUM = {
-    "observation": {"type": "Box", "dtype": "float32", "shape": [3], "low": [-1.0, -1.0, -8.0], "high": [1.0, 1.0, 8.0]},
+    "observation": {
+        "type": "Box",
+        "dtype": "float32",
+        "shape": [3],
+        "low": [-1.0, -1.0, -8.0],
+        "high": [1.0, 1.0, 8.0],
+    },
     "action": {"type": "Box", "dtype": "float32", "shape": [1], "low": [-2.0], "high": [2.0]},
 }
 ENV = {"id": "Pendulum-v1", "entry_point": "os:abort", "max_episode_steps": 200, "kwargs": {}}
@@ -30,7 +36,9 @@ def about(folder, observation=PENDULUM["observation"], action=PENDULUM["action"]
         "algorithm_name": "SAC", "ref_min_score": -1200.0, "ref_max_score": -150.0, **more,
     }  # fmt: skip
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    (folder / "data" / "metadata.json").write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
+    (folder / "data" / "metadata.json").write_text(
+        json.dumps({key: value for key, value in data.items() if value is not None})
+    )
     return folder
 
 
@@ -126,19 +134,32 @@ def test_the_environment_in_the_metadata_is_never_made(tmp_path):
 def test_the_spaces_of_env_must_be_those_of_the_set(tmp_path):
     folder = two(tmp_path / "mine-v0")
     own = MinariSet(folder).facts.spec
-    spec = EnvSpec(name="Mine", obs={"observation": Box(shape=(3,), dtype="float32", low=(-1.0,), high=(1.0,))}, action=own.action)
+    spec = EnvSpec(
+        name="Mine", obs={"observation": Box(shape=(3,), dtype="float32", low=(-1.0,), high=(1.0,))}, action=own.action
+    )
     assert MinariSet(folder, spec).facts.spec == spec, "bounds of observations may differ"
-    refused(folder, "actions", "other bounds", spec=EnvSpec(name="X", obs=own.obs, action=Box(shape=(1,), dtype="float32", low=(-1.0,), high=(1.0,))))
+    refused(
+        folder,
+        "actions",
+        "other bounds",
+        spec=EnvSpec(name="X", obs=own.obs, action=Box(shape=(1,), dtype="float32", low=(-1.0,), high=(1.0,))),
+    )
     refused(folder, "observations", spec=EnvSpec(name="X", obs={"observation": Discrete(n=3)}, action=own.action))
 
 
 def test_nested_spaces_masks_and_choices(tmp_path):
     choice = {"type": "Discrete", "n": 3, "start": 1, "dtype": "int64"}
-    parts = {"position": PENDULUM["observation"], "action_mask": {"type": "MultiBinary", "n": 3}, "level": {"type": "MultiDiscrete", "nvec": [2, 3], "start": [0, 0]}}
+    parts = {
+        "position": PENDULUM["observation"],
+        "action_mask": {"type": "MultiBinary", "n": 3},
+        "level": {"type": "MultiDiscrete", "nvec": [2, 3], "start": [0, 0]},
+    }
     about(tmp_path, {"type": "Dict", "subspaces": parts}, choice, total_episodes=1)
     obs, _ = numbers(4)
     levels, mask = np.array([[0, 2], [1, 1], [0, 0], [1, 0], [0, 1]]), np.ones((5, 3), dtype=np.int8)
-    packed = pa.StructArray.from_arrays([flat(obs), flat(mask), flat(levels)], names=["position", "action_mask", "level"])
+    packed = pa.StructArray.from_arrays(
+        [flat(obs), flat(mask), flat(levels)], names=["position", "action_mask", "level"]
+    )
     episode(tmp_path, 0, packed, pa.array([1, 3, 2, 1, 0]))
     source = MinariSet(tmp_path)
     (one,) = trajectories(source)
@@ -146,7 +167,10 @@ def test_nested_spaces_masks_and_choices(tmp_path):
     np.testing.assert_array_equal(one.obs["observation"]["level"], levels)
     np.testing.assert_array_equal(one.obs["observation"]["position"], obs)
     assert one.obs["action_mask"].shape == (5, 3) and one.obs["action_mask"].dtype == np.int64
-    assert source.facts.spec.obs["action_mask"] == MultiBinary(shape=(3,)) and "action_mask" not in source.facts.spec.observation.parts
+    assert (
+        source.facts.spec.obs["action_mask"] == MultiBinary(shape=(3,))
+        and "action_mask" not in source.facts.spec.observation.parts
+    )
 
 
 def test_an_end_in_the_middle_is_a_dead_row_and_none_at_all_is_not_whole(tmp_path):
@@ -212,8 +236,16 @@ def test_bounds_and_dtypes_of_boxes():
     box = {"type": "Box", "dtype": "float64", "shape": [2], "low": [-1, float("-inf")], "high": [1, 5]}
     assert space_of(box, "observation") == Box(shape=(2,), dtype="float32", low=(-np.inf,), high=(5.0,))
     assert space_of(box, "action") == Box(shape=(2,), dtype="float64", low=(-1.0, -np.inf), high=(1.0, 5.0))
-    assert space_of({"type": "MultiDiscrete", "nvec": [[2], [3]]}, "action") == MultiDiscrete(sizes=(2, 3), starts=(0, 0), shape=(2, 1))
-    for bad in ({**box, "dtype": "object"}, {**box, "low": [float("nan"), 0]}, {"type": "Discrete", "n": 0}, {"type": "MultiBinary", "n": -1}, {"type": "MultiDiscrete", "nvec": ["a"]}):
+    assert space_of({"type": "MultiDiscrete", "nvec": [[2], [3]]}, "action") == MultiDiscrete(
+        sizes=(2, 3), starts=(0, 0), shape=(2, 1)
+    )
+    for bad in (
+        {**box, "dtype": "object"},
+        {**box, "low": [float("nan"), 0]},
+        {"type": "Discrete", "n": 0},
+        {"type": "MultiBinary", "n": -1},
+        {"type": "MultiDiscrete", "nvec": ["a"]},
+    ):
         with pytest.raises((ValueError, TypeError)):
             space_of(bad, "action")
 
@@ -310,7 +342,12 @@ def test_what_is_written_is_read_again_to_the_bit_by_us_and_by_minari(tmp_path, 
 
     valid = [True] * 7 + [False]
     found = [trajectory({"observation": values(space, 8)}, values(action_space, 8, True), valid, [6]) for _ in range(3)]
-    facts = DataFacts(spec=EnvSpec(name="X", obs={"observation": space}, action=action_space), policies=("PPO",), random_return=1.0, expert_return=9.0)
+    facts = DataFacts(
+        spec=EnvSpec(name="X", obs={"observation": space}, action=action_space),
+        policies=("PPO",),
+        random_return=1.0,
+        expert_return=9.0,
+    )
     folder = write_minari(Listed(found, facts), "made/mine-v0", data_format=kind)
     assert folder == tmp_path / "made" / "mine-v0"
     source = MinariSet(folder)
@@ -336,10 +373,18 @@ def test_minari_itself_writes_what_we_read(tmp_path, monkeypatch):
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     frames = np.broadcast_to(np.arange(0, 200, 5, dtype=np.uint8)[:, None, None], (4, 40, 40, 3)).copy()
-    buffer = minari.data_collector.EpisodeBuffer(observations=frames, actions=np.array([0, 1, 0]), rewards=[1.0, 2.0, 3.0], terminations=[False] * 3, truncations=[False, False, True])
+    buffer = minari.data_collector.EpisodeBuffer(
+        observations=frames,
+        actions=np.array([0, 1, 0]),
+        rewards=[1.0, 2.0, 3.0],
+        terminations=[False] * 3,
+        truncations=[False, False, True],
+    )
     space = spaces.Box(0, 255, (40, 40, 3), np.uint8)
     for kind in ("hdf5", "parquet", "arrow"):
-        minari.create_dataset_from_buffers(f"jpeg/{kind}-v0", [buffer], observation_space=space, action_space=spaces.Discrete(2), data_format=kind)
+        minari.create_dataset_from_buffers(
+            f"jpeg/{kind}-v0", [buffer], observation_space=space, action_space=spaces.Discrete(2), data_format=kind
+        )
         (one,) = trajectories(MinariSet(f"jpeg/{kind}-v0"))
         assert one.ret == 6.0 and one.truncated[2] and one.obs["observation"].dtype == np.uint8
         assert np.abs(one.obs["observation"].astype(int) - frames).max() <= 8, "JPEG is lossy"
@@ -367,7 +412,9 @@ def test_dead_rows_in_the_middle_cut_an_episode_and_an_open_end_is_a_truncation(
 
 def test_sets_that_minari_cannot_hold_are_refused(tmp_path):
     pytest.importorskip("minari")
-    spec = EnvSpec(name="X", obs={"observation": Discrete(n=2)}, action=Discrete(n=2), agents=Agents(groups=(("all", ("a", "b")),)))
+    spec = EnvSpec(
+        name="X", obs={"observation": Discrete(n=2)}, action=Discrete(n=2), agents=Agents(groups=(("all", ("a", "b")),))
+    )
     with pytest.raises(UserError, match="several agents"):
         write_minari(Listed([], DataFacts(spec=spec)), tmp_path / "x-v0")
 

@@ -54,7 +54,9 @@ def refused(path, *words, spec=None, normalized=True):
 # Known answers
 
 
-@pytest.mark.parametrize("packed", [(), ("obs", "new_obs"), ("obs", "new_obs", "actions", "rewards", "dones", "action_prob")])
+@pytest.mark.parametrize(
+    "packed", [(), ("obs", "new_obs"), ("obs", "new_obs", "actions", "rewards", "dones", "action_prob")]
+)
 def test_known_answer_14_small_json_is_56_rows_and_one_end(tmp_path, packed):
     columns = episode()
     source = RLlibJson(write(tmp_path / "small", line(columns, packed)))
@@ -102,7 +104,11 @@ def test_episodes_of_several_environments_that_take_turns_are_told_apart(tmp_pat
 
 def test_files_of_different_workers_and_runs_are_pieces_of_their_own(tmp_path):
     folder = write(tmp_path / "out", line(episode(3, 1)))
-    for name in ("output-2020-01-01_00-00-00_worker-1_0.json", "output-2021-01-01_00-00-00_worker-0_0.json", "other.json"):
+    for name in (
+        "output-2020-01-01_00-00-00_worker-1_0.json",
+        "output-2021-01-01_00-00-00_worker-0_0.json",
+        "other.json",
+    ):
         write(folder, line(episode(4, 1)), name=name)
     source = RLlibJson(folder)
     assert source.pieces() == 4 and sorted(one.steps for one in trajectories(source)) == [3, 4, 4, 4]
@@ -169,7 +175,9 @@ def test_actions_of_an_environment_are_scaled_where_the_file_has_them_in_its_uni
     columns = episode(5, width=3, actions=numbers)
     (as_is,) = trajectories(RLlibJson(write(tmp_path / "a", line(columns)), PENDULUM))
     np.testing.assert_array_equal(as_is.action[:5], numbers)
-    (scaled,) = trajectories(RLlibJson(write(tmp_path / "b", line({**columns, "actions": 2 * numbers})), PENDULUM, False))
+    (scaled,) = trajectories(
+        RLlibJson(write(tmp_path / "b", line({**columns, "actions": 2 * numbers})), PENDULUM, False)
+    )
     np.testing.assert_allclose(scaled.action[:5], numbers, atol=1e-7)
     source = RLlibJson(tmp_path / "a")
     assert source.facts.spec.action == Box(shape=(1,), dtype="float32", low=(-1.0,), high=(1.0,))
@@ -231,7 +239,10 @@ def test_several_policies_and_agents(tmp_path):
 
 def test_transitions_on_lines_of_their_own_are_read_too(tmp_path):
     columns = episode(1500)
-    rows = [json.dumps({name: value[0] for name, value in plain(part(columns, i, i + 1)).items()}) + "\n" for i in range(1500)]
+    rows = [
+        json.dumps({name: value[0] for name, value in plain(part(columns, i, i + 1)).items()}) + "\n"
+        for i in range(1500)
+    ]
     (one,) = trajectories(RLlibJson(write(tmp_path / "out", *rows)))
     assert one.steps == 1500 and one.whole
     np.testing.assert_array_equal(one.obs["observation"][:-1], columns["obs"])
@@ -265,7 +276,11 @@ def test_environments_that_rllib_flattens_are_refused(tmp_path):
     refused(path, "no masks", spec=EnvSpec(name="X", obs=masked, action=Discrete(n=2)))
     refused(path, "obs has the shape [4]", "Pendulum-v1", spec=PENDULUM)
     refused(path, "line 1", "counted from 0", spec=EnvSpec(name="X", obs=CARTPOLE.obs, action=Discrete(n=1)))
-    switches = EnvSpec(name="X", obs={"observation": MultiBinary(shape=(3,))}, action=MultiDiscrete(sizes=(2, 3), starts=(0, 0), shape=(2,)))
+    switches = EnvSpec(
+        name="X",
+        obs={"observation": MultiBinary(shape=(3,))},
+        action=MultiDiscrete(sizes=(2, 3), starts=(0, 0), shape=(2,)),
+    )
     columns = episode(3, actions=np.array([[0, 2], [1, 0], [1, 1]]))
     columns["obs"] = columns["new_obs"] = np.ones((3, 3), dtype=int)
     (one,) = trajectories(RLlibJson(write(tmp_path / "switches", line(columns)), switches))
@@ -367,7 +382,12 @@ def attacks(path):
     honest = pickle.dumps(np.zeros((3, 4), dtype=np.float32), protocol=5)
     yield honest + pickle.dumps(attack, protocol=5)  # a second program behind the array
     yield pickle.dumps(attack, protocol=5)[:-1] + b"0" + honest  # and one before it
-    for old, new in ((b"numpy.core.numeric", b"os"), (b"numpy._core.numeric", b"os"), (b"_frombuffer", b"system"), (b"\x8c\x05dtype", b"\x8c\x05array")):
+    for old, new in (
+        (b"numpy.core.numeric", b"os"),
+        (b"numpy._core.numeric", b"os"),
+        (b"_frombuffer", b"system"),
+        (b"\x8c\x05dtype", b"\x8c\x05array"),
+    ):
         if old in honest:
             changed = honest.replace(bytes([len(old)]) + old, bytes([len(new)]) + new)
             yield changed if changed != honest else honest.replace(old, new)
@@ -387,7 +407,13 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path):
 
 
 def test_arrays_of_anything_but_numbers_are_refused():
-    for array in (np.array(["a"]), np.array([b"a"]), np.array(["2020-01-01"], "M8[D]"), np.zeros(2, "f4,i4"), np.zeros(2, complex)):
+    for array in (
+        np.array(["a"]),
+        np.array([b"a"]),
+        np.array(["2020-01-01"], "M8[D]"),
+        np.zeros(2, "f4,i4"),
+        np.zeros(2, complex),
+    ):
         with pytest.raises(ValueError, match=r"expected|something else"):
             unpack(pack(array))
     with pytest.raises(ValueError, match=r"write it again"):
@@ -398,7 +424,12 @@ def test_shapes_that_do_not_fit_the_bytes_are_refused():
     honest = pickle.dumps(np.zeros((2, 3), dtype=np.float32), protocol=5)
     shape = b"K\x02K\x03\x86"
     assert honest.count(shape) == 1
-    for wrong in (b"K\x02K\x04\x86", b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86", b"K\x02J\xff\xff\xff\xff\x86", b"\x8a\x09" + b"\xff" * 8 + b"\x00K\x03\x86"):
+    for wrong in (
+        b"K\x02K\x04\x86",
+        b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f\x86",
+        b"K\x02J\xff\xff\xff\xff\x86",
+        b"\x8a\x09" + b"\xff" * 8 + b"\x00K\x03\x86",
+    ):
         with pytest.raises(ValueError, match=r"array|something else"):
             array_of(honest.replace(shape, wrong))
     assert array_of(honest).shape == (2, 3)

@@ -17,7 +17,14 @@ from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.datasets import packed as packing
 from rlrun.datasets.rllib_parquet import RLlibParquet, is_rllib_parquet
 
-ODD = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.binary(max_size=9) | st.text(max_size=9)
+ODD = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.binary(max_size=9)
+    | st.text(max_size=9)
+)
 
 
 class RaysTensor(pa.ExtensionType):
@@ -74,7 +81,9 @@ def packed(values):
 
 def tensor(values):
     kind = RaysTensor(np.asarray(values).shape[1:])
-    return pa.ExtensionArray.from_storage(kind, pa.array(np.asarray(values).reshape(len(values), -1).tolist(), pa.list_(pa.float32())))
+    return pa.ExtensionArray.from_storage(
+        kind, pa.array(np.asarray(values).reshape(len(values), -1).tolist(), pa.list_(pa.float32()))
+    )
 
 
 def varying(values):
@@ -89,7 +98,12 @@ def fixed(values):
 @pytest.mark.parametrize("made", [lists, packed, tensor, varying, fixed])
 def test_transitions_are_read_however_arrays_are_written(tmp_path, made):
     columns = episode()
-    write(tmp_path / "CartPole-v1" / "run-000001-00001" / "1_000000_000000.parquet", newer(columns), obs=made, new_obs=made)
+    write(
+        tmp_path / "CartPole-v1" / "run-000001-00001" / "1_000000_000000.parquet",
+        newer(columns),
+        obs=made,
+        new_obs=made,
+    )
     source = RLlibParquet(tmp_path)
     (one,) = trajectories(source)
     assert one.steps == 56 and len(one) == 57 and one.ret == 56 and one.terminated[55] and one.whole
@@ -102,14 +116,23 @@ def test_transitions_are_read_however_arrays_are_written(tmp_path, made):
 
 def test_images_in_tensors_and_packed_actions(tmp_path):
     frames = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
-    columns = newer({**episode(5), "obs": frames[:-1], "new_obs": frames[1:], "actions": np.linspace(-1, 1, 5, dtype=np.float32)[:, None]})
+    columns = newer(
+        {
+            **episode(5),
+            "obs": frames[:-1],
+            "new_obs": frames[1:],
+            "actions": np.linspace(-1, 1, 5, dtype=np.float32)[:, None],
+        }
+    )
     write(tmp_path / "a.parquet", columns, obs=packed, new_obs=packed, actions=packed)
     (one,) = trajectories(RLlibParquet(tmp_path))
     np.testing.assert_array_equal(one.obs["observation"], frames)
     assert one.obs["observation"].dtype == np.uint8
     np.testing.assert_array_equal(one.action[:5], columns["actions"])
     space = Box(shape=(3, 4, 5), dtype="uint8", low=(0.0,), high=(255.0,))
-    spec = EnvSpec(name="Game", obs={"observation": space}, action=Box(shape=(1,), dtype="float32", low=(-2.0,), high=(2.0,)))
+    spec = EnvSpec(
+        name="Game", obs={"observation": space}, action=Box(shape=(1,), dtype="float32", low=(-2.0,), high=(2.0,))
+    )
     (one,) = trajectories(RLlibParquet(tmp_path, spec, actions_normalized=False))
     np.testing.assert_array_equal(one.obs["observation"], np.moveaxis(frames, -1, 1))
     np.testing.assert_allclose(one.action[:5], columns["actions"] / 2)
@@ -152,7 +175,10 @@ def test_whole_episodes_in_messagepack(tmp_path, as_lists, lookback):
 
 def test_rows_that_are_whole_batches(tmp_path):
     columns = episode(9)
-    row = {"type": "SampleBatch", **{name: np.asarray(value).tolist() for name, value in columns.items() if name != "infos"}}
+    row = {
+        "type": "SampleBatch",
+        **{name: np.asarray(value).tolist() for name, value in columns.items() if name != "infos"},
+    }
     row |= {"obs": pack(columns["obs"]), "new_obs": pack(columns["new_obs"])}
     parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
     (one,) = trajectories(RLlibParquet(tmp_path))
@@ -181,7 +207,13 @@ def test_damage_is_named_with_the_file_and_the_place(tmp_path):
     lost = {name: value for name, value in columns.items() if name != "actions"}
     refused(write(tmp_path / "lost" / "a.parquet", lost), "not RLlib's", "eps_id")
     assert not is_rllib_parquet(tmp_path / "lost")
-    refused(write(tmp_path / "open" / "a.parquet", {name: value for name, value in columns.items() if name not in ("terminateds", "truncateds")}), "terminateds or dones")
+    refused(
+        write(
+            tmp_path / "open" / "a.parquet",
+            {name: value for name, value in columns.items() if name not in ("terminateds", "truncateds")},
+        ),
+        "terminateds or dones",
+    )
     refused(tmp_path / "nowhere", "holds no *.parquet")
 
 
@@ -196,9 +228,19 @@ def test_a_truncated_file_is_named(tmp_path):
 
 def test_a_tensor_whose_shape_does_not_fit_is_refused(tmp_path):
     columns = newer(episode(3))
-    for said, words in ((b"[99999999, 99999999]", "the shape [99999999"), (b"[-1]", "whose shape"), (b"null", "whose shape"), (b"{not json", "rows 0 to 2"), (b"[3]", "rows have the shape [3]")):
+    for said, words in (
+        (b"[99999999, 99999999]", "the shape [99999999"),
+        (b"[-1]", "whose shape"),
+        (b"null", "whose shape"),
+        (b"{not json", "rows 0 to 2"),
+        (b"[3]", "rows have the shape [3]"),
+    ):
         storage = pa.array(columns["obs"].tolist(), pa.list_(pa.float32()))
-        write(tmp_path / "a.parquet", columns, obs=lambda _, said=said, storage=storage: pa.ExtensionArray.from_storage(RaysTensor(said), storage))
+        write(
+            tmp_path / "a.parquet",
+            columns,
+            obs=lambda _, said=said, storage=storage: pa.ExtensionArray.from_storage(RaysTensor(said), storage),
+        )
         refused(tmp_path, "a.parquet", words)
 
 
@@ -259,7 +301,13 @@ def test_a_file_with_any_byte_changed_is_read_or_refused(tmp_path, data):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.recursive(ODD, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=10))
+@given(
+    st.recursive(
+        ODD,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        max_leaves=10,
+    )
+)
 def test_messages_are_read_as_they_were_written(value):
     assert packing.message(message(value)) == value
 

@@ -10,6 +10,7 @@ import pytest
 from conftest import compose
 
 from rlrun.config.run import type_config
+from rlrun.core.duties import LOOK_STEPS, SecondLook
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.runtime import session
@@ -83,6 +84,22 @@ def test_a_run_looks_again_at_the_speed_of_its_environments(tmp_path, capsys, mo
     notes = [line for line in capsys.readouterr().out.splitlines() if "was the wrong choice" in line]
     assert len(notes) == wrong, "it is said once"
     assert not wrong or re.search(r"not the 5 us that .* resources\.inference=local, also on resume", notes[0])
+
+
+def test_a_look_needs_many_env_steps(monkeypatch):
+    """On a busy machine, a few pauses of the process make a hundred steps look slow."""
+    monkeypatch.setattr("rlrun.core.duties.LOOK_SEC", 0.1)
+    asked = []
+    look = SecondLook(asked.append)
+    look.last -= 1.0
+    look.note(0.05, 120)
+    assert asked == []
+    look.note(0.05, LOOK_STEPS)
+    assert asked == [0.1 / (120 + LOOK_STEPS)]
+    slow = SecondLook(asked.append)
+    slow.last -= 1.0
+    slow.note(0.2, 4)
+    assert asked[1:] == [0.05], "steps that take long need no such number"
 
 
 def test_only_a_clear_difference_is_worth_a_message(typed):

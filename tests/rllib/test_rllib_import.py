@@ -12,13 +12,14 @@ import yaml
 from conftest import compose
 
 from rlrun.cli import _dispatch
+from rlrun.commands import import_rllib
 from rlrun.config.run import type_config
 from rlrun.core.errors import UserError
-from rlrun.machine.machine import measured
+from rlrun.machine.machine import Machine, measured
 from rlrun.rllib.kinds import known_kinds
 from rlrun.rllib.translate import translate
 from rlrun.rllib.translation import DEFAULTS_OF, RUNS
-from rlrun.rllib.yaml_files import GROUPS, defaults, flattened, flow, machinery, numbers, read
+from rlrun.rllib.yaml_files import GROUPS, Imported, defaults, flattened, flow, machinery, numbers, read
 from rlrun.runtime.plan import plan
 
 RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text())
@@ -198,9 +199,52 @@ def base(algo, env, model, replay, *inner):
 
 
 def test_every_imported_file_would_start():
+    machine = Machine(cores=64, env_step_sec=lambda make_env, count: 1e-4)
     for files in translated()[0].values():
         for one in files:
-            type_config(whole(one))
+            config = type_config(whole(one))
+            if "model._choice" in one.values and one.env.startswith(("CartPole", "StatelessCartPole", "Pendulum")):
+                plan(config, machine)  # whose sizes must fit a memory's too
+
+
+def test_minibatches_hold_whole_sequences(tmp_path, capsys):
+    """RLlib's defaults, minibatches of 128 rows of 4,000 and sequences of 20 rows, fit together only there."""
+    file = tmp_path / "x.yaml"
+    file.write_text(
+        "a: {run: PPO, env: CartPole-v1, config: {model: {use_lstm: true}}}\n"
+        "b: {run: PPO, env: CartPole-v1, config: {model: {use_attention: true}, exploration_config: {type: Curiosity}}}\n"
+        "c: {run: PPO, env: CartPole-v1, config: {train_batch_size: 256, rollout_fragment_length: 64, sgd_minibatch_size: 8, num_workers: 1,"
+        " model: {use_lstm: true, max_seq_len: 32}}}\n"
+    )
+    assert _dispatch(["import-rllib", str(file), "--dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "algo.minibatch_size=100 (128 does not divide the batch of 4000)" in " ".join(said.split())
+    assert "algo.inner.minibatch_size=100" in said
+    assert "algo.minibatch_size=32 (whole sequences of 32 rows)" in " ".join(said.split())
+
+
+def test_a_file_that_would_not_start_is_not_written(tmp_path, monkeypatch):
+    """Every option by itself is one of rlrun's, and a run would refuse them together."""
+    file = tmp_path / "x.yaml"
+    file.write_text("a: {run: PPO, env: CartPole-v1, config: {num_workers: 1}}\n")
+    text = Imported.text
+    monkeypatch.setattr(Imported, "text", lambda one, source: text(one, source) + "eval: {episodes: 3}\n")
+    with pytest.raises(UserError, match=r"a\.yaml would not start: eval\.episodes=3 does nothing in this run"):
+        import_rllib.main([str(file), "--dir", str(tmp_path / "made")])
+    assert not (tmp_path / "made").exists()
+
+
+def test_free_log_std_is_for_continuous_actions():
+    for place in ({"free_log_std": False}, {"model": {"free_log_std": False}}):
+        discrete, continuous = (
+            translate("a", {"run": "PPO", "env": env, "config": place}, "a")[0]
+            for env in ("CartPole-v1", "Pendulum-v1")
+        )
+        assert "model.free_log_std" not in discrete.values and continuous.values["model.free_log_std"] is False
+        key = "free_log_std" if "free_log_std" in place else "model.free_log_std"
+        assert [(line.how, line.why) for line in discrete.lines if line.key == key] == [
+            ("dropped", "actions are discrete")
+        ]
 
 
 def test_ppo_of_atari_means_the_same():

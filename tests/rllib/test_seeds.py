@@ -12,8 +12,11 @@ from rlrun.cli import _dispatch, compose
 from rlrun.commands import import_rllib
 from rlrun.commands.import_rllib import page, translated
 from rlrun.commands.train import show_plan
+from rlrun.config.run import type_config
 from rlrun.config.types import plain
+from rlrun.machine.machine import Machine
 from rlrun.rllib.option_map import option_map
+from rlrun.runtime.plan import plan
 
 HERE = Path(__file__).parent
 BLOCKS = yaml.safe_load((HERE / "seeds.yaml").read_text())
@@ -96,6 +99,22 @@ def test_a_block_becomes_what_it_asks_for_and_starts(name, imported, tmp_path, c
     chosen = {f"{group}.{part}" for group in ("replay", "model") for part in ("_choice",)}
     for option, value in one.values.items():  # all that is written is used
         assert option in changed or option in chosen or value_at(resolved, option) == value, option
+
+
+@pytest.mark.parametrize("cores", (2, 16))
+def test_every_block_can_start_as_it_was_imported(cores, imported):
+    """The test above makes blocks small. Here every number is the block's own."""
+    folder, made = imported
+    machine = Machine(cores=cores, env_step_sec=lambda make_env, count: 1e-4)
+
+    def job(cfg, _):
+        layout = plan(type_config(plain(cfg)), machine)
+        if layout.replay is not None:
+            layout.replay.check(2**45, layout.resources.device)
+        return 0
+
+    for one in made.values():
+        assert compose(["--config-dir", str(folder), f"tuned={one.algo}/{one.name}", "logger=[]"], job) == 0
 
 
 def test_what_the_blocks_ask_for_in_vain_is_said(imported):
