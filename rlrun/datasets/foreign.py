@@ -422,6 +422,8 @@ class Stitcher:
         done = rows.terminated | rows.truncated
         for start, stop in self._pieces(rows, agent, done):
             name = None if rows.episode is None else rows.episode[start]
+            if not isinstance(name, Hashable):
+                raise UserError(f"{rows.where}: {name!r} is no name of an episode")
             key: Hashable = (rows.policy, name, int(agent[start]))
             time = None if rows.t is None else float(rows.t[start])
             before = self.open.get(key)

@@ -1,5 +1,6 @@
 """rlrun estimate: a policy's value from recorded episodes. Numbers 10 to 12 are the known answers of issue 24."""
 
+import dataclasses
 import json
 import math
 
@@ -128,7 +129,7 @@ def play(policy, spec, game, count, seed=0, whole=True, dead_at=None):
 
 
 def changed(trajectory, **fields):
-    return Trajectory(**{**trajectory._asdict(), **fields})
+    return dataclasses.replace(trajectory, **fields)
 
 
 def asked(*methods, **more):
