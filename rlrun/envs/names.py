@@ -56,7 +56,7 @@ ABSENT = {
     ).split(),
 }
 # Environments that PettingZoo 1.27 has no more, and the release that has them.
-GONE = {"waterworld_v4": "pip install pettingzoo==1.25.0 pymunk"}
+GONE = {"waterworld_v4": "pip install pettingzoo==1.25.0 'pymunk<7'"}
 ZOOS = {"pettingzoo": "PettingZoo", "mpe2": "mpe2"}
 
 
