@@ -77,7 +77,9 @@ SAMPLERS = "runs with samplers in processes of their own (resources.inference=lo
 SEVERAL_ENVS = "runs with several environments (algo.num_envs)"
 LEARNERS = "runs with several learners (resources.num_learners)"
 REWARDS = "algorithms with algo.reward_clip, which takes its default from it"
-FIRST_PRIORITIES = "algorithms whose samplers can compute first priorities (all but sac, tqc and maddpg)"
+FIRST_PRIORITIES = (
+    "algorithms whose samplers can compute first priorities (all but sac, tqc, cql, implicit_q and maddpg)"
+)
 EACH_AGENT = "algorithms that learn each agent by itself (not qmix, vdn, iql or maddpg)"
 SEVERAL_AGENTS = "environments with several agents"
 LEARNT_VALUES = "algorithms that learn values (not algo.use_critic=false or algo.baseline=false)"

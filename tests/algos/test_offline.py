@@ -683,7 +683,8 @@ def test_8_td3_bc_is_td3_where_it_plays_the_data_and_bc_where_values_do_not_coun
 
 
 @pytest.mark.parametrize("env", ["rlrun/Identity-v0", "rlrun/IdentityBox-v0"])
-def test_bc_names_what_is_seen_as_the_best_episodes_of_another_run_did(tmp_path, env):
+def test_naming_what_is_seen_is_learnt_from_another_run(tmp_path, env):
+    """bc learns it from the run's best episodes, and marwil from all of them."""
     other, best = ("dqn", 18.0) if env == "rlrun/Identity-v0" else ("a2c", -3.0)
     words = [f"env={env}", "resources=debug", "logger=[]"]
     more = [
@@ -693,13 +694,17 @@ def test_bc_names_what_is_seen_as_the_best_episodes_of_another_run_did(tmp_path,
         f"run_dir={tmp_path / 'run'}",
     ]
     assert _dispatch(["train", *small(other, "quick"), *words, *more]) == 0
-    path = tmp_path / "bc"
-    data = [f"data.path={tmp_path / 'data'}", f"data.min_return={best}", "eval.every=10000", "env_steps=40000"]
+    data = [f"data.path={tmp_path / 'data'}", "eval.every=10000", "env_steps=40000"]
     learn = ["algo.batch_size=100", "algo.lr=3e-3", "model.hidden=[64]"]
-    assert _dispatch(["train", "algo=bc", *words, *data, *learn, f"run_dir={path}"]) == 0
-    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
-    found = [row["eval/return_mean"] for row in rows if row.get("eval/return_mean") is not None]
-    assert found[-1] >= best
+    for algo, own in (
+        ("bc", [f"data.min_return={best}"]),
+        ("marwil", ["algo.discount=0", "algo.squared_advantage_start=0.02"]),
+    ):
+        path = tmp_path / algo
+        assert _dispatch(["train", f"algo={algo}", *words, *data, *learn, *own, f"run_dir={path}"]) == 0
+        rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+        found = [row["eval/return_mean"] for row in rows if row.get("eval/return_mean") is not None]
+        assert found[-1] >= best, algo
 
 
 # -- fine-tuning ---------------------------------------------------------------------------------------------------------
