@@ -20,7 +20,6 @@ from rlrun.algos.qmix import QMIX, MixedConfig
 from rlrun.core.batch import Batch
 from rlrun.ops.returns import n_step_return
 from rlrun.ops.td import huber
-from rlrun.ops.transforms import clip_reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ class IQL(QMIX):
         paid = rows.reward
         if cfg.reward_of == "team":
             paid = paid.sum(-1, keepdim=True).expand_as(paid)
-        reward = clip_reward(paid, cfg.reward_clip).flatten(1)
+        reward = cfg.learnt(paid).flatten(1)
         terminated = rows.terminated.repeat_interleave(agents, 1)
         valid = (alive & rows.valid.unsqueeze(-1)).flatten(1)
         flat = n_step_return(reward, terminated, valid, value.flatten(1), cfg.discount, cfg.n_steps[0])

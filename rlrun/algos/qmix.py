@@ -51,10 +51,15 @@ class MixedConfig(QConfig):
     agent_id: bool
     double: bool
     huber_delta: Annotated[float, Positive] | None
+    reward_scale: Annotated[float, Positive]
     sequence_length: Annotated[int, Count]
     burn_in: Annotated[int, NotNegative, WITH_MEMORY]
     sequence_stride: Annotated[int, Count]
     zero_init_state: Annotated[bool, WITH_MEMORY]
+
+    def learnt(self, reward: Tensor) -> Tensor:
+        """Rewards as the values count them: clipped and scaled."""
+        return clip_reward(reward, self.reward_clip) * self.reward_scale
 
     def __post_init__(self):
         super().__post_init__()
@@ -121,7 +126,7 @@ class QMIX(Algorithm):
         known without a mixer."""
         part = rows.map(lambda x: x[cfg.burn_in :])
         valid = part.valid[:-1]
-        reward = clip_reward(part.reward[:-1].sum(-1), cfg.reward_clip)
+        reward = cfg.learnt(part.reward[:-1].sum(-1))
         target = n_step_return(reward, part.terminated[:-1], valid, part.q_max[1:], cfg.discount, cfg.n_steps[0])
         error = (target - part.q_taken[:-1]).abs().masked_fill(~valid, 0.0)
         return error.sum(0) / valid.sum(0).clamp(min=1)
@@ -174,7 +179,7 @@ class QMIX(Algorithm):
         """y_tot of eq. 6 [T, B]: n_step rows of the team's reward, and the discounted value of the team from the target
         networks. value [T, B, N] are the agents' own best ones behind each row; alive [T, B, N]."""
         cfg = self.cfg
-        reward = clip_reward(rows.reward.sum(-1), cfg.reward_clip)
+        reward = cfg.learnt(rows.reward.sum(-1))
         following = self.mixed(self.target_mixer, value, rows["obs"]["state"][1:])
         return n_step_return(reward, rows.terminated, rows.valid, following, cfg.discount, cfg.n_steps[0])
 

@@ -2,7 +2,7 @@
                           [--train]
 
 Makes data sets as D4RL's are: of a random, a medium and an expert policy, and the replay of the run that led to the
-medium one. The sampling policies of this repository (tuned/offline/NAME-LEVEL.safetensors, with NAME.json saying how
+medium one. --levels replay makes the replay of the whole run that led to the expert, which trains it again. The sampling policies of this repository (tuned/offline/NAME-LEVEL.safetensors, with NAME.json saying how
 they were trained) play; with --train they are trained anew and replaced, and the replay is recorded meanwhile.
 Each set is FOLDER/NAME-LEVEL, and holds the mean returns of the random and the expert policy as references for
 normalised scores, which are measured in 100 episodes each. `medium` is the first policy that gets a third of the way from
@@ -31,6 +31,7 @@ from rlrun.runtime.trained import Trained
 ROOT = Path(__file__).resolve().parents[2]
 POLICIES = ROOT / "tuned" / "offline"
 LEVELS = ("random", "medium", "medium_replay", "expert")
+ALL = (*LEVELS, "replay")
 THIRD = 1.0 / 3.0  # of the way from the random return to the expert's
 REFERENCE_EPISODES = 100
 
@@ -110,13 +111,13 @@ def train(name: str, folder: Path) -> None:
             assert path.stat().st_size < 1_000_000, f"{path} is larger than a megabyte"
             facts["levels"][level] = {"env_steps": at, "sampled_return": played(at)}
         write_atomically(POLICIES / f"{name}.json", json.dumps(facts, indent=1) + "\n")
-    replay(name, folder)
+    replay(name, folder, "medium")
 
 
-def replay(name: str, folder: Path) -> None:
-    """Records a run from its beginning to the env steps of the medium policy."""
+def replay(name: str, folder: Path, level: str) -> None:
+    """Records a run from its beginning to the env steps of a policy."""
     facts = described(name)
-    steps = facts["levels"]["medium"]["env_steps"]
+    steps = facts["levels"][level]["env_steps"]
     with tempfile.TemporaryDirectory() as made:
         words = [*facts["words"], f"env_steps={steps}", "logger=[]", f"record={folder}", f"run_dir={Path(made) / 'run'}"]
         command = [sys.executable, "-m", "rlrun", "train", *words]
@@ -132,9 +133,9 @@ def main() -> int:
     parser.add_argument("--levels", default=",".join(LEVELS))
     parser.add_argument("--train", action="store_true")
     said = parser.parse_args()
-    unknown = set(said.names) - set(known) | set(said.levels.split(",")) - set(LEVELS)
+    unknown = set(said.names) - set(known) | set(said.levels.split(",")) - set(ALL)
     if unknown:
-        parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}, and the levels {', '.join(LEVELS)}")
+        parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}, and the levels {', '.join(ALL)}")
     torch.set_num_threads(1)
     for name in said.names:
         if said.train:
@@ -145,10 +146,12 @@ def main() -> int:
             if folder.exists() and not (said.train and level == "medium_replay"):
                 print(f"{folder} is there already")
                 continue
-            if level != "medium_replay":
+            if level == "replay":
+                replay(name, folder, "expert")
+            elif level != "medium_replay":
                 sampled(name, level, folder, said.rows, f"scripts/make_offline_data {name} --rows {said.rows}")
             elif not said.train:
-                replay(name, folder)
+                replay(name, folder, "medium")
             set_references(folder, random, expert)
             print(f"{folder}: rlrun data {folder} shows it", flush=True)
     return 0
