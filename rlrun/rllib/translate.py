@@ -759,7 +759,7 @@ class Experiment(Translation):
                     number = self._agents_of(last) or 1
                     steps = float(math.ceil(float(value) / number))
                     why = "" if number == 1 else f"agent steps, of which an env step has {number}"
-                    why = "env steps count the rows that are learnt, because nothing is played" if self.offline else why
+                    why = self._rows_learnt(steps) if self.offline else why
                     how, became = "mapped", f"env_steps={flow(rounded(steps))}"
                 elif last == "time_total_s":
                     self.made.values["stop.wall_sec"] = float(value)
@@ -778,6 +778,12 @@ class Experiment(Translation):
                 "source": f"RLlib {self.source}",
             }
             self.reasons["expected"] = "what the file stops at"
+
+    def _rows_learnt(self, rows: float) -> str:
+        """Says what a number of env steps means for an algorithm that learns from data alone."""
+        updates, clones = rows / self.made.values[f"{self.inner}.batch_size"], self.made.values.get("algo.bc_iters", 0)
+        cloned = f"; all of these {updates:g} updates clone, because bc_iters is {clones}" if updates <= clones else ""
+        return f"env steps count the rows that are learnt, because nothing is played{cloned}"
 
     def _agents_of(self, counter: str) -> int | None:
         """Returns the agents whose steps a counter of RLlib's counts: 1 for env steps, None if it is unknown."""
