@@ -170,6 +170,9 @@ TRAINING = {  # the parameters of training(...) that the page of 2.40 lists
     " replay_proportion replay_buffer_num_slots learner_queue_size learner_queue_timeout timeout_s_sampler_manager timeout_s_aggregator_manager"
     " broadcast_interval grad_clip opt_type lr_schedule decay momentum epsilon vf_loss_coeff entropy_coeff entropy_coeff_schedule"
     " _separate_vf_optimizer _lr_vf num_aggregation_workers max_requests_in_flight_per_aggregator_worker",
+    "bc": "beta bc_logstd_coeff moving_average_sqd_adv_norm_update_rate moving_average_sqd_adv_norm_start vf_coeff grad_clip",
+    "marwil": "beta bc_logstd_coeff moving_average_sqd_adv_norm_update_rate moving_average_sqd_adv_norm_start vf_coeff grad_clip",
+    "cql": "bc_iters temperature num_actions lagrangian lagrangian_thresh min_q_weight deterministic_backup",
 }  # fmt: skip
 DQN = (
     "discount batch_size min_steps_learn delta_clip replay_size replay_ratio target_update_tau target_update_interval n_step_return learning_rate OptimCls"
