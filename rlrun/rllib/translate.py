@@ -567,9 +567,7 @@ class Experiment(Translation):
             self.set("eval.every", int(interval) * steps, "evaluation_interval", why=why)
         elif interval and self.offline:
             self.set("eval.every", LOOK_EVERY, why="the file asks for evaluations, which alone show what was learnt")
-            clock = self.core == "cql" or self.era != "new"
-            length = "for a time" if clock else "until the data are read, or for a time,"
-            why = f"iterations of RLlib's loop last {length} here; eval.every={LOOK_EVERY} counts rows learnt"
+            why = f"an iteration of RLlib's loop has no fixed number of rows here; eval.every={LOOK_EVERY} counts rows"
             self.say("evaluation_interval", "not mapped", why=why)
         elif interval:
             why = "iterations of RLlib's loop last for a time here; eval.every= counts env steps and is off by default"
