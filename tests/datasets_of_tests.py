@@ -1,5 +1,7 @@
 """Random trajectories whose rows can be told apart."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -71,6 +73,24 @@ def episode(number: int, steps: int, spec: EnvSpec = VECTOR, terminated: bool = 
     return Trajectory(
         obs, rows_of(spec.action_row, count, rng), reward, ends, cuts, valid, {"log_prob": rng.normal(size=count).astype(np.float32)}
     )  # fmt: skip
+
+
+def data_of(env: str, folder):
+    """Writes ten random episodes of a Gymnasium environment, whose actions are legal, and returns their folder."""
+    from conftest import compose
+
+    from rlrun.config.run import type_config
+    from rlrun.datasets.parquet import Writer
+    from rlrun.envs.registry import make_spec
+
+    spec = make_spec(type_config(compose("algo=bc", f"env={env}", f"data.path={folder}")).env, False, False)
+    writer = Writer(folder, DataFacts(spec=spec, record=LOG_PROB, policies=("tests",)))
+    for number in range(10):
+        made = episode(number, 20 + number, spec)
+        legal = made.action % 2 if isinstance(spec.action, Discrete) else np.tanh(made.action)
+        writer.write(replace(made, action=legal))
+    writer.close()
+    return folder
 
 
 def same(one, other) -> bool:

@@ -190,7 +190,7 @@ def starts(folder: Path, one: Imported, trusted: bool) -> None:
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         values = plain(cfg)
         config, given = type_config(values), set_by_user(values)
-        if one.asked:  # what the user has yet to say is only a place here
+        if one.asked or not _has_data(one):  # what the user has yet to say or to bring is only a place here
             return 0
         try:
             make_spec(config, config.algorithm.needs(config.algo))
@@ -206,3 +206,16 @@ def starts(folder: Path, one: Imported, trusted: bool) -> None:
         compose(["--config-dir", str(folder.resolve()), f"tuned={one.algo}/{one.name}", *asked, *trust], job)
     except UserError as error:
         raise UserError(f"{folder}/tuned/{one.algo}/{one.name}.yaml would not start: {error}") from None
+
+
+def _has_data(one: Imported) -> bool:
+    """Tells whether the data that an experiment learns from are on this machine; True if it learns from none."""
+    from rlrun.datasets.open import open_source
+
+    path = one.places.get("data.path", {})
+    try:
+        for place in [path] if isinstance(path, str) else path:
+            open_source(place)
+    except UserError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Translates RLlib's options of DDPG, TD3, SAC, ES and ARS to rlrun's, as a part of translate.py.
+"""Translates RLlib's options of DDPG, TD3, SAC, CQL, ES and ARS to rlrun's, as a part of translate.py.
 
 Noise is converted to units of an action's range; networks and learning rates get their new names.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rlrun.rllib.networks import activated, own_net
 from rlrun.rllib.q_learning import EPSILONS, from_replay
-from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, Translation
+from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, SOFT, Translation
 from rlrun.rllib.yaml_files import rounded
 
 RANGE = 2.0  # width of an action's range here, -1 to 1; RLlib multiplies OU noise by high - low
@@ -22,7 +22,7 @@ def continuous(one: Translation) -> None:
         return
     from_replay(one)
     at = one.inner
-    if one.core == "sac":
+    if one.core in SOFT:
         _soft(one)
     else:
         _deterministic(one)
@@ -44,7 +44,7 @@ def continuous(one: Translation) -> None:
 def _rates(one: Translation) -> None:
     """Sets the learning rates of actor, critics and alpha: each one's own, else lr_schedule, else lr."""
     schedule = one.given.get("lr_schedule")
-    own = {"actor_lr": "actor", "critic_lr": "critic"} | ({"alpha_lr": "entropy"} if one.core == "sac" else {})
+    own = {"actor_lr": "actor", "critic_lr": "critic"} | ({"alpha_lr": "entropy"} if one.core in SOFT else {})
     for name, theirs in own.items():
         keys = (name, *(f"{group}.{theirs}_learning_rate" for group in ("optimization", "optimization_config")))
         if any(key in one.given for key in keys):
@@ -54,14 +54,14 @@ def _rates(one: Translation) -> None:
                 f"{one.inner}.{name}", schedule, "lr_schedule", why="of actor and critics, unless they have their own"
             )
             one.taken |= set(keys)
-        elif "lr" in one.given and one.core != "sac":
+        elif "lr" in one.given and one.core not in SOFT:
             one.set(f"{one.inner}.{name}", one.get("lr"), "lr", why="of actor and critics, unless they have their own")
             one.taken |= set(keys)
         else:
             one.set(f"{one.inner}.{name}", one.get(*keys), *keys)
     one.say("lr_schedule", "dropped", why="actor_lr and critic_lr win" if schedule is not None else "null: no schedule")
-    sac = "RLlib's SAC takes actor_lr, critic_lr and alpha_lr"
-    one.say("lr", "dropped", why=sac if one.core == "sac" else "actor_lr, critic_lr or lr_schedule win")
+    soft = f"RLlib's {one.run} takes actor_lr, critic_lr and alpha_lr"
+    one.say("lr", "dropped", why=soft if one.core in SOFT else "actor_lr, critic_lr or lr_schedule win")
 
 
 def _soft(one: Translation) -> None:
@@ -69,8 +69,9 @@ def _soft(one: Translation) -> None:
     own_net(one, "critic", ("q_model_config", "Q_model"), [256, 256], "relu")
     own_net(one, "actor", ("policy_model_config", "policy_model"), [256, 256], "relu")
     one.set(f"{at}.twin_q", bool(one.get("twin_q", default=True)), "twin_q")
-    old = one.era == "old"
-    one.set(f"{at}.huber_delta", None if old else 1.0, why=f"RLlib's SAC has {'the squared' if old else 'Huber'} error")
+    squared = one.era == "old" or one.core == "cql"
+    why = f"RLlib's {one.run} has {'the squared' if squared else 'Huber'} error"
+    one.set(f"{at}.huber_delta", None if squared else 1.0, why=why)
     target = one.get("target_entropy", default="auto")
     auto = target in ("auto", None)
     why = "0.98 log A for A discrete actions, as in the paper; -A in RLlib's new API stack" if auto else ""
@@ -81,6 +82,8 @@ def _soft(one: Translation) -> None:
     one.say("_use_beta_distribution", "dropped", why="false: model.action_distribution=squashed_gaussian")
     loss = "not mapped" if one.given.get("_deterministic_loss") else "dropped"
     one.say("_deterministic_loss", loss, why="it is a switch for RLlib's own tests")  # type: ignore[arg-type]
+    if one.offline:
+        return
     random = one.get("exploration_config.random_timesteps", default=0)
     why = "" if "exploration_config.random_timesteps" in one.given else "StochasticSampling begins with the policy"
     one.set(f"{at}.random_steps", int(random or 0), "exploration_config.random_timesteps", why=why)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from rlrun.config.paths import runner_of
-from rlrun.rllib.translation import Translation
+from rlrun.rllib.translation import FROM_DATA, INPUTS, SAMPLER, Translation
 from rlrun.rllib.yaml_files import flow, options_of
 
-SAMPLER = "sampler"
-INPUTS = ("input", "input_")
 FILES = (".json", ".jsonl", ".zip", ".parquet")
 D4RL = "D4RL's own files are not read; Minari has such sets under other names, and data.path=minari:ID reads them"
 
 
 def data(one: Translation) -> None:
     """Sets what an experiment learns from and what it records."""
+    if one.runner is not None:
+        one.choose("runner", one.runner, why="it learns from what it plays")
     _input(one)
+    if one.offline and "data.path" not in one.made.places:
+        _ask(one)
+    one.taken |= {key for key in INPUTS if key not in one.given}
     one.say("input_config", "dropped", why="it is read with input: dataset alone")
     evaluated = "evaluation_config.input"
     if one.given.get(evaluated) == SAMPLER:
@@ -30,6 +33,13 @@ def data(one: Translation) -> None:
     _output(one)
 
 
+def _ask(one: Translation) -> None:
+    """Leaves the place of the data to the user, who has to say it on the command line."""
+    one.made.asked["data.path"] = "data"
+    if not any(key in one.given for key in INPUTS):
+        one.say(INPUTS[0], "not mapped", why=f"{one.core} learns from data, and the file names none; data.path= does")
+
+
 def _first(value: Any) -> Any:
     several = options_of(value)
     return value if several is None else several[0] if several else None
@@ -41,6 +51,14 @@ def _input(one: Translation) -> None:
         return
     value, reader = _first(one.given[key]), _first(one.given.get("input_config"))
     reader = reader if isinstance(reader, dict) else {}
+    if value == SAMPLER and one.core in FROM_DATA:
+        if one.core == "marwil":
+            one.set("algo.learns_from", "experience", key)
+        elif one.core == "cql":
+            one.say(key, "mapped", "runner=replay")
+        why = "it would clone itself, and learns from data alone, which data.path= names"
+        one.say(key, "not mapped", why=why)
+        return
     if value == SAMPLER:
         one.say(key, "dropped", why="algorithms learn from what they play, unless data.path= names data")
         return
@@ -49,6 +67,7 @@ def _input(one: Translation) -> None:
     shares, problem = _shares(value)
     played = shares.pop(SAMPLER, 0.0)
     runner = runner_of(one.outer or one.core)
+    runner = one.runner or runner
     if problem is None and (one.outer is not None or runner not in ("replay", "offline")):
         problem = f"{one.outer or one.core} learns from what its newest policy plays"
     if problem is None and played and runner != "replay":

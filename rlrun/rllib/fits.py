@@ -25,11 +25,13 @@ WHOSE = {
 }
 
 
-def misfit(outer: str | None, core: str, env: Environment, option: str, value: Any) -> str | None:
+def misfit(
+    outer: str | None, core: str, env: Environment, option: str, value: Any, runner: str | None = None
+) -> str | None:
     """Returns the reason why an option cannot have this value; None if it can.
 
     outer, core: the algorithm around another one, if there is one, and the algorithm that learns the policy. option:
-    such as algo.inner.lr, or algo.options.NAME.lr of one of several policies.
+    such as algo.inner.lr, or algo.options.NAME.lr of one of several policies. runner: None: the algorithm's own.
     """
     first, *rest = option.split(".")
     try:
@@ -44,7 +46,7 @@ def misfit(outer: str | None, core: str, env: Environment, option: str, value: A
             made = _config(core if inside or outer is None else outer)
             check_value(made, rest[1:] if inside else rest, value, option)
         elif first == "runner":
-            check_value(runner_class(outer, core), rest, value, option)
+            check_value(runner_class(outer, core, runner), rest, value, option)
         else:
             check_value(RunConfig, [first, *rest], value, option)
     except ConfigError as error:
@@ -64,7 +66,7 @@ def _config(algo: str) -> type:
 
 
 @cache
-def runner_class(outer: str | None, core: str) -> type:
-    """The class of the options of the runner that an algorithm has."""
-    name = (runner_of(outer) if outer else None) or runner_of(core) or ""
+def runner_class(outer: str | None, core: str, runner: str | None = None) -> type:
+    """The class of the options of a runner; None: the one that the algorithm has."""
+    name = runner or (runner_of(outer) if outer else None) or runner_of(core) or ""
     return typing.cast(type, importlib.import_module(f"rlrun.runners.{name}").Config)

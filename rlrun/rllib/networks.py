@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rlrun.rllib.environments import image_shape
-from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, WITH_VALUE, Translation
+from rlrun.rllib.translation import EVOLUTION, IMITATION, OFF_POLICY, WITH_VALUE, Translation
 
 ACTIVATIONS = {"swish": "silu"}
 # The network that RLlib makes for images of these sizes, where a file does not say `conv_filters`
@@ -39,7 +39,7 @@ def networks(one: Translation) -> None:
             for key in ("model.conv_filters", "model.conv_activation"):
                 one.say(key, "dropped", why="there are no images" if shape == () else "it is for images")
             _layers(one)
-    if one.core in WITH_VALUE:
+    if one.core in (*WITH_VALUE, "marwil"):
         keys = ("vf_share_layers", "model.vf_share_layers")
         shared = bool(one.get(*keys))
         if one.core in ("ppo", "appo") and not one.get("use_critic", default=True):
@@ -54,9 +54,10 @@ def networks(one: Translation) -> None:
             one.set("model.share_value", shared, *keys)
     else:
         nets = "actor and critics share nothing" if one.core in OFF_POLICY else "there is no value head"
+        nets = "values are not learnt" if one.core == "bc" else nets
         for key in ("vf_share_layers", "model.vf_share_layers"):
             one.say(key, "dropped", why=nets)
-    if one.core in (*WITH_VALUE, "pg"):
+    if one.core in (*WITH_VALUE, *IMITATION, "pg"):
         _deviation(one)
     else:
         one.say("model.free_log_std", "dropped", why="no option of its networks")
@@ -201,7 +202,7 @@ def _deviation(one: Translation) -> None:
             one.say(key, "not mapped", why=why)
 
 
-def _memories(one: Translation) -> tuple[bool, bool]:
+def memories(one: Translation) -> tuple[bool, bool]:
     """Tells whether the networks have attention, and whether they have an LSTM."""
     attention = bool(one.get("model.use_attention", default=False))
     lstm = bool(one.get("model.use_lstm", "use_lstm", default=False)) or (one.core == "r2d2" and not attention)
@@ -210,15 +211,15 @@ def _memories(one: Translation) -> tuple[bool, bool]:
 
 def sequence_length(one: Translation) -> int:
     """Returns the rows of backpropagation through time of PPO and DDPPO, which divide a fragment; 1 without memory."""
-    if not any(_memories(one)):
+    if not any(memories(one)):
         return 1
     rows, longest = one.made.values[f"{one.inner}.fragment_length"], int(one.get("model.max_seq_len"))
     return next(length for length in range(min(longest, rows), 0, -1) if rows % length == 0)
 
 
 def _memory(one: Translation) -> None:
-    recurrent = one.core in (*WITH_VALUE, "pg", "r2d2")
-    attention, lstm = _memories(one)
+    recurrent = one.core in (*WITH_VALUE, *IMITATION, "pg", "r2d2")
+    attention, lstm = memories(one)
     names = [name for name in one.defaults if name.startswith(("model.attention_", "model.lstm_"))]
     names += [name for name in one.given if name.startswith(("model.attention_", "model.lstm_"))]
     if recurrent and (lstm or attention):
@@ -285,6 +286,8 @@ def _lengths(one: Translation) -> None:
         size = sequence_length(one)
         why = "" if size == longest else f"the longest up to {longest} that divides {rows} rows"
         one.set(f"{one.inner}.sequence_length", size, "model.max_seq_len", why=why)
+    elif one.offline:
+        one.set(f"{one.inner}.sequence_length", int(one.get("model.max_seq_len")), "model.max_seq_len")
     elif one.core != "r2d2":
         one.say("model.max_seq_len", "dropped", why="memory is trained through the whole fragment")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rlrun.rllib.translation import JOINT, Q_LEARNING, Translation
+from rlrun.rllib.translation import JOINT, Q_LEARNING, SOFT, Translation
 from rlrun.rllib.yaml_files import rounded
 
 EPSILONS = (0.4, 6.5536e-4)  # Ape-X's first and last environment (Horgan et al. 2018, section 4.1)
@@ -59,7 +59,7 @@ def replayed(
         why = "RLlib's workers and learner do not wait for each other" if free else "training_intensity is a ratio"
         one.set("runner.pace", "free" if free else "ratio", why=why)
     rows = float(one.get("target_network_update_freq"))
-    if apex:
+    if apex or one.core == "cql":
         updates, why = rows / batch, f"{rows:g} rows learnt"
     else:
         updates, why = rows * float(ratio) / batch, f"{rows:g} env steps"
@@ -168,12 +168,16 @@ def priority_names(name: str) -> tuple[str, ...]:
 
 def _first_priorities(one: Translation) -> None:
     keys = ("replay_buffer_config.worker_side_prioritization", "worker_side_prioritization")
+    if one.offline:
+        for key in keys:
+            one.say(key, "dropped", why="nothing is sampled")
+        return
     asked = bool(one.get(*keys, default=False))
     always = one.outer in ("apex", "apex_ddpg")
     if always and not asked and any(key in one.given for key in keys):
         for key in keys:
             one.say(key, "not mapped", why="Ape-X's samplers always compute the first priorities")
-    elif asked and (one.core == "sac" or one.outer in ("icm", "multi")) and not always:
+    elif asked and (one.core in SOFT or one.outer in ("icm", "multi")) and not always:
         lost = {"icm": "samplers know no intrinsic reward", "multi": "several policies have no first priorities"}
         why = lost.get(one.outer or "", f"{one.core} has no first priorities")
         for key in keys:

@@ -19,10 +19,21 @@ from rlrun.rllib.data import data
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.maddpg import maddpg
-from rlrun.rllib.networks import networks, sequence_length
+from rlrun.rllib.networks import memories, networks, sequence_length
 from rlrun.rllib.q_learning import q_learning, replayed
 from rlrun.rllib.team import GROUP, Team, team_of, told
-from rlrun.rllib.translation import EVOLUTION, JOINT, OFF, OFF_POLICY, RUNS, WITH_VALUE, Translation
+from rlrun.rllib.translation import (
+    EVOLUTION,
+    FROM_DATA,
+    IMITATION,
+    JOINT,
+    OFF,
+    OFF_POLICY,
+    RUNS,
+    SOFT,
+    WITH_VALUE,
+    Translation,
+)
 from rlrun.rllib.vain import leave_out
 from rlrun.rllib.yaml_files import (
     NESTED,
@@ -37,7 +48,7 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("BC", "MARWIL", "CQL", "DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
+LATER = ("DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
@@ -47,6 +58,10 @@ STEPS = ("timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_life
 # RLlib's names of the returns of one policy or agent
 PARTIAL = ("policy_reward_", "module_episode_returns_", "agent_episode_returns_")
 SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose processes can share weights
+LOOK_EVERY = 50000  # env steps between evaluations that a file asks for, where it does not say how often
+# RLlib's options of its samplers, which runs that learn from data alone do not have
+SAMPLERS = ("num_workers", "num_env_runners", "num_envs_per_worker", "num_envs_per_env_runner")
+LENGTHS = ("rollout_fragment_length", "sample_batch_size")
 # env steps of an iteration of off-policy algorithms, where a file says no others
 ITERATIONS = {"dqn": 1000, "c51": 1000, "rainbow": 1000, "r2d2": 1000, "ddpg": 1000, "td3": 1000, "sac": 100}
 # RLlib's optimizer_class and the runner that does the same
@@ -127,6 +142,10 @@ class Experiment(Translation):
         super().__init__(name, run, config, experiment, source, place, team)
         kwargs = config.get("env_config")
         self._env(env, kwargs if isinstance(kwargs, dict) else {})
+        if self.core == "cql" and self.discrete:
+            raise UserError(
+                f"RLlib's CQL is for continuous actions, and {self.made.env} has choices; algo=discrete_cql learns them"
+            )
         steps_of_agents(self)
         self._machinery()
         curiosity(self)
@@ -202,6 +221,8 @@ class Experiment(Translation):
         unseen = machinery()
         for key in [*self.given, *self.defaults]:
             plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
+            if self.offline and plain in SAMPLERS:
+                self.say(key, "dropped", why="nothing is sampled; data.readers= says how many threads read the data")
             if plain in unseen and not (plain in ("num_workers", "num_env_runners") and self.core in ("a3c", "ddppo")):
                 self.say(key, "dropped", why=unseen[plain])
 
@@ -212,13 +233,15 @@ class Experiment(Translation):
         workers = int(self.get("num_workers", "num_env_runners", default=0))
         per_worker = int(self.get("num_envs_per_worker", "num_envs_per_env_runner", default=1))
         envs = max(workers, 1) * per_worker
-        lengths = ("rollout_fragment_length", "sample_batch_size")
+        lengths = LENGTHS
         length, batch = self.get(*lengths), self.get("train_batch_size", "train_batch_size_per_learner")
         batches = ("train_batch_size", "train_batch_size_per_learner")
         learners = int(self.get("num_learners", default=0) or 0)
         if "train_batch_size_per_learner" in self.given and learners > 1:
             batch = float(batch) * learners
-        if self.core in ("pg", "a2c", "ppo"):
+        if self.core in IMITATION and self.offline:
+            self._drawn(int(batch), batches)
+        elif self.core in ("pg", "a2c", "ppo", "marwil"):
             rows, columns = self._whole(length, float(batch), envs)
             total = rows * columns
             why = f"of {columns} environments" + (f", where RLlib's {envs} take turns" if columns > envs else "")
@@ -267,7 +290,9 @@ class Experiment(Translation):
         mode = self.get("batch_mode")
         if self.core in EVOLUTION:
             self.say("batch_mode", "dropped", why="whole episodes are played")
-        elif self.core in ("pg", "a2c", "ppo", "ddppo"):
+        elif self.offline:
+            self.say("batch_mode", "dropped", why="data are whole episodes already")
+        elif self.core in ("pg", "a2c", "ppo", "ddppo", "marwil"):
             self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
             if self.core == "ddppo" and mode == "complete_episodes":
                 self.set(f"{at}.cut_share", 1.0, why="episodes that are cut are not complete")
@@ -281,6 +306,15 @@ class Experiment(Translation):
             )
         else:
             self.say("batch_mode", "dropped", why="fragments are cut where they are full, or folded by a replay")
+
+    def _drawn(self, batch: int, batches: tuple[str, ...]) -> None:
+        """Sets the rows of a batch that is drawn from data: single rows or, with memory, whole sequences."""
+        sequence = int(self.get("model.max_seq_len")) if any(memories(self)) else 1
+        total = max(1, round(batch / sequence)) * sequence
+        why = "" if total == batch else f"whole sequences of {sequence} rows"
+        self.set(f"{self.inner}.batch_size", total, *batches, why=why)
+        for key in LENGTHS:
+            self.say(key, "dropped", why="rows are drawn one by one from the data, or sequences by model.max_seq_len")
 
     def _whole(self, length: Any, batch: float, envs: int) -> tuple[int, int]:
         """Returns the rows of a fragment and the number of environments that make a batch.
@@ -350,6 +384,8 @@ class Experiment(Translation):
         if self.core in ("ppo", "ddppo", "a2c", "a3c", "pg"):
             self.set(f"{at}.optimizer.kind", "adam", why="RLlib's optimiser")
             self.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
+        if self.core in IMITATION:
+            self._imitation()
         if self.core in WITH_VALUE:
             self._lambda()
             self._entropy()
@@ -376,6 +412,17 @@ class Experiment(Translation):
             if not rmsprop:
                 self.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
         self._value()
+
+    def _imitation(self) -> None:
+        """Lists the options of BC and MARWIL that depend on the actions, and on where the rows come from."""
+        if self.discrete:
+            self.say("bc_logstd_coeff", "dropped", why="actions are choices, which have no standard deviation")
+        if self.offline:
+            return
+        why = "every row is learnt once, when it is new; RLlib up to 1.x drew from the rows that it kept"
+        self.say("replay_buffer_size", "not mapped", why=why)
+        starts = "dropped" if not self.given.get("learning_starts") else "not mapped"
+        self.say("learning_starts", starts, why="the first full batch is learnt")  # type: ignore[arg-type]
 
     def _lambda(self) -> None:
         keys = ("lambda", "lambda_")
@@ -518,12 +565,18 @@ class Experiment(Translation):
         if interval and steps:
             why = f"an iteration of RLlib's loop has {steps} env steps"
             self.set("eval.every", int(interval) * steps, "evaluation_interval", why=why)
+        elif interval and self.offline:
+            self.set("eval.every", LOOK_EVERY, why="the file asks for evaluations, which alone show what was learnt")
+            why = f"an iteration of RLlib's loop has no fixed number of rows here; eval.every={LOOK_EVERY} counts rows"
+            self.say("evaluation_interval", "not mapped", why=why)
         elif interval:
             why = "iterations of RLlib's loop last for a time here; eval.every= counts env steps and is off by default"
             self.say("evaluation_interval", "not mapped", why=why)
 
     def _iteration(self) -> int | None:
         """Returns the env steps of an iteration of RLlib's loop, or None if a clock ends it."""
+        if self.core in FROM_DATA:
+            return self._iteration_of_data()
         for key in ("timesteps_per_iteration", "min_sample_timesteps_per_iteration"):
             if isinstance(self.given.get(key), int) and self.given[key] > 0:
                 return self.given[key]
@@ -531,6 +584,16 @@ class Experiment(Translation):
             batch = self.made.values.get(f"{self.inner}.batch_size")
             return batch if isinstance(batch, int) else None
         return ITERATIONS.get(self.core) if self.outer in (None, "multi") else None
+
+    def _iteration_of_data(self) -> int | None:
+        """Returns the rows that RLlib learns in an iteration, or None if a clock or the size of the data ends it.
+
+        RLlib's CQL inherits from SAC that an iteration lasts for a second at least."""
+        updates = self.given.get("dataset_num_iters_per_learner", 1 if self.era != "new" else None)
+        clock = any(self.given.get(key) for key in ("min_time_s_per_iteration", "min_time_s_per_reporting"))
+        if self.core == "cql" or clock or not isinstance(updates, int) or updates < 1:
+            return None
+        return updates * int(self.made.values[f"{self.inner}.batch_size"])
 
     def _evaluators(self, games: int | None) -> None:
         """Sets who evaluates. games: those of an evaluation; None: env steps are counted."""
@@ -552,8 +615,11 @@ class Experiment(Translation):
     def _sampling(self) -> None:
         """Sets how algorithms explore that draw actions from their policy, and lists what they do not have."""
         at, group = self.inner, "exploration_config"
+        if self.core in FROM_DATA and (self.offline or self.core == "marwil"):
+            self._without_exploration()
+            return
         self._explore()
-        if self.core not in (*WITH_VALUE, "pg", "sac", "maddpg"):
+        if self.core not in (*WITH_VALUE, "pg", *SOFT, "maddpg"):
             return
         kind = str(self.given.get(f"{group}.type") or "StochasticSampling").rsplit(".", 1)[-1]
         ours = {"StochasticSampling": "sampled", "Random": "random"}.get(kind)
@@ -562,12 +628,21 @@ class Experiment(Translation):
             self.say(f"{group}.type", "not mapped", why=lost)
         elif f"{group}.type" in self.given:
             self.set(f"{at}.exploration.kind", ours, f"{group}.type")
-        if f"{group}.random_timesteps" in self.given and ours != "random" and self.core != "sac":
+        if f"{group}.random_timesteps" in self.given and ours != "random" and self.core not in SOFT:
             self.set(f"{at}.random_steps", int(self.get(f"{group}.random_timesteps")), f"{group}.random_timesteps")
         self.say(f"{group}.random_timesteps", "dropped", why="all actions are random")
         unknown = "it belongs to no exploration of rlrun's that samples from the policy"
         for key in [key for key in self.given if key.split(".")[0] == group]:
             self.say(key, "not mapped", why=unknown)
+
+    def _without_exploration(self) -> None:
+        """Lists the options of exploration for an algorithm that samples nothing, or always from its policy."""
+        for key in [key for key in self.given if key == "explore" or key.split(".")[0] == "exploration_config"]:
+            usual = self.given[key] is True or str(self.given[key]).endswith("StochasticSampling")
+            if self.offline:
+                self.say(key, "dropped", why="nothing is sampled; eval.greedy concerns evaluation")
+            else:
+                self.say(key, "dropped" if usual else "not mapped", why=f"{self.core} always samples from its policy")
 
     def _explore(self) -> None:
         """Sets whether training explores at all."""
@@ -664,10 +739,15 @@ class Experiment(Translation):
                 how, became, why = "not mapped", "", "rlrun ends at a return, a number of env steps or a time"
                 if last in MEANS and key.startswith("evaluation/"):
                     shows = "stop.return_mean looks at training games, so that the run goes on to its env_steps"
-                    self.set("eval.every", 50000, why="the file looks at evaluations")
-                    why = f"eval.every=50000 shows it; {shows}"
+                    if "eval.every" not in self.made.values:
+                        self.set("eval.every", LOOK_EVERY, why="the file looks at evaluations")
+                    why = f"eval.every={self.made.values['eval.every']} shows it; {shows}"
+                    if self.offline:
+                        why = why.replace("stop.return_mean looks at training games", "training plays no games")
                 elif any(part in key for part in PARTIAL):
                     why = "stop.return_mean looks at the sum over all agents; sample/return/AGENT shows each one's"
+                elif last in MEANS and self.offline:
+                    why = "no games are played in training; eval.every= shows the return of evaluations"
                 elif last in MEANS:
                     reached = float(value)
                     self.made.values["stop.return_mean"] = reached
@@ -679,6 +759,7 @@ class Experiment(Translation):
                     number = self._agents_of(last) or 1
                     steps = float(math.ceil(float(value) / number))
                     why = "" if number == 1 else f"agent steps, of which an env step has {number}"
+                    why = self._rows_learnt(steps) if self.offline else why
                     how, became = "mapped", f"env_steps={flow(rounded(steps))}"
                 elif last == "time_total_s":
                     self.made.values["stop.wall_sec"] = float(value)
@@ -697,6 +778,12 @@ class Experiment(Translation):
                 "source": f"RLlib {self.source}",
             }
             self.reasons["expected"] = "what the file stops at"
+
+    def _rows_learnt(self, rows: float) -> str:
+        """Says what a number of env steps means for an algorithm that learns from data alone."""
+        updates, clones = rows / self.made.values[f"{self.inner}.batch_size"], self.made.values.get("algo.bc_iters", 0)
+        cloned = f"; all of these {updates:g} updates clone, because bc_iters is {clones}" if updates <= clones else ""
+        return f"env steps count the rows that are learnt, because nothing is played{cloned}"
 
     def _agents_of(self, counter: str) -> int | None:
         """Returns the agents whose steps a counter of RLlib's counts: 1 for env steps, None if it is unknown."""

@@ -40,12 +40,18 @@ RUNS = {
     "MADDPG": "maddpg",
     "ES": "es",
     "ARS": "ars",
+    "BC": "bc",
+    "MARWIL": "marwil",
+    "CQL": "cql",
 }
 DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN"}
 APEX = {"dqn": "apex", "ddpg": "apex_ddpg", "qmix": "apex"}  # Ape-X around them
 JOINT = ("qmix", "vdn", "iql")  # learn several agents together
 Q_LEARNING = ("dqn", "c51", "rainbow", "r2d2")
-OFF_POLICY = ("ddpg", "td3", "sac")
+SOFT = ("sac", "cql")  # actors that are drawn from, with a temperature
+OFF_POLICY = ("ddpg", "td3", *SOFT)
+IMITATION = ("bc", "marwil")
+FROM_DATA = (*IMITATION, "cql")  # learn from data unless the experiment says otherwise
 EVOLUTION = ("es", "ars")
 OFF = "null: nothing is asked for"
 WITH_VALUE = ("a2c", "a3c", "ppo", "ddppo", "impala", "appo")  # a policy and a value of states
@@ -59,6 +65,8 @@ NEW = (
     "circular_buffer_iterations_per_batch",
     "target_worker_clipping",
 )
+SAMPLER = "sampler"  # as an input: what is played
+INPUTS = ("input", "input_")
 STACK = ("enable_rl_module_and_learner", "enable_env_runner_and_connector_v2")
 
 
@@ -103,6 +111,8 @@ class Translation:
             if problem is not None:
                 raise UserError(f"{problem}, and the file has {len(team.policies)} policies")
             self.outer = "multi"
+        self.runner = self._runner()  # chosen because of what is learnt from; None: the algorithm's own
+        self.offline = self.core in FROM_DATA and self.runner is None  # learns from data alone
         self.algo = self.outer or self.core
         self.inner = "algo.inner" if self.outer else "algo"  # where the options of `core` are
         self.table = _table(self.algo, self.core if self.outer else None)
@@ -142,10 +152,24 @@ class Translation:
             return "old"
         if any(self.given.get(key) is False for key in STACK):
             return "middle"
+        if self.run == "CQL":  # RLlib's is on the old stack unless a file says otherwise
+            asked = any(self.given.get(key) for key in STACK) or "train_batch_size_per_learner" in self.given
+            return "new" if asked else "middle"
         new = any(key in self.given for key in NEW) or any(self.given.get(key) for key in STACK)
         new = new or (self.run == "APPO" and "target_network_update_freq" in self.given)
         new = new or "EpisodeReplayBuffer" in str(self.given.get("replay_buffer_config.type"))
         return "new" if new else "middle"
+
+    def _runner(self) -> str | None:
+        """Returns the runner of an algorithm that learns from data, if it is to play: cql may do so beside data."""
+        value = next((self.given[key] for key in INPUTS if key in self.given), None)
+        several = options_of(value)
+        value = several[0] if several else value
+        shares = value if isinstance(value, dict) else {value: 1.0} if isinstance(value, str) else {}
+        used = [name for name, share in shares.items() if isinstance(share, int | float) and share > 0]
+        if SAMPLER in used and self.core == "cql":
+            return "replay"
+        return "on_policy" if used == [SAMPLER] and self.core == "marwil" else None
 
     def _sub_exploration(self) -> dict[str, Any]:
         """Returns the options of RLlib's Curiosity; empty if it is not used.
@@ -223,7 +247,7 @@ class Translation:
 
         Returns whether rlrun accepts the value. If it does not, nothing is written and the reason is listed."""
         self._take(keys)
-        problem = misfit(self.outer, self.core, self.env, target, value)
+        problem = misfit(self.outer, self.core, self.env, target, value, self.runner)
         if problem is not None:
             for key in keys:
                 self.say(key, "not mapped", why=problem)
@@ -280,7 +304,7 @@ def alone_in_policy(outer: str | None, core: str) -> str | None:
         return f"{core} learns all agents together in one policy"
     if core in ("a3c", "ddppo"):
         return f"{core} learns one policy; {'a2c' if core == 'a3c' else 'ppo'} learns several"
-    return f"{core} learns one policy" if core in EVOLUTION else None
+    return f"{core} learns one policy" if core in (*EVOLUTION, *FROM_DATA) else None
 
 
 def curious_problem(core: str) -> str | None:
@@ -289,4 +313,6 @@ def curious_problem(core: str) -> str | None:
         return "algo=icm cannot be around a3c; a2c is its synchronous form"
     if core in EVOLUTION:
         return f"algo=icm cannot be around {core}, which learns from returns alone"
+    if core in FROM_DATA:
+        return f"algo=icm rewards what is played, and {core} learns from data"
     return None

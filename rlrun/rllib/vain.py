@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rlrun.config.paths import base_options, included_groups, root
+from rlrun.config.paths import base_options, included_groups, root, runner_of
 from rlrun.config.run import RunConfig, algorithm_class
 from rlrun.config.unused import conditional_in
 from rlrun.core.conditions import EXPERIENCE, OnlyFor, OnlyWith
@@ -22,7 +22,7 @@ def leave_out(made: Imported, outer: str | None, core: str) -> None:
     """Takes options of the algorithm, of its runner and of evaluation out of a tuned file if they are used only with
     another option's value that the file does not have, and says so in the file's lines."""
     at = "algo.inner" if outer is not None else "algo"
-    if made.values.get("runner._choice") == "offline":
+    if made.values.get("runner._choice", runner_of(outer or core)) == "offline":
         algorithm = importlib.import_module(algorithm_class({"name": core}).__module__).Config
         replay = typing.get_args(typing.get_type_hints(RunConfig)["replay"])[0]
         for place, cls in ((at, algorithm), ("replay", replay)):
@@ -31,7 +31,7 @@ def leave_out(made: Imported, outer: str | None, core: str) -> None:
                     _leave_out(made, option, f"{option} is for {EXPERIENCE}")
     places = [
         (at, importlib.import_module(algorithm_class({"name": core}).__module__).Config),
-        ("runner", runner_class(outer, core)),
+        ("runner", runner_class(outer, core, made.values.get("runner._choice"))),
         ("eval", EvalConfig),
     ]
     for place, cls in places:

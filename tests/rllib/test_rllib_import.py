@@ -24,10 +24,11 @@ from rlrun.runtime.plan import plan
 
 RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text())
 # number of experiments in each release whose environment rlrun has; the others use environments of RLlib's test suite
-COVERED = {"0.7.0": (47, 47), "1.13": (84, 101), "2.7": (92, 112), "2.49": (31, 38)}
+COVERED = {"0.7.0": (47, 47), "1.13": (91, 108), "2.7": (99, 119), "2.49": (38, 45)}
 # options that files of these releases set and whose effect is lost; all others are mapped, or dropped with a reason
 NOT_MAPPED = {
-    "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 6,
+    "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 21, "input": 12, "stop.evaluation/episode_reward_mean": 1,
+    "stop.evaluation/sampler_results/episode_reward_mean": 1, "stop.evaluation/env_runners/episode_return_mean": 1,
 }  # fmt: skip
 DEFAULTS_NOT_MAPPED: dict[str, int] = {}  # RLlib's defaults whose effect is lost
 
@@ -158,6 +159,15 @@ MADDPG = {
 OTHERS |= {("maddpg", name): value for name, value in MADDPG.items()}
 
 
+# RLlib's BC and MARWIL have neither of these; CQL's replay plays no part, and nothing is sampled
+IMITATION = {"entropy_coef": 0.0, "log_std_coef": 0.0, "weight_clip": 0.0, "sequence_length": None, "burn_in": 0}
+OTHERS |= {(algo, name): value for algo in ("bc", "marwil") for name, value in IMITATION.items()}
+OTHERS |= {("marwil", "learns_from"): "data", ("marwil", "fragment_length"): 64}
+UNUSED = {"fragment_length": 1, "num_envs": 1, "replay_ratio": 256.0, "learning_starts": 100, "random_steps": 100}
+UNUSED |= {"input_priorities": False, "lagrangian_threshold": 5.0, "model.action_distribution": "squashed_gaussian"}
+OTHERS |= {("cql", name): value for name, value in {**NO_SEQUENCES, **UNUSED}.items()}
+
+
 def leaves(values, path=""):
     for key, value in values.items():
         if isinstance(value, dict) and value and set(value) != {"start", "end", "steps"}:
@@ -168,7 +178,7 @@ def leaves(values, path=""):
 
 @pytest.mark.parametrize("run", RUNS)
 def test_what_is_not_written_means_what_rllib_does(run):
-    env = "Pendulum-v1" if run in ("DDPG", "TD3", "SAC", "APEX_DDPG") else "CartPole-v1"
+    env = "Pendulum-v1" if run in ("DDPG", "TD3", "SAC", "CQL", "APEX_DDPG") else "CartPole-v1"
     (one,) = translate("a", {"run": run, "env": "TwoStepGame" if run == "MADDPG" else env}, "a")
     inner = [f"algo@algo.inner={one.inner}"] if one.inner else []
     config = base(one.algo, one.env, one.values.get("model._choice"), one.values.get("replay._choice"), *inner)
@@ -176,7 +186,7 @@ def test_what_is_not_written_means_what_rllib_does(run):
         option = path.removeprefix("algo.inner.").removeprefix("algo.")
         if path in one.values or path.endswith("name") or option.startswith(MEANINGLESS) or "by_observation." in path:
             continue
-        if option == "model.action_distribution" and one.algo != "sac":
+        if option == "model.action_distribution" and one.algo not in ("sac", "cql"):
             continue  # gaussian, which model.free_log_std is about
         core = one.inner or one.algo
         wanted = OTHERS.get((core, option), OTHERS.get((one.algo, option), LEFT.get(option, "unknown")))
@@ -780,7 +790,8 @@ def test_numbers_that_yaml_reads_as_text():
         ("defaults:\n  - override /env: Pong\n", "is not one of RLlib's tuned files"),
         ("a: [1", "is not YAML"),
         ("", "is not one of RLlib's tuned files"),
-        ("x: {run: MARWIL, env: Pendulum-v1}", "rlrun is to have MARWIL in a later release"),
+        ("x: {run: MAML, env: Pendulum-v1}", "rlrun is to have MAML in a later release"),
+        ("x: {run: CQL, env: CartPole-v1}", "RLlib's CQL is for continuous actions.*algo=discrete_cql"),
         ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
         ("x: {run: PPO}", "it names no environment"),
         ("x: {run: PPO, env: ray.rllib.examples.env.random_env.RandomEnv}", "--env names another one"),
@@ -797,7 +808,7 @@ def test_other_files_are_refused(text, said, tmp_path):
 def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     file = tmp_path / "cartpole.yaml"
     example = RELEASES["2.7"]["ppo/cartpole-ppo-grid-search-example.yaml"]
-    file.write_text(yaml.safe_dump({"cartpole-ppo": example, "later": {"run": "MARWIL", "env": "Pendulum-v1"}}))
+    file.write_text(yaml.safe_dump({"cartpole-ppo": example, "later": {"run": "MAML", "env": "Pendulum-v1"}}))
     out = tmp_path / "out"
     assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 0
     said = capsys.readouterr().out
@@ -805,7 +816,7 @@ def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     assert (
         out / "tuned" / "ppo" / "cartpole-ppo.yaml"
     ).is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said
-    assert "left out: cartpole.yaml, later: rlrun is to have MARWIL" in said
+    assert "left out: cartpole.yaml, later: rlrun is to have MAML" in said
     assert _dispatch(["train", "--config-dir", str(out), "tuned=ppo/cartpole-ppo", "--cfg", "job"]) == 0
     assert "num_epochs: 1" in capsys.readouterr().out
     words = [
@@ -843,7 +854,7 @@ MEANT = {  # options of RLlib's whose values mean another number or word here, b
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("run", ["PPO", "APPO", "DQN", "DDPG", "SAC", "ES", "R2D2", "A2C"])
+@pytest.mark.parametrize("run", ["PPO", "APPO", "DQN", "DDPG", "SAC", "ES", "R2D2", "A2C", "BC", "MARWIL", "CQL"])
 @pytest.mark.parametrize("odd", ODD)
 def test_a_value_of_any_kind_leaves_a_true_line(run, odd):
     """All known options have this value. Each is refused with a reason, or means what it means in RLlib."""
@@ -854,7 +865,7 @@ def test_a_value_of_any_kind_leaves_a_true_line(run, odd):
             config[group][name] = value
         elif key not in GROUPS:
             config[key] = value
-    env = "Pendulum-v1" if run in ("DDPG", "SAC") else "CartPole-v1"
+    env = "Pendulum-v1" if run in ("DDPG", "SAC", "CQL") else "CartPole-v1"
     (one,) = translate("a", {"run": run, "env": env, "config": config}, "a")
     lines = {line.key: line for line in one.lines if line.given}
     assert flattened(config).keys() <= lines.keys()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from datasets_of_tests import data_of
 
 from rlrun.cli import _dispatch, compose
 from rlrun.commands import import_rllib
@@ -21,7 +22,6 @@ from rlrun.runtime.plan import plan
 HERE = Path(__file__).parent
 BLOCKS = yaml.safe_load((HERE / "seeds.yaml").read_text())
 EXPECTED = yaml.safe_load((HERE / "seeds_expected.yaml").read_text())
-REFUSED = {name for name, block in BLOCKS.items() if block["run"] in ("MARWIL", "CQL", "BC")}
 STEPS = 200
 
 
@@ -33,7 +33,7 @@ def imported(tmp_path_factory):
         patch.setattr(import_rllib, "starts", lambda *_: None)  # every block is composed, typed and started below
         assert _dispatch(["import-rllib", str(HERE / "seeds.yaml"), "--dir", str(folder), "--quiet"]) == 0
     made, refused = translated([str(HERE / "seeds.yaml")], None)
-    assert set(refused) == REFUSED and {one.name for one, _ in made} == set(EXPECTED) == set(BLOCKS) - REFUSED
+    assert not refused and {one.name for one, _ in made} == set(EXPECTED) == set(BLOCKS)
     return folder, {one.name: one for one, _ in made}
 
 
@@ -50,7 +50,9 @@ def tiny(block: dict, algo: str, core: str) -> list[str]:
         words += [f"{at}.learning_starts=50", f"{at}.batch_size=16", "replay.capacity=1000"]
         words += [f"{at}.batch_size=2"] if core == "qmix" else []
         words += [f"{at}.replay_ratio=4"] if "apex" not in algo else []  # their samplers run free, as RLlib's
-    if core in ("ddpg", "td3", "sac"):
+    if core in ("bc", "cql"):
+        words.append("algo.batch_size=20")
+    if core in ("ddpg", "td3", "sac", "cql"):
         words += [f"{at}.actor.hidden=[8]", f"{at}.critic.hidden=[8]"]
     elif core in ("es", "ars"):
         words += ["algo.noise_size=100000", "algo.actor.hidden=[]"]
@@ -58,6 +60,9 @@ def tiny(block: dict, algo: str, core: str) -> list[str]:
         words += [f"algo.{word}" for word in few[core]]
     else:
         words.append("model.hidden=[8]")
+    if core == "marwil":
+        words += ["algo.fragment_length=20"] if block["config"].get("input") == "sampler" else []
+        words.append("algo.batch_size=20")
     if core in ("pg", "a2c", "a3c", "ppo", "impala", "appo"):
         words += [f"{at}.fragment_length=20", f"{at}.batch_size=40"]
         words += ["resources.num_learners=1"] if core == "a3c" else []
@@ -73,8 +78,20 @@ def value_at(values: dict, path: str):
     return values
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Data sets, by the names of their environments."""
+    folder = tmp_path_factory.mktemp("data")
+    return {env: data_of(env, folder / env) for env in ("CartPole-v1", "Pendulum-v1")}
+
+
+def from_data(one, data) -> list[str]:
+    """The words that an imported file leaves to the command line."""
+    return [f"data.path={data[one.env]}"] if {"data.path"} & {*one.asked, *one.places} else []
+
+
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_block_becomes_what_it_asks_for_and_starts(name, imported, tmp_path, capsys):
+def test_a_block_becomes_what_it_asks_for_and_starts(name, imported, data, tmp_path, capsys):
     folder, made = imported
     one = made[name]
     words = ["--config-dir", str(folder), f"tuned={one.algo}/{one.name}", f"run_dir={tmp_path / 'run'}"]
@@ -85,7 +102,7 @@ def test_a_block_becomes_what_it_asks_for_and_starts(name, imported, tmp_path, c
         assert "Discrete(6)" in capsys.readouterr().out
         changed, (resolved,) = set(), seen
     else:
-        own = tiny(BLOCKS[name], one.algo, one.inner or EXPECTED[name].get("algo.inner.name") or one.algo)
+        own = from_data(one, data) + tiny(BLOCKS[name], one.algo, one.inner or EXPECTED[name].get("algo.inner.name") or one.algo)
         assert _dispatch(["train", *words, *own]) == 0
         rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
         assert rows[-1]["env_steps"] >= STEPS
@@ -96,13 +113,13 @@ def test_a_block_becomes_what_it_asks_for_and_starts(name, imported, tmp_path, c
     for option, wanted in EXPECTED[name].items():
         written = one.values.get(option)  # the file's own value, where the quick start has another
         assert (written if option in changed else value_at(resolved, option)) == wanted, option
-    chosen = {f"{group}.{part}" for group in ("replay", "model") for part in ("_choice",)}
+    chosen = {f"{group}.{part}" for group in ("replay", "model", "runner") for part in ("_choice",)}
     for option, value in one.values.items():  # all that is written is used
         assert option in changed or option in chosen or value_at(resolved, option) == value, option
 
 
 @pytest.mark.parametrize("cores", (2, 16))
-def test_every_block_can_start_as_it_was_imported(cores, imported):
+def test_every_block_can_start_as_it_was_imported(cores, imported, data):
     """The test above makes blocks small. Here every number is the block's own."""
     folder, made = imported
     machine = Machine(cores=cores, env_step_sec=lambda make_env, count: 1e-4)
@@ -114,7 +131,8 @@ def test_every_block_can_start_as_it_was_imported(cores, imported):
         return 0
 
     for one in made.values():
-        assert compose(["--config-dir", str(folder), f"tuned={one.algo}/{one.name}", "logger=[]"], job) == 0
+        words = ["--config-dir", str(folder), f"tuned={one.algo}/{one.name}", "logger=[]", *from_data(one, data)]
+        assert compose(words, job) == 0
 
 
 def test_what_the_blocks_ask_for_in_vain_is_said(imported):
@@ -122,6 +140,8 @@ def test_what_the_blocks_ask_for_in_vain_is_said(imported):
     lost = {(name, line.key) for name, one in made.items() for line in one.lines if line.how == "not mapped"}
     assert lost == {
         ("impala-training-2.40", "model.vf_share_layers"),
+        ("marwil-0.7", "replay_buffer_size"),
+        ("cql-1.x", "input"), ("cql-2.40", "input"),  # RLlib's default, which plays, is no data
         *(("dqn-training-2.40", key) for key in ("before_learn_on_batch", "categorical_distribution_temperature", "burn_in_len")),
     }  # fmt: skip
 
@@ -150,6 +170,9 @@ TRAINING = {  # the parameters of training(...) that the page of 2.40 lists
     " replay_proportion replay_buffer_num_slots learner_queue_size learner_queue_timeout timeout_s_sampler_manager timeout_s_aggregator_manager"
     " broadcast_interval grad_clip opt_type lr_schedule decay momentum epsilon vf_loss_coeff entropy_coeff entropy_coeff_schedule"
     " _separate_vf_optimizer _lr_vf num_aggregation_workers max_requests_in_flight_per_aggregator_worker",
+    "bc": "beta bc_logstd_coeff moving_average_sqd_adv_norm_update_rate moving_average_sqd_adv_norm_start vf_coeff grad_clip",
+    "marwil": "beta bc_logstd_coeff moving_average_sqd_adv_norm_update_rate moving_average_sqd_adv_norm_start vf_coeff grad_clip",
+    "cql": "bc_iters temperature num_actions lagrangian lagrangian_thresh min_q_weight deterministic_backup",
 }  # fmt: skip
 DQN = (
     "discount batch_size min_steps_learn delta_clip replay_size replay_ratio target_update_tau target_update_interval n_step_return learning_rate OptimCls"
