@@ -77,7 +77,7 @@ class JointQPolicy(Policy):
         parts = [flat.view(rows * columns, self.agents, -1)]
         if self.last_action:
             last = obs["prev_action"].flatten(0, 1)  # type: ignore[union-attr]
-            known = ~obs["is_first"].bool().view(-1, 1, 1)  # type: ignore[union-attr]
+            known = ~obs["is_first"].bool().reshape(-1, 1, 1)  # type: ignore[union-attr]
             parts.append(torch.nn.functional.one_hot(last, self.actions).float() * known)
         if self.agent_id:
             parts.append(self.numbers.expand(rows * columns, -1, -1))  # type: ignore[operator, arg-type]
