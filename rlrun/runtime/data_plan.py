@@ -111,10 +111,6 @@ def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy) -> Dat
     offline = runner == "offline"
     if needs.replay is not None and needs.replay.returns is not None and not offline:
         raise UserError(f"{name} learns from whole recorded episodes: use runner=offline and data.path=DIR")
-    if offline and needs.replay is None:
-        raise UserError(
-            f"{name} cannot learn from recorded data, because it learns from the newest policy's experience"
-        )
     if offline and cfg.path is None:
         raise UserError("runner=offline learns from recorded data: say which with data.path=DIR")
     if cfg.path is None:

@@ -179,7 +179,7 @@ def test_a_run_without_an_environment_learns_from_data_and_resumes_to_the_bit(re
     assert [int(policy.act(np.eye(4, dtype=np.float32)[n])) for n in range(4)] == [0, 1, 2, 3], (
         "it has learnt the identity"
     )
-    with pytest.raises(UserError, match="has no environment"):
+    with pytest.raises(UserError, match="without an environment, so that there is nothing to play"):
         policy.make_env()
 
 
@@ -197,7 +197,14 @@ def test_experience_and_data_are_mixed(recorded, tmp_path):
         (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET"], "needs data.share"),
         (["algo=ppo", "env=rlrun/Identity-v0", "data.path=SET"], "data.path is for runner=offline"),
         (["algo=dqn", "runner=offline", "env=CartPole-v1", "data.path=SET"], r"holds other rows: actions Discrete\(4\), where CartPole-v1 has Discrete\(2\)"),
-        (["algo=dqn", "runner=offline", "env=data", "data.path=nowhere"], "there is no file or folder nowhere"),
+        (["algo=dqn", "runner=offline", "env=data", "data.path=nowhere"], "there is no file or folder nowhere, and no Minari set of this name$"),
+        (["algo=dqn", "runner=offline", "env=data", "data.path=data/x-expert"], "no Minari set of this name; scripts/make_offline_data makes data/x-expert"),
+        (["tuned=bc/cartpole"], "scripts/make_offline_data makes data/cartpole-expert"),
+        (["algo=marwil", "runner=on_policy", "data.path=SET", "env=rlrun/Identity-v0"], "marwil learns from recorded data, which runner=on_policy has not: use runner=offline"),
+        (["algo=bc", "runner=on_policy", "data.path=SET", "env=rlrun/Identity-v0"], "or from recorded data with offline"),
+        (["algo=marwil", "algo.learns_from=experience", "data.path=SET", "env=rlrun/Identity-v0"], "learns from experience and not from recorded data"),
+        (["algo=discrete_cql", "runner=offline", "data.path=SET", "env=data", "algo.random_steps=3"], "runs that gather experience"),
+        (["algo=dqn", "runner=offline", "env=data", "++data.path={SET: 0.7, SET/x: 0.5}"], "0 or more, and 1 in all"),
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "eval.every=100"], "this run has no environment"),
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "algo.num_envs=3"], "runs that gather experience"),
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "resources.num_samplers=3"], "has no samplers"),
