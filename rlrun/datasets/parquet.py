@@ -407,6 +407,10 @@ class ParquetSource:
                 raise UserError(f"{file} is damaged: its sha256 sum is not the one in {LIST}")
         return len(self.listed)
 
+    @property
+    def most_rows(self) -> int:
+        return sum(self.rows_of)
+
     def pieces(self) -> int:
         return len(self.groups)
 

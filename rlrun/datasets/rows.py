@@ -124,7 +124,7 @@ class Shelf:
         self.source, self.wanted, self.cfg = source, wanted, cfg
         self.scale = cfg.reward_scale if isinstance(cfg.reward_scale, float | int) else _scale(source)
         self.seeds, self.number, self.rank = seeds, number, rank
-        known = sum(source.rows_of) if isinstance(source, ParquetSource) else capacity
+        known = capacity if source.most_rows is None else source.most_rows
         unit = wanted.layout(1).fragment_rows
         capacity = min(capacity, (known // unit + 3) * unit)  # room for the whole set, and for its last fragment
         self.ring = Replay(

@@ -305,3 +305,12 @@ def test_moments_are_computed_while_rows_are_read(written):
     there = rows.read(lambda batch: rows.rows if bool(batch.valid.any()) else None)
     assert there == sorted(set(there)) and there[0] < 2000 and there[-1] > 8000
     assert list(rows.shelves[0].stream) == []  # nothing is read ahead of a set that is in memory
+
+
+def test_a_small_set_of_any_format_takes_little_memory():
+    given_ = [episode(n, 20) for n in range(100)]
+    known, unknown = Listed(given_, facts()), Listed(given_, facts())
+    known.most_rows = 4000
+    rows = [made(source, needs(), buffer=100_000) for source in (known, unknown)]
+    assert rows[0].shelves[0].ring.length < 10_000 and rows[1].shelves[0].ring.length >= 100_000
+    assert all(one.whole for one in rows) and rows[0].rows == rows[1].rows
