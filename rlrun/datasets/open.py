@@ -24,9 +24,10 @@ def open_source(path: str, spec: EnvSpec | None = None, actions_normalized: bool
     if path.startswith(PREFIX) or is_minari(path):
         return MinariSet(path, spec)
     if not place.exists() and not is_rllib_json(path):
-        ours = place.parts[:1] == (MADE,) and len(place.parts) == 2
-        made = f"; scripts/make_offline_data makes {path}" if ours else ""
-        raise UserError(f"there is no file or folder {path}, and no Minari set of this name{made}")
+        if place.parts[:1] == (MADE,) and len(place.parts) == 2 and "-" in place.name:
+            name, _, level = place.name.rpartition("-")
+            raise UserError(f"there is no folder {path} yet; scripts/make_offline_data {name} --levels {level} makes it")
+        raise UserError(f"there is no file or folder {path}, and no Minari set of this name")
     if place.is_dir() and (place / LIST).is_file():
         return ParquetSource(place)
     if place.is_dir() and (place / "config.yaml").is_file():
