@@ -26,7 +26,8 @@ def open_source(path: str, spec: EnvSpec | None = None, actions_normalized: bool
     if not place.exists() and not is_rllib_json(path):
         if place.parts[:1] == (MADE,) and len(place.parts) == 2 and "-" in place.name:
             name, _, level = place.name.rpartition("-")
-            raise UserError(f"there is no folder {path} yet; scripts/make_offline_data {name} --levels {level} makes it")
+            command = f"scripts/make_offline_data {name} --levels {level}"
+            raise UserError(f"there is no folder {path} yet; {command} makes it")
         raise UserError(f"there is no file or folder {path}, and no Minari set of this name")
     if place.is_dir() and (place / LIST).is_file():
         return ParquetSource(place)

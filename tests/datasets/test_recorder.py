@@ -159,7 +159,7 @@ def recorded(tmp_path_factory):
 OFFLINE = ["algo=dqn", "runner=offline", "resources=debug", "model.hidden=[16]", "logger=[]", "algo.batch_size=20"]
 
 
-def test_a_run_without_an_environment_learns_from_data_and_resumes_to_the_bit(recorded, tmp_path):
+def test_a_run_without_an_environment_learns_from_data_and_resumes_to_the_bit(recorded, tmp_path, capsys):
     from rlrun.commands.resume import main as resume
     from rlrun.runtime.trained import load
 
@@ -185,6 +185,11 @@ def test_a_run_without_an_environment_learns_from_data_and_resumes_to_the_bit(re
     for play in (policy.make_env, lambda: watch([str(whole)])):
         with pytest.raises(UserError, match="without an environment, so that there is nothing to play"):
             play()
+    # What acts elsewhere needs no environment.
+    from rlrun.commands.export import main as export
+
+    assert export([str(whole)]) == 0 and (whole / "export" / "policy.pt2").is_file()
+    assert "acts as the run's own policy" in capsys.readouterr().out
 
 
 def test_what_only_the_rows_tell_is_a_sentence_too(recorded, tmp_path, capsys):
