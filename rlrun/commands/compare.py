@@ -75,14 +75,14 @@ def return_at(run, steps: int) -> float | None:
     """The mean return at so many env steps, interpolated between rows; None before the first or after the last row."""
     import numpy as np
 
-    from rlrun.experiments.runs import RETURN
+    from rlrun.experiments.runs import return_metric
 
-    x, y = run.series(RETURN)
+    x, y = run.series(return_metric([run]))
     return float(np.interp(steps, x, y)) if x and x[0] <= steps <= x[-1] else None
 
 
 def outcomes(one, other) -> list[list[str]]:
-    from rlrun.experiments.runs import RETURN, last_games, metrics
+    from rlrun.experiments.runs import last_games, metrics, return_metric
     from rlrun.loggers.console import duration
 
     both = (one, other)
@@ -92,7 +92,7 @@ def outcomes(one, other) -> list[list[str]]:
     rows.append(["wall time", *(duration(row.get("time_sec", 0.0)) for row in last)])
     speeds = [row["env_steps"] / row["time_sec"] if row.get("time_sec") else None for row in last]
     rows.append(["env steps/s", *(short(speed) for speed in speeds)])
-    best = [max(run.series(RETURN)[1], default=None) for run in both]
+    best = [max(run.series(return_metric([run]))[1], default=None) for run in both]
     rows.append([f"best return, {last_games(both)}", *(short(value) for value in best)])
     shared = min(row.get("env_steps", 0) for row in last)
     at = [return_at(run, shared) for run in both]

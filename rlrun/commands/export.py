@@ -2,8 +2,9 @@
 
 Writes the trained policy with its filters, for programs that do not have rlrun: policy.pt2 (torch.export, for any batch
 size, with explicit recurrent state), policy.safetensors (the weights), policy.onnx, and policy.json, which describes
-the inputs and outputs. Each file is checked against a game that the run's own policy plays. --formats defaults to
-pt2,safetensors and --dir to RUN_DIR/export.
+the inputs and outputs. Each file is checked against a game that the run's own policy plays, or against what it does for
+random observations if the run learnt from data and has no environment. --formats defaults to pt2,safetensors and --dir
+to RUN_DIR/export.
 
 A run of algo=multi has policy.<name>.pt2 and so on for each policy with weights; policy.json tells which agents each
 plays, and why one without weights is not exported. A run of algo=self_play has the newest weights, without snapshots.

@@ -2,8 +2,9 @@
 
 Draws learning curves against env steps and against wall time, for single runs, for a sweep, or for all runs below a
 directory. Runs that differ only in their seed are drawn as one curve: the mean with its 95% interval, and the single
-runs as thin lines behind it. --metric takes one or several names from progress.jsonl, separated by commas. --out takes
-a file name that ends with .png, .svg or .html."""
+runs as thin lines behind it. --metric takes one or several names from progress.jsonl, separated by commas; without it,
+returns are drawn, and those of evaluations if the runs learn from data. --out takes a file name that ends with .png,
+.svg or .html."""
 
 from __future__ import annotations
 
@@ -29,10 +30,10 @@ def main(words: list[str]) -> int:
     if out.suffix not in (".png", ".svg", ".html"):
         raise UserError(f"--out {out}: the name must end with .png, .svg or .html")
     from rlrun.bench import charts, page
-    from rlrun.experiments.runs import check_metric, find
+    from rlrun.experiments.runs import check_metric, find, return_metric
 
     runs = find(places)
-    names = [check_metric(name, runs) for name in (flags["--metric"] or "return_mean").split(",") if name]
+    names = [check_metric(name, runs) for name in (flags["--metric"] or return_metric(runs)).split(",") if name]
     figures = [charts.learning_curves(*curves(runs, name), name, "") for name in names]
     try:
         if out.suffix == ".html":

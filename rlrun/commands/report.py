@@ -70,10 +70,12 @@ def shown(value: Any) -> str:
 
 def returns(run) -> tuple[float | None, float | None]:
     """A run's last and best mean return; None where no game has ended."""
-    from rlrun.experiments.runs import RETURN
+    from rlrun.experiments.runs import RETURN, return_metric
 
-    values = run.series(RETURN)[1]
-    return (run.summary.get("return_mean", values[-1] if values else None), max(values, default=None))
+    metric = return_metric([run])
+    values = run.series(metric)[1]
+    last = "return_mean" if metric == RETURN else "eval_return_mean"
+    return (run.summary.get(last, values[-1] if values else None), max(values, default=None))
 
 
 def of_run(run) -> str:
@@ -161,7 +163,7 @@ def of_many(runs, places: list[Path]) -> str:
     from rlrun.bench.publish import number
     from rlrun.bench.stats import iqm
     from rlrun.commands.plot import curves
-    from rlrun.experiments.runs import RETURN, groups, last_games, telling
+    from rlrun.experiments.runs import groups, last_games, return_metric, telling
     from rlrun.loggers.console import duration
 
     together = groups(runs)
@@ -181,10 +183,11 @@ def of_many(runs, places: list[Path]) -> str:
     body = [page.cards(cards)]
     if never:
         body += ["<h2>Jobs that never became a run</h2>", page.table(("job", "status", "why"), never, left=(0, 1, 2))]
-    if any(run.series(RETURN)[0] for run in runs):
+    metric = return_metric(runs)
+    if any(run.series(metric)[0] for run in runs):
         body += [
             "<h2>Return</h2>",
-            page.picture(charts.svg(charts.learning_curves(*curves(runs, RETURN), f"mean of {last_games(runs)}", ""))),
+            page.picture(charts.svg(charts.learning_curves(*curves(runs, metric), f"mean of {last_games(runs)}", ""))),
         ]
     if any(run.series(ELO)[0] for run in runs):
         body += [

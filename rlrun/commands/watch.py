@@ -79,9 +79,12 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
     from rlrun.envs.agents import AgentsConfig, AgentsEnv
     from rlrun.envs.atari import AtariConfig, AtariEnv
     from rlrun.envs.gym import GymEnv
+    from rlrun.envs.recorded import NO_ENV, RecordedConfig
     from rlrun.envs.stacked import Stacked, without_stack
 
     cfg, seeds = trained.config.env, Seeds(options.seed)
+    if isinstance(cfg, RecordedConfig):
+        raise UserError(NO_ENV)
     screen: Any = None
     drawn: Any = None
     if isinstance(cfg, AtariConfig):

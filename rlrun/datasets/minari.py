@@ -92,6 +92,9 @@ class MinariSet:
         if type(episodes) is not int or episodes < 1:
             raise UserError(f"{name} has no episodes")
         self._episodes: int = episodes
+        steps = self._about.get("total_steps")
+        # Every decision has at most one dead row behind it.
+        self.most_rows: int | None = 2 * steps if type(steps) is int and steps > 0 else None
         self._space = self._read_space("observation_space", "observation")
         self._action = self._read_space("action_space", "action")
         for _, part in leaves(self._action):

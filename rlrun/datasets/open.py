@@ -7,10 +7,12 @@ from pathlib import Path
 from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
 from rlrun.datasets.minari import PREFIX, MinariSet, is_minari
-from rlrun.datasets.parquet import ENDING, LIST, ParquetSource, is_own
+from rlrun.datasets.parquet import ENDING, LIST, ParquetSource, is_own, unreadable
 from rlrun.datasets.rllib_json import RLlibJson, is_rllib_json
 from rlrun.datasets.rllib_parquet import RLlibParquet, is_rllib_parquet
 from rlrun.datasets.trajectories import Source
+
+MADE = "data"  # the folder in which scripts/make_offline_data makes the sets that tuned files learn from
 
 
 def open_source(path: str, spec: EnvSpec | None = None, actions_normalized: bool = True) -> Source:
@@ -22,6 +24,10 @@ def open_source(path: str, spec: EnvSpec | None = None, actions_normalized: bool
     if path.startswith(PREFIX) or is_minari(path):
         return MinariSet(path, spec)
     if not place.exists() and not is_rllib_json(path):
+        if place.parts[:1] == (MADE,) and len(place.parts) == 2 and "-" in place.name:
+            name, _, level = place.name.rpartition("-")
+            command = f"scripts/make_offline_data {name} --levels {level}"
+            raise UserError(f"there is no folder {path} yet; {command} makes it")
         raise UserError(f"there is no file or folder {path}, and no Minari set of this name")
     if place.is_dir() and (place / LIST).is_file():
         return ParquetSource(place)
@@ -33,6 +39,9 @@ def open_source(path: str, spec: EnvSpec | None = None, actions_normalized: bool
         return RLlibParquet(path, spec, actions_normalized)
     if is_rllib_json(path):
         return RLlibJson(path, spec, actions_normalized)
+    damaged = unreadable(place)
+    if damaged is not None:
+        raise UserError(damaged)
     raise UserError(
         f"{path} holds no data that rlrun can read: its own Parquet files, RLlib's *.json, *.zip or *.parquet, or a"
         " Minari set"

@@ -27,8 +27,8 @@ class DataConfig:
         if self.path == "":
             raise ValueError("path must name a folder or a file")
         shares = self.shares
-        if any(share < 0 for share in shares.values()) or (shares and sum(shares.values()) <= 0):
-            raise ValueError(f"the shares of data.path must be 0 or more, and one of them above 0: {shares}")
+        if any(share < 0 for share in shares.values()) or (shares and abs(sum(shares.values()) - 1.0) > 1e-6):
+            raise ValueError(f"the shares of data.path must be 0 or more, and 1 in all: {shares}")
         if self.min_return is not None and self.max_return is not None and self.min_return > self.max_return:
             raise ValueError("min_return is above max_return, so that no trajectory would be left")
         if self.share is not None and self.path is None:

@@ -42,7 +42,7 @@ TRAJECTORY = ("episode", "agent", "policy", "whole")  # columns that say which t
 GROUP_ROWS = 50_000  # rows of a row group, unless they are large
 GROUP_BYTES = 32 << 20
 FILE_BYTES = 256 << 20  # bytes of rows, before compression, after which a file is finished
-FILE_SEC = 300.0  # seconds after which a file is finished, so that a process that is killed loses little
+FILE_SEC = 300.0  # seconds after which rows are in a finished file, so that a process that is killed loses little
 COMPRESSED = (np.uint8, np.int8, np.int16, np.int32, np.int64)
 
 Path_ = tuple[str, ...]
@@ -192,6 +192,7 @@ class Writer:
         self.row_bytes, self.waiting, self.waiting_rows = row, [], 0  # type: ignore[var-annotated]
         self.session, self.number, self.episode = f"{time.time_ns():x}{os.getpid():x}", 0, 0
         self.file: pq.ParquetWriter | None = None
+        self.since = 0.0  # when the first row was written that is in no finished file
         self.rows = self.steps = self.episodes = 0  # all that was handed to write()
         types = [("episode", pa.int64()), ("agent", pa.int32()), ("policy", pa.int32()), ("whole", pa.bool_())]
         types += [(column_name(path), _arrow(field)) for path, field in self.fields]
@@ -201,13 +202,19 @@ class Writer:
 
     def write(self, trajectory: Trajectory) -> None:
         """Adds a trajectory. Raises UserError when the disk is full."""
+        if self.file is None and not self.waiting:
+            self.since = time.monotonic()
         self.waiting.append(trajectory)
         self.waiting_rows += len(trajectory)
         self.rows += len(trajectory)
         self.steps += trajectory.steps
         self.episodes += 1
-        if self.waiting_rows >= self.group_rows:
+        if self.waiting_rows >= self.group_rows or self._late():
             self._write_group()
+
+    def _late(self) -> bool:
+        """Whether rows have waited so long that they must not be lost any more."""
+        return time.monotonic() - self.since >= FILE_SEC
 
     def _write_group(self) -> None:
         if not self.waiting:
@@ -230,7 +237,7 @@ class Writer:
             assert self.file is not None
             self.file.write_table(pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=len(arrays[0]))
             self.filled += len(arrays[0]) * self.row_bytes
-            if self.filled >= FILE_BYTES or time.monotonic() - self.opened >= FILE_SEC:
+            if self.filled >= FILE_BYTES or self._late():
                 self._finish()
         except OSError as error:
             raise UserError(f"{self.folder}: data cannot be written: {error.strerror or error}") from None
@@ -238,7 +245,7 @@ class Writer:
     def _open(self) -> None:
         self.path = self.folder / f"part-{self.session}-{self.number:05d}{ENDING}"
         self.number += 1
-        self.filled, self.opened, self.in_file = 0, time.monotonic(), 0
+        self.filled = 0
         compressed = {
             column_name(path): "zstd" if numpy_dtype(field) in COMPRESSED else "none" for path, field in self.fields
         }
@@ -400,6 +407,10 @@ class ParquetSource:
                 raise UserError(f"{file} is damaged: its sha256 sum is not the one in {LIST}")
         return len(self.listed)
 
+    @property
+    def most_rows(self) -> int:
+        return sum(self.rows_of)
+
     def pieces(self) -> int:
         return len(self.groups)
 
@@ -486,6 +497,18 @@ def is_own(path: Path) -> bool:
     except (pa.ArrowException, OSError, TypeError):
         # A damaged file is reported by the one who reads it.
         return path.is_dir() and (path / LIST).is_file()
+
+
+def unreadable(path: Path) -> str | None:
+    """What is wrong with the first Parquet file of a path, if nobody can read it; otherwise None."""
+    file = min(path.glob(f"*{ENDING}"), default=None) if path.is_dir() else path if path.suffix == ENDING else None
+    if file is None:
+        return None
+    try:
+        pq.read_schema(file)
+    except (pa.ArrowException, OSError) as error:
+        return f"{file} is damaged, or is no Parquet file: {str(error).splitlines()[0]}"
+    return None
 
 
 def check_same(one: DataFacts, other: DataFacts, name: str) -> None:

@@ -73,6 +73,8 @@ class RLlibJson:
                 break  # a set with several policies is read whole, to learn their names
         self.facts: DataFacts = facts_of(guess, spec, self.name, notes)
         self._policies = guess.policies
+        # Every decision has at most one dead row behind it. With a spec, only the first batch has been looked at.
+        self.most_rows: int | None = 2 * guess.rows if spec is None else None
 
     def pieces(self) -> int:
         return len(self._chains)

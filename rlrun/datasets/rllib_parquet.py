@@ -68,6 +68,8 @@ class RLlibParquet:
                 break
         self.facts: DataFacts = facts_of(guess, spec, self.name)
         self._policies = guess.policies
+        # Every decision has at most one dead row behind it. With a spec, only the first batch has been looked at.
+        self.most_rows: int | None = 2 * guess.rows if spec is None else None
 
     def pieces(self) -> int:
         return len(self._groups)

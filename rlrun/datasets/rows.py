@@ -8,6 +8,7 @@ in which every row waits until it has been drawn once on average. Pieces of a se
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,14 +52,14 @@ class DataNeeds(NamedTuple):
     replay: FromReplay
 
     def layout(self, capacity: int) -> Layout:
-        """The layout of a ring with one column."""
+        """The layout of a ring with one column. Recurrent state is no part of it: data hold none."""
         asked, unit = self.replay, np.lcm(self.replay.starts_every, self.core_every or 1)
         return Layout(
             obs=self.spec.obs_rows,
             action=self.spec.action_row,
             record={**self.record, **(RETURNS if asked.returns is not None else {})},
-            core=self.core,
-            core_every=self.core_every or 1,
+            core={},
+            core_every=1,
             block=1,
             blocks=1,
             fragment_rows=int(-(-FEED_ROWS // unit) * unit),
@@ -93,6 +94,16 @@ def returns_of(source: Source) -> np.ndarray:
     return np.array(found)
 
 
+def held(source: Source) -> str:
+    """A sum that tells one data set from another: of the names and row groups of files, if they are rlrun's own. No
+    two files that were recorded have the same name."""
+    told = [f"{source.pieces()} pieces"]
+    if isinstance(source, ParquetSource):
+        pairs = zip(source.groups, source.rows_of, strict=True)
+        told = [f"{file.name} {group} {rows}" for (file, group), rows in pairs]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
 class Shelf:
     """The rows of one data set, from which fragments are drawn."""
 
@@ -113,7 +124,7 @@ class Shelf:
         self.source, self.wanted, self.cfg = source, wanted, cfg
         self.scale = cfg.reward_scale if isinstance(cfg.reward_scale, float | int) else _scale(source)
         self.seeds, self.number, self.rank = seeds, number, rank
-        known = sum(source.rows_of) if isinstance(source, ParquetSource) else capacity
+        known = capacity if source.most_rows is None else source.most_rows
         unit = wanted.layout(1).fragment_rows
         capacity = min(capacity, (known // unit + 3) * unit)  # room for the whole set, and for its last fragment
         self.ring = Replay(
@@ -133,8 +144,7 @@ class Shelf:
         self.rest_rows = 0
         self.fed = 0  # rows that were written, which is the number of the next row
         self.owed = 0.0  # rows to be read for those that were drawn
-        self.unseen: list[Batch] = []  # fragments whose moments nobody has asked for yet
-        self.watched = False  # whether somebody will ask
+        self.seen: Callable[[Batch], object] = lambda rows: None  # told of every fragment that is written
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -147,11 +157,12 @@ class Shelf:
         """Yields (place, rows) of the pieces from a place in the endless reading order on. Several threads read ahead,
         and the order never depends on them."""
         count, ahead = self.source.pieces(), deque[tuple[int, Future]]()
+        turn, order = place // count, self.order(place // count)
         while True:
             while len(ahead) < AHEAD * self.cfg.readers:
-                turn, within = divmod(place, count)
-                piece = int(self.order(turn)[within])
-                ahead.append((place, self.pool.submit(self._read, piece)))
+                if place // count != turn:
+                    turn, order = place // count, self.order(place // count)
+                ahead.append((place, self.pool.submit(self._read, int(order[place % count]))))
                 place += 1
             there, future = ahead.popleft()
             yield there, future.result()
@@ -217,7 +228,7 @@ class Shelf:
         self.whole = place == last and self.fed + self.rest_rows < self.ring.length - self.unit
         if self.whole:
             self._feed(to_the_end=True)
-            self.pool.shutdown(wait=False, cancel_futures=True)
+            self.close()
         if self.ring.starts == 0:
             why = f"; data.min_return and data.max_return leave out {self.left_out} of them" if self.left_out else ""
             raise UserError(
@@ -282,13 +293,10 @@ class Shelf:
             else:
                 made = tensor(value)
                 fields[name] = made.map(lambda x: x[: self.unit]) if isinstance(made, Batch) else made[: self.unit]
-        if layout.core:
-            fields["core"] = _zeros(layout.core, self.unit // layout.core_every + 1)
         batch = Batch(fields)
         self.ring.add(Fragment(Header(0, 0, self.fed, 0, 0, 0, (), (0.0, 0.0)), batch))
         self.fed += self.unit
-        if self.watched:
-            self.unseen.append(batch)
+        self.seen(batch)
 
     # -- drawing -------------------------------------------------------------------------------------------------------
 
@@ -298,6 +306,8 @@ class Shelf:
         batch = self.ring.sample(count, clock)
         if self.wanted.replay.returns is not None:
             batch = self._with_ends(batch, clock)
+        if self.wanted.core and self.wanted.core_every:
+            batch = batch.replace(core=_zeros(self.wanted.core, count).to(batch.reward.device))  # [1, count]
         if not self.whole:
             self.owed += count * self.wanted.replay.rows_learnt
             if self.owed >= self.unit:
@@ -329,6 +339,8 @@ class Shelf:
         raise RunFailed(f"data.buffer is too small: it holds no whole trajectory of {self.source.name}")
 
     def write(self, key: Tensor, **fields: Any) -> None:
+        """Writes as Replay.write does. There is no room for recurrent states, which are those of no policy."""
+        fields.pop("core", None)
         self.ring.write(key, **fields)
 
     # -- saving --------------------------------------------------------------------------------------------------------
@@ -338,6 +350,7 @@ class Shelf:
         themselves."""
         tree = self.ring.tree_of_priorities
         return {
+            "held": held(self.source),
             "fed": self.fed,
             "owed": self.owed,
             "rest_rows": self.rest_rows,
@@ -351,6 +364,8 @@ class Shelf:
         """Reads the rows again that were in memory, and goes on from there. Raises UserError if there are other rows
         now."""
         changed = UserError(f"{self.source.name} has changed since the checkpoint was made; start a new run")
+        if state.get("held", held(self.source)) != held(self.source):  # older checkpoints do not say it
+            raise changed
         if self.whole:
             if state["fed"] != self.fed:
                 raise changed
@@ -379,7 +394,9 @@ class Shelf:
             self.ring.tree_of_priorities.set(np.arange(len(leaves)), leaves)
 
     def close(self) -> None:
+        """Ends the reading, and forgets the pieces that were read ahead."""
         self.pool.shutdown(wait=False, cancel_futures=True)
+        self.stream = iter(())
 
 
 def _replaced(old: Any, new: Any, columns: Tensor) -> Any:
@@ -448,10 +465,13 @@ def _filled(rows: Any, count: int) -> Any:
     return np.concatenate((rows, np.zeros((count, *rows.shape[1:]), rows.dtype)))
 
 
-def _zeros(spec: RowSpec, rows: int) -> Batch:
+def _zeros(spec: RowSpec, columns: int) -> Batch:
+    """Zeros [1, columns, ...] for every field."""
     return Batch(
         {
-            name: torch.zeros(rows, 1, *part.shape, dtype=part.dtype) if isinstance(part, Field) else _zeros(part, rows)
+            name: torch.zeros(1, columns, *part.shape, dtype=part.dtype)
+            if isinstance(part, Field)
+            else _zeros(part, columns)
             for name, part in spec.items()
         }
     )
@@ -485,13 +505,13 @@ class DataRows:
 
     def read(self, moments: Callable[[Batch], Any] | None = None) -> list[Any]:
         """Fills the memory. Returns what moments(rows) returned for the rows [T, 1] that were read, except None."""
-        found = []
+        found: list[Any] = []
         for shelf in self.shelves:
-            shelf.watched = moments is not None
-            shelf.fill()
+            nothing = shelf.seen
             if moments is not None:
-                found += [moments(batch) for batch in shelf.unseen]
-            shelf.unseen, shelf.watched = [], False
+                shelf.seen = lambda rows: found.append(moments(rows))
+            shelf.fill()
+            shelf.seen = nothing
         return [one for one in found if one is not None]
 
     @property

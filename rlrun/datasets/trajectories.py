@@ -77,6 +77,11 @@ class Source(Protocol):
     facts: DataFacts
     name: str  # how messages call it: its path
 
+    @property
+    def most_rows(self) -> int | None:
+        """It has no more rows than this. None: that is unknown before all are read."""
+        ...
+
     def pieces(self) -> int:
         """The number of pieces, each with whole trajectories, that can be read by themselves."""
         ...

@@ -10,7 +10,10 @@ from rlrun.core.errors import UserError
 from rlrun.core.spec_json import spec_from_json
 from rlrun.core.specs import EnvSpec
 
-NO_ENV = "this run learnt from data and has no environment: say which one with env="
+NO_ENV = (
+    "this run learnt from data, without an environment, so that there is nothing to play: train with env=NAME beside"
+    " data.path=, such as with init=RUN_DIR to begin with its weights"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,9 @@ class Outcome:
 
     @property
     def return_mean(self) -> float | None:
-        return self.summary.get("return_mean", self.row.get("sample/return_mean"))
+        """The mean return of training or, where nothing is played, as with runner=offline, of the last evaluation."""
+        played = self.summary.get("return_mean", self.row.get("sample/return_mean"))
+        return self.summary.get("eval_return_mean") if played is None else played
 
     @property
     def env_steps(self) -> int:

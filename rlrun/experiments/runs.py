@@ -31,6 +31,7 @@ SAME = (
     "resources.",
 )
 RETURN = "sample/return_mean"
+EVALUATED = "eval/return_mean"
 
 
 class SavedRun:
@@ -98,8 +99,18 @@ def science_of(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if not key.startswith(SAME)}
 
 
+def return_metric(runs: Sequence[SavedRun]) -> str:
+    """The metric of these runs' returns: that of training or, where none has played, as with runner=offline, that of
+    evaluation."""
+    played = any(run.series(RETURN)[0] for run in runs)
+    return EVALUATED if not played and any(run.series(EVALUATED)[0] for run in runs) else RETURN
+
+
 def last_games(runs: Sequence[SavedRun]) -> str:
-    """What the mean returns of these runs are means of: "last 100 games", or "last games" where runs differ."""
+    """What the mean returns of these runs are means of: "last 100 games", "last games" where runs differ, or those of
+    evaluations."""
+    if return_metric(runs) == EVALUATED:
+        return "evaluation games"
     windows = {run.options.get("episode_window", 100) for run in runs}
     return f"last {windows.pop():,} games" if len(windows) == 1 else "last games"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch, allocate, at, fragment_layout
-from rlrun.core.conditions import SEVERAL_ENVS, OnlyFor, OnlyWith
+from rlrun.core.conditions import EXPERIENCE, SEVERAL_ENVS, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError, closest
 from rlrun.core.plugins import is_path, load_object
 from rlrun.core.policy import Act, Mode, Policy
@@ -78,7 +78,7 @@ class ActingConfig:
     """The options of every algorithm whose policy acts in training. conf/ explains each."""
 
     explore: bool
-    random_steps: Annotated[int, NotNegative, OnlyWith("explore")]
+    random_steps: Annotated[int, NotNegative, OnlyWith("explore"), OnlyFor(EXPERIENCE)]
     exploration: ExplorationConfig
 
     def explorer(self, spec: EnvSpec) -> Explorer:

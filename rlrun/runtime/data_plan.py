@@ -63,11 +63,9 @@ class DataPlan:
 
     @cached_property
     def rows(self) -> int | None:
-        """Rows of all data sets together; None if that is not known before they are read."""
-        found = [source for source, _ in self.sources()]
-        if not all(isinstance(source, ParquetSource) for source in found):
-            return None
-        return sum(sum(source.rows_of) for source in found if isinstance(source, ParquetSource))
+        """Rows of all data sets together, at most; None if that is not known before they are read."""
+        found = [source.most_rows for source, _ in self.sources()]
+        return None if None in found else sum(rows for rows in found if rows is not None)
 
     @property
     def bytes(self) -> int:
@@ -95,7 +93,8 @@ class DataPlan:
         return DataRows(self.sources(), self.wanted, self.cfg, self.replay, seeds, ranks.rank, device)
 
     def __str__(self) -> str:
-        many = "" if self.rows is None else f", {self.rows:,} rows"
+        exact = all(isinstance(source, ParquetSource) for source, _ in self.sources())
+        many = "" if self.rows is None else f", {'' if exact else 'at most '}{self.rows:,} rows"
         paths = ", ".join(
             path if share == 1.0 and len(self.cfg.shares) == 1 else f"{path} ({share:g})"
             for path, share in self.cfg.shares.items()
@@ -111,10 +110,6 @@ def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy) -> Dat
     offline = runner == "offline"
     if needs.replay is not None and needs.replay.returns is not None and not offline:
         raise UserError(f"{name} learns from whole recorded episodes: use runner=offline and data.path=DIR")
-    if offline and needs.replay is None:
-        raise UserError(
-            f"{name} cannot learn from recorded data, because it learns from the newest policy's experience"
-        )
     if offline and cfg.path is None:
         raise UserError("runner=offline learns from recorded data: say which with data.path=DIR")
     if cfg.path is None:

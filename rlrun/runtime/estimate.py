@@ -494,8 +494,8 @@ def warn(report: EstimateReport, data: Padded, question: Question, source: Sourc
     cut = int((~data.terminated).sum())
     if cut and any(answer.method in NEED_MODEL for answer in report.answers):
         report.warnings.append(
-            f"{cut:,} episodes were cut by a time limit. dm, dr and wdr add the value of what would have come behind"
-            " it, and the other estimates do not."
+            f"A time limit cut {cut:,} of the episodes. dm, dr and wdr add the value of what would have come behind it,"
+            " and the other estimates do not."
         )
     if any(answer.method == "dm" for answer in report.answers):
         report.warnings.append(

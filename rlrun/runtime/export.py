@@ -35,6 +35,7 @@ from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space
 from rlrun.envs.joint import ALIVE, STATE
+from rlrun.envs.recorded import RecordedConfig
 from rlrun.envs.registry import Factory
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
@@ -304,6 +305,8 @@ def observed(trained: Trained, steps: int) -> Game:
 
     Returns (observation [1, ...], action as the environment took it) of every step.
     """
+    if isinstance(trained.config.env, RecordedConfig):
+        return imagined(trained, steps)
     if trained.agents:
         return observed_together(trained, steps)
     env = trained.make_env(seed=0)
@@ -359,6 +362,34 @@ def observed_together(trained: Trained, steps: int) -> Game:
     trained.reset()
     env.close()
     return made
+
+
+def imagined(trained: Trained, steps: int) -> Game:
+    """The same for a run that learnt from data, without an environment to play: observations are random."""
+    from rlrun.samplers.evaluator import to_torch
+
+    rng, count, told = np.random.default_rng(0), trained.spec.columns_per_env, ("prev_action", "prev_reward")
+    made: Game = []
+    trained.reset()
+    for _ in range(steps):
+        obs = {name: drawn(space, rng, count) for name, space in trained.spec.obs.items() if name not in told}
+        if "action_mask" in obs:
+            obs["action_mask"] = np.ones_like(obs["action_mask"])
+        rows, reward = trained._told(to_torch(obs).clone(), count, np.zeros(count)), np.zeros(count)
+        taken = trained.spec.action.to_env(trained.policy_action(obs, reward=reward))
+        made.append((flat(rows), flat_actions(trained.spec.action, taken)))
+    trained.reset()
+    return made
+
+
+def drawn(space: Space, rng: np.random.Generator, count: int) -> Any:
+    """[count, ...] random observations in the form that rows have."""
+    if isinstance(space, Nested):
+        return {name: drawn(part, rng, count) for name, part in space.spaces}
+    if isinstance(space, Box) and space.dtype == "uint8":
+        return rng.integers(256, size=(count, *space.shape), dtype=np.uint8)
+    made = space.sample(rng, count)
+    return made.astype(space.dtype) if isinstance(space, Box) else made
 
 
 def flat_actions(space: Space, action: Any, name: str = "action") -> Tensors:

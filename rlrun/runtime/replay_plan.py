@@ -38,7 +38,12 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
     columns: number of fragments in a train batch.
     """
     if runner == "offline":
-        return  # data_plan.py says what belongs to it
+        if asked is None:
+            raise UserError(
+                f"{name}, as it is set up, learns from experience and not from recorded data, which are all that"
+                " runner=offline has; runner=on_policy or runner=actor_learner gather experience"
+            )
+        return  # data_plan.py says what else belongs to it
     if asked is None:
         if runner in RUNNERS:
             raise UserError(
@@ -46,8 +51,11 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
             )
         return
     if runner not in (*RUNNERS, *MAY):
+        if asked.returns is not None:
+            raise UserError(f"{name} learns from recorded data, which runner={runner} has not: use runner=offline")
         raise UserError(
-            f"{name} learns from a replay, which runner={runner} has not; it runs with {' or '.join(RUNNERS)}"
+            f"{name} learns from a replay, which runner={runner} has not; it runs with {' or '.join(RUNNERS)}, or from"
+            " recorded data with offline"
         )
     if cfg is None:
         raise UserError(f"{name} learns from a replay: choose replay=uniform or replay=prioritized")

@@ -17,7 +17,7 @@ from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.callbacks import Callback, make_callbacks
 from rlrun.core.duties import LogConfig, Play
-from rlrun.core.errors import EnvError, RunFailed
+from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.core.evaluation import Evaluated
 from rlrun.core.passwords import masked, whole
 from rlrun.core.run import Run
@@ -115,7 +115,7 @@ def _run(
         status, reason = (
             ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
         )
-        if not isinstance(caught, RunFailed | EnvError | KeyboardInterrupt):
+        if not isinstance(caught, RunFailed | EnvError | UserError | KeyboardInterrupt):
             reason = masked("".join(traceback.format_exception(caught)).rstrip())
         job.failed(status, reason)
     finally:
@@ -142,7 +142,7 @@ def _run(
         return job.exit_code or 130
     if error is not None:
         print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
     return job.exit_code
 
 

@@ -2,17 +2,20 @@
                           [--train]
 
 Makes data sets as D4RL's are: of a random, a medium and an expert policy, and the replay of the run that led to the
-medium one. --levels replay makes the replay of the whole run that led to the expert, which trains it again. The sampling policies of this repository (tuned/offline/NAME-LEVEL.safetensors, with NAME.json saying how
-they were trained) play; with --train they are trained anew and replaced, and the replay is recorded meanwhile.
+medium one. --levels replay makes the replay of the whole run that led to the expert, which trains it again. The
+sampling policies of this repository (tuned/offline/NAME-LEVEL.safetensors, with NAME.json saying how they were trained)
+play; with --train they are trained anew and replaced, and the replay is recorded meanwhile.
 Each set is FOLDER/NAME-LEVEL, and holds the mean returns of the random and the expert policy as references for
-normalised scores, which are measured in 100 episodes each. `medium` is the first policy that gets a third of the way from
-the random return to the expert's."""
+normalised scores, which are measured in 100 episodes each. `medium` is the first policy that gets a third of the way
+from the random return to the expert's. A set has another name until it is complete."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -72,6 +75,7 @@ def sampled(name: str, level: str, folder: Path, rows: int, command: str, seed: 
     return record(loaded(name, level), folder, Wish(None, rows), way, seed, 8, command)
 
 
+@functools.cache
 def reference(name: str, level: str) -> float:
     """The mean return of REFERENCE_EPISODES episodes: random, or the expert's greedy ones."""
     with tempfile.TemporaryDirectory() as made:
@@ -140,19 +144,23 @@ def main() -> int:
     for name in said.names:
         if said.train:
             train(name, said.folder / f"{name}-medium_replay")
-        random, expert = reference(name, "random"), reference(name, "expert")
         for level in said.levels.split(","):
             folder = said.folder / f"{name}-{level}"
             if folder.exists() and not (said.train and level == "medium_replay"):
                 print(f"{folder} is there already")
                 continue
+            made = folder.with_name(f".{folder.name}-unfinished")
+            shutil.rmtree(made, ignore_errors=True)
             if level == "replay":
-                replay(name, folder, "expert")
+                replay(name, made, "expert")
             elif level != "medium_replay":
-                sampled(name, level, folder, said.rows, f"scripts/make_offline_data {name} --rows {said.rows}")
-            elif not said.train:
-                replay(name, folder, "medium")
-            set_references(folder, random, expert)
+                sampled(name, level, made, said.rows, f"scripts/make_offline_data {name} --rows {said.rows}")
+            elif said.train:
+                folder.rename(made)  # train() has recorded it
+            else:
+                replay(name, made, "medium")
+            set_references(made, reference(name, "random"), reference(name, "expert"))
+            made.rename(folder)
             print(f"{folder}: rlrun data {folder} shows it", flush=True)
     return 0
 

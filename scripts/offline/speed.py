@@ -1,9 +1,9 @@
 """scripts/offline_speed [--seconds 20] [--rounds 3] [--rows 500000] [--frames 20000] [--only vectors,frames]
 
-Trains BC from a data set that is ten times as large as data.buffer, so that rows are read while they are drawn, and from
-the same set held in memory, in turn. It prints the updates/s of both, the median ratio over rounds, and the share of time
-that the learner waits for rows. Before that, it measures how many rows/s one thread reads. Vectors are CartPole's rows, and
-frames those of Pong (84x84, stacks of 4), both of random play."""
+Trains BC from a data set that is ten times as large as data.buffer, so that rows are read while they are drawn, and
+from the same set held in memory, in turn. It prints the updates/s of both, the median ratio over rounds, and the share
+of time that the learner waits for rows. Before that, it measures how many rows/s one thread reads. Vectors are
+CartPole's rows, and frames those of Pong (84x84, stacks of 4), both of random play."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ class Listed:
     """A Source of trajectories in a list."""
 
     def __init__(self, found, facts):
-        self.found, self.facts, self.name = found, facts, "listed"
+        self.found, self.facts, self.name, self.most_rows = found, facts, "listed", None
 
     def pieces(self):
         return len(self.found)

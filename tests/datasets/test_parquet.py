@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlrun.core.errors import UserError
 from rlrun.core.spec_json import spec_from_json, spec_to_json
 from rlrun.datasets.open import open_source
-from rlrun.datasets.parquet import ParquetSource, set_references
+from rlrun.datasets.parquet import FILE_SEC, ParquetSource, Writer, set_references
 
 
 @pytest.mark.parametrize("spec", (VECTOR, FRAMES, PARTS), ids=lambda spec: spec.name)
@@ -62,6 +62,25 @@ def test_a_killed_recording_leaves_only_finished_files(written, tmp_path):
     killed.file.close()
 
 
+def test_rows_do_not_wait_for_long_until_they_are_in_a_finished_file(tmp_path, monkeypatch):
+    """A slow environment fills a row group in hours, and a process that is killed would lose them."""
+    now = 1000.0
+    monkeypatch.setattr("rlrun.datasets.parquet.time.monotonic", lambda: now)
+    writer = Writer(tmp_path / "set", facts())
+    writer.write(episode(0, 5))
+    now += FILE_SEC - 1
+    writer.write(episode(1, 5))
+    assert not list((tmp_path / "set").glob("*.parquet"))
+    now += 2
+    writer.write(episode(2, 5))
+    assert sum(ParquetSource(tmp_path / "set").rows_of) == 18
+    now += 2
+    writer.write(episode(3, 5))
+    assert sum(ParquetSource(tmp_path / "set").rows_of) == 18  # the next file has its own time
+    writer.close()
+    assert sum(ParquetSource(tmp_path / "set").rows_of) == 24
+
+
 def damage(folder: Path, change) -> Path:
     (file,) = folder.glob("*.parquet")
     content = bytearray(file.read_bytes())
@@ -74,6 +93,11 @@ def test_damage_is_named_with_file_and_row_group(written):
     file = damage(written(whole, folder="cut"), lambda b: b[: len(b) // 2])
     with pytest.raises(UserError, match=r"cut.*parquet is damaged"):
         open_source(str(file.parent))
+    # Without its list, and by itself, it is still a damaged file and not one of a format that nobody knows.
+    (file.parent / "dataset.json").unlink()
+    for path in (file, file.parent):
+        with pytest.raises(UserError, match=f"{file.name} is damaged, or is no Parquet file: "):
+            open_source(str(path))
     # A flipped byte in the rows of one group.
     folder = written(whole, folder="flipped", group_rows=2000)
     file = damage(folder, lambda b: b)

@@ -1,5 +1,6 @@
 """Recording: every decision of a run is in its data set once, whichever sampler took it, and runs learn from what they recorded."""
 
+import json
 import subprocess
 import sys
 
@@ -158,7 +159,7 @@ def recorded(tmp_path_factory):
 OFFLINE = ["algo=dqn", "runner=offline", "resources=debug", "model.hidden=[16]", "logger=[]", "algo.batch_size=20"]
 
 
-def test_a_run_without_an_environment_learns_from_data_and_resumes_to_the_bit(recorded, tmp_path):
+def test_a_run_without_an_environment_learns_from_data_and_resumes_to_the_bit(recorded, tmp_path, capsys):
     from rlrun.commands.resume import main as resume
     from rlrun.runtime.trained import load
 
@@ -179,8 +180,40 @@ def test_a_run_without_an_environment_learns_from_data_and_resumes_to_the_bit(re
     assert [int(policy.act(np.eye(4, dtype=np.float32)[n])) for n in range(4)] == [0, 1, 2, 3], (
         "it has learnt the identity"
     )
-    with pytest.raises(UserError, match="has no environment"):
-        policy.make_env()
+    from rlrun.commands.watch import main as watch
+
+    for play in (policy.make_env, lambda: watch([str(whole)])):
+        with pytest.raises(UserError, match="without an environment, so that there is nothing to play"):
+            play()
+    # What acts elsewhere needs no environment.
+    from rlrun.commands.export import main as export
+
+    assert export([str(whole)]) == 0 and (whole / "export" / "policy.pt2").is_file()
+    assert "acts as the run's own policy" in capsys.readouterr().out
+
+
+def test_what_only_the_rows_tell_is_a_sentence_too(recorded, tmp_path, capsys):
+    """A run that fails because of its data says so in one sentence and with exit code 2, though it has begun."""
+    words = [*OFFLINE, "env=data", f"data.path={recorded}", "env_steps=200", f"run_dir={tmp_path / 'run'}"]
+    assert train(*words, "data.min_return=1000") == 2
+    said = capsys.readouterr()
+    assert "there is nothing to learn from in" in said.err and "Traceback" not in said.out + said.err
+
+
+def test_returns_of_a_run_from_data_are_those_of_evaluation(recorded, tmp_path, capsys):
+    from rlrun.commands.plot import main as plot
+    from rlrun.commands.report import main as report
+    from rlrun.experiments.jobs import Outcome, TrainingJob
+
+    run = tmp_path / "run"
+    words = [*OFFLINE, "env=rlrun/Identity-v0", f"data.path={recorded}", "env_steps=2000", "eval.every=500"]
+    assert train(*words, "eval.episodes=3", f"run_dir={run}") == 0
+    assert plot([str(run), "--out", str(tmp_path / "curves.png")]) == 0 and (tmp_path / "curves.png").is_file()
+    assert report([str(run)]) == 0
+    page, summary = (run / "report.html").read_text(), json.loads((run / "summary.json").read_text())
+    assert "mean of evaluation games" in page and "no game has ended" not in page
+    outcome = Outcome(job=TrainingJob(name="one", words=(), run_dir=run, log=tmp_path / "log"), summary=summary)
+    assert summary["return_mean"] is None and outcome.return_mean == summary["eval_return_mean"] is not None
 
 
 def test_experience_and_data_are_mixed(recorded, tmp_path):
@@ -197,7 +230,14 @@ def test_experience_and_data_are_mixed(recorded, tmp_path):
         (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET"], "needs data.share"),
         (["algo=ppo", "env=rlrun/Identity-v0", "data.path=SET"], "data.path is for runner=offline"),
         (["algo=dqn", "runner=offline", "env=CartPole-v1", "data.path=SET"], r"holds other rows: actions Discrete\(4\), where CartPole-v1 has Discrete\(2\)"),
-        (["algo=dqn", "runner=offline", "env=data", "data.path=nowhere"], "there is no file or folder nowhere"),
+        (["algo=dqn", "runner=offline", "env=data", "data.path=nowhere"], "there is no file or folder nowhere, and no Minari set of this name$"),
+        (["algo=dqn", "runner=offline", "env=data", "data.path=data/x-medium_replay"], "no folder data/x-medium_replay yet; scripts/make_offline_data x --levels medium_replay makes it"),
+        (["tuned=bc/cartpole"], "scripts/make_offline_data cartpole --levels expert makes it"),
+        (["algo=marwil", "runner=on_policy", "data.path=SET", "env=rlrun/Identity-v0"], "marwil learns from recorded data, which runner=on_policy has not: use runner=offline"),
+        (["algo=bc", "runner=on_policy", "data.path=SET", "env=rlrun/Identity-v0"], "or from recorded data with offline"),
+        (["algo=marwil", "algo.learns_from=experience", "data.path=SET", "env=rlrun/Identity-v0"], "learns from experience and not from recorded data"),
+        (["algo=discrete_cql", "runner=offline", "data.path=SET", "env=data", "algo.random_steps=3"], "runs that gather experience"),
+        (["algo=dqn", "runner=offline", "env=data", "++data.path={SET: 0.7, SET/x: 0.5}"], "0 or more, and 1 in all"),
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "eval.every=100"], "this run has no environment"),
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "algo.num_envs=3"], "runs that gather experience"),
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "resources.num_samplers=3"], "has no samplers"),

@@ -73,6 +73,8 @@ def test_known_answer_14_small_json_is_56_rows_and_one_end(tmp_path, packed):
     said = " ".join(source.facts.notes)
     assert "Discrete(2), because 1 is the largest" in said and "time limit" in said
     assert source.facts.made_by == "RLlib" and source.pieces() == 1
+    # Whoever has read all rows to know the spaces knows how much memory they take at most.
+    assert source.most_rows == 112 and RLlibJson(tmp_path / "small", CARTPOLE).most_rows is None
 
 
 def test_plain_and_packed_files_give_the_same_rows_to_the_bit(tmp_path):

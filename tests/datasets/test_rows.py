@@ -125,9 +125,12 @@ def test_a_resumed_run_draws_the_same_rows(buffer, kind, written):
         other = update(again)
         for name in ("reward", "action", "key", "weight", "log_prob"):
             assert torch.equal(one[name], other[name]), name
-    other_set = open_source(str(written((episode(n, 30) for n in range(50)), folder="other")))
-    with pytest.raises(UserError, match="has changed since"):
-        made(other_set, needs(record=record), buffer=buffer, memory=memory).load(state, None)
+    # Neither a set of another size nor one of the same size takes its place.
+    for folder, numbers in (("other", range(50)), ("alike", range(1, 401))):
+        lengths = {"other": lambda n: 30, "alike": lambda n: 20 + (n - 1) % 50}[folder]
+        other_set = open_source(str(written((episode(n, lengths(n)) for n in numbers), folder=folder, group_rows=300)))
+        with pytest.raises(UserError, match="has changed since"):
+            made(other_set, needs(record=record), buffer=buffer, memory=memory).load(state, None)
 
 
 def slow_to_go(one, discount):
@@ -200,6 +203,10 @@ def test_sequences_with_memory_and_the_last_action(written):
     rows = made(open_source(str(written(given_.values()))), wanted)
     batch = rows.sample(50, Clock())
     assert batch.obs.observation.shape == (5, 50, 2) and batch.core.h.shape == (1, 50, 2) and not batch.core.h.any()
+    large = wanted._replace(core={"h": Field((100_000,), torch.float32)})
+    assert large.layout(1000).bytes == wanted.layout(1000).bytes  # zeros are not stored with rows
+    rows.write(batch.key, core=batch.core.map(torch.ones_like))
+    assert not rows.sample(50, Clock()).core.h.any()
     for column in range(50):
         for t in range(5):
             number, row = (int(x) for x in batch.obs.observation[t, column])
@@ -286,3 +293,24 @@ def test_learners_read_the_same_and_draw_different_rows(written):
     again = made(source, needs(), buffer=2500)
     again.load(state, None)
     assert not torch.equal(again.sample(50, Clock()).key, two.sample(50, Clock()).key)
+
+
+def test_moments_are_computed_while_rows_are_read(written):
+    """What was read is not kept beside the memory until everything has been read."""
+    source = open_source(str(written((episode(n, 20) for n in range(400)), group_rows=300)))
+    cfg = typed(DataConfig, PLAIN, "data")
+    rows = DataRows(
+        [(source, 1.0)], needs(), cfg, typed(ReplayConfig, MEMORY, "replay"), Seeds(0), 0, torch.device("cpu")
+    )
+    there = rows.read(lambda batch: rows.rows if bool(batch.valid.any()) else None)
+    assert there == sorted(set(there)) and there[0] < 2000 and there[-1] > 8000
+    assert list(rows.shelves[0].stream) == []  # nothing is read ahead of a set that is in memory
+
+
+def test_a_small_set_of_any_format_takes_little_memory():
+    given_ = [episode(n, 20) for n in range(100)]
+    known, unknown = Listed(given_, facts()), Listed(given_, facts())
+    known.most_rows = 4000
+    rows = [made(source, needs(), buffer=100_000) for source in (known, unknown)]
+    assert rows[0].shelves[0].ring.length < 10_000 and rows[1].shelves[0].ring.length >= 100_000
+    assert all(one.whole for one in rows) and rows[0].rows == rows[1].rows

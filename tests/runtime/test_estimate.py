@@ -44,7 +44,7 @@ DISCOUNT = 0.9
 class Memory:
     """A data set of trajectories that are in memory."""
 
-    name = "memory"
+    name, most_rows = "memory", None
 
     def __init__(self, spec, trajectories, record=True):
         self.trajectories = list(trajectories)
