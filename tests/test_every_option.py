@@ -136,6 +136,7 @@ HOLDS = {
     kinds.OWN_ENCODERS: ["model.encoder=test_every_option:Wide"], kinds.ACTION_PARTS: ["env=rlrun/EverySpace-v0"],
     kinds.SAMPLERS: [], kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],
     kinds.NORMALIZED: ["model.hidden=[8]"], kinds.DRAWN: ["algo.actor.hidden=[4]"],
+    kinds.EXPERIENCE: [],  # the words of tests/small/ have runners that gather it
 }  # fmt: skip
 
 # The environments with several agents that stand for these.
