@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 
+# A process whose parent dies is told so once for each of the parent's threads, a moment apart. Nobody asks twice so
+# soon.
+SAME_SEC = 1.0
 
 class Signals:
-    """Ctrl-C and SIGTERM request a checkpoint and the end of the run; SIGUSR1 requests a checkpoint. A second Ctrl-C or
-    SIGTERM ends the run at once."""
+    """Ctrl-C and SIGTERM request a checkpoint and the end of the run; SIGUSR1 requests a checkpoint. A second Ctrl-C,
+    or a second SIGTERM after SAME_SEC, ends the run at once."""
 
     def __init__(self) -> None:
         self.stop: signal.Signals | None = None
+        self.stopped_at = 0.0
         self.save = False
         self.before: dict[int, object] = {}
 
@@ -29,9 +34,10 @@ class Signals:
         self.before = {}
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        if self.stop is not None:
+        if self.stop is None:
+            self.stop, self.stopped_at = signal.Signals(number), time.monotonic()
+        elif number == signal.SIGINT or time.monotonic() - self.stopped_at > SAME_SEC:
             raise KeyboardInterrupt
-        self.stop = signal.Signals(number)
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
         self.save = True

@@ -1,6 +1,7 @@
 """Tests of batches, checkpoints, schedules, seeds, threads and the optimiser."""
 
 import math
+import signal
 import threading
 import time
 import weakref
@@ -474,3 +475,21 @@ def test_one_choice_changes_nothing():
     torch.set_num_threads(1)
     with TunedThreads((4,)):
         assert torch.get_num_threads() == 1
+
+
+def test_a_second_sigterm_at_once_is_the_same_one(monkeypatch):
+    """A dying parent with several threads sends several, and the run must still be saved."""
+    from rlrun.core import signals
+
+    heard, now = signals.Signals(), [100.0]
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
+    for _ in range(3):
+        heard._on_stop(signal.SIGTERM, None)
+    assert heard.stop == signal.SIGTERM
+    now[0] += signals.SAME_SEC + 0.1
+    with pytest.raises(KeyboardInterrupt):
+        heard._on_stop(signal.SIGTERM, None)
+    other = signals.Signals()
+    other._on_stop(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        other._on_stop(signal.SIGINT, None)
