@@ -307,3 +307,18 @@ def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):
     ):
         with pytest.raises(UserError, match=said):
             record(words)
+
+
+def test_the_observation_filter_is_that_of_the_data_and_stays(recorded, tmp_path):
+    """Known answer 9 of the reference: computed from the set once, saved and loaded, never again on resume."""
+    from rlrun.commands.resume import main as resume
+    from rlrun.runtime.trained import load
+
+    words = [*OFFLINE, "env=data", f"data.path={recorded}", "model.observation_filter=mean_std", "env_steps=400"]
+    assert train(*words, f"run_dir={tmp_path / 'run'}") == 0
+    seen = np.concatenate([one.obs["observation"][one.valid] for one in read(recorded)])
+    before = {name: value.clone() for name, value in load(tmp_path / "run").policy.filter.state_dict().items()}
+    assert any(np.allclose(value.numpy(), seen.mean(0), atol=1e-4) for value in before.values() if value.shape == (4,))
+    assert resume([str(tmp_path / "run"), "env_steps=800"]) == 0
+    for name, value in load(tmp_path / "run").policy.filter.state_dict().items():
+        assert torch.equal(value, before[name])
