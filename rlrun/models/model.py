@@ -50,6 +50,7 @@ from rlrun.models.encoders import (
 from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head, temper
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
+from rlrun.models.world_model import WorldModelConfig
 
 Activation = Literal["tanh", "relu", "elu", "silu"]
 Sides = Annotated[int, Count] | tuple[Annotated[int, Count], Annotated[int, Count]]  # height and width
@@ -144,7 +145,10 @@ class ModelConfig:
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> type[ModelConfig]:
-        """The class for the file of conf/model/output that the algorithm chose, which its options tell."""
+        """The class for the file of conf/model/output that the algorithm chose, which its options tell, or that of
+        conf/model/world_model.yaml, whose options have nothing in common with those here."""
+        if "stoch" in values:
+            return WorldModelConfig  # type: ignore[return-value]
         if "share_value" in values:
             return DistributionAndValueConfig
         if "action_distribution" in values:
