@@ -19,6 +19,7 @@ Checked: tests/algos/test_dreamerv3.py, tests/models/test_world_model.py, tests/
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -279,12 +280,12 @@ class DreamerV3(Algorithm):
         features = states.features.to(self.policy.compute)  # [H + 1, N, F]
         logits = self.value(features[:-1])  # [H, N, bins]
         with torch.no_grad():
-            reward = expected(self.reward(features[1:]), self.bins)  # [H, N], those that come with states 1 to H
-            go_on = self.continues(features).squeeze(-1).sigmoid()  # [H + 1, N], discount included
+            reward = self.predicted(self.reward, features[1:])  # [H, N], those that come with states 1 to H
+            go_on = in_pieces(self.continues, features).squeeze(-1).sigmoid()  # [H + 1, N], discount included
             if not cfg.contdisc:
                 go_on = go_on * cfg.discount
-            value = expected(torch.cat((logits, self.value(features[-1:]))), self.bins)
-            slow = expected(self.slow_value(features if cfg.slow_target else features[:-1]), self.bins)
+            value = torch.cat((in_pieces(self.mean_of, logits), self.predicted(self.value, features[-1:])))
+            slow = self.predicted(self.slow_value, features if cfg.slow_target else features[:-1])
             base = slow if cfg.slow_target else value
             returns = lambda_returns(reward, go_on[1:], base[1:], cfg.lambda_)
             # The first factor is that of the root, so that dreams that begin at an end weigh almost nothing.
@@ -306,6 +307,13 @@ class DreamerV3(Algorithm):
         losses = {"policy": -(weight * gain).mean(0), "value": (weight * critic).mean(0)}
         return losses, returns[0], {name: each.mean(0) for name, each in told.items()}
 
+    def mean_of(self, logits: Tensor) -> Tensor:
+        return expected(logits, self.bins)
+
+    def predicted(self, head: Head, features: Tensor) -> Tensor:
+        """What a head over bins predicts [S, ...] for features [S, ..., F]."""
+        return in_pieces(lambda x: self.mean_of(head(x)), features)
+
     def replayed_value_loss(
         self, features: Tensor, reward: Tensor, terminal: Tensor, last: Tensor, start_return: Tensor
     ) -> Tensor:
@@ -314,7 +322,7 @@ class DreamerV3(Algorithm):
         cfg, rows = self.cfg, len(reward)
         logits = self.value(features).unflatten(0, reward.shape)[:-1]
         with torch.no_grad():
-            slow = expected(self.slow_value(features), self.bins).view_as(reward)[:-1]
+            slow = self.mean_of(self.slow_value(features)).view_as(reward)[:-1]
             returns = lambda_returns(
                 reward[1:],
                 cfg.discount * (~terminal[1:]).float(),
@@ -324,3 +332,8 @@ class DreamerV3(Algorithm):
         loss = two_hot_loss(logits, self.bins, (returns, 1.0), (slow, cfg.slow_reg)).masked_fill(last[:-1], 0.0)
         # The mean is over L - 1 rows.
         return F.pad(loss * (rows / (rows - 1)), (0, 0, 0, 1)).flatten()
+
+
+def in_pieces(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) for x [S, ...], on a CPU one piece of S after the other: what a piece needs stays in the cache."""
+    return function(x) if x.device.type != "cpu" else torch.stack([function(one) for one in x])
