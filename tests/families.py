@@ -29,6 +29,7 @@ BOX = [algo for algo in ROWS if "box" in NEEDS[algo].actions]
 ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions]
 ACTORS = [algo for algo in REPLAYING if "box" in NEEDS[algo].actions]  # actor and critics, learnt from a replay
 SAMPLING = ["sac", "tqc", "cql", "implicit_q"]  # of them those whose policy is a distribution
+DREAMING = ["dreamerv3"]  # learn in dreams, which have no action masks
 MEMORY = [*ANY_ACTION, "r2d2"]  # take model=lstm
 # What algorithms with a memory need besides it.
 REMEMBERING = {"bc": ["algo.sequence_length=5", "algo.batch_size=20"]}
@@ -39,7 +40,7 @@ def fits(algo: str, case: str) -> bool:
     if algo in JOINT:
         return case == "agents" or (case == "agents' numbers" and algo not in JOINT_VALUES)
     if case in ("discrete", "masked"):
-        return algo in DISCRETE
+        return algo in DISCRETE and not (case == "masked" and algo in DREAMING)
     if case.startswith("agents"):
         return False
     return (
