@@ -219,8 +219,8 @@ class DreamerV3(Algorithm):
         return Update(self.report({"loss": loss, **shares}, steps, scale), {"core": Batch(deter=h)})
 
     def follow(self, batch: Batch) -> tuple[Tensor, State, Tensor]:
-        """Follows the rows of a batch. Returns h of the first T rows [T, B, deter], the states of the last L [L, B, ...]
-        and the posterior's logits there [L, B, S]. The context rows before them only make the first state."""
+        """Follows the rows of a batch. Returns h of the first T rows [T, B, deter], and of the last L rows the states
+        [L, B, ...] and the posterior's logits [L, B, S]. The context rows before them only make the first state."""
         policy, rssm, context = self.policy, self.policy.rssm, self.cfg.replay_context
         shape = batch.is_first.shape  # T + 1, B
         uniform = self.ctx.rand((shape[1], shape[0], rssm.stoch)).transpose(0, 1)

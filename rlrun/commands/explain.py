@@ -159,15 +159,16 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
         return importlib.import_module(algorithm_class({"name": algo}).__module__).Config
 
     replays = replay_of(name) or (inner and replay_of(inner))
+    own = group_defaults("model", model_of(inner or name))
     places = [
         ("algo", config(name)),
         *([("algo.inner", config(inner))] if inner else []),
-        ("model", ModelConfig.variant(group_defaults("model/output", output_of(name)))),
+        ("model", ModelConfig.variant(own | group_defaults("model/output", output_of(name)))),
         *([("replay", PrioritizedReplayConfig)] if replays else []),
         *([("runner", importlib.import_module(f"rlrun.runners.{runner}").Config)] if runner else []),
         ("env", GymConfig),
         ("env", AgentsConfig),
-        ("model.memory", AttentionConfig),
+        *([] if "stoch" in own else [("model.memory", AttentionConfig)]),
         *((part, get_type_hints(RunConfig)[part]) for part in ("resources", "eval", "checkpoint", "stop")),
     ]
     found: dict[str, str] = {}

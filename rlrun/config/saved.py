@@ -11,7 +11,7 @@ from typing import Any
 
 from rlrun.config.automatic import TABLE, observations, settled
 from rlrun.config.foreign import check_values
-from rlrun.config.paths import group_defaults, options, output_of, root
+from rlrun.config.paths import group_defaults, model_of, options, output_of, root
 from rlrun.config.signature import sign, signed
 from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml
 from rlrun.config.unused import changed
@@ -124,7 +124,7 @@ def _as_before(values: dict[str, Any]) -> None:
         name, before = ("grayscale", True) if env.get("family") == "atari" else ("stack", 1)
         if env.get("family") != "data":
             env.setdefault(name, before)
-    if not isinstance(model, dict) or not isinstance(env, dict) or "conv_activation" in model:
+    if not isinstance(model, dict) or not isinstance(env, dict) or "encoder" not in model or "conv_activation" in model:
         return
     encoder, kind = str(model.get("encoder")), observations(env)
     own = is_path(encoder)
@@ -134,6 +134,12 @@ def _as_before(values: dict[str, Any]) -> None:
         model["hidden"] = []
     if convolves and kind == "images":
         model["activation"] = "relu"
+
+
+def learning(values: dict[str, Any]) -> str:
+    """The name of the algorithm that learns, which may be inside another one."""
+    inner = values["algo"].get("inner")
+    return (inner if isinstance(inner, dict) and "name" in inner else values["algo"])["name"]
 
 
 def defaults_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +160,8 @@ def defaults_of(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("replay") and values["replay"].get("name") in options("replay"):
         words.append(f"replay={values['replay']['name']}")
     memory = values.get("model", {}).get("memory", {}).get("kind")
-    if memory in options("model/memory"):
+    networks = group_defaults("model", model_of(learning(values))) if ours else {"encoder": "auto"}
+    if memory in options("model/memory") and "encoder" in networks:
         words.append(f"model/memory={memory}")
     made = copy.deepcopy(_composed((*words, "env=CartPole-v1")))
     made["logger"] = {name: node for name, node in made["logger"].items() if name in (values.get("logger") or {})}

@@ -85,7 +85,7 @@ def entries_of(spec: EnvSpec) -> Entries:
     parts = [Part(path, space) for path, space in leaves(spec.observation)]
     images = tuple(part for part in parts if isinstance(part.space, Box) and part.space.image)
     for part in images:
-        channels, height, width = image_shape(part.space)
+        _, height, width = image_shape(part.space)
         small = [side // 2 ** len(FACTORS) for side in (height, width)]
         fits = height % 2 ** len(FACTORS) == 0 == width % 2 ** len(FACTORS)
         if not fits or min(small) < SMALLEST or max(small) > LARGEST:
@@ -115,9 +115,9 @@ class WorldEncoder(nn.Module):
             self.features += wide.units
         if entries.images:
             depths = [wide.depth * factor for factor in FACTORS]
-            inputs = [sum(entries.channels), *depths[:-1]]
+            channels = [sum(entries.channels), *depths[:-1]]
             self.convolutions = nn.ModuleList(
-                Convolution(before, after, compute) for before, after in zip(inputs, depths, strict=True)
+                Convolution(before, after, compute) for before, after in zip(channels, depths, strict=True)
             )
             height, width = (side // 2 ** len(FACTORS) for side in entries.side)
             self.features += height * width * depths[-1]
@@ -189,8 +189,7 @@ class WorldDecoder(nn.Module):
             self.of_hidden = Product(2 * wide.units, cells, compute)
             self.scale = nn.Parameter(torch.ones(depths[-1]))
             self.convolutions = nn.ModuleList(
-                Convolution(before, after, compute)
-                for before, after in zip(depths[:0:-1], depths[-2::-1], strict=True)
+                Convolution(before, after, compute) for before, after in zip(depths[:0:-1], depths[-2::-1], strict=True)
             )
             self.last = Convolution(depths[0], sum(entries.channels), compute, plain=True)
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlrun.core.ranges import Count, NotNegative, Positive, Range, Share
+from rlrun.models.encoders import one_hot
 
 EPSILON = 1e-4  # added to the mean square in RMSNorm
 FACTORS = (2, 3, 4, 4)  # channels of the convolutions, in multiples of depth; each halves height and width
@@ -107,7 +108,7 @@ class WorldModelConfig:
 
 
 def draw(weight: Tensor, inputs: int, scale: float = 1.0) -> None:
-    """Draws weights from a normal distribution that is cut off at two deviations, of variance about scale^2 / inputs."""
+    """Draws weights from a normal distribution that is cut off at two deviations; the variance is scale^2 / inputs."""
     deviation = scale * 1.1368 / math.sqrt(inputs)
     if deviation == 0.0:
         nn.init.zeros_(weight)
@@ -168,6 +169,12 @@ class Head(nn.Module):
         super().__init__()
         self.layers = stack(inputs, width, layers, compute)
         self.last = Product(width, outputs, compute, scale)
+
+    @property
+    def first(self) -> Layer:
+        layer = self.layers[0]
+        assert isinstance(layer, Layer)
+        return layer
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.layers(x))
@@ -271,7 +278,7 @@ class RSSM(nn.Module):
 
     def best(self, probabilities: Tensor) -> Tensor:
         """One-hot z [N, S] of the most probable classes."""
-        return F.one_hot(probabilities.argmax(1), self.classes).transpose(1, 2).flatten(1).to(probabilities.dtype)
+        return one_hot(probabilities.argmax(1), self.classes).transpose(1, 2).flatten(1)
 
     def believed(self, h: Tensor, tokens: Tensor) -> Tensor:
         """Logits [N, S] of the posterior, from h [N, deter] and an encoded observation [N, E]."""
@@ -280,8 +287,8 @@ class RSSM(nn.Module):
     def first(self) -> Tensor:
         """h at the beginning of an episode [1, deter]: one step from zeros, without an action."""
         like = self.mixed_scale
-        nothing = [like.new_zeros(1, size) for size in (self.deter, self.size)]
-        return Core(self)(*nothing, self.embedded(like.new_zeros(1, self.of_action.weight.shape[1])))
+        h, z, action = (like.new_zeros(1, n) for n in (self.deter, self.size, self.of_action.weight.shape[1]))
+        return Core(self)(h, z, self.embedded(action))
 
     def observe(
         self, state: State, tokens: Tensor, actions: Tensor, is_first: Tensor, uniform: Tensor
@@ -296,7 +303,7 @@ class RSSM(nn.Module):
         rows = is_first.shape
         action = self.embedded((actions * keep).flatten(0, 1)).unflatten(0, rows)
         # The part of the posterior's first layer that does not depend on h is made for all rows at once.
-        layer, last = self.posterior.layers[0], self.posterior.last
+        layer, last = self.posterior.first, self.posterior.last
         seen = F.linear(tokens.to(self.compute), layer.weight[:, self.deter :].to(self.compute)).float() + layer.bias
         of_h, out = layer.weight[:, : self.deter].t(), last.weight.t()
         h, z = state
@@ -311,9 +318,7 @@ class RSSM(nn.Module):
         return State(hs, zs), all_logits
 
     @torch.no_grad()
-    def imagine(
-        self, state: State, act: Callable[[State, int], Tensor], uniform: Tensor
-    ) -> tuple[State, Tensor]:
+    def imagine(self, state: State, act: Callable[[State, int], Tensor], uniform: Tensor) -> tuple[State, Tensor]:
         """Dreams H steps from N states by the prior. Returns the states [H + 1, N, ...], of which the first are those
         given, and the flat actions [H, N, A] that act(state, step) chose.
 
@@ -321,7 +326,7 @@ class RSSM(nn.Module):
         core, states, actions = Core(self), [state], []
         for step in range(len(uniform)):
             actions.append(act(state, step))
-            h = core(*state, self.embedded(actions[-1]))
+            h = core(state.h, state.z, self.embedded(actions[-1]))
             state = State(h, self.draw(self.probabilities(self.prior(h)), uniform[step]))
             states.append(state)
         return State(*(torch.stack(parts) for parts in zip(*states, strict=True))), torch.stack(actions)

@@ -13,7 +13,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.policy import Act, Mode, Pass, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
-from rlrun.models.encoders import flat_size, flatten
+from rlrun.models.encoders import flat_size, flatten, one_hot
 from rlrun.models.model import Model
 from rlrun.models.observations import WorldEncoder, entries_of
 from rlrun.models.world_model import RSSM, Core, Product, State, WorldModelConfig, stack
@@ -68,7 +68,7 @@ class WorldActor(nn.Module):
         sizes = [self.space.n] if isinstance(self.space, Discrete) else list(self.space.sizes)
         parts = zip(made.split(sizes, -1), noise.split(sizes, -1), strict=True)
         picks = [(self._mixed(part) + gumbel(one)).argmax(-1) for part, one in parts]
-        return torch.cat([nn.functional.one_hot(pick, n) for pick, n in zip(picks, sizes, strict=True)], -1).float()
+        return torch.cat([one_hot(pick, n) for pick, n in zip(picks, sizes, strict=True)], -1)
 
     def rows(self, flat: Tensor) -> Tensor:
         """Flat actions [..., A] in the form that rows have."""
@@ -93,7 +93,7 @@ class DreamerPolicy(Policy):
 
     def __init__(self, spec: EnvSpec, model: Model, explorer: Explorer):
         super().__init__()
-        cfg = model.cfg
+        cfg: Any = model.cfg
         if not isinstance(cfg, WorldModelConfig):
             raise UserError("dreamerv3 has networks of its own: model=world_model")
         if "action_mask" in spec.obs:

@@ -30,8 +30,8 @@ def numbers(*shape, low=-math.inf, high=math.inf, dtype="float32"):
     return Box(shape=shape, dtype=dtype, low=(low,), high=(high,))
 
 
-def env(observation, action=Discrete(n=6), name="an env"):
-    return EnvSpec(name=name, obs={"observation": observation}, action=action)
+def env(observation, action=None):
+    return EnvSpec(name="an env", obs={"observation": observation}, action=action or Discrete(n=6))
 
 
 def torques(size):
