@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +102,9 @@ class AttentionConfig(RecurrentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Options of every model. The subclasses add those of conf/model/output."""
+    """Options of every model. The subclasses add those of conf/model/output; `others` have nothing in common with it."""
+
+    others: ClassVar[tuple[type, ...]] = (WorldModelConfig,)
 
     encoder: str
     encoder_kwargs: Annotated[dict[str, Any], OnlyFor(OWN_ENCODERS)]

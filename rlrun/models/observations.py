@@ -18,7 +18,7 @@ from rlrun.models.encoders import channels_last, flat_size, flatten
 from rlrun.models.world_model import (
     FACTORS,
     BlockProduct,
-    Layer,
+    NormedProduct,
     Product,
     State,
     WorldModelConfig,
@@ -32,7 +32,7 @@ SMALLEST, LARGEST = 3, 16  # sides of an image behind the last convolution
 KERNEL = 5
 
 
-class Part(NamedTuple):
+class Entry(NamedTuple):
     """An entry of an observation."""
 
     path: tuple[str, ...]
@@ -46,8 +46,8 @@ class Part(NamedTuple):
 class Entries(NamedTuple):
     """The entries of an observation, those that are images apart."""
 
-    vectors: tuple[Part, ...]
-    images: tuple[Part, ...]
+    vectors: tuple[Entry, ...]
+    images: tuple[Entry, ...]
 
     @property
     def side(self) -> tuple[int, int]:
@@ -82,7 +82,7 @@ def pixels(space: Box, x: Tensor) -> Tensor:
 
 def entries_of(spec: EnvSpec) -> Entries:
     """Raises UserError where an observation cannot be predicted."""
-    parts = [Part(path, space) for path, space in leaves(spec.observation)]
+    parts = [Entry(path, space) for path, space in leaves(spec.observation)]
     images = tuple(part for part in parts if isinstance(part.space, Box) and part.space.image)
     for part in images:
         _, height, width = image_shape(part.space)
@@ -185,7 +185,7 @@ class WorldDecoder(nn.Module):
             self.small = tuple(side // 2 ** len(FACTORS) for side in entries.side)
             self.groups, cells = cfg.blocks, self.small[0] * self.small[1] * depths[-1]
             self.of_h = BlockProduct(deter, cells, self.groups)
-            self.of_z = Layer(size, 2 * wide.units, compute)
+            self.of_z = NormedProduct(size, 2 * wide.units, compute)
             self.of_hidden = Product(2 * wide.units, cells, compute)
             self.scale = nn.Parameter(torch.ones(depths[-1]))
             self.convolutions = nn.ModuleList(
@@ -236,7 +236,7 @@ class WorldDecoder(nn.Module):
         assert total is not None
         return total
 
-    def paired(self, state: State) -> list[tuple[Part, Tensor]]:
+    def paired(self, state: State) -> list[tuple[Entry, Tensor]]:
         made = self(state)
         return [(part, made[part.name]) for part in (*self.entries.vectors, *self.entries.images)]
 

@@ -146,7 +146,7 @@ def activated(x: Tensor, scale: Tensor) -> Tensor:
     return F.silu(F.rms_norm(x, scale.shape, scale, EPSILON))
 
 
-class Layer(Product):
+class NormedProduct(Product):
     """A linear layer with RMSNorm and SiLU behind it."""
 
     def __init__(self, inputs: int, outputs: int, compute: torch.dtype):
@@ -159,7 +159,7 @@ class Layer(Product):
 
 def stack(inputs: int, width: int, count: int, compute: torch.dtype) -> nn.Sequential:
     """`count` layers of the same width."""
-    return nn.Sequential(*(Layer(width if i else inputs, width, compute) for i in range(count)))
+    return nn.Sequential(*(NormedProduct(width if i else inputs, width, compute) for i in range(count)))
 
 
 class Head(nn.Module):
@@ -171,9 +171,9 @@ class Head(nn.Module):
         self.last = Product(width, outputs, compute, scale)
 
     @property
-    def first(self) -> Layer:
+    def first(self) -> NormedProduct:
         layer = self.layers[0]
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, NormedProduct)
         return layer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -244,9 +244,9 @@ class RSSM(nn.Module):
         self.deter, self.classes, self.stoch = wide.deter, wide.classes, cfg.stoch
         self.blocks, self.unimix, self.compute = cfg.blocks, cfg.unimix, compute
         self.size = self.classes * self.stoch  # numbers in z
-        self.of_h = Layer(self.deter, wide.hidden, compute)
-        self.of_z = Layer(self.size, wide.hidden, compute)
-        self.of_action = Layer(actions, wide.hidden, compute)
+        self.of_h = NormedProduct(self.deter, wide.hidden, compute)
+        self.of_z = NormedProduct(self.size, wide.hidden, compute)
+        self.of_action = NormedProduct(actions, wide.hidden, compute)
         self.mixed = BlockProduct(self.deter + self.blocks * 3 * wide.hidden, self.deter, self.blocks)
         self.mixed_scale = nn.Parameter(torch.ones(self.deter))
         self.gates = BlockProduct(self.deter, 3 * self.deter, self.blocks)
