@@ -102,7 +102,7 @@ class AttentionConfig(RecurrentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Options of every model. The subclasses add those of conf/model/output; `others` have nothing in common with it."""
+    """Options of every model. The subclasses add those of conf/model/output; `others` share none with it."""
 
     others: ClassVar[tuple[type, ...]] = (WorldModelConfig,)
 

@@ -212,7 +212,7 @@ class Core:
     def __call__(self, h: Tensor, z: Tensor, action: Tensor) -> Tensor:
         """h [N, deter], z [N, S] and an embedded action [N, hidden] -> the next h [N, deter]."""
         rssm, low = self.rssm, self.low
-        rows, blocks = len(h), rssm.blocks
+        rows, blocks = h.shape[0], rssm.blocks
         fast = h.to(low)
         inputs = torch.cat(
             (
