@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rlrun.core.conditions import CONTINUOUS, IMAGES, OnlyFor
 from rlrun.core.ranges import Count, NotNegative, Positive, Range, Share
 from rlrun.models.encoders import one_hot
 
@@ -65,7 +66,7 @@ class WorldModelConfig:
     deter: Annotated[int, Count] | None
     hidden: Annotated[int, Count] | None
     classes: Annotated[int, Range(2)] | None
-    depth: Annotated[int, Count] | None
+    depth: Annotated[Annotated[int, Count] | None, OnlyFor(IMAGES)]
     units: Annotated[int, Count] | None
     stoch: Annotated[int, Count]
     blocks: Annotated[int, Count]
@@ -78,8 +79,8 @@ class WorldModelConfig:
     value_layers: Annotated[int, Count]
     bins: Annotated[int, Range(3)]
     unimix: Annotated[float, Share]
-    min_std: Annotated[float, Positive]
-    max_std: Annotated[float, Positive]
+    min_std: Annotated[float, Positive, OnlyFor(CONTINUOUS)]
+    max_std: Annotated[float, Positive, OnlyFor(CONTINUOUS)]
     policy_outscale: Annotated[float, NotNegative]
     symlog: bool
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -123,8 +122,16 @@ class DreamerPolicy(Policy):
         return Batch(state | self.explorer.initial_state(columns, place, device))
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
-        """Knows log_prob [B]: NaN, because the probability of an action is a mean over all z that nobody computes."""
-        return {name: {"log_prob": Field((), torch.float32)}[name] for name in names}
+        """Knows nothing: the probability of an action is a mean over all z, which has no formula."""
+        known: RowSpec = {}
+        return {name: known[name] for name in names}
+
+    def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        """Raises UserError: see record_spec()."""
+        raise UserError(
+            "dreamerv3 draws its world model's state and then an action: the probability of the action alone is a mean"
+            " over all states, which has no formula"
+        )
 
     def believed(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Tensor]:
         """h [B, deter] at a row, and the probabilities of z [B, classes, stoch] after its observation."""
@@ -160,9 +167,8 @@ class DreamerPolicy(Policy):
             changed |= own
         else:
             action = dist.mode() if mode == "greedy" else dist.sample(rng)
-        unknown = torch.full(is_first.shape, math.nan, device=h.device)
         changed["deter"] = self.after(now, action)
-        return Act(action, Batch(changed), Batch(dict.fromkeys(record, unknown)))
+        return Act(action, Batch(changed), Batch())
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         h, chances = self.believed(obs, is_first, state)

@@ -299,7 +299,7 @@ def test_a_run_resumes_to_the_same_bits_and_acts(env, tmp_path, capsys):
     assert np.isfinite(first).all() and np.isfinite(again).all()
     assert _dispatch(["evaluate", str(tmp_path / "whole"), "episodes=2"]) == 0
     assert "return" in capsys.readouterr().out
-    assert _dispatch(["export", str(tmp_path / "whole"), "to=pt2"]) == 0
+    assert _dispatch(["export", str(tmp_path / "whole"), "--formats", "pt2"]) == 0
 
 
 def test_samplers_in_processes_feed_the_replay(tmp_path):
