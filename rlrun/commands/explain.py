@@ -90,8 +90,10 @@ def main(words: list[str]) -> int:
         print(f"  {option:<36} {condition}")
     print()
     print(EVERY_RUN)
-    print("RLlib's names" + (f", with {inner} inside" if inner else "") + "\n")
-    for row in option_map(name):
+    rows = option_map(name)
+    whose = "RLlib's names" + (" and the paper's" if any(row["rllib"].startswith("paper: ") for row in rows) else "")
+    print(whose + (f", with {inner} inside" if inner else "") + "\n")
+    for row in rows:
         print(f"  {row['rllib']:<46} {row['rlrun'] or '-':<34} {row.get('why', '')}".rstrip())
     return 0
 
