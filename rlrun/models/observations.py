@@ -101,6 +101,20 @@ def entries_of(spec: EnvSpec) -> Entries:
     return Entries(tuple(part for part in parts if part not in images), images)
 
 
+def vectors_of(entries: Entries, observation: Tensor | Batch, squashed: bool) -> Tensor:
+    """All entries that are no images [N, D]. squashed: numbers x as symlog(x)."""
+    made = []
+    for part in entries.vectors:
+        flat = flatten(part.space, at(observation, part.path))
+        made.append(symlog(flat) if squashed and isinstance(part.space, Box) else flat)
+    return torch.cat(made, -1) if len(made) > 1 else made[0]
+
+
+def images_of(entries: Entries, observation: Tensor | Batch) -> Tensor:
+    """All images, their channels one behind the other [N, C, H, W], from 0 to 1."""
+    return torch.cat([pixels(part.space, at(observation, part.path)) for part in entries.images], 1)
+
+
 class WorldEncoder(nn.Module):
     """Makes tokens [N, E] of observations [N, ...]: layers over the vectors, convolutions over the images."""
 
@@ -127,7 +141,7 @@ class WorldEncoder(nn.Module):
         if self.entries.vectors:
             made.append(self.layers(self.vector(observation)))
         if self.entries.images:
-            x = torch.cat([pixels(part.space, at(observation, part.path)) for part in self.entries.images], 1) - 0.5
+            x = images_of(self.entries, observation) - 0.5
             x = x.contiguous(memory_format=torch.channels_last)
             for convolution in self.convolutions:
                 x = convolution(x, pool=True)
@@ -136,11 +150,7 @@ class WorldEncoder(nn.Module):
 
     def vector(self, observation: Tensor | Batch) -> Tensor:
         """All entries that are no images [N, D]."""
-        made = []
-        for part in self.entries.vectors:
-            flat = flatten(part.space, at(observation, part.path))
-            made.append(symlog(flat) if self.symlog and isinstance(part.space, Box) else flat)
-        return torch.cat(made, -1) if len(made) > 1 else made[0]
+        return vectors_of(self.entries, observation, self.symlog)
 
 
 class Convolution(nn.Module):
@@ -167,8 +177,55 @@ class Convolution(nn.Module):
         return activated(x.permute(0, 2, 3, 1), self.scale).permute(0, 3, 1, 2)
 
 
-class WorldDecoder(nn.Module):
-    """Predicts observations from states."""
+class Predictor(nn.Module):
+    """Predicts observations from states. Subclasses define forward(state)."""
+
+    entries: Entries
+    symlog: bool  # whether numbers are predicted as symlog(x)
+    weight = 1.0  # of squared errors
+
+    def __call__(self, state: State) -> dict[str, Tensor]:
+        """What the last layers put out for each entry, by its name: for vectors the numbers [N, D] of flatten(), after
+        symlog, or logits of choices; for images numbers from 0 to 1 [N, C, H, W]."""
+        return super().__call__(state)
+
+    def loss(self, state: State, observation: Tensor | Batch) -> Tensor:
+        """The sum [N] over all entries of errors of numbers, or of cross entropies of choices."""
+        total = None
+        for part, said in self.paired(state):
+            true = at(observation, part.path)
+            if isinstance(part.space, Box) and part.space.image:
+                loss = (said - pixels(part.space, true)).square().flatten(1).sum(1) * self.weight
+            elif isinstance(part.space, Box):
+                flat = flatten(part.space, true)
+                loss = (said - (symlog(flat) if self.symlog else flat)).square().sum(-1) * self.weight
+            else:
+                loss = choice_loss(part.space, said, flatten(part.space, true))
+            total = loss if total is None else total + loss
+        assert total is not None
+        return total
+
+    def paired(self, state: State) -> list[tuple[Entry, Tensor]]:
+        made = self(state)
+        return [(part, made[part.name]) for part in (*self.entries.vectors, *self.entries.images)]
+
+    def predicted(self, state: State) -> dict[str, Tensor]:
+        """Predictions in the units of observations: numbers [N, D], probabilities of choices [N, D], and images
+        [N, C, H, W] from 0 to 1."""
+        made = {}
+        for part, said in self.paired(state):
+            if isinstance(part.space, Discrete | MultiDiscrete):
+                said = torch.cat([each.softmax(-1) for each in said.split(sizes_of(part.space), -1)], -1)
+            elif isinstance(part.space, MultiBinary):
+                said = said.sigmoid()
+            elif not part.space.image and self.symlog:
+                said = symexp(said)
+            made[part.name] = said
+        return made
+
+
+class WorldDecoder(Predictor):
+    """The decoder of DreamerV3."""
 
     def __init__(self, entries: Entries, cfg: WorldModelConfig, deter: int, size: int, compute: torch.dtype):
         """deter, size: numbers in h and in z."""
@@ -194,8 +251,6 @@ class WorldDecoder(nn.Module):
             self.last = Convolution(depths[0], sum(entries.channels), compute, plain=True)
 
     def forward(self, state: State) -> dict[str, Tensor]:
-        """What the last layers put out for each entry, by its name: for vectors the numbers [N, D] of flatten(), after
-        symlog, or logits of choices; for images numbers from 0 to 1 [N, C, H, W]."""
         made: dict[str, Tensor] = {}
         if self.entries.vectors:
             hidden = self.layers(state.features)
@@ -219,40 +274,6 @@ class WorldDecoder(nn.Module):
         for convolution in self.convolutions:
             x = convolution(F.interpolate(x.to(low), scale_factor=2.0))
         return self.last(F.interpolate(x.to(low), scale_factor=2.0)).sigmoid()
-
-    def loss(self, state: State, observation: Tensor | Batch) -> Tensor:
-        """The sum [N] over all entries of squared errors, or of cross entropies of choices."""
-        total = None
-        for part, said in self.paired(state):
-            true = at(observation, part.path)
-            if isinstance(part.space, Box) and part.space.image:
-                loss = (said - pixels(part.space, true)).square().flatten(1).sum(1)
-            elif isinstance(part.space, Box):
-                flat = flatten(part.space, true)
-                loss = (said - (symlog(flat) if self.symlog else flat)).square().sum(-1)
-            else:
-                loss = choice_loss(part.space, said, flatten(part.space, true))
-            total = loss if total is None else total + loss
-        assert total is not None
-        return total
-
-    def paired(self, state: State) -> list[tuple[Entry, Tensor]]:
-        made = self(state)
-        return [(part, made[part.name]) for part in (*self.entries.vectors, *self.entries.images)]
-
-    def predicted(self, state: State) -> dict[str, Tensor]:
-        """Predictions in the units of observations: numbers [N, D], probabilities of choices [N, D], and images
-        [N, C, H, W] from 0 to 1."""
-        made = {}
-        for part, said in self.paired(state):
-            if isinstance(part.space, Discrete | MultiDiscrete):
-                said = torch.cat([each.softmax(-1) for each in said.split(sizes_of(part.space), -1)], -1)
-            elif isinstance(part.space, MultiBinary):
-                said = said.sigmoid()
-            elif not part.space.image and self.symlog:
-                said = symexp(said)
-            made[part.name] = said
-        return made
 
 
 def sizes_of(space: Space) -> list[int]:
