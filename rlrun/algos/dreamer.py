@@ -4,7 +4,7 @@ The world model predicts observations and rewards. Dreams begin at the states of
 are differentiated through predicted values, rewards and the model's dynamics, and this gradient moves the policy alone.
 
 Rows: sequences of batch_length rows and one observation, which begin at any row; the memory begins with zeros.
-Recorded: nothing.
+Recorded: nothing; the model's h is stored at every row, as any memory is, and not used.
 Refused: action masks, which nobody could dream of; unbounded actions; images that are not 64 x 64; options of other
 networks.
 Differs from the author's code (danijar/dreamer @ 56d4d44): vectors and choices can be observed. A sequence may go on in
@@ -95,6 +95,7 @@ class Dreamer(Algorithm):
         return Needs(
             rows=cfg.batch_length,
             columns=cfg.batch_size,
+            core_every=1,
             actions=("discrete", "box"),
             low_precision=True,
             replay=sequences,

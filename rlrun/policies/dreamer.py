@@ -149,8 +149,10 @@ class WorldPolicy(Policy):
 
     algo: ClassVar[str]
     networks: ClassVar[tuple[str, type]]  # the file of conf/model, and its options
+    cfg: Any
     rssm: Any
     actor: Any
+    encoder: Any
 
     def __init__(self, spec: EnvSpec, model: Model, explorer: Explorer):
         super().__init__()
@@ -191,6 +193,10 @@ class WorldPolicy(Policy):
 
     def recordable(self, what: Pass) -> bool:
         return what == "learning" or self.explorer.recordable
+
+    def core_spec(self) -> RowSpec:
+        """h lies in (-1, 1), so that half precision loses less than DreamerV3's bfloat16."""
+        return {"deter": Field((self.rssm.deter,), torch.float16)}
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         device = next(self.parameters()).device
@@ -256,12 +262,8 @@ class DreamerPolicy(WorldPolicy):
         super().__init__(spec, model, explorer)
         cfg = self.cfg
         self.encoder = WorldEncoder(entries_of(spec), cfg, self.compute)
-        self.rssm = RSSM(cfg, flat_size(spec.action), self.encoder.features, self.compute)
+        self.rssm: RSSM = RSSM(cfg, flat_size(spec.action), self.encoder.features, self.compute)
         self.actor = WorldActor(spec.action, self.rssm.features, cfg, self.compute)
-
-    def core_spec(self) -> RowSpec:
-        """h lies in (-1, 1), so that half precision loses less than the author's bfloat16."""
-        return {"deter": Field((self.rssm.deter,), torch.float16)}
 
     def belief(self, h: Tensor, obs: Batch) -> Tensor:
         """The probabilities of z [B, classes, stoch]."""
@@ -288,7 +290,7 @@ class DisturbedConfig(ExplorationConfig):
 
 class GaussianDreamerPolicy(WorldPolicy):
     """The policy of Dreamer (2020), which explores by disturbing what it draws: numbers by normal noise, and choices by
-    random ones. Learning begins every sequence with a memory of zeros, so that rows hold no h."""
+    random ones."""
 
     algo = "dreamer"
     networks = ("gaussian_world_model", GaussianWorldModelConfig)
