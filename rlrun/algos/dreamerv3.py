@@ -276,8 +276,14 @@ class DreamerV3(Algorithm):
 
         draw = self.ctx.randn if isinstance(self.spec.action, Box) else self.ctx.rand
         noise, uniform = by_step(draw((*shape, actor.size))), by_step(self.ctx.rand((*shape, rssm.stoch)))
-        states, actions = rssm.imagine(start, lambda state, t: actor.chosen(state.features, noise[t]), uniform)
-        features = states.features.to(self.policy.compute)  # [H + 1, N, F]
+        seen: list[Tensor] = []
+
+        def act(state: State, t: int) -> Tensor:
+            seen.append(state.features.to(self.policy.compute))
+            return actor.chosen(seen[-1], noise[t])
+
+        states, actions = rssm.imagine(start, act, uniform)
+        features = torch.stack((*seen, states[-1].features.to(self.policy.compute)))  # [H + 1, N, F]
         logits = self.value(features[:-1])  # [H, N, bins]
         with torch.no_grad():
             reward = self.predicted(self.reward, features[1:])  # [H, N], those that come with states 1 to H

@@ -166,7 +166,7 @@ def test_dreams_by_hand(typed):
     losses, first, _ = made.dream(start_rows, batch, Clock())
     (states, actions), steps = told["dream"], cfg.imag_length
     with torch.no_grad():
-        features = states.features
+        features = torch.stack([state.features for state in states])
         reward, value, slow = (made.mean_of(net(features)).numpy() for net in (made.reward, made.value, made.slow_value))
         go_on = made.continues(features).squeeze(-1).sigmoid().numpy()
         log_p = made.policy.actor(features[:-1]).log_probs.numpy()
@@ -388,5 +388,5 @@ def test_a_world_model_of_a_chain_learns_it(typed):
         dreamt, _ = made.policy.rssm.imagine(
             states, lambda state, t: torch.eye(6)[torch.zeros(len(state.h), dtype=torch.long)],
             torch.rand(1, len(states.h), made.policy.rssm.stoch, generator=rng))  # fmt: skip
-        after = made.decoder(State(*(x[1] for x in dreamt)))["observation"]
+        after = made.decoder(dreamt[1])["observation"]
         assert (after.argmax(-1) == 3).all()
