@@ -53,6 +53,7 @@ class MixedConfig(QConfig):
     double: bool
     lambda_: Annotated[float, Share]
     huber_delta: Annotated[float, Positive] | None
+    reward_shift: float
     reward_scale: Annotated[float, Positive]
     sequence_length: Annotated[int, Count]
     burn_in: Annotated[int, NotNegative, WITH_MEMORY]
@@ -60,8 +61,8 @@ class MixedConfig(QConfig):
     zero_init_state: Annotated[bool, WITH_MEMORY]
 
     def learnt(self, reward: Tensor) -> Tensor:
-        """Rewards as the values count them: clipped and scaled."""
-        return clip_reward(reward, self.reward_clip) * self.reward_scale
+        """Rewards as the values count them: clipped, shifted and scaled."""
+        return (clip_reward(reward, self.reward_clip) + self.reward_shift) * self.reward_scale
 
     def returns(self, reward: Tensor, terminated: Tensor, valid: Tensor, following: Tensor) -> Tensor:
         """Targets [T, B] of values: n-step or lambda-returns of rewards [T, B] and of the values behind them."""
