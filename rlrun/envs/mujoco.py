@@ -8,6 +8,8 @@ import sys
 
 from gymnasium.envs.registration import EnvSpec
 
+from rlrun.envs import opengl
+
 said: set[str] = set()  # warnings that this process has printed
 
 
@@ -15,6 +17,7 @@ def listen(spec: EnvSpec) -> None:
     """Sends MuJoCo's warnings to stderr, each once, instead of to a MUJOCO_LOG.TXT in the working directory."""
     wanted = "mujoco" in str(spec.entry_point) and importlib.util.find_spec("mujoco") is not None
     if wanted or "mujoco" in sys.modules:
+        opengl.prepare()
         importlib.import_module("mujoco").set_mju_user_warning(hear)
 
 
