@@ -17,7 +17,7 @@ import numpy as np
 from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, Range
-from rlrun.envs import opengl
+from rlrun.envs import drawing
 from rlrun.envs.gym import SingleConfig
 from rlrun.envs.mujoco import hear
 from rlrun.envs.names import DMC, check_present
@@ -41,6 +41,8 @@ class DmcConfig(SingleConfig):
 
     def make(self, render: bool) -> gymnasium.Env:
         check_present("dmc", self.name)
+        if render or self.draws:
+            drawing.check(self.name)
         return DmControl(self, render)
 
     def limit(self, env: gymnasium.Env) -> int | None:
@@ -52,7 +54,7 @@ class DmcConfig(SingleConfig):
 def load(name: str, **options: Any) -> Any:
     """Loads a task of the suite. options: keyword arguments of the task. Raises UserError if MuJoCo's release does not
     fit dm-control's."""
-    opengl.prepare()
+    drawing.prepare()
     domain, task = DMC[name]
     try:
         suite = importlib.import_module("dm_control.suite")

@@ -18,8 +18,8 @@ from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
-from rlrun.envs import opengl
-from rlrun.envs.mujoco import listen
+from rlrun.envs import drawing
+from rlrun.envs.mujoco import listen, uses_mujoco
 from rlrun.envs.names import numbered
 from rlrun.envs.wrapped import Pixels, Repeat
 
@@ -76,7 +76,12 @@ class GymConfig(SingleConfig):
     def make(self, render: bool) -> gymnasium.Env:
         spec = find(self.name)
         listen(spec)
-        more = {"render_mode": "rgb_array"} if render or self.draws else {}
+        more: dict[str, Any] = {}
+        if render or self.draws:
+            more = {"render_mode": "rgb_array"}
+            drawing.without_screen()
+            if uses_mujoco(spec):
+                drawing.check(self.name)
         env: gymnasium.Env = gymnasium.make(spec, **_overrides(self), **more)
         env = Repeat(env, self.action_repeat) if self.action_repeat > 1 else env
         return Pixels(env, self.size) if self.draws else env
@@ -186,8 +191,8 @@ def _part(space: Space, obs: Any) -> Any:
 
 
 def make_spec(cfg: SingleConfig) -> EnvSpec:
-    """Makes one environment to read its spaces. Raises UserError if it fails, its spaces are not supported, or it cannot
-    draw the pictures that observations hold."""
+    """Makes one environment to read its spaces. Raises UserError if it fails, its spaces are not supported, or it
+    cannot draw the pictures that observations hold."""
     if isinstance(cfg, GymConfig) and cfg.draws and "rgb_array" not in _made(cfg, lambda: render_modes(cfg)):
         raise UserError(
             f"env.observation=pixels: {cfg.name} draws no pictures (rgb_array is not one of its render_modes)"
@@ -238,11 +243,9 @@ def _check_drawing(env: gymnasium.Env, name: str) -> None:
         env.reset(seed=0)
     except Exception as error:  # of any library that draws
         why = f"{type(error).__name__}: {error}"
-        if "mujoco" in sys.modules:
-            why = opengl.lacks() or why
-        elif isinstance(error, gymnasium.error.DependencyNotInstalled) and "pygame" in str(error):
+        if isinstance(error, gymnasium.error.DependencyNotInstalled) and "pygame" in str(error):
             why = "pygame is not installed: pip install 'rlrun[video]'"
-        raise UserError(f"{name} cannot be drawn: {why}") from None
+        raise UserError(f"env={name} cannot be drawn: {why}") from None
 
 
 def make_one(cfg: SingleConfig, render: bool = False) -> gymnasium.Env:
@@ -326,12 +329,11 @@ class GymEnv:
         self.name, self.numbers = numbered(cfg.name, stream, worker, count)
         self.env: Any
         # wrappers and rendering need single environments
-        vectorised = find(cfg.name) if isinstance(cfg, GymConfig) and cfg.untouched and not render else None
-        self.native = vectorised is not None and vectorised.vector_entry_point is not None
-        if isinstance(cfg, GymConfig) and self.native:
-            self.env = gymnasium.make_vec(
-                vectorised, count, vectorization_mode="vector_entry_point", **_overrides(cfg)
-            )
+        registered = find(cfg.name) if isinstance(cfg, GymConfig) and cfg.untouched and not render else None
+        self.native = registered is not None and registered.vector_entry_point is not None
+        if isinstance(cfg, GymConfig) and registered is not None and self.native:
+            mode, overrides = "vector_entry_point", _overrides(cfg)
+            self.env = gymnasium.make_vec(registered, count, vectorization_mode=mode, **overrides)
         else:
 
             def one(index: int):

@@ -246,7 +246,7 @@ def family_of(name: str, family: str | None = None, needed: bool = True) -> tupl
     if not games() and "-" not in name:
         raise UserError(f"env={name} is not a Gymnasium id; if it is an Atari game: {ATARI}")
     raise UserError(
-        f"There is no env {name!r}.{closest(name, names())} (rlrun list envs shows all; your own:"
+        f"There is no env {name!r}.{closest(name, [*names(), *own_names()])} (rlrun list envs shows all; your own:"
         " env=my_package:MyEnv-v0)"
     )
 
@@ -285,7 +285,7 @@ def _prefixed(prefix: str, rest: str, name: str, family: str | None, needed: boo
         return "gym", rest
     known = known_to(rest)
     if prefix not in known:
-        elsewhere = f" {_both(known, rest)[0]} is one." if known else closest(rest, names())
+        elsewhere = f" {_both(known, rest)[0]} is one." if known else closest(rest, [*names(), *own_names()])
         raise UserError(f"There is no env {name!r}.{elsewhere} (rlrun list envs shows all)")
     if needed:
         check_present(prefix, rest)
@@ -312,7 +312,9 @@ def _as(family: str, name: str) -> str:
     if family in ("gym", "agents") and (OWN.fullmatch(name) or name in gymnasium.registry):
         return name
     it_is = f", which is of the family {next(PREFIXES[one] for one in known)}." if known else "."
-    raise UserError(f"env.family={family} cannot make env={name}{it_is}{'' if known else closest(name, names())}")
+    raise UserError(
+        f"env.family={family} cannot make env={name}{it_is}{'' if known else closest(name, [*names(), *own_names()])}"
+    )
 
 
 def _has_agents(name: str) -> bool:

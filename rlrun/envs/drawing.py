@@ -1,6 +1,7 @@
-"""How MuJoCo draws without a screen: for pixels of dm-control, and for films of all environments that use MuJoCo.
+"""How environments draw on machines without a screen.
 
-MuJoCo's packages read MUJOCO_GL once, while they are imported. prepare() therefore comes before their first import."""
+MuJoCo draws with OpenGL, for pixels of dm-control and for films of all environments that use it. Its packages read
+MUJOCO_GL once, while they are imported. prepare() therefore comes before their first import."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import ctypes
 import os
 import sys
 from functools import cache
+
+from rlrun.core.errors import UserError
 
 VARIABLE = "MUJOCO_GL"
 INSTALL = "apt install libegl1"  # Debian and Ubuntu; it brings Mesa, which draws on the CPU
@@ -29,8 +32,14 @@ def prepare() -> None:
         os.environ[VARIABLE] = "disabled"
 
 
+def without_screen() -> None:
+    """Tells SDL, with which pygame draws CartPole and its like, not to look for a screen where there is none."""
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
 def lacks() -> str | None:
-    """Why nothing can be drawn here and what to install, as the end of a sentence; None if nothing is known to be
+    """Why MuJoCo cannot draw here and what to install, as the end of a sentence; None if nothing is known to be
     missing."""
     prepare()
     chosen = os.environ.get(VARIABLE, "").lower()
@@ -40,6 +49,13 @@ def lacks() -> str | None:
     if missing is not None:
         return missing
     return f"{VARIABLE}={os.environ[VARIABLE]} says so: unset it, or set it to egl" if chosen in OFF else None
+
+
+def check(name: str) -> None:
+    """Raises UserError if MuJoCo cannot draw the environment `name`."""
+    why = lacks()
+    if why is not None:
+        raise UserError(f"env={name} cannot be drawn: {why}")
 
 
 @cache
