@@ -24,7 +24,9 @@ class Task:
         self._step_limit = math.inf if math.isinf(time_limit) else time_limit / 0.01
         self.task = types.SimpleNamespace(random=np.random.RandomState(random))
         size = types.SimpleNamespace(offwidth=640, offheight=480)
-        self.physics = types.SimpleNamespace(model=types.SimpleNamespace(ncam=3, vis=types.SimpleNamespace(global_=size)), render=self.render)
+        self.physics = types.SimpleNamespace(
+            model=types.SimpleNamespace(ncam=3, vis=types.SimpleNamespace(global_=size)), render=self.render
+        )
         self.closed = 0
 
     def action_spec(self):
@@ -68,7 +70,11 @@ class Game:
     def step(self, action):
         self.count += 1
         dead, over = action == 1, self.count >= self.length
-        told = {"discount": 1.0 - dead, "achievements": {"collect_wood": int(self.count >= 2) * 3, "eat_cow": 0}, "inventory": {}}
+        told = {
+            "discount": 1.0 - dead,
+            "achievements": {"collect_wood": int(self.count >= 2) * 3, "eat_cow": 0},
+            "inventory": {},
+        }
         return self.render(), float(self.pays), bool(dead or over), told
 
     def render(self, size=None):

@@ -14,14 +14,14 @@ from rlrun.envs.gym import SingleConfig
 from rlrun.envs.names import check_present
 
 LENGTH = 10_000  # steps after which the game itself ends an episode
-VIEW = 9  # the picture shows 9 x 9 squares, which therefore is the least number of pixels on a side
+SMALLEST = 18  # pixels on a side: the picture shows 9 x 9 squares, in which smaller ones have no room for numbers
 FILM = 486  # pixels of a picture that is no observation
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrafterConfig(SingleConfig):
     family: Literal["crafter"]
-    size: Annotated[int, Range(VIEW)]
+    size: Annotated[int, Range(SMALLEST)]
     reward: bool
 
     @property
