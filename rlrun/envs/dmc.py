@@ -128,7 +128,8 @@ class DmControl(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
-            self.env.task.random.seed(seed % 2**32)
+            stream = self.env.task.random  # the task's own, a RandomState
+            stream.seed(seed % 2**32)
         self.decisions = 0
         return self._seen(self.env.reset().observation), {}
 
