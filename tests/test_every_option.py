@@ -84,7 +84,7 @@ CONTEXT = {
     "action_distribution": ["env=Pendulum-v1"], "exploration.kwargs": ["algo.exploration.kind=test_every_option:Lazy"], "use_critic": ["algo.vtrace=false"],
     "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
-    "return_of": ["env.max_episode_steps=3"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
+    "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.
 WRAPPED = {

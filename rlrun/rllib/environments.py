@@ -137,6 +137,7 @@ def _spec(env: str, kwargs: str) -> AgentsSpec | None:
         agent_id=False,
         stack=1,
         max_episode_steps=None,
+        time_limit="truncation",
         reward_clip="none",
         return_of=("*",),
     )

@@ -234,6 +234,11 @@ def test_own_limits_end_all_agents():
     _, env = made("zoo:CountingAgents", "env.max_episode_steps=4")
     steps = [step for _, _, step in walk(env, 5)]
     assert steps[3].truncated[:3].tolist() == [False, True, True] and steps[4].is_first.all()
+    _, env = made("zoo:CountingAgents", "env.max_episode_steps=4", "env.time_limit=termination")
+    ends = [step for _, _, step in walk(env, 5)]
+    assert not any(step.truncated.any() for step in ends)
+    for kept, end in zip(steps, ends, strict=True):
+        assert (end.terminated == (kept.terminated | kept.truncated)).all() and (end.valid == kept.valid).all()
 
 
 def test_all_rewards_of_mpe_are_counted():
