@@ -180,6 +180,7 @@ DISTRIBUTIONS = {
     "imageio_ffmpeg": "imageio-ffmpeg",
     "PIL": "pillow",
     "pynvml": "nvidia-ml-py",
+    "dm_control": "dm-control",
     "yaml": "pyyaml",
 }
 
