@@ -39,7 +39,7 @@ from rlrun.families.off_policy import step_metrics
 from rlrun.models.gaussian_world_model import Belief, GaussianDecoder, dense
 from rlrun.models.model import Model
 from rlrun.models.world_model import State
-from rlrun.ops.returns import lambda_returns
+from rlrun.ops.returns import bootstrapped_returns
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import ActingConfig
 from rlrun.policies.dreamer import DisturbedConfig, GaussianDreamerPolicy
@@ -221,7 +221,7 @@ class Dreamer(Algorithm):
             discount = torch.full_like(reward, cfg.discount)
         else:
             discount = self.continues(features).squeeze(-1).sigmoid()
-        returns = lambda_returns(reward[:-1], discount[:-1], value[1:], cfg.lambda_)  # [H - 1, N], eq. 6
+        returns = bootstrapped_returns(reward[:-1], discount[:-1], value[1:], cfg.lambda_)  # [H - 1, N], eq. 6
         with torch.no_grad():
             weight = torch.cat((torch.ones_like(discount[:1]), discount[:-2])).cumprod(0)
 

@@ -153,6 +153,7 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
     from rlrun.config.unused import conditional_in
     from rlrun.core.conditions import OnlyFor
     from rlrun.envs.agents import AgentsConfig
+    from rlrun.envs.dmc import DmcConfig
     from rlrun.envs.gym import GymConfig
     from rlrun.models.model import AttentionConfig, ModelConfig
     from rlrun.replay.layout import PrioritizedReplayConfig
@@ -170,6 +171,7 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
         *([("runner", importlib.import_module(f"rlrun.runners.{runner}").Config)] if runner else []),
         ("env", GymConfig),
         ("env", AgentsConfig),
+        ("env", DmcConfig),
         *([] if "stoch" in own else [("model.memory", AttentionConfig)]),
         *((part, get_type_hints(RunConfig)[part]) for part in ("resources", "eval", "checkpoint", "stop")),
     ]
