@@ -75,7 +75,7 @@ VALUES = {
     "target_noise_clip": [0.01], "target_entropy": [-5.0], "lambda_": [0.5], "eval_share": [0.9], "eval_epsilon": [1.0], "frame_skip": [2],
     "action_distribution": ["beta", "squashed_gaussian"], "value_head": ["test_every_option:Last"], "q_head": ["test_every_option:Last"], "conv_filters": [[[4, 4, 2]]],
     "exploration.kind": ["random", "test_every_option:Lazy"], "exploration.kwargs": [{"greedy": True}], "exploration.temperature": [1e-3], "stack": [2],
-    "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
+    "model.size": ["size12m"], "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
 }  # fmt: skip
 # Words without which an option cannot show what it does.
 CONTEXT = {
@@ -83,6 +83,7 @@ CONTEXT = {
     "random_steps": ["algo.exploration.epsilon=0.1"], "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=0.3", "algo.replay_ratio=2"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
     "action_distribution": ["env=Pendulum-v1"], "exploration.kwargs": ["algo.exploration.kind=test_every_option:Lazy"], "use_critic": ["algo.vtrace=false"],
     "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
+    "model.size": ["model.units=null"], "model.depth": ["++env.kwargs.side=48"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
     "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
@@ -203,8 +204,8 @@ class Twice(gymnasium.RewardWrapper):
 class Pixels(gymnasium.Env):
     """Shows noise and pays for the last action, for 9 steps."""
 
-    def __init__(self, continuous: bool = False):
-        self.observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 1), "uint8")
+    def __init__(self, continuous: bool = False, side: int = 36):
+        self.observation_space = gymnasium.spaces.Box(0, 255, (side, side, 1), "uint8")
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,)) if continuous else gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
@@ -213,7 +214,7 @@ class Pixels(gymnasium.Env):
         return self.shown(), {}
 
     def shown(self):
-        return self.np_random.integers(0, 256, (36, 36, 1), "uint8")
+        return self.np_random.integers(0, 256, self.observation_space.shape, "uint8")
 
     def step(self, action):
         self.left -= 1

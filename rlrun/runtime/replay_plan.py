@@ -61,6 +61,11 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
         raise UserError(f"{name} learns from a replay: choose replay=uniform or replay=prioritized")
     if asked.first_priority and cfg.name == "uniform":
         raise UserError("input_priorities are for replay=prioritized; replay=uniform draws all rows equally often")
+    if asked.rows_learnt * columns > cfg.capacity and asked.rows_learnt > 1:
+        raise UserError(
+            f"a batch of {columns} sequences of {asked.rows_learnt} rows is longer than the replay:"
+            f" replay.capacity={cfg.capacity} rows"
+        )
     if columns > cfg.capacity:
         raise UserError(f"algo.batch_size={columns} is more than the {cfg.capacity} rows of replay.capacity")
     if asked.learning_starts > cfg.capacity:
