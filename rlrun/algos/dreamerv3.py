@@ -249,8 +249,8 @@ class DreamerV3(Algorithm):
         return self.policy.encoder(rows_of(batch.obs.observation)).unflatten(0, batch.is_first.shape), actions
 
     def first_state(self, batch: Batch, tokens: Tensor, uniform: Tensor) -> State:
-        """The state [B, ...] at row 0 of a batch, from the h that is stored there, with tokens [B, E] and uniform numbers
-        [B, stoch] of this row."""
+        """The state [B, ...] at row 0 of a batch, from the h that is stored there; tokens [B, E] and uniform numbers
+        [B, stoch] are those of this row."""
         rssm, stored = self.policy.rssm, self.policy.state_before(batch).deter
         h = torch.where(batch.is_first[0].unsqueeze(-1), rssm.first(), stored.float())
         return State(h, rssm.draw(rssm.probabilities(rssm.believed(h, tokens)), uniform))

@@ -35,7 +35,8 @@ class Excerpt(NamedTuple):
     seen: np.ndarray  # [N] whether the model saw the observation
     true: dict[str, np.ndarray]  # [N, ...] as in OpenLoop
     said: dict[str, np.ndarray]
-    # The reward and the probability of going on that come with each observation, true and said [N, 2]; NaN at the first.
+    # The reward and the probability of going on that come with each observation, true and said [N, 2]; NaN where an
+    # episode or the excerpt begins.
     reward: np.ndarray
     go_on: np.ndarray
 
@@ -74,7 +75,6 @@ def excerpt(made: OpenLoop, batch: Batch, column: int, count: int | None = None)
     def came(true: Tensor, said: Tensor) -> np.ndarray:
         both = np.stack([cut(true.float()), cut(said)], 1)[: length - 1]
         first = np.full((1, 2), np.nan, dtype=np.float32)
-        # Nothing came with an episode's first observation.
         both[batch.is_first[1:length, column].cpu().numpy()] = np.nan
         return np.concatenate((first, both))
 

@@ -35,6 +35,7 @@ class TensorBoard:
             width, height = picture.size
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=file.read_bytes())
         value = Summary.Value(tag=file.parent.name, image=image)
+        assert self.writer.file_writer is not None  # it is closed by close() alone
         self.writer.file_writer.add_summary(Summary(value=[value]), steps)
 
     def close(self, status: str, summary: dict[str, Any]) -> None:

@@ -102,7 +102,11 @@ def _run(
         evaluators=crew,
         exact=plan.resources.exact,
         restored=restored,
-        callbacks=[*make_callbacks(config.run.callbacks, Callback), *_histograms(config, logger), *_imagining(plan, directory.path, logger)],
+        callbacks=[
+            *make_callbacks(config.run.callbacks, Callback),
+            *_histograms(config, logger),
+            *_imagining(plan, directory.path, logger),
+        ],
         spec=plan.spec,
         update_rows=plan.needs.rows * plan.needs.columns,
         episode_window=config.run.episode_window,
