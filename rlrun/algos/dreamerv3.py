@@ -12,7 +12,8 @@ z of a sequence's context row is drawn anew from its h, and not stored; learning
 about as many as make 1024 sequences; rows that follow a break of a column are in no mean.
 Metrics: learn/loss and its parts (rec, rew, con, dyn, rep, policy, value, repval), unweighted means; kl: before free
 nats; prior_entropy, posterior_entropy: means over rows, summed over z; entropy: of the dreamt actions; advantage_abs;
-return_mean, value_mean and reward_mean of dreams; return_scale; continue_mean; grad_norm before clipping; lr.
+return_mean, value_mean and reward_mean of dreams; return_scale; continue_mean; grad_norm before clipping; lr;
+open_loop_rec_<steps>, open_loop_reward_<steps>: errors so many steps behind 5 rows that were seen (imagine.every).
 Checked: tests/algos/test_dreamerv3.py, tests/models/test_world_model.py, tests/ops/test_symlog.py, tuned/dreamerv3/.
 """
 

@@ -16,8 +16,10 @@ MOST = 22  # entries that are drawn as curves, besides reward and continuation
 COLUMNS = 4  # of small charts
 SIDE = 128  # least height of an image in a strip, in pixels; smaller ones are enlarged by repeating pixels
 BORDER = 3  # pixels around an imagined image, before it is enlarged
+LEAST = 0.05  # smallest range of a chart's axis
 RATE = 15  # pictures per second
 SEES, DREAMS = (0, 158, 115), (213, 94, 0)  # colours of borders
+NAMES = ("true", "imagined")
 DPI = 100
 
 Pixels = np.ndarray  # [H, W, 3] uint8
@@ -32,8 +34,7 @@ def entries(shown: Excerpt) -> list[tuple[str, np.ndarray, np.ndarray]]:
     found = []
     for name, true in shown.true.items():
         if true.ndim == 2:
-            own = "" if name == "observation" else f"{name} "
-            found += [(f"{own}{i}", true[:, i], shown.said[name][:, i]) for i in range(true.shape[1])]
+            found += [(f"{name}[{i}]", true[:, i], shown.said[name][:, i]) for i in range(true.shape[1])]
     if len(found) > MOST:
         spread = [np.ptp(np.concatenate((true, said))) for _, true, said in found]
         found = [found[i] for i in sorted(np.argsort(spread, kind="stable")[-MOST:])]
@@ -55,6 +56,9 @@ def curves(shown: Excerpt, columns: int = COLUMNS, width: float = 10.0) -> Any:
         axis.plot(x, said, color=_share(DREAMS), linewidth=1.2, label="imagined")
         axis.set_title(name, fontsize=8, loc="left")
         axis.tick_params(labelsize=7)
+        low, high = axis.get_ylim()
+        if high - low < LEAST:  # errors of a thousandth should not look large
+            axis.set_ylim((low + high - LEAST) / 2, (low + high + LEAST) / 2)
         axis.set_xlim(-0.5, max(len(x) - 0.5, 0.5))
     for axis in axes.flat[len(series) :]:
         axis.set_visible(False)
@@ -131,6 +135,17 @@ def strip(shown: Excerpt, row: int, stack: int) -> Pixels | None:
     return beside(made) if made else None
 
 
+def named(image: Pixels, text: str) -> Pixels:
+    """The image with a word in its upper left corner."""
+    from PIL import Image, ImageDraw
+
+    made = Image.fromarray(image)
+    draw = ImageDraw.Draw(made)
+    draw.rectangle(draw.textbbox((6, 4), text), fill=(255, 255, 255))
+    draw.text((6, 4), text, fill=(0, 0, 0))
+    return np.asarray(made)
+
+
 def padded(image: Pixels, height: int, width: int) -> Pixels:
     below, right = height - image.shape[0], width - image.shape[1]
     return np.pad(image, ((0, below), (0, right), (0, 0)), constant_values=255)
@@ -189,7 +204,7 @@ def film(excerpts: Sequence[Excerpt], drawn: Sequence[Sequence[Sequence[Pixels]]
             left = [] if images is None else [images]
             for number, image in enumerate(own[row]):
                 colour = (255, 255, 255) if number == 0 else SEES if shown.seen[row] else DREAMS
-                left.append(framed(scaled(image, 240), colour))
+                left.append(framed(named(scaled(image, 240), NAMES[number]), colour))
             frames.append(beside([below(left), panel.at(row)]) if left else panel.at(row))
     height, width = (max(frame.shape[axis] for frame in frames) for axis in (0, 1))
     return [padded(frame, height, width) for frame in frames]

@@ -35,6 +35,7 @@ class WatchOptions(PlayOptions):
 
 
 GIF_FRAMES = 600  # more frames would make a file of tens of megabytes
+GIF_IMAGINED = 150  # of frames with curves, which are larger
 
 
 def main(words: list[str]) -> int:
@@ -75,7 +76,7 @@ def main(words: list[str]) -> int:
     print(f"{len(frames)} frames, return {', '.join(f'{r:g}' for r in returns) or 'of no finished episode'}\n{movie}")
     if options.gif:
         picture = folder / f"{name}.gif"
-        write_gif(picture, frames[:GIF_FRAMES], rate)
+        write_gif(picture, frames[: GIF_IMAGINED if options.imagine else GIF_FRAMES], rate)
         print(picture)
     for file in files:
         print(file)
