@@ -29,7 +29,7 @@ from rlrun.samplers.evaluator import to_torch
 PIECE = 50  # rows of which the model sees the first CONTEXT (Hafner et al. 2020 have 5 and 45)
 
 
-class Played(NamedTuple):
+class Watched(NamedTuple):
     """T rows that were played, and the observation behind them."""
 
     batch: Batch  # [T, 1, ...], obs and is_first [T + 1, 1, ...]; core [T + 1, 1, ...] is the memory before every row
@@ -66,7 +66,7 @@ def world_model(trained: Trained) -> Algorithm:
     return made.requires_grad_(False)
 
 
-def play(trained: Trained, episodes: int, max_steps: int, mode: Mode, seed: int) -> Played:
+def play(trained: Trained, episodes: int, max_steps: int, mode: Mode, seed: int) -> Watched:
     """Plays full games, in at most max_steps rows."""
     env, drawn = _environment(trained, Seeds(seed))
     rate = 15.0 if drawn is None else min(15.0, float(drawn.env.envs[0].metadata.get("render_fps", 15)))
@@ -101,7 +101,7 @@ def play(trained: Trained, episodes: int, max_steps: int, mode: Mode, seed: int)
         see()
     finally:
         env.close()
-    return Played(Batch({name: stacked(parts) for name, parts in rows.items()}), frames, returns, rate)
+    return Watched(Batch({name: stacked(parts) for name, parts in rows.items()}), frames, returns, rate)
 
 
 def _environment(trained: Trained, seeds: Seeds) -> tuple[Any, GymEnv | None]:
@@ -152,7 +152,7 @@ def imagine(model: Algorithm, batch: Batch, seed: int) -> Imagined:
     return Imagined([excerpt(predicted, made, n, count) for n, count in enumerate(counts)], starts, found)
 
 
-def pictures(trained: Trained, played: Played, shown: Imagined) -> list[list[list[np.ndarray]]]:
+def pictures(trained: Trained, played: Watched, shown: Imagined) -> list[list[list[np.ndarray]]]:
     """The environment's pictures of every row of every excerpt: of the true observation and, where the environment can
     show any state, of the imagined one."""
     if not played.frames:
