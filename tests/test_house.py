@@ -181,6 +181,7 @@ DISTRIBUTIONS = {
     "imageio_ffmpeg": "imageio-ffmpeg",
     "PIL": "pillow",
     "pynvml": "nvidia-ml-py",
+    "dm_control": "dm-control",
     "yaml": "pyyaml",
 }
 
@@ -265,7 +266,7 @@ def test_every_option_of_a_group_types(typed, group):
         if "/" not in name:
             config = typed(
                 "algo=impala",
-                "env=Pong" if name in ("nature_cnn", "impala_resnet") else "env=CartPole-v1",
+                "env=Pong" if name in ("nature_cnn", "impala_resnet", "filtered_pixels") else "env=CartPole-v1",
                 f"{group}={name}",
             )
             node = config.runner if group == "runner" else getattr(config.run, group)

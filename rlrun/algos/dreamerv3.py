@@ -40,7 +40,7 @@ from rlrun.models.model import Model
 from rlrun.models.observations import WorldDecoder
 from rlrun.models.world_model import Head, State
 from rlrun.ops.percentiles import ReturnRange
-from rlrun.ops.returns import lambda_returns
+from rlrun.ops.returns import bootstrapped_returns
 from rlrun.ops.symlog import expected, symexp_bins, two_hot_loss
 from rlrun.policies import ActingConfig
 from rlrun.policies.dreamer import DreamerPolicy
@@ -313,8 +313,14 @@ class DreamerV3(Algorithm):
 
         draw = self.ctx.randn if isinstance(self.spec.action, Box) else self.ctx.rand
         noise, uniform = by_step(draw((*shape, actor.size))), by_step(self.ctx.rand((*shape, rssm.stoch)))
-        states, actions = rssm.imagine(start, lambda state, t: actor.chosen(state.features, noise[t]), uniform)
-        features = states.features.to(self.policy.compute)  # [H + 1, N, F]
+        seen: list[Tensor] = []
+
+        def act(state: State, t: int) -> Tensor:
+            seen.append(state.features.to(self.policy.compute))
+            return actor.chosen(seen[-1], noise[t])
+
+        states, actions = rssm.imagine(start, act, uniform)
+        features = torch.stack((*seen, states[-1].features.to(self.policy.compute)))  # [H + 1, N, F]
         logits = self.value(features[:-1])  # [H, N, bins]
         with torch.no_grad():
             reward = self.predicted(self.reward, features[1:])  # [H, N], those that come with states 1 to H
@@ -324,7 +330,7 @@ class DreamerV3(Algorithm):
             value = torch.cat((in_pieces(self.mean_of, logits), self.predicted(self.value, features[-1:])))
             slow = self.predicted(self.slow_value, features if cfg.slow_target else features[:-1])
             base = slow if cfg.slow_target else value
-            returns = lambda_returns(reward, go_on[1:], base[1:], cfg.lambda_)
+            returns = bootstrapped_returns(reward, go_on[1:], base[1:], cfg.lambda_)
             # The first factor is that of the root, so that dreams that begin at an end weigh almost nothing.
             weight = go_on[:-1].cumprod(0) / (1.0 if cfg.contdisc else cfg.discount)
             scale = self.returns.follow(self.of_all(returns.flatten()))
@@ -360,7 +366,7 @@ class DreamerV3(Algorithm):
         logits = self.value(features).unflatten(0, reward.shape)[:-1]
         with torch.no_grad():
             slow = self.mean_of(self.slow_value(features)).view_as(reward)[:-1]
-            returns = lambda_returns(
+            returns = bootstrapped_returns(
                 reward[1:],
                 cfg.discount * (~terminal[1:]).float(),
                 start_return[1:],

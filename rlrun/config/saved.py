@@ -116,14 +116,20 @@ def _retire_outputs(values: dict[str, Any]) -> None:
 def _as_before(values: dict[str, Any]) -> None:
     """Gives the environment and the model of an older version the options that make the same ones in this version.
 
-    Screens of Atari games were always grey, and observations of other environments were not stacked. Hidden layers and
-    their activation once had no effect on a network for a single image or on a user's own encoder, and convolutions
-    always had relu."""
+    Screens of Atari games were always grey, observations of other environments were not stacked, those of Gymnasium
+    environments were their own and actions taken once, and the time limit of games with several agents was always a
+    truncation. Hidden layers and their activation once had no effect on a
+    network for a single image or on a user's own encoder, and convolutions always had relu."""
     model, env = values.get("model"), values.get("env")
     if isinstance(env, dict):
         name, before = ("grayscale", True) if env.get("family") == "atari" else ("stack", 1)
         if env.get("family") != "data":
             env.setdefault(name, before)
+        if env.get("family") == "agents":
+            env.setdefault("time_limit", "truncation")
+        if env.get("family") == "gym":
+            for option, only in (("observation", "own"), ("size", 64), ("action_repeat", 1)):
+                env.setdefault(option, only)
     if not isinstance(model, dict) or not isinstance(env, dict) or "encoder" not in model or "conv_activation" in model:
         return
     encoder, kind = str(model.get("encoder")), observations(env)

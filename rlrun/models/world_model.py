@@ -319,9 +319,9 @@ class RSSM(nn.Module):
         return State(hs, zs), all_logits
 
     @torch.no_grad()
-    def imagine(self, state: State, act: Callable[[State, int], Tensor], uniform: Tensor) -> tuple[State, Tensor]:
-        """Dreams H steps from N states by the prior. Returns the states [H + 1, N, ...], of which the first are those
-        given, and the flat actions [H, N, A] that act(state, step) chose.
+    def imagine(self, state: State, act: Callable[[State, int], Tensor], uniform: Tensor) -> tuple[list[State], Tensor]:
+        """Dreams H steps from N states by the prior. Returns the H + 1 states, of which the first is the one given, and
+        the flat actions [H, N, A] that act(state, step) chose.
 
         uniform: [H, N, stoch]."""
         core, states, actions = Core(self), [state], []
@@ -330,9 +330,4 @@ class RSSM(nn.Module):
             h = core(state.h, state.z, self.embedded(actions[-1]))
             state = State(h, self.draw(self.probabilities(self.prior(h)), uniform[step]))
             states.append(state)
-        return State(*(torch.stack(parts) for parts in zip(*states, strict=True))), torch.stack(actions)
-
-    def divergence(self, first: Tensor, second: Tensor) -> Tensor:
-        """KL(first || second) [N], summed over all variables, of two sets of logits [N, S]."""
-        p, q = self.probabilities(first), self.probabilities(second)
-        return (p * (p.log() - q.log())).flatten(1).sum(1)
+        return states, torch.stack(actions)

@@ -21,7 +21,7 @@ from rlrun.machine.resources import Resources
 from rlrun.policies.several import SeveralPolicies
 from rlrun.replay.buffer import FirstPriority, Replay
 from rlrun.replay.grouped import GroupedReplay
-from rlrun.replay.layout import Layout, ReplayConfig, refuse_too_large
+from rlrun.replay.layout import Layout, ReplayConfig, fitting, refuse_too_large
 from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.processes import ProcessSampler
 
@@ -142,6 +142,11 @@ class ReplayPlan:
                     "replay.device=learner is for runner=replay: shards are processes of their own, in main memory"
                 )
         refuse_too_large(self.layout, self.cfg, available, device, self.learners)
+
+    def fitting(self, available: int, device: torch.device) -> int | None:
+        """Returns the capacity that replay.capacity=auto has on a machine with too little memory for its default, or
+        None. The arguments are those of check()."""
+        return fitting(self.layout, self.cfg, available, device, self.learners)
 
     def notes(self, env_steps: int) -> list[str]:
         """Returns notes on the size of the replay. env_steps: those of the run."""

@@ -247,14 +247,14 @@ def test_dreams_from_a_posterior_are_the_priors_rollout():
     rssm = rssm_of()
     start, _, actions, uniform = rows(rssm, 5)
     states, taken = rssm.imagine(start, lambda state, step: actions[step], uniform)
-    assert torch.equal(taken, actions) and torch.equal(states.h[0], start.h)
+    assert torch.equal(taken, actions) and states[0] is start and len(states) == 6
     h, z = start
     with torch.no_grad():
         for step in range(5):
             h = Core(rssm)(h, z, rssm.embedded(actions[step]))
             z = rssm.draw(rssm.probabilities(rssm.prior(h)), uniform[step])
-            torch.testing.assert_close(states.h[step + 1], h)
-            assert torch.equal(states.z[step + 1], z)
+            torch.testing.assert_close(states[step + 1].h, h)
+            assert torch.equal(states[step + 1].z, z)
 
 
 PARTS = Nested(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlrun.ops.percentiles import ReturnRange
-from rlrun.ops.returns import lambda_returns
+from rlrun.ops.returns import bootstrapped_returns
 from rlrun.ops.symlog import expected, symexp, symexp_bins, symlog, two_hot, two_hot_loss
 
 BINS = symexp_bins(255)
@@ -62,7 +62,7 @@ def test_equal_logits_mean_exactly_zero():
     torch.testing.assert_close(expected(logits, BINS.double()), wanted, rtol=1e-9, atol=1e-3)
 
 
-def test_lambda_returns_are_those_of_the_slow_formula():
+def test_bootstrapped_returns_are_those_of_the_slow_formula():
     rng = np.random.default_rng(0)
     reward, discount, value = (rng.random((6, 3)) for _ in range(3))
     lambda_ = np.where(rng.random((6, 3)) < 0.3, 0.0, 0.95)
@@ -72,11 +72,11 @@ def test_lambda_returns_are_those_of_the_slow_formula():
         mixed = (1 - lambda_[t]) * value[t] + lambda_[t] * wanted[t + 1]
         wanted[t] = reward[t] + discount[t] * mixed
     tensors = [torch.from_numpy(x) for x in (reward, discount, value)]
-    made = lambda_returns(*tensors, torch.from_numpy(lambda_))
+    made = bootstrapped_returns(*tensors, torch.from_numpy(lambda_))
     np.testing.assert_allclose(made.numpy(), wanted[:6], rtol=1e-12)
     ones = [torch.tensor([[1.0], [2.0], [4.0]]), torch.full((3, 1), 0.5), torch.tensor([[10.0], [20.0], [30.0]])]
-    assert lambda_returns(*ones, 0.0).flatten().tolist() == [6.0, 12.0, 19.0]
-    assert lambda_returns(*ones, 1.0).flatten().tolist() == [1 + 0.5 * (2 + 0.5 * 19.0), 2 + 0.5 * 19.0, 19.0]
+    assert bootstrapped_returns(*ones, 0.0).flatten().tolist() == [6.0, 12.0, 19.0]
+    assert bootstrapped_returns(*ones, 1.0).flatten().tolist() == [1 + 0.5 * (2 + 0.5 * 19.0), 2 + 0.5 * 19.0, 19.0]
 
 
 def test_the_scale_follows_the_percentiles_and_has_a_limit():

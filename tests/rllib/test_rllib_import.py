@@ -146,7 +146,7 @@ OTHERS |= {(algo, name): value for algo in ("sac", "ddpg", "td3", "apex_ddpg") f
 
 # RLlib's QMIX has none of these; its hypernetwork is one layer, so that nothing has the width of a hidden one
 MIXED = {"head.noisy": False, "burn_in": 0, "zero_init_state": False, "hypernet_layers": 1, "hypernet_hidden": 64}
-MIXED |= {"reward_scale": 1.0}
+MIXED |= {"reward_scale": 1.0, "reward_shift": 0.0, "lambda_": 0.0}
 OTHERS |= {("qmix", name): value for name, value in MIXED.items()}
 # RLlib's MADDPG draws the softmax whose temperature is 1, and has a critic for every agent
 MADDPG = {
