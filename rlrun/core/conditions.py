@@ -84,4 +84,5 @@ EACH_AGENT = "algorithms that learn each agent by itself (not qmix, vdn, iql or 
 SEVERAL_AGENTS = "environments with several agents"
 LEARNT_VALUES = "algorithms that learn values (not algo.use_critic=false or algo.baseline=false)"
 EXPERIENCE = "runs that gather experience (not runner=offline)"
+WORLD_MODELS = "algorithms with a world model"
 PACED = "runs in which samplers wait for the learner (not runner.pace=free)"

@@ -19,12 +19,14 @@ from rlrun.core.callbacks import Callback, make_callbacks
 from rlrun.core.duties import LogConfig, Play
 from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.core.evaluation import Evaluated
+from rlrun.core.open_loop import FOLDER, Excerpt
 from rlrun.core.passwords import masked, whole
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.loggers.console import console
 from rlrun.loggers.histograms import Histograms
+from rlrun.loggers.imagined import Imagining
 from rlrun.loggers.jsonl import Jsonl
 from rlrun.loggers.mlflow import Mlflow
 from rlrun.loggers.sinks import CLOSE_SEC, Alive, Sink, Sinks
@@ -100,7 +102,11 @@ def _run(
         evaluators=crew,
         exact=plan.resources.exact,
         restored=restored,
-        callbacks=[*make_callbacks(config.run.callbacks, Callback), *_histograms(config, logger)],
+        callbacks=[
+            *make_callbacks(config.run.callbacks, Callback),
+            *_histograms(config, logger),
+            *_imagining(plan, directory.path, logger),
+        ],
         spec=plan.spec,
         update_rows=plan.needs.rows * plan.needs.columns,
         episode_window=config.run.episode_window,
@@ -174,6 +180,24 @@ def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, fac
 def _histograms(config: Typed, logger: Sinks) -> list[Histograms]:
     node = config.run.logger.get("tensorboard")
     return [Histograms(logger.draw)] if node is not None and node["enabled"] and node["histograms"] else []
+
+
+def _imagining(plan: Plan, path: Path, logger: Sinks) -> list[Imagining]:
+    """Returns what looks at the world model, if the algorithm has one and the run wants it."""
+    config = plan.config
+    if not config.algorithm.has_world_model or config.run.imagine.every is None:
+        return []
+
+    def show(steps: int, excerpts: list[Excerpt]) -> None:
+        def draw() -> Path:
+            from rlrun.bench.imagined import picture
+
+            return picture(path / FOLDER, f"{steps:012d}", excerpts, plan.spec.stack)
+
+        logger.picture(steps, draw)
+
+    rng = plan.seeds.generator("imagine", device=str(plan.resources.device))
+    return [Imagining(config.run.imagine, show, rng)]
 
 
 def _evaluation(plan: Plan) -> Play:

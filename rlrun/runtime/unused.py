@@ -117,5 +117,6 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.SEVERAL_AGENTS: lambda plan: plan.spec.agents is not None,
     conditions.EXPERIENCE: lambda plan: plan.config.runner.name != "offline",
     conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",
+    conditions.WORLD_MODELS: lambda plan: plan.config.algorithm.has_world_model,
     conditions.FIRST_PRIORITIES: lambda plan: plan.config.algorithm.knows_first_priority,
 }
