@@ -43,7 +43,8 @@ def main(words: list[str]) -> int:
     options = typed(ShowOptions, DEFAULTS | parse_assignments([word for word in words if word not in places]))
 
     from rlrun.datasets.open import open_source
-    from rlrun.datasets.parquet import ParquetSource, set_references
+    from rlrun.datasets.parquet import ParquetSource
+    from rlrun.datasets.parquet_writer import set_references
 
     source = open_source(places[0])
     own = isinstance(source, ParquetSource)

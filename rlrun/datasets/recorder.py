@@ -14,7 +14,7 @@ from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.dataflow.slots import Fragment
-from rlrun.datasets.parquet import Writer
+from rlrun.datasets.parquet_writer import Writer
 from rlrun.datasets.trajectories import DataFacts, Trajectory, without_previous
 from rlrun.samplers.base import Sampler
 

@@ -19,9 +19,10 @@ import pyarrow.parquet as parquet
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
-from rlrun.datasets.foreign import Chunk, Guess, Stitcher, chunk, facts_of
+from rlrun.datasets.foreign import Chunk, Guess, chunk, facts_of
 from rlrun.datasets.packed import Unreadable, message
 from rlrun.datasets.rllib_json import unpack_all
+from rlrun.datasets.stitcher import Stitcher
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
 NUMBERS = ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "dones", "action_logp", "action_prob")

@@ -23,7 +23,8 @@ from rlrun.datasets.open import open_source
 from rlrun.datasets.options import DataConfig
 from rlrun.datasets.parquet import ParquetSource
 from rlrun.datasets.recorder import TrajectoryRecorder
-from rlrun.datasets.rows import DataNeeds, DataRows, check_fits
+from rlrun.datasets.rows import DataRows
+from rlrun.datasets.shelf import DataNeeds, check_fits
 from rlrun.datasets.trajectories import Source
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.replay.layout import ReplayConfig

@@ -27,7 +27,7 @@ import torch
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.datasets.parquet import set_references
+from rlrun.datasets.parquet_writer import set_references
 from rlrun.runtime.record import Wish, record
 from rlrun.runtime.trained import Trained
 

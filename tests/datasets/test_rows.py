@@ -16,7 +16,8 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
 from rlrun.datasets.open import open_source
 from rlrun.datasets.options import DataConfig
-from rlrun.datasets.rows import DataNeeds, DataRows, WithData, to_go
+from rlrun.datasets.rows import DataRows, WithData
+from rlrun.datasets.shelf import DataNeeds, to_go
 from rlrun.replay.buffer import Replay
 from rlrun.replay.layout import ReplayConfig
 
