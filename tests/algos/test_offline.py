@@ -7,8 +7,11 @@ import math
 import pytest
 import torch
 from conftest import compose, small
+from datasets_of_tests import data_of
+from families import IMITATING, REPLAYING, simple
 from test_actor_critics import Losses, drawn, folded, manual_critic, rows, shake, transitions
-from wired import Wired
+from test_all import batches, start
+from wired import Wired, checked
 
 from rlrun.cli import _dispatch
 from rlrun.config.automatic import settled
@@ -772,3 +775,19 @@ def test_what_does_not_fit_is_said():
     ):
         with pytest.raises(UserError, match=said):
             algorithm(*words)
+
+
+@pytest.mark.parametrize("algo", [*REPLAYING, "bc"])
+def test_an_algorithm_writes_priorities_unless_it_says_that_it_does_not(typed, algo):
+    wiring, made, sampler = start(typed, algo, f"env={simple(algo)}")
+    writes = made.update(batches(wiring, sampler, 1)[0], CLOCK).writes or {}
+    assert ("priority" in writes) is wiring.needs.replay.priorities is (algo not in IMITATING)
+
+
+def test_rows_are_not_drawn_by_priorities_that_nobody_writes(typed, tmp_path):
+    data = f"data.path={data_of('CartPole-v1', tmp_path / 'data')}"
+    for algo in IMITATING:
+        for words in ([data], ["runner=replay"]):
+            with pytest.raises(UserError, match=f"{algo} writes no priorities.*use replay=uniform"):
+                checked(typed(f"algo={algo}", "env=CartPole-v1", "replay=prioritized", "logger=[]", *words))
+    checked(typed("algo=discrete_cql", "env=CartPole-v1", "replay=prioritized", "logger=[]", data))
