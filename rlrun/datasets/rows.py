@@ -14,7 +14,8 @@ from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.datasets.options import DataConfig
-from rlrun.datasets.shelf import DataNeeds, Shelf, check_fits
+from rlrun.datasets.reading import DataNeeds, check_fits
+from rlrun.datasets.shelf import Shelf
 from rlrun.datasets.trajectories import Source
 from rlrun.replay.layout import ReplayConfig
 

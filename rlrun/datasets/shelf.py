@@ -1,96 +1,31 @@
-"""DataRows: what a learner draws from data sets in place of a replay of experience.
+"""Shelf: a ring of rows (replay/buffer.py) into which the trajectories of a data set are written, one behind the other.
 
-Every data set has a Shelf: a ring of rows (replay/buffer.py) into which trajectories are written one behind the other.
 A set that fits is read once. Of a larger one, as many rows are read as are drawn, so that the ring is a shuffle buffer
-in which every row waits until it has been drawn once on average. Pieces of a set are read in random order.
-"""
+in which every row waits until it has been drawn once on average."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import FromReplay
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import EnvSpec
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.datasets.options import DataConfig
-from rlrun.datasets.parquet import Block, ParquetSource, block_of, check_same, column_name, flat_fields
-from rlrun.datasets.trajectories import DataFacts, Source, without_previous
+from rlrun.datasets.parquet import ParquetSource
+from rlrun.datasets.reading import DataNeeds, RowReader, check_fits
+from rlrun.datasets.trajectories import Source
 from rlrun.replay.buffer import Replay
-from rlrun.replay.layout import Layout, ReplayConfig
-
-FEED_ROWS = 1024  # rows that are written into a ring at once
-AHEAD = 2  # pieces that each reader may have ready
-RETURNS: RowSpec = {
-    "return_to_go": Field((), torch.float32),
-    "end_discount": Field((), torch.float32),
-    "end_distance": Field((), torch.int64),  # rows to the end of the trajectory
-}
-
-
-class DataNeeds(NamedTuple):
-    """What an algorithm draws."""
-
-    spec: EnvSpec
-    record: RowSpec  # recorded fields that it learns from
-    core: RowSpec
-    core_every: int
-    rows: int
-    replay: FromReplay
-
-    def layout(self, capacity: int) -> Layout:
-        """The layout of a ring with one column. Recurrent state is no part of it: data hold none."""
-        asked, unit = self.replay, np.lcm(self.replay.starts_every, self.core_every or 1)
-        return Layout(
-            obs=self.spec.obs_rows,
-            action=self.spec.action_row,
-            record={**self.record, **(RETURNS if asked.returns is not None else {})},
-            core={},
-            core_every=1,
-            block=1,
-            blocks=1,
-            fragment_rows=int(-(-FEED_ROWS // unit) * unit),
-            rows=self.rows,
-            rows_from=asked.rows_from,
-            ends=asked.obs == "ends",
-            starts_every=asked.starts_every,
-            sequences=asked.sequences,
-            stack=self.spec.stack,
-            capacity=capacity,
-            reward=self.spec.reward_row,
-        )
-
-
-def check_fits(facts: DataFacts, wanted: DataNeeds, name: str) -> None:
-    """Raises UserError if a data set's rows are not those of the run's environment, or lack what the algorithm
-    needs."""
-    spec, theirs = without_previous(wanted.spec), facts.spec
-    absent = [part for part in spec.obs if part not in theirs.obs]
-    if absent:
-        raise UserError(f"{name} has no {absent[0]} in its observations, and this run needs it")
-    kept = dataclasses.replace(theirs, obs={part: theirs.obs[part] for part in spec.obs})
-    check_same(DataFacts(spec=spec), DataFacts(spec=kept), name)
-    for path, field in flat_fields(wanted.record):
-        if dict(flat_fields(facts.record)).get(path) != field:
-            raise UserError(f"{name} has no {column_name(path)} with its rows, which this algorithm learns from")
-
-
-def returns_of(source: Source) -> np.ndarray:
-    """The undiscounted return of every trajectory."""
-    found = [one.ret for piece in range(source.pieces()) for one in source.read(piece)]
-    return np.array(found)
+from rlrun.replay.layout import ReplayConfig
 
 
 def held(source: Source) -> str:
@@ -121,7 +56,7 @@ class Shelf:
         """capacity: rows in memory. Raises UserError if the set does not fit the run or cannot be read."""
         check_fits(source.facts, wanted, source.name)
         self.source, self.wanted, self.cfg = source, wanted, cfg
-        self.scale = cfg.reward_scale if isinstance(cfg.reward_scale, float | int) else _scale(source)
+        self.reader = RowReader(source, wanted, cfg, seeds, number)
         self.seeds, self.number, self.rank = seeds, number, rank
         known = capacity if source.most_rows is None else source.most_rows
         unit = wanted.layout(1).fragment_rows
@@ -136,95 +71,25 @@ class Shelf:
         self.unit = self.ring.layout.fragment_rows
         self.whole = False  # whether all rows are in memory, so that nothing more is read
         self.kept = self.left_out = 0  # trajectories in the first pass that filters kept and left out
-        self.pool = ThreadPoolExecutor(cfg.readers, thread_name_prefix="data")
-        self.stream = self._stream(0)
-        self.marks: deque[tuple[int, int]] = deque()  # (place in the reading order, row at which that piece begins)
-        self.rest: list[dict[str, Any]] = []  # rows that are read and not written yet, in pieces
+        self.stream = self.reader.parts()
+        # Of the parts whose rows are in memory: place and number (Part), and the row at which it begins.
+        self.marks: deque[tuple[int, int, int]] = deque()
+        self.rest: list[dict[str, Any]] = []  # rows that are read and not written yet, in parts
         self.rest_rows = 0
         self.fed = 0  # rows that were written, which is the number of the next row
         self.owed = 0.0  # rows to be read for those that were drawn
         self.seen: Callable[[Batch], object] = lambda rows: None  # told of every fragment that is written
 
-    # -- reading -------------------------------------------------------------------------------------------------------
-
-    def order(self, turn: int) -> np.ndarray:
-        """The order in which the pieces are read in one pass."""
-        rng = self.seeds.numpy("data-order", self.number, turn)  # the same for all learners
-        return rng.permutation(self.source.pieces())
-
-    def _stream(self, place: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields (place, rows) of the pieces from a place in the endless reading order on. Several threads read ahead,
-        and the order never depends on them."""
-        count, ahead = self.source.pieces(), deque[tuple[int, Future]]()
-        turn, order = place // count, self.order(place // count)
-        while True:
-            while len(ahead) < AHEAD * self.cfg.readers:
-                if place // count != turn:
-                    turn, order = place // count, self.order(place // count)
-                ahead.append((place, self.pool.submit(self._read, int(order[place % count]))))
-                place += 1
-            there, future = ahead.popleft()
-            yield there, future.result()
-
-    def _read(self, piece: int) -> dict[str, Any]:
-        """Reads a piece as rows, without what filters leave out; it has no rows if nothing is left."""
-        source = self.source
-        if isinstance(source, ParquetSource):
-            block = source.block(piece)
-            if self.cfg.min_return is None and self.cfg.max_return is None:
-                return {**self._prepared(block), "counts": (len(block.begins), 0)}
-            found = [block.trajectory(number) for number in range(len(block.begins))]
-        else:
-            found = list(source.read(piece))
-        kept = [one for one in found if self._kept(one.ret)]
-        if not kept:
-            return {"counts": (0, len(found))}
-        return {**self._prepared(block_of(kept)), "counts": (len(kept), len(found) - len(kept))}
-
-    def _kept(self, ret: float) -> bool:
-        low, high = self.cfg.min_return, self.cfg.max_return
-        return (low is None or ret >= low) and (high is None or ret <= high)
-
-    def _prepared(self, block: Block) -> dict[str, Any]:
-        """The rows of a block as the ring stores them."""
-        spec, rows = self.wanted.spec, block.rows
-        count = len(rows["reward"])
-        first = np.zeros(count, dtype=bool)
-        first[block.begins] = True
-        obs = {name: rows["obs"][name] for name in spec.obs if name in rows["obs"]}
-        if "prev_action" in spec.obs:
-            obs["prev_action"] = _previous(rows["action"], first)
-        if "prev_reward" in spec.obs:
-            obs["prev_reward"] = _previous(rows["reward"][:, None], first)
-        made = {
-            "obs": obs,
-            "is_first": first,
-            "action": rows["action"],
-            "reward": self._scaled(rows["reward"]),
-            "terminated": rows["terminated"],
-            "valid": rows["valid"],
-            **{name: rows[name] for name in self.wanted.record},
-        }
-        if self.wanted.replay.returns is not None:
-            made |= to_go(made["reward"], rows["valid"], rows["terminated"], self.wanted.replay.returns)
-        return made
-
-    def _scaled(self, reward: np.ndarray) -> np.ndarray:
-        if self.scale == 1.0 and self.cfg.reward_shift == 0.0:
-            return reward
-        return (reward * self.scale + self.cfg.reward_shift).astype(np.float32)
-
     def fill(self) -> None:
         """Reads until the ring is full or the set has been read once.
 
         Raises UserError if no row can be learnt from."""
-        last = self.source.pieces() - 1
-        place = -1
-        while place < last and self.fed + self.rest_rows < self.ring.length:
-            place = self._take_piece()
+        over = False
+        while not over and self.fed + self.rest_rows < self.ring.length:
+            over = self._take_part()
             self._feed()
         # Only what was not overwritten is there.
-        self.whole = place == last and self.fed + self.rest_rows < self.ring.length - self.unit
+        self.whole = over and self.fed + self.rest_rows < self.ring.length - self.unit
         if self.whole:
             self._feed(to_the_end=True)
             self.close()
@@ -234,23 +99,26 @@ class Shelf:
                 f"{self.source.name}: there is nothing to learn from in {self.kept + self.left_out} trajectories{why}"
             )
 
-    def _take_piece(self) -> int:
-        """Reads the next piece. Returns its place in the reading order. Raises RunFailed if it is damaged."""
+    def _take_part(self) -> bool:
+        """Reads on. Returns whether the set has been read once now. Raises RunFailed if it is damaged."""
         try:
-            place, rows = next(self.stream)
+            part = next(self.stream)
         except UserError as error:
             raise RunFailed(str(error)) from None
-        kept, left_out = rows.pop("counts")
-        if place < self.source.pieces():
-            self.kept, self.left_out = self.kept + kept, self.left_out + left_out
-        self.marks.append((place, self.fed + self.rest_rows))
+        pieces = self.source.pieces()
+        if part.place < pieces:
+            self.kept, self.left_out = self.kept + part.kept, self.left_out + part.left_out
+        row = self.fed + self.rest_rows
+        if self.marks and self.marks[-1][2] == row:
+            self.marks.pop()  # filters left nothing of that part
+        self.marks.append((part.place, part.number, row))
         oldest = self.fed - self.ring.length
-        while len(self.marks) > 1 and self.marks[1][1] <= oldest:
+        while len(self.marks) > 1 and self.marks[1][2] <= oldest:
             self.marks.popleft()
-        if kept:
-            self.rest.append(rows)
-            self.rest_rows += len(rows["reward"])
-        return place
+        if part.rows is not None:
+            self.rest.append(part.rows)
+            self.rest_rows += len(part.rows["reward"])
+        return part.over and part.place == pieces - 1
 
     def _feed(self, to_the_end: bool = False) -> None:
         """Writes whole fragments of the waiting rows into the ring, and with to_the_end also the last ones, filled up
@@ -311,7 +179,7 @@ class Shelf:
             self.owed += count * self.wanted.replay.rows_learnt
             if self.owed >= self.unit:
                 while self.rest_rows <= self.owed:
-                    self._take_piece()
+                    self._take_part()
                 before = self.fed
                 self._feed_some(int(self.owed // self.unit))
                 self.owed -= self.fed - before
@@ -369,12 +237,12 @@ class Shelf:
             if state["fed"] != self.fed:
                 raise changed
         else:
-            place, row = state["marks"][0]
+            place, *number, row = state["marks"][0]  # older checkpoints know pieces and no parts
             begin = -(-row // self.unit) * self.unit
-            self.stream = self._stream(place)
+            self.stream = self.reader.parts(place, *number)
             self.rest, self.rest_rows, self.marks, self.fed = [], 0, deque(), row
             while self.fed + self.rest_rows < state["fed"] + state["rest_rows"] or self.rest_rows < begin - row:
-                self._take_piece()
+                self._take_part()
             if self.fed + self.rest_rows != state["fed"] + state["rest_rows"]:
                 raise changed
             rows = self.rest[0] if len(self.rest) == 1 else _joined(self.rest)
@@ -393,8 +261,8 @@ class Shelf:
             self.ring.tree_of_priorities.set(np.arange(len(leaves)), leaves)
 
     def close(self) -> None:
-        """Ends the reading, and forgets the pieces that were read ahead."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the reading, and forgets what was read ahead."""
+        self.reader.close()
         self.stream = iter(())
 
 
@@ -403,46 +271,6 @@ def _replaced(old: Any, new: Any, columns: Tensor) -> Any:
     if isinstance(old, Batch):
         return Batch({name: _replaced(old[name], new[name], columns) for name in old})
     return old.index_copy(min(old.ndim - 1, 1), columns.to(old.device), new)  # weight and key have columns alone
-
-
-def to_go(reward: np.ndarray, valid: np.ndarray, terminated: np.ndarray, discount: float) -> dict[str, np.ndarray]:
-    """For rows [N] that end with a dead one: the discounted sum of rewards from each row to the next dead row, the
-    discount of the value there (0 if the row before it was terminated), and the distance to it in rows."""
-    count = len(reward)
-    dead = np.flatnonzero(~valid)
-    end = dead[np.searchsorted(dead, np.arange(count))]  # the next dead row, which may be the row itself
-    distance = end - np.arange(count)
-    # After step k, a row's total covers 2^k rewards, so that few passes over all rows suffice.
-    total = np.where(valid, reward, 0.0).astype(np.float64)
-    reach = 1
-    while reach <= distance.max(initial=0):
-        inside = np.flatnonzero(distance > reach)
-        total[inside] = total[inside] + discount**reach * total[inside + reach]
-        reach *= 2
-    over = terminated[np.maximum(end - 1, 0)] & valid
-    return {
-        "return_to_go": total.astype(np.float32),
-        "end_discount": np.where(over | ~valid, 0.0, discount**distance).astype(np.float32),
-        "end_distance": distance.astype(np.int64),
-    }
-
-
-def _scale(source: Source) -> float:
-    """1000 / (largest - smallest return), as the authors of implicit Q-learning scale rewards."""
-    found = returns_of(source)
-    if not len(found) or found.max() <= found.min():
-        raise UserError(f"data.reward_scale=returns: all returns of {source.name} are the same")
-    return 1000.0 / float(found.max() - found.min())
-
-
-def _previous(values: Any, first: np.ndarray) -> Any:
-    """What the row before holds, and 0 where an episode begins."""
-    if isinstance(values, dict):
-        return {name: _previous(part, first) for name, part in values.items()}
-    made = np.zeros_like(values)
-    made[1:] = values[:-1]
-    made[first] = 0
-    return made
 
 
 def _cut(value: Any, begin: int, end: int) -> Any:

@@ -99,6 +99,9 @@ class Stitcher:
             before.t = -np.inf if rows.t is None else float(rows.t[stop - 1])
             if done[stop - 1]:
                 yield from self._close(key)
+        for one in self.open.values():
+            if one.seen == self.batch:  # a slice would keep the whole batch in memory
+                one.parts[-1] = {name: values.copy() for name, values in one.parts[-1].items()}
         for key in [key for key, one in self.open.items() if one.seen < self.batch - FORGET]:
             yield from self._close(key)
 

@@ -22,9 +22,9 @@ from rlrun.core.specs import EnvSpec
 from rlrun.datasets.open import open_source
 from rlrun.datasets.options import DataConfig
 from rlrun.datasets.parquet import ParquetSource
+from rlrun.datasets.reading import DataNeeds, check_fits
 from rlrun.datasets.recorder import TrajectoryRecorder
 from rlrun.datasets.rows import DataRows
-from rlrun.datasets.shelf import DataNeeds, check_fits
 from rlrun.datasets.trajectories import Source
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.replay.layout import ReplayConfig
