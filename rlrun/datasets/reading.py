@@ -92,7 +92,7 @@ def returns_of(source: Source) -> np.ndarray:
     return np.array(found)
 
 
-class Part(NamedTuple):
+class ReadPart(NamedTuple):
     """Consecutive trajectories of a piece."""
 
     place: int  # of the piece in the endless reading order
@@ -108,8 +108,8 @@ class _Begun:
     """A piece of which the next part is being read."""
 
     place: int
-    parts: Iterator[Part]
-    next: Future[Part]
+    parts: Iterator[ReadPart]
+    next: Future[ReadPart]
 
 
 class RowReader:
@@ -128,7 +128,7 @@ class RowReader:
         rng = self.seeds.numpy("data-order", self.number, turn)  # the same for all learners
         return rng.permutation(self.source.pieces())
 
-    def parts(self, place: int = 0, number: int = 0) -> Iterator[Part]:
+    def parts(self, place: int = 0, number: int = 0) -> Iterator[ReadPart]:
         """Yields the parts from one on, which is given by the place of its piece in the endless reading order and its
         number in the piece. Several threads read ahead, each another piece, and the order never depends on them.
 
@@ -150,13 +150,13 @@ class RowReader:
                 first.next = self.pool.submit(next, first.parts)
             yield part
 
-    def _parts(self, piece: int, place: int) -> Iterator[Part]:
+    def _parts(self, piece: int, place: int) -> Iterator[ReadPart]:
         """Reads a piece without what filters leave out."""
         source, number = self.source, 0
         if isinstance(source, ParquetSource):
             block = source.block(piece)
             if self.cfg.min_return is None and self.cfg.max_return is None:
-                yield Part(place, 0, self._prepared(block), len(block.begins), 0, True)
+                yield ReadPart(place, 0, self._prepared(block), len(block.begins), 0, True)
             else:
                 yield self._part(place, 0, [block.trajectory(one) for one in range(len(block.begins))], True)
             return
@@ -170,10 +170,10 @@ class RowReader:
                 found, rows, number = [], 0, number + 1
         yield self._part(place, number, found, True)
 
-    def _part(self, place: int, number: int, found: list[Trajectory], over: bool) -> Part:
+    def _part(self, place: int, number: int, found: list[Trajectory], over: bool) -> ReadPart:
         kept = [one for one in found if self._kept(one.ret)]
         rows = self._prepared(block_of(kept)) if kept else None
-        return Part(place, number, rows, len(kept), len(found) - len(kept), over)
+        return ReadPart(place, number, rows, len(kept), len(found) - len(kept), over)
 
     def _kept(self, ret: float) -> bool:
         low, high = self.cfg.min_return, self.cfg.max_return

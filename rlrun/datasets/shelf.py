@@ -72,7 +72,7 @@ class Shelf:
         self.whole = False  # whether all rows are in memory, so that nothing more is read
         self.kept = self.left_out = 0  # trajectories in the first pass that filters kept and left out
         self.stream = self.reader.parts()
-        # Of the parts whose rows are in memory: place and number (Part), and the row at which it begins.
+        # Of the parts whose rows are in memory: place and number (ReadPart), and the row at which it begins.
         self.marks: deque[tuple[int, int, int]] = deque()
         self.rest: list[dict[str, Any]] = []  # rows that are read and not written yet, in parts
         self.rest_rows = 0
