@@ -1,14 +1,18 @@
 """Recording: every decision of a run is in its data set once, whichever sampler took it, and runs learn from what they recorded."""
 
+import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import SMALL, compose, small
 from counting import LENGTH, CountingAlgorithm
+from datasets_of_tests import episode
 
 from rlrun.config.run import type_config
 from rlrun.core.batch import allocate, fragment_layout
@@ -322,3 +326,39 @@ def test_the_observation_filter_is_that_of_the_data_and_stays(recorded, tmp_path
     assert resume([str(tmp_path / "run"), "env_steps=800"]) == 0
     for name, value in load(tmp_path / "run").policy.filter.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def test_a_set_that_is_made_again_elsewhere_has_the_same_sum_of_rows(tmp_path, monkeypatch, capsys, written):
+    """The files differ, since they name folders and times; the rows of random play, and of a run that learns, do not."""
+    path = Path(__file__).parents[2] / "scripts" / "offline" / "make_data.py"
+    spec = importlib.util.spec_from_file_location("make_data", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    tiny = {"words": [*small("dqn", "tiny"), "env=rlrun/Identity-v0"], "levels": {"expert": {"env_steps": 120}}}
+    monkeypatch.setattr(script, "described", lambda name: tiny)
+
+    def shown(folder):
+        from rlrun.commands.data import main as data
+
+        assert data([str(folder), "--json"]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])["content_sha256"]
+
+    for name, make, seeds in (
+        ("random", lambda folder, seed: script.sampled("x", "random", folder, 100, f"made in {folder}", seed), (5, 5, 6)),
+        ("replay", lambda folder, seed: script.replay("x", folder, "expert"), (0, 0)),
+    ):
+        sums, files = [], []
+        for number, seed in enumerate(seeds):
+            folder = tmp_path / f"{name}{number}" / "set"
+            make(folder, seed)
+            sums.append(shown(folder))
+            files.append(next(folder.glob("*.parquet")).read_bytes())
+            assert sums[-1] in script.content(folder)
+        assert sums[0] == sums[1] and files[0] != files[1] and len(set(sums)) == len(set(seeds))
+    # Neither files and row groups nor the order of trajectories count, and what stands in dead rows does not either.
+    made = [episode(n, 9, life=n == 3) for n in range(20)]
+    dead = [replace(one, reward=np.where(one.valid, one.reward, 7).astype(np.float32)) for one in made]
+    one, other = written(made, folder="one"), written(reversed(dead), folder="other", group_rows=30)
+    assert shown(one) == shown(other) != shown(written(made[1:], folder="less"))
+    changed = replace(made[0], reward=made[0].reward + np.float32(1e-6))
+    assert shown(one) != shown(written([changed, *made[1:]], folder="changed"))
