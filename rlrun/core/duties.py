@@ -110,16 +110,16 @@ class Progress:
 
 
 class Stops:
-    """Ends the run at its last env step, at a stop condition or at a signal."""
+    """Ends the run at its last env step, at a stop condition, at a signal or when its recording fails."""
 
     def __init__(self, total: int, cfg: StopConfig, signals: Signals, progress: Progress):
         """total: env steps of the whole run."""
         self.total, self.cfg, self.signals, self.progress = total, cfg, signals, progress
         self.status, self.reason = "RUNNING", ""
 
-    def due(self, clock: Clock) -> bool:
-        """Returns whether the run is over. If it is, `status` and `reason` say why."""
-        found = self._found(clock)
+    def due(self, clock: Clock, trouble: str | None = None) -> bool:
+        """Returns whether the run is over. If it is, `status` and `reason` say why. trouble: why it cannot go on."""
+        found = self._found(clock) if trouble is None else ("FAILED", trouble)
         if found is not None:
             self.status, self.reason = found
         return self.status != "RUNNING"

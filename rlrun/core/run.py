@@ -67,8 +67,8 @@ class Job(Protocol):
 class Run:
     """One run, from its first or its restored state to its end.
 
-    At the end, `status` is COMPLETED (env_steps was reached), STOPPED (`reason` names the stop condition) or
-    INTERRUPTED (by a signal)."""
+    At the end, `status` is COMPLETED (env_steps was reached), STOPPED (`reason` names the stop condition), INTERRUPTED
+    (by a signal) or FAILED (its recording did)."""
 
     def __init__(
         self,
@@ -154,7 +154,9 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """The command's exit code: 130 after Ctrl-C, 143 after SIGTERM, otherwise 0."""
+        """The command's exit code: 130 after Ctrl-C, 143 after SIGTERM, 1 if the run failed, otherwise 0."""
+        if self.status == "FAILED":
+            return 1
         stop = self.signals.stop
         return 0 if stop is None else 128 + (stop if stop in (signal.SIGINT, signal.SIGTERM) else 0)
 
@@ -234,7 +236,7 @@ class Run:
             self.logs.learn.add(update.metrics)
             self._tell("on_update", clock, update.metrics)
         self.held = False
-        over = self.stops.due(clock)
+        over = self.stops.due(clock, getattr(self.sampler, "trouble", None))  # of a recording
         if over:
             self._hold()
         self.evaluations.fresh = False

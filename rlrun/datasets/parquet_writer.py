@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pyarrow.parquet as pq
 
 from rlrun.core.batch import Field
 from rlrun.core.checkpoint import write_atomically
-from rlrun.core.errors import UserError
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.datasets.parquet import (
     ENDING,
     KEY,
@@ -42,13 +44,15 @@ GROUP_ROWS = 50_000  # rows of a row group, unless they are large
 GROUP_BYTES = 32 << 20
 FILE_BYTES = 256 << 20  # bytes of rows, before compression, after which a file is finished
 FILE_SEC = 300.0  # seconds after which rows are in a finished file, so that a process that is killed loses little
+FULL = (errno.ENOSPC, errno.EDQUOT)
 COMPRESSED = (np.uint8, np.int8, np.int16, np.int32, np.int64)
 
 
 class Writer:
     """Writes trajectories into a folder, as files called part-<session>-<number>.parquet.
 
-    A file that is not finished has another name, which nobody reads. Several writers may write into one folder."""
+    A file that is not finished has another name, which nobody reads. Several writers may write into one folder. When
+    the disk is full, the unfinished file is removed, and nothing more is written."""
 
     def __init__(self, folder: Path, facts: DataFacts, group_rows: int = GROUP_ROWS):
         """Raises UserError if the folder cannot be made, or holds something else than data of the same spec."""
@@ -70,8 +74,11 @@ class Writer:
         self.row_bytes, self.waiting, self.waiting_rows = row, [], 0  # type: ignore[var-annotated]
         self.session, self.number, self.episode = f"{time.time_ns():x}{os.getpid():x}", 0, 0
         self.file: pq.ParquetWriter | None = None
+        self.path: Path  # the name of the last file, once it is finished
         self.since = 0.0  # when the first row was written that is in no finished file
         self.rows = self.steps = self.episodes = 0  # all that was handed to write()
+        self.finished = 0  # of these rows, those in finished files
+        self.failed = False
         types = [("episode", pa.int64()), ("agent", pa.int32()), ("policy", pa.int32()), ("whole", pa.bool_())]
         types += [(column_name(path), arrow_type(field)) for path, field in self.fields]
         if len(dict(types)) < len(types):
@@ -79,7 +86,7 @@ class Writer:
         self.schema = pa.schema(types, metadata={KEY: json.dumps(facts_to_json(facts)).encode()})
 
     def write(self, trajectory: Trajectory) -> None:
-        """Adds a trajectory. Raises UserError when the disk is full."""
+        """Adds a trajectory. Raises RunFailed when the disk is full."""
         if self.file is None and not self.waiting:
             self.since = time.monotonic()
         self.waiting.append(trajectory)
@@ -109,16 +116,36 @@ class Writer:
         ]
         for path, field in self.fields:
             arrays.append(_column(_at(block.rows, path), field))
-        try:
+        with self._failing(len(arrays[0])):
             if self.file is None:
                 self._open()
             assert self.file is not None
             self.file.write_table(pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=len(arrays[0]))
             self.filled += len(arrays[0]) * self.row_bytes
-            if self.filled >= FILE_BYTES or self._late():
-                self._finish()
+        if self.filled >= FILE_BYTES or self._late():
+            self._finish()
+
+    @contextlib.contextmanager
+    def _failing(self, rows: int) -> Iterator[None]:
+        """Turns an OSError into RunFailed, after which this writer writes nothing more. rows: how many are written."""
+        try:
+            yield
         except OSError as error:
-            raise UserError(f"{self.folder}: data cannot be written: {error.strerror or error}") from None
+            self.failed = True
+            free = shutil.disk_usage(self.folder).free
+            if self.file is not None:
+                with contextlib.suppress(OSError):
+                    self.file.close()
+                self.file.is_open = False  # or it would be closed again when it is forgotten
+                self.file = None
+            if self.number:
+                self.unfinished(self.path).unlink(missing_ok=True)
+            reason, lost = error.strerror or str(error), self.rows - self.finished
+            if error.errno in FULL:
+                need = f"{rows:,} rows take up to {rows * self.row_bytes / 1e6:,.2f} MB"
+                reason = f"the disk is full: {need}, and {free / 1e6:,.2f} MB are free"
+            left = f"; {lost:,} recorded rows are in no finished file and are lost" if lost else ""
+            raise RunFailed(f"{self.folder}: data cannot be written, because {reason}{left}") from None
 
     def _open(self) -> None:
         self.path = self.folder / f"part-{self.session}-{self.number:05d}{ENDING}"
@@ -145,22 +172,22 @@ class Writer:
         """Ends the open file, gives it its name and lists it."""
         if self.file is None:
             return
-        file, self.file = self.file, None
-        file.close()
-        hidden = self.unfinished(self.path)
-        entry = describe_file(hidden)
-        with open(hidden, "rb") as again:
-            os.fsync(again.fileno())
-        os.replace(hidden, self.path)
-        add_to_list(self.folder, self.facts, {self.path.name: entry})
+        with self._failing(self.rows - self.finished):
+            self.file.close()
+            self.file = None
+            hidden = self.unfinished(self.path)
+            entry = describe_file(hidden)
+            with open(hidden, "rb") as again:
+                os.fsync(again.fileno())
+            os.replace(hidden, self.path)
+            self.finished = self.rows
+            add_to_list(self.folder, self.facts, {self.path.name: entry})
 
     def close(self) -> None:
-        """Writes what is left. Raises UserError when the disk is full."""
-        self._write_group()
-        try:
+        """Writes what is left, unless writing has failed before. Raises RunFailed when the disk is full."""
+        if not self.failed:
+            self._write_group()
             self._finish()
-        except OSError as error:
-            raise UserError(f"{self.folder}: data cannot be written: {error.strerror or error}") from None
 
 
 def _own(name: str) -> bool:

@@ -200,7 +200,8 @@ class LearnerParts:
         if self.config.run.record is None:
             return made
         record = self.policy_factory(acting=True)().record_spec(self.needs.record)
-        return RecordingSampler(made, recorder(self.config, self.spec, record, command_line()))
+        watched = self.plan.lockstep and self.ranks.rank == 0  # by the run, which other learners' processes do not have
+        return RecordingSampler(made, recorder(self.config, self.spec, record, command_line()), watched)
 
     def _sampler(self, generation: int) -> Sampler:
         plan = self.sampler_plan(generation)

@@ -140,10 +140,9 @@ def _run(
     print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
-    if error is not None:
+    if job.status == "FAILED":
         print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, UserError) else 1
-    return job.exit_code
+    return 2 if isinstance(error, UserError) else job.exit_code
 
 
 def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, facts: dict) -> Sinks:
