@@ -37,13 +37,14 @@ from rlrun.cli import compose, run_dir_argument, take_trust
 from rlrun.config.run import type_config
 from rlrun.config.types import parse_assignments, plain, typed
 from rlrun.core.errors import UserError, closest
+from rlrun.core.estimates import METHODS
 from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Share
 from rlrun.core.seeding import Seeds
 from rlrun.envs.names import names
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.envs.registry import Factory, make_spec
 from rlrun.families.fitted_q import FittedQConfig
-from rlrun.runtime.estimate import METHODS, NEED_MODEL, EstimateReport, IntervalKind, Question, estimate
+from rlrun.runtime.estimate import FIT, NEED_MODEL, EstimateReport, IntervalKind, Question, discount_of, estimate
 from rlrun.runtime.played_value import played_value
 from rlrun.runtime.recorded_episodes import RecordedEpisodes
 from rlrun.runtime.trained import Trained
@@ -94,7 +95,6 @@ DEFAULTS = {
     "num_actions": 8,
     "seed": 0,
 }
-MODEL = {"updates": 10_000, "batch_size": 256, "lr": 1e-3, "hidden": [128, 128], "target_tau": 0.05, "clip": True}
 TOLD_EVERY = 2000  # updates
 COVERS = {True: "yes", False: "no", None: "-"}
 
@@ -117,7 +117,7 @@ def main(words: list[str]) -> int:
 
     trained = load(path, str(options.checkpoint), trusted)
     source = open_source(options.data.path, trained.spec)
-    discount = getattr(trained.config.algo, "discount", 1.0) if options.discount is None else options.discount
+    discount = discount_of(trained.config.algo) if options.discount is None else options.discount
     question = Question(
         methods=options.methods,
         discount=float(discount),
@@ -204,7 +204,7 @@ def environment(trained: Trained, seeds: Seeds) -> Factory | str:
 def parsed(words: list[str]) -> EstimateOptions:
     """The options of a command's words."""
     given = parse_assignments(words)
-    nested: dict[str, dict] = {"data": {"episodes": None}, "model": dict(MODEL)}
+    nested: dict[str, dict] = {"data": {"episodes": None}, "model": dataclasses.asdict(FIT)}
     flat = {}
     for name, value in given.items():
         group, dot, key = name.partition(".")
@@ -259,8 +259,8 @@ def shown(report: EstimateReport, confidence: float, unplayed: str = "") -> str:
             f"The policy played {played.episodes:,} episodes with a mean return of {played.value:.4g}"
             f"{within(played.low, played.high)}{' with this discount' if whole else ''}{whole}."
         )
-        if any(answer.method in NEED_MODEL for answer in report.answers):
-            said.append("Games end at a time limit, behind which dm, dr and wdr count what would have come.")
+        if report.cut and any(answer.method in NEED_MODEL for answer in report.answers):
+            said.append("The games that were played end at the time limit too, and dm, dr and wdr look beyond it.")
     columns = ["method", "estimate", f"{100 * confidence:g}% from", "to", "effective"]
     if played is None:
         rows = [row[:-1] for row in rows]

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 import torch
 
 from rlrun.core.algorithm import Algorithm
-from rlrun.core.conditions import OnlyWith
+from rlrun.core.conditions import PLAYED, OnlyFor, OnlyWith
+from rlrun.core.estimates import EstimateConfig
 from rlrun.core.evaluation import Evaluated, Evaluators
 from rlrun.core.metrics import EpisodeStatistics, Means, finite, spread
 from rlrun.core.ranges import Count, NotNegative, Positive
@@ -31,15 +32,19 @@ class StopConfig:
     no_improvement_steps: Annotated[int, Positive] | None
 
 
+GAMES = (OnlyWith("every"), OnlyFor(PLAYED))
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     every: Annotated[int, Count] | None
-    episodes: Annotated[int, Count, OnlyWith("every")]
-    env_steps: Annotated[Annotated[int, Count] | None, OnlyWith("every")]
-    greedy: Annotated[bool, OnlyWith("every")]
-    workers: Annotated[int, NotNegative, OnlyWith("every")]
+    episodes: Annotated[int, Count, *GAMES]
+    env_steps: Annotated[Annotated[int, Count] | None, *GAMES]
+    greedy: Annotated[bool, *GAMES]
+    workers: Annotated[int, NotNegative, *GAMES]
     parallel: Annotated[Literal["auto"] | bool, OnlyWith("workers")]
-    function: Annotated[str | None, OnlyWith("every")]
+    function: Annotated[str | None, *GAMES]
+    estimate: EstimateConfig
 
     def __post_init__(self):
         if self.parallel is True and self.workers == 0:

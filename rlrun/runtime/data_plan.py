@@ -174,8 +174,12 @@ def fill_spec(values: dict[str, Any]) -> dict[str, Any]:
 
 def check_evaluation(config: Typed) -> None:
     """Raises UserError if a run without an environment is asked to evaluate in one."""
-    if isinstance(config.env, RecordedConfig) and config.run.eval.every is not None:
-        raise UserError("eval.every plays games, and this run has no environment: say which one with env=")
+    cfg = config.run.eval
+    if isinstance(config.env, RecordedConfig) and cfg.every is not None and not cfg.estimate.methods:
+        raise UserError(
+            "eval.every plays games, and this run has no environment: say which one with env=, or what is estimated"
+            " from data with eval.estimate.methods="
+        )
 
 
 def recorded(needs: Needs, policy: Policy) -> Needs:

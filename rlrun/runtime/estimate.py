@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -36,9 +36,8 @@ from rlrun.runtime.recorded_episodes import (
     log_prob,
 )
 
-Method = Literal["is", "pdis", "wis", "step_wis", "dm", "dr", "wdr"]
 IntervalKind = Literal["bootstrap", "t", "bernstein"]
-METHODS: tuple[str, ...] = get_args(Method)
+FIT = FittedQConfig(updates=10_000, batch_size=256, lr=1e-3, hidden=(128, 128), target_tau=0.05, clip=True)
 NEED_CHANCES = ("is", "pdis", "wis", "step_wis", "dr", "wdr")  # methods that need probabilities of the actions
 NEED_MODEL = ("dm", "dr", "wdr")  # methods that need a model of action values
 FEW = 30  # effective episodes below which an estimate is said to be uncertain
@@ -59,6 +58,11 @@ class Question:
     folds: int = 2  # parts of the episodes; the model that judges a part is fitted to the others
     num_actions: int = 8  # actions that a policy of other actions than single choices draws in every row
     seed: int = 0
+
+
+def discount_of(algo: Any) -> float:
+    """The discount of an algorithm's options; 1 if it has none."""
+    return float(getattr(algo, "discount", 1.0))
 
 
 @dataclass
@@ -82,6 +86,7 @@ class EstimateReport:
     episodes: int = 0
     steps: int = 0
     left_out: int = 0  # episodes that are not whole
+    cut: int = 0  # episodes that a time limit ended
     discount: float = 1.0
     data_return: float = 0.0  # mean undiscounted return of the episodes
     data_value: float = 0.0  # mean discounted return, with its interval
@@ -325,7 +330,7 @@ def warn(report: EstimateReport, data: Padded, name: str) -> None:
         report.warnings.append(
             f"{report.left_out:,} trajectories of {name} were left out because they are not whole episodes."
         )
-    cut = int((~data.terminated).sum())
+    report.cut = cut = int((~data.terminated).sum())
     if cut and any(answer.method in NEED_MODEL for answer in report.answers):
         report.warnings.append(
             f"A time limit cut {cut:,} of the episodes. dm, dr and wdr add the value of what would have come behind it,"

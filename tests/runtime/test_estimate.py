@@ -16,6 +16,7 @@ from rlrun.commands.estimate import parsed, shown
 from rlrun.config.run import type_config
 from rlrun.core.batch import Batch, Field
 from rlrun.core.errors import UserError
+from rlrun.core.estimates import METHODS
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested
@@ -32,7 +33,7 @@ from rlrun.families.fitted_q import (
     returns_to_go,
 )
 from rlrun.models.model import Model
-from rlrun.runtime.estimate import METHODS, Question, padded
+from rlrun.runtime.estimate import Question, padded
 from rlrun.runtime.estimate import estimate as answered
 from rlrun.runtime.played_value import played_value
 from rlrun.runtime.recorded_episodes import RecordedEpisodes, log_prob
@@ -616,7 +617,7 @@ def test_bad_words_get_a_sentence(run_and_data):
         ([f"data.path={data}/nothing"], "no file or folder"),
         ([f"data.path={data}", "model.update=3"], r"There is no option model.update\. Did you mean .*updates"),
         ([f"data.path={data}", "discount=2"], "discount must be between 0 and 1"),
-        ([f"data.path={data}", "episodes=-1"], "episodes must be 0 or more"),
+        ([f"data.path={data}", "episodes=-1"], "episodes must be at least 0"),
         ([f"data.path={data}", "data.episodes=0"], r"data\.episodes must be"),
         (["data.episodes=3"], "data.path=DIR"),
         ([f"data.path={data}", "interval=normal"], "interval must be one of bootstrap, t, bernstein"),
