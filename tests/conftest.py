@@ -41,7 +41,8 @@ def optimizer_config(**options):
     from rlrun.core.optimizer import OptimizerConfig
 
     plain = {"kind": "adam", "epsilon": 1e-8, "decay": 0.99, "momentum": 0.0, "centered": False, "beta1": 0.9}
-    return OptimizerConfig(**(plain | {"beta2": 0.999, "weight_decay": 0.0, "max_grad_value": 0.0} | options))
+    plain |= {"beta2": 0.999, "weight_decay": 0.0, "max_grad_value": 0.0, "agc": 0.0, "warmup_updates": 0}
+    return OptimizerConfig(**(plain | options))
 
 
 def compose(*words: str) -> dict:

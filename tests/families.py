@@ -17,6 +17,7 @@ SEVERAL = [algo for algo, needs in EVERY.items() if needs.several]  # learn seve
 # Of the joint ones those that choose by action values.
 JOINT_VALUES = [algo for algo in JOINT if "box" not in EVERY[algo].actions]
 NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL}  # learn one policy of one agent
+DREAMING = ["dreamerv3"]  # learn in dreams, which have no action masks
 IMITATING = ["bc", "marwil"]  # learn the actions of data, and do not explore
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None and algo not in IMITATING]
 EVOLVING = [algo for algo, needs in NEEDS.items() if needs.population is not None]  # learn from returns, not from rows
@@ -27,7 +28,8 @@ FRESH = [algo for algo in ROWS if NEEDS[algo].replay is None or algo == "marwil"
 DISCRETE = [algo for algo in ROWS if "discrete" in NEEDS[algo].actions]
 BOX = [algo for algo in ROWS if "box" in NEEDS[algo].actions]
 ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions]
-ACTORS = [algo for algo in REPLAYING if "box" in NEEDS[algo].actions]  # actor and critics, learnt from a replay
+# Actor and critics, learnt from a replay.
+ACTORS = [algo for algo in REPLAYING if "box" in NEEDS[algo].actions and algo not in DREAMING]
 SAMPLING = ["sac", "tqc", "cql", "implicit_q"]  # of them those whose policy is a distribution
 MEMORY = [*ANY_ACTION, "r2d2"]  # take model=lstm
 # What algorithms with a memory need besides it.
@@ -39,7 +41,7 @@ def fits(algo: str, case: str) -> bool:
     if algo in JOINT:
         return case == "agents" or (case == "agents' numbers" and algo not in JOINT_VALUES)
     if case in ("discrete", "masked"):
-        return algo in DISCRETE
+        return algo in DISCRETE and not (case == "masked" and algo in DREAMING)
     if case.startswith("agents"):
         return False
     return (

@@ -68,14 +68,14 @@ VALUES = {
     "encoder": ["test_every_option:Wide"], "encoder_kwargs": [{"width": 5}], "action_embedding": ["avail_actions"], "n_step": [2, 1], "target_update_interval": [1, 2],
     "policy_delay": [1, 3], "lr_kl_bounds": [[1e-2, 1.0]], "lr_kl_target": [1e-9], "stop_kl": [1e-9], "target_tau": [0.5], "discount": [0.5], "epsilon_min": [0.5],
     "scale_min": [0.01], "learning_starts": [60, 80], "random_steps": [40, 0], "replay_ratio": [2.0, 0.5], "directory": ["rows"], "wrappers": [["test_every_option:Twice"]],
-    "kwargs": [{"sutton_barto_reward": True}, {"g": 3.0}], "max_episode_steps": [7], "max_frames": [30], "size": [64], "noise_size": [1100000], "huber_delta": [1e-3, None],
+    "kwargs": [{"sutton_barto_reward": True}, {"g": 3.0}], "max_episode_steps": [7], "max_frames": [30], "size": [48], "noise_size": [1100000], "huber_delta": [1e-3, None],
     "value_rescaling": [None], "v_min": [-3.0], "v_max": [3.0], "max_grad_norm": [1e-3], "max_grad_value": [1e-4], "checkpoint_max_gb": [0.0], "capacity": [100, 200],
     "reward_clip": [0.25], "value_lr": [1e-2], "observation_clip": [0.1], "report_length": [1], "env_steps_per_batch": [300], "kl_target": [1e-12], "noise_epsilon": [1e-6, 0.5, 0.99], "counted_share": [1.0],
     "rho_clip": [0.5], "c_clip": [0.5], "pg_rho_clip": [0.5], "is_clip": [0.5], "clip": [1e-4], "value_clip": [1e-3], "value_loss_clip": [1e-3],
     "target_noise_clip": [0.01], "target_entropy": [-5.0], "lambda_": [0.5], "eval_share": [0.9], "eval_epsilon": [1.0], "frame_skip": [2],
     "action_distribution": ["beta", "squashed_gaussian"], "value_head": ["test_every_option:Last"], "q_head": ["test_every_option:Last"], "conv_filters": [[[4, 4, 2]]],
     "exploration.kind": ["random", "test_every_option:Lazy"], "exploration.kwargs": [{"greedy": True}], "exploration.temperature": [1e-3], "stack": [2],
-    "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
+    "model.size": ["size12m"], "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
 }  # fmt: skip
 # Words without which an option cannot show what it does.
 CONTEXT = {
@@ -83,8 +83,9 @@ CONTEXT = {
     "random_steps": ["algo.exploration.epsilon=0.1"], "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=0.3", "algo.replay_ratio=2"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
     "action_distribution": ["env=Pendulum-v1"], "exploration.kwargs": ["algo.exploration.kind=test_every_option:Lazy"], "use_critic": ["algo.vtrace=false"],
     "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
+    "model.size": ["model.units=null"], "model.depth": ["++env.kwargs.side=48"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
-    "return_of": ["env.max_episode_steps=3"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
+    "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.
 WRAPPED = {
@@ -203,8 +204,8 @@ class Twice(gymnasium.RewardWrapper):
 class Pixels(gymnasium.Env):
     """Shows noise and pays for the last action, for 9 steps."""
 
-    def __init__(self, continuous: bool = False):
-        self.observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 1), "uint8")
+    def __init__(self, continuous: bool = False, side: int = 36):
+        self.observation_space = gymnasium.spaces.Box(0, 255, (side, side, 1), "uint8")
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,)) if continuous else gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
@@ -213,7 +214,7 @@ class Pixels(gymnasium.Env):
         return self.shown(), {}
 
     def shown(self):
-        return self.np_random.integers(0, 256, (36, 36, 1), "uint8")
+        return self.np_random.integers(0, 256, self.observation_space.shape, "uint8")
 
     def step(self, action):
         self.left -= 1

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from rlrun.algos.qmix import QMIX, MixedConfig
 from rlrun.core.batch import Batch
-from rlrun.ops.returns import n_step_return
 from rlrun.ops.td import huber
 
 
@@ -33,7 +32,7 @@ class IQL(QMIX):
 
     @classmethod
     def first_priority(cls, cfg: MixedConfig, rows: Batch) -> Tensor:
-        """Returns priorities [N] of rows [T + 1, N]: mean |n-step error| of the agents that are there."""
+        """Returns priorities [N] of rows [T + 1, N]: mean |error| of the agents that are there."""
         assert isinstance(cfg, Config)
         part = rows.map(lambda x: x[cfg.burn_in :])
         there = part.there[:-1] & part.valid[:-1].unsqueeze(-1)
@@ -49,12 +48,12 @@ class IQL(QMIX):
         return q
 
     def target_of(self, rows: Batch, value: Tensor, alive: Tensor) -> Tensor:
-        """n_step rows of each agent's reward, and the discounted value of its own best action [T, B, N]."""
+        """Rows of each agent's reward, and the discounted value of its own best action [T, B, N]."""
         return self.returns(self.cfg, rows, value, alive)
 
     @staticmethod
     def returns(cfg: Config, rows: Batch, value: Tensor, alive: Tensor) -> Tensor:
-        """The n-step returns [T, B, N] of each agent; value [T, B, N] is what it may reach behind each row."""
+        """Targets [T, B, N] of each agent; value [T, B, N] is what it may reach behind each row."""
         agents = value.shape[-1]
         paid = rows.reward
         if cfg.reward_of == "team":
@@ -62,8 +61,7 @@ class IQL(QMIX):
         reward = cfg.learnt(paid).flatten(1)
         terminated = rows.terminated.repeat_interleave(agents, 1)
         valid = (alive & rows.valid.unsqueeze(-1)).flatten(1)
-        flat = n_step_return(reward, terminated, valid, value.flatten(1), cfg.discount, cfg.n_steps[0])
-        return flat.view_as(value)
+        return cfg.returns(reward, terminated, valid, value.flatten(1)).view_as(value)
 
     def errors(
         self, td_error: Tensor, target: Tensor, rows: Batch, alive: Tensor

@@ -11,7 +11,8 @@ mixer, which samplers do not have.
 Differs from the paper: sequences in place of whole episodes (with sequence_stride as long as an episode and the row
 that resets it, they are whole episodes). An agent that is not there adds nothing to the sum of the first layer, while
 PyMARL goes on mixing the value of its no-op. target_update_interval counts updates, where PyMARL counts episodes.
-n-step returns do not reach beyond the end of a sequence.
+n-step and lambda-returns do not reach beyond the end of a sequence (lambda-returns: PyMARL2, Hu et al. 2021,
+arXiv:2102.03479).
 Refused, because they are for one agent: exploration other than epsilon_greedy, head.noisy, model.observation_filter.
 Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q_tot|; q: mean Q_tot of the actions taken;
 target; epsilon; grad_norm before clipping; lr.
@@ -31,14 +32,14 @@ from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Upd
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
-from rlrun.core.ranges import Count, NotNegative, Positive
+from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import WITH_MEMORY
 from rlrun.families.q_learning import QConfig
 from rlrun.models.mixers import MonotonicMixer
 from rlrun.models.model import Model
-from rlrun.ops.returns import n_step_return
+from rlrun.ops.returns import lambda_return, n_step_return
 from rlrun.ops.td import huber
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import JointQPolicy
@@ -50,7 +51,9 @@ class MixedConfig(QConfig):
 
     agent_id: bool
     double: bool
+    lambda_: Annotated[float, Share]
     huber_delta: Annotated[float, Positive] | None
+    reward_shift: float
     reward_scale: Annotated[float, Positive]
     sequence_length: Annotated[int, Count]
     burn_in: Annotated[int, NotNegative, WITH_MEMORY]
@@ -58,11 +61,19 @@ class MixedConfig(QConfig):
     zero_init_state: Annotated[bool, WITH_MEMORY]
 
     def learnt(self, reward: Tensor) -> Tensor:
-        """Rewards as the values count them: clipped and scaled."""
-        return clip_reward(reward, self.reward_clip) * self.reward_scale
+        """Rewards as the values count them: clipped, shifted and scaled."""
+        return (clip_reward(reward, self.reward_clip) + self.reward_shift) * self.reward_scale
+
+    def returns(self, reward: Tensor, terminated: Tensor, valid: Tensor, following: Tensor) -> Tensor:
+        """Targets [T, B] of values: n-step or lambda-returns of rewards [T, B] and of the values behind them."""
+        if self.lambda_:
+            return lambda_return(reward, terminated, valid, following, self.discount, self.lambda_)
+        return n_step_return(reward, terminated, valid, following, self.discount, self.n_steps[0])
 
     def __post_init__(self):
         super().__post_init__()
+        if self.lambda_ and self.n_steps != (1, 1):
+            raise ValueError("lambda_ mixes returns of all lengths: set it to 0, or n_step to 1")
         if self.n_steps[0] != self.n_steps[1]:
             raise ValueError("n_step must be one number, not a range: a sequence has a return for each of its rows")
         if self.learning_starts < self.burn_in + self.sequence_length:
@@ -122,12 +133,12 @@ class QMIX(Algorithm):
 
     @classmethod
     def first_priority(cls, cfg: MixedConfig, rows: Batch) -> Tensor:
-        """Returns priorities [N] of rows [T + 1, N]: mean |n-step error| of the sums of the agents' values, which are
+        """Returns priorities [N] of rows [T + 1, N]: mean |error| of the sums of the agents' values, which are
         known without a mixer."""
         part = rows.map(lambda x: x[cfg.burn_in :])
         valid = part.valid[:-1]
         reward = cfg.learnt(part.reward[:-1].sum(-1))
-        target = n_step_return(reward, part.terminated[:-1], valid, part.q_max[1:], cfg.discount, cfg.n_steps[0])
+        target = cfg.returns(reward, part.terminated[:-1], valid, part.q_max[1:])
         error = (target - part.q_taken[:-1]).abs().masked_fill(~valid, 0.0)
         return error.sum(0) / valid.sum(0).clamp(min=1)
 
@@ -176,12 +187,12 @@ class QMIX(Algorithm):
         return self.errors(target - self.mixed(self.mixer, taken, rows["obs"]["state"][:-1]), target, rows, alive[:-1])
 
     def target_of(self, rows: Batch, value: Tensor, alive: Tensor) -> Tensor:
-        """y_tot of eq. 6 [T, B]: n_step rows of the team's reward, and the discounted value of the team from the target
+        """y_tot of eq. 6 [T, B]: rows of the team's reward, and the discounted value of the team from the target
         networks. value [T, B, N] are the agents' own best ones behind each row; alive [T, B, N]."""
         cfg = self.cfg
         reward = cfg.learnt(rows.reward.sum(-1))
         following = self.mixed(self.target_mixer, value, rows["obs"]["state"][1:])
-        return n_step_return(reward, rows.terminated, rows.valid, following, cfg.discount, cfg.n_steps[0])
+        return cfg.returns(reward, rows.terminated, rows.valid, following)
 
     def mixed(self, mixer: nn.Module, q: Tensor, state: Tensor) -> Tensor:
         """The team's values [T, B] of the agents' [T, B, N]."""

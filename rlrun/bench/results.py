@@ -77,7 +77,7 @@ def expected_protocol(wanted: Wanted) -> dict[str, Any]:
 
     from rlrun.envs.names import family_of
 
-    family, name = family_of(wanted.cell.game)
+    family, name = family_of(wanted.cell.game, needed=False)
     env = yaml.safe_load((root() / "conf" / "env" / f"{family}.yaml").read_text())
     env |= {"name": name} | ({"size": wanted.table.size} if family == "atari" else {})
     return protocol(wanted.table, {"env": env})

@@ -1,7 +1,8 @@
 """rlrun doctor [runs_root=runs] [--fix]
 
-Shows versions, cores, GPU, shared memory, optional packages and their licences, and MLflow runs whose process is gone.
---fix marks those MLflow runs KILLED. The exit code is 1 when something that rlrun needs is missing."""
+Shows versions, cores, GPU, shared memory, optional packages and their licences, whether MuJoCo can draw, and MLflow
+runs whose process is gone. --fix marks those MLflow runs KILLED. The exit code is 1 when something that rlrun needs is
+missing."""
 
 from __future__ import annotations
 
@@ -24,6 +25,8 @@ OPTIONAL = (
     ("ale_py", "ale-py", "atari", "Atari games", "GPL-2.0-only; rlrun imports it only for Atari and ships none of it"),
     ("imageio_ffmpeg", "imageio-ffmpeg", "video", "rlrun watch", "BSD-2-Clause, with an ffmpeg binary under LGPL/GPL"),
     ("mujoco", "mujoco", "mujoco", "MuJoCo tasks", "Apache-2.0"),
+    ("dm_control", "dm-control", "dmc", "tasks of dm-control", "Apache-2.0"),
+    ("crafter", "crafter", "crafter", "Crafter", "MIT"),
     ("Box2D", "box2d", "box2d", "Box2D tasks", "zlib"),
     ("mlflow", "mlflow", "", "MLflow logger", "Apache-2.0"),
     ("pynvml", "nvidia-ml-py", "gpu-metrics", "GPU load in the live view", "BSD-3-Clause"),
@@ -41,6 +44,7 @@ def main(words: list[str]) -> int:
     print("rlrun doctor", flush=True)
     import torch
 
+    from rlrun.envs import drawing
     from rlrun.machine.machine import cores
     from rlrun.machine.processor import cpu_flags
     from rlrun.machine.products import pays
@@ -91,6 +95,11 @@ def main(words: list[str]) -> int:
         found = importlib.util.find_spec(module) is not None
         hint = "" if found else f" (pip install {f'{chr(39)}rlrun[{extra}]{chr(39)}' if extra else name})"
         print(f"  {'yes' if found else 'no ':<4}{name:<16}{what}: {licence}{hint}")
+    lacks = drawing.lacks()
+    print(
+        "drawing     "
+        + (f"MuJoCo cannot draw, so that dm-control shows no pixels: {lacks}" if lacks else "MuJoCo can draw pixels")
+    )
     from rlrun.loggers.mlflow import stale_runs
 
     stale = stale_runs(runs_root, fix="--fix" in words)

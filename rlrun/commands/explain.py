@@ -90,8 +90,10 @@ def main(words: list[str]) -> int:
         print(f"  {option:<36} {condition}")
     print()
     print(EVERY_RUN)
-    print("RLlib's names" + (f", with {inner} inside" if inner else "") + "\n")
-    for row in option_map(name):
+    rows = option_map(name)
+    whose = "RLlib's names" + (" and the paper's" if any(row["rllib"].startswith("paper: ") for row in rows) else "")
+    print(whose + (f", with {inner} inside" if inner else "") + "\n")
+    for row in rows:
         print(f"  {row['rllib']:<46} {row['rlrun'] or '-':<34} {row.get('why', '')}".rstrip())
     return 0
 
@@ -151,6 +153,7 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
     from rlrun.config.unused import conditional_in
     from rlrun.core.conditions import OnlyFor
     from rlrun.envs.agents import AgentsConfig
+    from rlrun.envs.dmc import DmcConfig
     from rlrun.envs.gym import GymConfig
     from rlrun.models.model import AttentionConfig, ModelConfig
     from rlrun.replay.layout import PrioritizedReplayConfig
@@ -159,15 +162,17 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
         return importlib.import_module(algorithm_class({"name": algo}).__module__).Config
 
     replays = replay_of(name) or (inner and replay_of(inner))
+    own = group_defaults("model", model_of(inner or name))
     places = [
         ("algo", config(name)),
         *([("algo.inner", config(inner))] if inner else []),
-        ("model", ModelConfig.variant(group_defaults("model/output", output_of(name)))),
+        ("model", ModelConfig.variant(own | group_defaults("model/output", output_of(name)))),
         *([("replay", PrioritizedReplayConfig)] if replays else []),
         *([("runner", importlib.import_module(f"rlrun.runners.{runner}").Config)] if runner else []),
         ("env", GymConfig),
         ("env", AgentsConfig),
-        ("model.memory", AttentionConfig),
+        ("env", DmcConfig),
+        *([] if "stoch" in own else [("model.memory", AttentionConfig)]),
         *((part, get_type_hints(RunConfig)[part]) for part in ("resources", "eval", "checkpoint", "stop")),
     ]
     found: dict[str, str] = {}

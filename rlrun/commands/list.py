@@ -33,11 +33,23 @@ def docstring(algo: str) -> str:
 
 
 def envs() -> None:
-    from rlrun.envs.names import ATARI, EXTRA, GONE, TUPLES, games, installed, names, zoo_modules, zoo_names
+    from rlrun.envs.names import (
+        ATARI,
+        EXTRA,
+        GONE,
+        NEEDS,
+        TUPLES,
+        games,
+        installed,
+        names,
+        own_names,
+        zoo_modules,
+        zoo_names,
+    )
 
     zoo = zoo_names()
     for name in names():
-        if name not in zoo:
+        if name not in zoo and name not in own_names():
             print(name)
     for name, package in sorted(zoo.items()):
         older = f", older releases: {GONE[name]}" if name in GONE and name not in zoo_modules() else ""
@@ -45,6 +57,9 @@ def envs() -> None:
         print(f"{name:<32} {package}{older or absent}")
     for begin, package in TUPLES.items():
         print(f"{begin + '...':<32} {package}" + ("" if installed(package) else f", not installed: {EXTRA}"))
+    for name, prefix in own_names().items():
+        module, package, extra = NEEDS[prefix]
+        print(f"{name:<32} {package}" + ("" if installed(module) else f", not installed: pip install 'rlrun[{extra}]'"))
     if not games():
         print(f"(Atari games: {ATARI})")
 

@@ -70,20 +70,18 @@ def train(cfg: Any, choices: dict[str, Any]) -> int:
 
 def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     """Prints what a run of this config would consist of, and starts nothing."""
-    from rlrun.config.run import type_config
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
     from rlrun.machine.machine import measured
     from rlrun.runtime.build import preflight
     from rlrun.runtime.data_plan import fill_spec
-    from rlrun.runtime.plan import plan
     from rlrun.runtime.unused import refuse_unused
 
     values = fill_spec(plain(cfg))
     check_tuned(choices, values)
     machine = measured()
     given = set_by_user(values)
-    planned = plan(type_config(values), machine, given)
+    planned = planned_here(values, machine, given, capacity_is_auto(values))
     refuse_unused(planned, given)
     preflight(planned, machine)
     print(planned)
@@ -100,12 +98,12 @@ def start(values: dict[str, Any], given: dict[str, Any]) -> int:
     from rlrun.machine.machine import measured
     from rlrun.runtime.build import preflight
     from rlrun.runtime.data_plan import fill_spec
-    from rlrun.runtime.plan import plan
     from rlrun.runtime.rundir import RunDir, default_path
     from rlrun.runtime.unused import refuse_unused
 
     values = fill_spec(values)
     print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
+    auto = capacity_is_auto(values)
     values, said = settled(values)
     if said:
         print(f"  {said}", flush=True)
@@ -120,7 +118,7 @@ def start(values: dict[str, Any], given: dict[str, Any]) -> int:
     # The path is absolute, so that a run that is resumed from another directory finds its MLflow store.
     values["runs_root"] = str(Path(config.run.runs_root).resolve())
     machine = measured()
-    planned = plan(type_config(values), machine, given)
+    planned = planned_here(values, machine, given, auto)
     refuse_unused(planned, given)
     preflight(planned, machine)
     directory = RunDir.create(path)
@@ -129,6 +127,36 @@ def start(values: dict[str, Any], given: dict[str, Any]) -> int:
     from rlrun.runtime import session
 
     return session.run(planned, values, directory, restored=None)
+
+
+def capacity_is_auto(values: dict[str, Any]) -> bool:
+    return (values.get("replay") or {}).get("capacity") == "auto"
+
+
+def planned_here(values: dict[str, Any], machine: Any, given: dict[str, Any], auto: bool) -> Any:
+    """Returns the plan of a plain config on this machine.
+
+    auto: whether replay.capacity is auto. It is smaller then than its default where that would take more than half of
+    the free memory; `values` gets the number, which a resumed run keeps."""
+    from rlrun.config.automatic import settled
+    from rlrun.config.run import type_config
+    from rlrun.runtime.plan import plan
+
+    planned = plan(type_config(values), machine, given)
+    if not auto or planned.replay is None:
+        return planned
+    rows = planned.replay.fitting(machine.free_memory, planned.resources.device)
+    if rows is None:
+        return planned
+    free, wanted = machine.free_memory / 1e9, planned.replay.cfg.capacity
+    print(
+        f"  replay.capacity={rows}: the default of {wanted:,} rows would take more than half of the {free:.1f} GB of"
+        " memory that are free",
+        flush=True,
+    )
+    values |= settled(values)[0]
+    values["replay"]["capacity"] = rows
+    return plan(type_config(values), machine, given)
 
 
 def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:

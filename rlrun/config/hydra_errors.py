@@ -40,9 +40,9 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
         if value in own:
             continue
         if group == "env":
-            from rlrun.envs.names import FAMILIES, family_of
+            from rlrun.envs.names import CRAFTER, FAMILIES, family_of
 
-            if value not in FAMILIES:
+            if value == CRAFTER or value not in FAMILIES:
                 family_of(value, asked_family(words))
         elif group in GROUPS or group == "model/memory":
             known = [*options(group), *own]

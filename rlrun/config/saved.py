@@ -11,7 +11,7 @@ from typing import Any
 
 from rlrun.config.automatic import TABLE, observations, settled
 from rlrun.config.foreign import check_values
-from rlrun.config.paths import group_defaults, options, output_of, root
+from rlrun.config.paths import group_defaults, model_of, options, output_of, root
 from rlrun.config.signature import sign, signed
 from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml
 from rlrun.config.unused import changed
@@ -116,15 +116,21 @@ def _retire_outputs(values: dict[str, Any]) -> None:
 def _as_before(values: dict[str, Any]) -> None:
     """Gives the environment and the model of an older version the options that make the same ones in this version.
 
-    Screens of Atari games were always grey, and observations of other environments were not stacked. Hidden layers and
-    their activation once had no effect on a network for a single image or on a user's own encoder, and convolutions
-    always had relu."""
+    Screens of Atari games were always grey, observations of other environments were not stacked, those of Gymnasium
+    environments were their own and actions taken once, and the time limit of games with several agents was always a
+    truncation. Hidden layers and their activation once had no effect on a
+    network for a single image or on a user's own encoder, and convolutions always had relu."""
     model, env = values.get("model"), values.get("env")
     if isinstance(env, dict):
         name, before = ("grayscale", True) if env.get("family") == "atari" else ("stack", 1)
         if env.get("family") != "data":
             env.setdefault(name, before)
-    if not isinstance(model, dict) or not isinstance(env, dict) or "conv_activation" in model:
+        if env.get("family") == "agents":
+            env.setdefault("time_limit", "truncation")
+        if env.get("family") == "gym":
+            for option, only in (("observation", "own"), ("size", 64), ("action_repeat", 1)):
+                env.setdefault(option, only)
+    if not isinstance(model, dict) or not isinstance(env, dict) or "encoder" not in model or "conv_activation" in model:
         return
     encoder, kind = str(model.get("encoder")), observations(env)
     own = is_path(encoder)
@@ -134,6 +140,12 @@ def _as_before(values: dict[str, Any]) -> None:
         model["hidden"] = []
     if convolves and kind == "images":
         model["activation"] = "relu"
+
+
+def learning(values: dict[str, Any]) -> str:
+    """The name of the algorithm that learns, which may be inside another one."""
+    inner = values["algo"].get("inner")
+    return (inner if isinstance(inner, dict) and "name" in inner else values["algo"])["name"]
 
 
 def defaults_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +166,8 @@ def defaults_of(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("replay") and values["replay"].get("name") in options("replay"):
         words.append(f"replay={values['replay']['name']}")
     memory = values.get("model", {}).get("memory", {}).get("kind")
-    if memory in options("model/memory"):
+    networks = group_defaults("model", model_of(learning(values))) if ours else {"encoder": "auto"}
+    if memory in options("model/memory") and "encoder" in networks:
         words.append(f"model/memory={memory}")
     made = copy.deepcopy(_composed((*words, "env=CartPole-v1")))
     made["logger"] = {name: node for name, node in made["logger"].items() if name in (values.get("logger") or {})}

@@ -87,8 +87,8 @@ def check_value(cls: type, path: list[str], value: Any, option: str) -> None:
 
 
 def _variants(cls: type) -> list[type]:
-    """Returns the subclasses that a class of options has for its choices."""
-    own: list[type] = cls.__subclasses__() if hasattr(cls, "variant") else []
+    """Returns the classes that a class of options has for its choices: its subclasses, and those in `others`."""
+    own: list[type] = [*cls.__subclasses__(), *getattr(cls, "others", ())] if hasattr(cls, "variant") else []
     return [found for one in own for found in (one, *_variants(one))]
 
 

@@ -60,6 +60,8 @@ class Needs:
     # kinds of action space that the algorithm supports
     actions: tuple[str, ...] = ("discrete", "multi_discrete", "multi_binary", "box", "nested")
     joint: bool = False  # learns all agents of an environment together, in one column
+    # All of the algorithm's networks can make their products in bf16; otherwise only convolutions can.
+    low_precision: bool = False
     sees_reward: bool = False  # the policy is told the last reward, whether its memory asks for it or not
     several: bool = False  # has several policies (policies/several.py), each for some of an environment's agents
     on_policy: bool = False  # learns only from rows of the newest policy
@@ -305,6 +307,12 @@ class Algorithm(nn.Module):
     def total(self, share: Tensor) -> Tensor:
         """The sum of all learners' shares."""
         return self.ctx.ranks.sum(share)
+
+    def of_all(self, x: Tensor) -> Tensor:
+        """The numbers x [N] of all learners, one learner's behind the other's."""
+        if self.ctx.ranks.world == 1:
+            return x
+        return torch.cat(self.ctx.ranks.gather(x.double().cpu())).to(x)
 
     def share(self, count: int) -> int:
         """This learner's part of a count that learners divide evenly."""

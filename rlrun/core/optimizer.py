@@ -1,7 +1,7 @@
 """Optimizer.step(loss) zeroes the gradient, differentiates, sums over learners, clips and steps. Nothing else calls
 backward.
 
-The formulas are PyTorch's, except for rmsprop_tf (core/rmsprop_tf.py).
+The formulas are PyTorch's, except for rmsprop_tf (core/rmsprop_tf.py) and laprop (core/laprop.py).
 
 If several losses are differentiated side by side, differentiate() does the first two and apply() the rest.
 
@@ -23,6 +23,7 @@ from torch.optim.adam import adam
 
 from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import RunFailed
+from rlrun.core.laprop import LaProp
 from rlrun.core.ranges import NotNegative, Share, ShareBelowOne
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.rmsprop_tf import RMSpropTF, initial_statistics
@@ -31,12 +32,13 @@ from rlrun.core.schedule import Clock, Schedule
 MAX_SKIPPED = 20  # consecutive non-finite gradients after which the run ends instead of idling
 
 
-ADAMS, RMSPROPS = ("adam", "adamw", "radam"), ("rmsprop", "rmsprop_tf")
+ADAMS, RMSPROPS = ("adam", "adamw", "radam", "laprop"), ("rmsprop", "rmsprop_tf")
+SMALLEST_NORM = 1e-3  # a parameter's norm counts as this at least, where its gradient is clipped relative to it
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    kind: Literal["adam", "adamw", "radam", "rmsprop", "rmsprop_tf", "sgd"]
+    kind: Literal["adam", "adamw", "radam", "laprop", "rmsprop", "rmsprop_tf", "sgd"]
     epsilon: Annotated[float, NotNegative, OnlyWith("kind", *ADAMS, *RMSPROPS)]
     decay: Annotated[float, Share, OnlyWith("kind", *RMSPROPS)]
     momentum: Annotated[float, NotNegative, OnlyWith("kind", *RMSPROPS, "sgd")]
@@ -45,6 +47,8 @@ class OptimizerConfig:
     beta2: Annotated[float, ShareBelowOne, OnlyWith("kind", *ADAMS)]
     weight_decay: Annotated[float, NotNegative]
     max_grad_value: Annotated[float, NotNegative]
+    agc: Annotated[float, NotNegative]
+    warmup_updates: Annotated[int, NotNegative]
 
     def __post_init__(self):
         if self.centered and self.kind not in ("rmsprop", "rmsprop_tf"):
@@ -70,6 +74,7 @@ RAdam = without_compiler(torch.optim.RAdam)  # Liu et al. 2020, arXiv:1908.03265
 SGD = without_compiler(torch.optim.SGD)
 RMSprop = without_compiler(torch.optim.RMSprop)
 TensorFlowsRMSprop = without_compiler(RMSpropTF)
+LapropStep = without_compiler(LaProp)
 
 
 ALIGNED = 16  # numbers; every parameter begins at a multiple of these, which is a cache line of float32
@@ -104,7 +109,8 @@ def gathered(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
 
 class Optimizer:
     """One of the kinds of OptimizerConfig over some parameters, with a schedule for lr and a bound on the global
-    gradient norm (0: none). cfg.max_grad_value, a bound on every single number of the gradient, is applied first. With
+    gradient norm (0: none). cfg.max_grad_value, a bound on every single number of the gradient, is applied first, and
+    cfg.agc, a bound on the norm of each parameter's gradient relative to that parameter's own norm, last. With
     several learners, a loss is this learner's share of the whole batch's loss, so gradients are summed. A parameter on
     which the loss does not depend has gradient 0."""
 
@@ -124,9 +130,11 @@ class Optimizer:
         self.deferred = self.parameters[0].device.type == "cuda" if deferred is None else deferred
         self.skips = torch.zeros((), device=self.parameters[0].device)  # updates skipped in a row
         self.lr_scale = 1.0  # factor of the schedule's lr, see follow_kl
+        self.steps = torch.zeros((), device=self.parameters[0].device)  # taken so far; counted where lr warms up
         self.cfg = cfg
         self.whole = gathered(self.parameters)  # [N]
         self.gradients = self._parts(self.whole.grad)  # type: ignore[arg-type]
+        self.places = self._parts(self.whole.detach())
         self.stepped = self.whole  # what steps change; after attach(), the shared parameters of another process
         self.inner = self._inner(self.stepped)
         if self.deferred:
@@ -163,6 +171,8 @@ class Optimizer:
             return RAdam(parameters, **adam_like, foreach=True, capturable=on_gpu)
         if cfg.kind == "sgd":
             return SGD(parameters, **every, momentum=cfg.momentum, foreach=True)
+        if cfg.kind == "laprop":
+            return LapropStep(parameters, **adam_like)
         if cfg.kind == "rmsprop_tf":
             return TensorFlowsRMSprop(parameters, **rmsprop_like)
         return RMSprop(parameters, **rmsprop_like, foreach=True, capturable=on_gpu)
@@ -196,7 +206,9 @@ class Optimizer:
         assert gradient is not None
         self.ranks.sum_(gradient)
         if self.deferred:
-            return self._apply_deferred(gradient, lr)
+            return self._apply_deferred(gradient, lr * self._warmth() if self.cfg.warmup_updates else lr)
+        if self.cfg.warmup_updates:
+            lr = lr * float(self._warmth())
         for group in self.inner.param_groups:
             group["lr"] = lr
         norm = float(torch.linalg.vector_norm(gradient))
@@ -211,7 +223,10 @@ class Optimizer:
             clipped = float(torch.linalg.vector_norm(gradient)) if self.max_grad_norm > 0 else norm
         if 0 < self.max_grad_norm < clipped:
             gradient.mul_(self.max_grad_norm / clipped)
+        if self.cfg.agc > 0:
+            self._clip_each()
         self._step()
+        self._count()
         return {"grad_norm": norm, "lr": lr, "skipped_updates": 0.0}
 
     @torch.no_grad()
@@ -224,6 +239,8 @@ class Optimizer:
             clipped = torch.linalg.vector_norm(gradient)
         if self.max_grad_norm > 0:
             gradient.mul_((self.max_grad_norm / clipped).clamp(max=1.0))
+        if self.cfg.agc > 0:
+            self._clip_each()
         state = self.inner.state[self.stepped]
         if self.cfg.kind in ("adam", "adamw"):
             self.stepped.grad = gradient
@@ -231,7 +248,7 @@ class Optimizer:
         else:
             place, before = self.stepped.data, self.stepped.data.clone()
             kept = [(statistic, statistic.clone()) for statistic in state.values()]
-            if isinstance(self.inner, RMSpropTF):
+            if isinstance(self.inner, RMSpropTF | LaProp):
                 self.inner.step_with(lr)
                 after = place
             else:
@@ -244,7 +261,25 @@ class Optimizer:
             for statistic, old in kept:
                 statistic.copy_(torch.where(failed, old, statistic))
         self.skips.copy_(torch.where(failed, self.skips + 1, 0.0))
+        self._count(1.0 - failed.float())
         return {"grad_norm": norm, "lr": lr, "skipped_updates": failed.float()}
+
+    def _warmth(self) -> Tensor:
+        """The factor on lr [], which grows from 0 in the first warmup_updates steps."""
+        return (self.steps / self.cfg.warmup_updates).clamp(max=1.0)
+
+    def _count(self, taken: Tensor | float = 1.0) -> None:
+        if self.cfg.warmup_updates:
+            self.steps.add_(taken)
+
+    @torch.no_grad()
+    def _clip_each(self) -> None:
+        """Clips each parameter's gradient by norm, relative to the parameter's own norm (Brock et al. 2021,
+        arXiv:2102.06171, eq. 3, with one norm for the whole parameter as DreamerV3's code has it)."""
+        norms = torch.stack(torch._foreach_norm(self.gradients))
+        bounds = torch.stack(torch._foreach_norm(self.places)).clamp_(min=SMALLEST_NORM).mul_(self.cfg.agc)
+        factors = (norms / bounds).clamp_(min=1.0).reciprocal_()
+        torch._foreach_mul_(self.gradients, list(factors.unbind()))
 
     def check(self) -> None:
         """Raises RunFailed if the last MAX_SKIPPED updates or more had non-finite gradients."""
@@ -342,6 +377,7 @@ class Optimizer:
             "inner": {"state": each, "param_groups": groups},
             "skipped": self.skipped,
             "lr_scale": self.lr_scale,
+            "steps": float(self.steps),
             "kind": self.cfg.kind,
         }
 
@@ -364,3 +400,4 @@ class Optimizer:
                         part.copy_(each[place][name])
         self.skips.fill_(float(state["skipped"]))
         self.lr_scale = state.get("lr_scale", 1.0)  # old checkpoints lack it
+        self.steps.fill_(state.get("steps", 0.0))

@@ -40,6 +40,7 @@ class AgentsConfig:
     agent_id: Annotated[bool, OnlyFor(EACH_AGENT)]
     stack: Annotated[int, Count, OnlyFor(EACH_AGENT)]
     max_episode_steps: Annotated[int, Count] | None
+    time_limit: Literal["truncation", "termination"]
     reward_clip: Annotated[Literal["none", "sign"] | float, OnlyFor(REWARDS)]
 
 
@@ -574,6 +575,9 @@ class AgentsEnv:
             over = True
             for column in there:
                 truncated[column] = not terminated[column]
+        if self.cfg.time_limit == "termination":
+            terminated[there] |= truncated[there]
+            truncated[there] = False
         gone = self.there[columns].copy()
         self._blank(columns)
         self._write(

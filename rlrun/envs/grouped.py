@@ -41,6 +41,7 @@ class Grouped(gymnasium.Env):
             agent_id=False,
             stack=1,
             max_episode_steps=None,
+            time_limit="truncation",
             reward_clip="none",
         )
         self.game = make_game(cfg, render_mode is not None)

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rlrun.core.conditions import REWARDS, OnlyFor
+from rlrun.core.conditions import REWARDS, OnlyFor, OnlyWith
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
-from rlrun.envs.mujoco import listen
+from rlrun.envs import drawing
+from rlrun.envs.mujoco import listen, uses_mujoco
 from rlrun.envs.names import numbered
+from rlrun.envs.wrapped import Pixels, Repeat
 
 
 @dataclass(frozen=True, kw_only=True)
-class GymConfig:
-    family: Literal["gym"]
+class SingleConfig:
+    """Options of environments with one agent that have Gymnasium's interface."""
+
     name: str
-    kwargs: dict[str, Any]
     max_episode_steps: Annotated[int, Count] | None
     wrappers: tuple[Any, ...]
     stack: Annotated[int, Count]
@@ -38,6 +40,55 @@ class GymConfig:
                 raise ValueError(
                     f"wrappers are package.module:Name, or {{name: package.module:Name, option: value}}; not {entry!r}"
                 )
+
+    @property
+    def draws(self) -> bool:
+        """Whether observations hold pictures that have to be drawn."""
+        raise NotImplementedError
+
+    def make(self, render: bool) -> gymnasium.Env:
+        """Makes one environment without the user's wrappers. render: whether its render() returns a picture. Raises
+        UserError if that is impossible."""
+        raise NotImplementedError
+
+    def limit(self, env: gymnasium.Env) -> int | None:
+        """Decisions after which an environment that make() made is truncated; None if that is unknown."""
+        return self.max_episode_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class GymConfig(SingleConfig):
+    family: Literal["gym"]
+    kwargs: dict[str, Any]
+    observation: Literal["own", "pixels"]
+    size: Annotated[int, Count, OnlyWith("observation", "pixels")]
+    action_repeat: Annotated[int, Count]
+
+    @property
+    def draws(self) -> bool:
+        return self.observation == "pixels"
+
+    @property
+    def untouched(self) -> bool:
+        """Whether rlrun changes nothing of the environment."""
+        return not (self.wrappers or self.draws or self.action_repeat > 1)
+
+    def make(self, render: bool) -> gymnasium.Env:
+        spec = find(self.name)
+        listen(spec)
+        more: dict[str, Any] = {}
+        if render or self.draws:
+            more = {"render_mode": "rgb_array"}
+            drawing.without_screen()
+            if uses_mujoco(spec):
+                drawing.check(self.name)
+        env: gymnasium.Env = gymnasium.make(spec, **_overrides(self), **more)
+        env = Repeat(env, self.action_repeat) if self.action_repeat > 1 else env
+        return Pixels(env, self.size) if self.draws else env
+
+    def limit(self, env: gymnasium.Env) -> int | None:
+        own = find(self.name).max_episode_steps
+        return self.max_episode_steps or (None if own is None else -(-own // self.action_repeat))
 
 
 def find(name: str) -> gymnasium.envs.registration.EnvSpec:
@@ -139,19 +190,25 @@ def _part(space: Space, obs: Any) -> Any:
     return np.asarray(obs) if isinstance(space, Box) else space.from_env(obs)
 
 
-def make_spec(cfg: GymConfig) -> EnvSpec:
-    """Makes one environment to read its spaces. Raises UserError if it fails or its spaces are not supported."""
-    try:
-        env = make_one(cfg)
-    except UserError:
-        raise
-    except Exception as error:  # the user's own constructor may raise anything
-        raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
+def make_spec(cfg: SingleConfig) -> EnvSpec:
+    """Makes one environment to read its spaces. Raises UserError if it fails, its spaces are not supported, or it
+    cannot draw the pictures that observations hold."""
+    if isinstance(cfg, GymConfig) and cfg.draws and "rgb_array" not in _made(cfg, lambda: render_modes(cfg)):
+        raise UserError(
+            f"env.observation=pixels: {cfg.name} draws no pictures (rgb_array is not one of its render_modes)"
+        )
+    env = _made(cfg, lambda: make_one(cfg))
     try:
         action = to_space(env.action_space, "action", cfg.name)
         obs = observation_spaces(env.observation_space, action, cfg.name)
-        if MASK in obs and not _first_mask(env, cfg.name).any():
+        if MASK in obs and not _first(env, cfg.name)[MASK].any():
             raise UserError(f"{cfg.name} begins with an action_mask that leaves no legal action")
+        if cfg.draws:
+            own = env.unwrapped.observation_space
+            if isinstance(own, gymnasium.spaces.Dict) and MASK in own.spaces and MASK not in obs:
+                raise UserError(f"env.observation=pixels: pictures would leave out the action_mask of {cfg.name}")
+            _check_drawing(env, cfg.name)
+        limit = cfg.limit(env)
     finally:
         env.close()
     for _, part in leaves(action):
@@ -161,22 +218,39 @@ def make_spec(cfg: GymConfig) -> EnvSpec:
             and any(low >= high for low, high in zip(part.low, part.high, strict=True))
         ):
             raise UserError(f"{cfg.name} has an action whose lowest value is its highest: {env.action_space}")
-    limit = cfg.max_episode_steps or find(cfg.name).max_episode_steps
     return EnvSpec(name=cfg.name, obs=obs, action=action, max_episode_steps=limit)
 
 
-def _first_mask(env: gymnasium.Env, name: str) -> np.ndarray:
+def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
     try:
-        return np.asarray(env.reset(seed=0)[0][MASK])
+        return make()
+    except UserError:
+        raise
+    except Exception as error:  # the user's own constructor may raise anything
+        raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
+
+
+def _first(env: gymnasium.Env, name: str) -> Any:
+    try:
+        return env.reset(seed=0)[0]
     except Exception as error:  # the user's own
         raise UserError(f"env={name} fails in reset: {type(error).__name__}: {error}") from None
 
 
-def make_one(cfg: GymConfig, **more: Any) -> gymnasium.Env:
-    """Makes one environment with its wrappers, the first one innermost. Raises UserError for a bad wrapper."""
-    spec = find(cfg.name)
-    listen(spec)
-    env = gymnasium.make(spec, **_overrides(cfg), **more)
+def _check_drawing(env: gymnasium.Env, name: str) -> None:
+    """Raises UserError if an environment cannot draw its first picture."""
+    try:
+        env.reset(seed=0)
+    except Exception as error:  # of any library that draws
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, gymnasium.error.DependencyNotInstalled) and "pygame" in str(error):
+            why = "pygame is not installed: pip install 'rlrun[video]'"
+        raise UserError(f"env={name} cannot be drawn: {why}") from None
+
+
+def make_one(cfg: SingleConfig, render: bool = False) -> gymnasium.Env:
+    """Makes one environment with the user's wrappers, the first one innermost. Raises UserError for a bad wrapper."""
+    env = cfg.make(render)
     for entry in cfg.wrappers:
         options = {"name": entry} if isinstance(entry, str) else dict(entry)
         name = options.pop("name")
@@ -192,11 +266,14 @@ def make_one(cfg: GymConfig, **more: Any) -> gymnasium.Env:
 
 
 def _overrides(cfg: GymConfig) -> dict[str, Any]:
-    return dict(cfg.kwargs) | ({} if cfg.max_episode_steps is None else {"max_episode_steps": cfg.max_episode_steps})
+    limit = cfg.max_episode_steps
+    return dict(cfg.kwargs) | ({} if limit is None else {"max_episode_steps": limit * cfg.action_repeat})
 
 
-def render_modes(cfg: GymConfig) -> list[str]:
+def render_modes(cfg: SingleConfig) -> list[str]:
     """Render modes that the environment declares."""
+    if isinstance(cfg, GymConfig) and cfg.draws:
+        cfg = replace(cfg, observation="own", wrappers=())
     env = make_one(cfg)
     try:
         return list(env.metadata.get("render_modes", []))
@@ -245,23 +322,22 @@ class GymEnv:
     """`count` environments with Gymnasium's NEXT_STEP autoreset: the row after an end is dead and only resets."""
 
     def __init__(
-        self, cfg: GymConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, render: bool = False
+        self, cfg: SingleConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, render: bool = False
     ):
         self.cfg, self.spec, self.count = cfg, spec, count
         self.seeds, self.stream, self.worker = seeds, stream, worker
         self.name, self.numbers = numbered(cfg.name, stream, worker, count)
-        registered = find(cfg.name)
-        overrides = _overrides(cfg)
         self.env: Any
         # wrappers and rendering need single environments
-        self.native = registered.vector_entry_point is not None and not render and not cfg.wrappers
-        if self.native:
-            self.env = gymnasium.make_vec(registered, count, vectorization_mode="vector_entry_point", **overrides)
+        registered = find(cfg.name) if isinstance(cfg, GymConfig) and cfg.untouched and not render else None
+        self.native = registered is not None and registered.vector_entry_point is not None
+        if isinstance(cfg, GymConfig) and registered is not None and self.native:
+            mode, overrides = "vector_entry_point", _overrides(cfg)
+            self.env = gymnasium.make_vec(registered, count, vectorization_mode=mode, **overrides)
         else:
-            more = {"render_mode": "rgb_array"} if render else {}
 
             def one(index: int):
-                return lambda: _Named(make_one(cfg, **more), self.name, self.numbers[index])
+                return lambda: _Named(make_one(cfg, render), self.name, self.numbers[index])
 
             self.env = SyncVectorEnv(
                 [one(index) for index in range(count)], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP

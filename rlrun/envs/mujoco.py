@@ -8,13 +8,20 @@ import sys
 
 from gymnasium.envs.registration import EnvSpec
 
+from rlrun.envs import drawing
+
 said: set[str] = set()  # warnings that this process has printed
+
+
+def uses_mujoco(spec: EnvSpec) -> bool:
+    return "mujoco" in str(spec.entry_point)
 
 
 def listen(spec: EnvSpec) -> None:
     """Sends MuJoCo's warnings to stderr, each once, instead of to a MUJOCO_LOG.TXT in the working directory."""
-    wanted = "mujoco" in str(spec.entry_point) and importlib.util.find_spec("mujoco") is not None
+    wanted = uses_mujoco(spec) and importlib.util.find_spec("mujoco") is not None
     if wanted or "mujoco" in sys.modules:
+        drawing.prepare()
         importlib.import_module("mujoco").set_mju_user_warning(hear)
 
 

@@ -38,8 +38,45 @@ PREFIXES = {
     "mpe2": "agents",
     "lbforaging": "agents",
     "rware": "agents",
+    "dmc": "dmc",
+    "crafter": "crafter",
 }
-FAMILIES = ("atari", "gym", "agents")
+FAMILIES = ("atari", "gym", "agents", "dmc", "crafter")
+CRAFTER = "crafter"
+# The tasks of dm-control 1.0 by their domains. env=walker_walk is the task walk of the domain walker.
+DMC = {
+    f"{domain}_{task}": (domain, task)
+    for domain, tasks in {
+        "acrobot": "swingup swingup_sparse",
+        "ball_in_cup": "catch",
+        "cartpole": "balance balance_sparse swingup swingup_sparse two_poles three_poles",
+        "cheetah": "run",
+        "dog": "stand walk trot run fetch",
+        "finger": "spin turn_easy turn_hard",
+        "fish": "upright swim",
+        "hopper": "stand hop",
+        "humanoid": "stand walk run run_pure_state",
+        "humanoid_CMU": "stand walk run",
+        "lqr": "lqr_2_1 lqr_6_2",
+        "manipulator": "bring_ball bring_peg insert_ball insert_peg",
+        "pendulum": "swingup",
+        "point_mass": "easy hard",
+        "quadruped": "walk run escape fetch",
+        "reacher": "easy hard",
+        "stacker": "stack_2 stack_4",
+        "swimmer": "swimmer6 swimmer15",
+        "walker": "stand walk run",
+    }.items()
+    for task in tasks.split()
+}
+# What some environments need besides rlrun, by prefix or by where Gymnasium's own come from: the module, how its
+# package is called, and rlrun's extra with it.
+NEEDS = {
+    "dmc": ("dm_control", "dm-control", "dmc"),
+    "crafter": ("crafter", "Crafter", "crafter"),
+    "gymnasium.envs.mujoco": ("mujoco", "MuJoCo", "mujoco"),
+    "gymnasium.envs.box2d": ("Box2D", "Box2D", "box2d"),
+}
 # What PettingZoo 1.27 and mpe2 1.1 have, for messages where they are not installed.
 ABSENT = {
     "pettingzoo": (
@@ -132,7 +169,13 @@ def resolve(name: str) -> str | None:
 
 def names() -> list[str]:
     """Names that `rlrun list envs` and completion offer: short names of Atari games, then Gymnasium ids."""
-    return [*sorted(games()), *sorted(_registered()), *AGENT_GAMES, *sorted(zoo_modules())]
+    others = [name for name, prefix in own_names().items() if installed(NEEDS[prefix][0])]
+    return [*sorted(games()), *sorted(_registered()), *AGENT_GAMES, *sorted(zoo_modules()), *others]
+
+
+def own_names() -> dict[str, str]:
+    """Maps the names of dm-control's tasks and of Crafter to their prefixes, also where they are not installed."""
+    return {**dict.fromkeys(DMC, "dmc"), CRAFTER: "crafter"}
 
 
 def _registered() -> list[str]:
@@ -157,6 +200,8 @@ def known_to(name: str) -> dict[str, str]:
         found["gym"] = name
     if name in AGENT_GAMES:
         found["rlrun"] = name
+    if name in own_names():
+        found[own_names()[name]] = name
     zoo = zoo_names().get(name)
     if zoo is not None:
         found[zoo] = name
@@ -176,8 +221,6 @@ def family_of(name: str, family: str | None = None, needed: bool = True) -> tupl
     if family is not None and family not in FAMILIES:
         raise UserError(f"env.family must be one of {', '.join(FAMILIES)}, not {family!r}")
     prefix, slash, rest = name.partition("/")
-    if prefix == "dmc":
-        raise UserError(f"env={name}: rlrun has no environments of dm-control")
     if slash and prefix in PREFIXES and name not in _registered():
         return _prefixed(prefix, rest, name, family, needed)
     if family is not None:
@@ -197,11 +240,13 @@ def family_of(name: str, family: str | None = None, needed: bool = True) -> tupl
     if ZOO.fullmatch(name):
         petting_zoo(name)
     if name in gymnasium.registry:
+        if needed:
+            check_present("gym", name)
         return "gym", name
     if not games() and "-" not in name:
         raise UserError(f"env={name} is not a Gymnasium id; if it is an Atari game: {ATARI}")
     raise UserError(
-        f"There is no env {name!r}.{closest(name, names())} (rlrun list envs shows all; your own:"
+        f"There is no env {name!r}.{closest(name, [*names(), *own_names()])} (rlrun list envs shows all; your own:"
         " env=my_package:MyEnv-v0)"
     )
 
@@ -216,6 +261,12 @@ def check_present(prefix: str, name: str) -> None:
         petting_zoo(name)
     elif prefix in TUPLES.values() and not installed(prefix):
         raise UserError(f"env={name} is an environment of {prefix}, which is not installed: {EXTRA}")
+    entry = str(gymnasium.registry[name].entry_point) if prefix == "gym" and name in gymnasium.registry else prefix
+    for place, (module, package, extra) in NEEDS.items():
+        if entry.startswith(place) and not installed(module):
+            raise UserError(
+                f"env={name} is an environment of {package}, which is not installed: pip install 'rlrun[{extra}]'"
+            )
 
 
 def _prefixed(prefix: str, rest: str, name: str, family: str | None, needed: bool) -> tuple[str, str]:
@@ -229,10 +280,12 @@ def _prefixed(prefix: str, rest: str, name: str, family: str | None, needed: boo
     if prefix == "atari" and not games():
         raise UserError(f"env={name} is an Atari game, and these are not installed: {ATARI}")
     if prefix == "gym" and rest in gymnasium.registry:  # Atari games too, as Gymnasium makes them
+        if needed:
+            check_present("gym", rest)
         return "gym", rest
     known = known_to(rest)
     if prefix not in known:
-        elsewhere = f" {_both(known, rest)[0]} is one." if known else closest(rest, names())
+        elsewhere = f" {_both(known, rest)[0]} is one." if known else closest(rest, [*names(), *own_names()])
         raise UserError(f"There is no env {name!r}.{elsewhere} (rlrun list envs shows all)")
     if needed:
         check_present(prefix, rest)
@@ -253,10 +306,15 @@ def _as(family: str, name: str) -> str:
         if of_agents:
             check_present(next(prefix for prefix in known if PREFIXES[prefix] == "agents"), name)
             return of_agents[0]
-    if OWN.fullmatch(name) or name in gymnasium.registry:
+    if family in known and family != "gym":
+        check_present(family, name)
+        return known[family]
+    if family in ("gym", "agents") and (OWN.fullmatch(name) or name in gymnasium.registry):
         return name
     it_is = f", which is of the family {next(PREFIXES[one] for one in known)}." if known else "."
-    raise UserError(f"env.family={family} cannot make env={name}{it_is}{'' if known else closest(name, names())}")
+    raise UserError(
+        f"env.family={family} cannot make env={name}{it_is}{'' if known else closest(name, [*names(), *own_names()])}"
+    )
 
 
 def _has_agents(name: str) -> bool:

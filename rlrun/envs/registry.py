@@ -12,14 +12,23 @@ from rlrun.envs import agents, atari, gym, recorded
 from rlrun.envs.agents import AgentsConfig, AgentsEnv
 from rlrun.envs.atari import AtariConfig
 from rlrun.envs.central import Central, with_state
+from rlrun.envs.crafter import CrafterConfig
+from rlrun.envs.dmc import DmcConfig
 from rlrun.envs.gym import GymConfig
 from rlrun.envs.joint import STATE, JointEnv, JointSpec, joint_spec, state_size
 from rlrun.envs.previous import Previous, with_previous
 from rlrun.envs.recorded import NO_ENV, RecordedConfig
 from rlrun.envs.stacked import Stacked, with_stack, without_stack
 
-EnvConfig = AtariConfig | GymConfig | AgentsConfig | RecordedConfig
-FAMILIES: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig, "agents": AgentsConfig, "data": RecordedConfig}
+EnvConfig = AtariConfig | GymConfig | AgentsConfig | DmcConfig | CrafterConfig | RecordedConfig
+FAMILIES: dict[str, type] = {
+    "atari": AtariConfig,
+    "gym": GymConfig,
+    "agents": AgentsConfig,
+    "dmc": DmcConfig,
+    "crafter": CrafterConfig,
+    "data": RecordedConfig,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
 from rlrun.envs import gym
 from rlrun.envs.agents import AgentsConfig, make_game
-from rlrun.envs.gym import GymConfig
+from rlrun.envs.gym import SingleConfig
 from rlrun.envs.recorded import NO_ENV, RecordedConfig
 from rlrun.envs.registry import Factory
 
@@ -26,7 +26,7 @@ def make_single(factory: Factory) -> Any:
         raise UserError(NO_ENV)
     if isinstance(factory.cfg, AgentsConfig):
         return make_game(factory.cfg).env
-    if isinstance(factory.cfg, GymConfig):
+    if isinstance(factory.cfg, SingleConfig):
         return gym.make_one(factory.cfg)
     return SingleGame(factory)
 

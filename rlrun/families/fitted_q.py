@@ -41,6 +41,8 @@ ADAM = OptimizerConfig(
     beta2=0.999,
     weight_decay=0.0,
     max_grad_value=0.0,
+    agc=0.0,
+    warmup_updates=0,
 )
 
 

@@ -281,14 +281,15 @@ def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choi
     return device("cpu" if on_cpu else cfg.device, machine)
 
 
-def precision(wanted: str, where: torch.device, image: bool, machine: Machine) -> Choice:
-    """Chooses fp32 or bf16. Only convolutional encoders and the layers behind them use bf16."""
-    if wanted == "bf16" and not image:
+def precision(wanted: str, where: torch.device, image: bool, machine: Machine, everything: bool = False) -> Choice:
+    """Chooses fp32 or bf16. Only convolutional encoders and the layers behind them use bf16, unless all of an
+    algorithm's networks can (everything)."""
+    if wanted == "bf16" and not image and not everything:
         raise UserError("resources.precision=bf16 is for environments that show images: only convolutions use bf16")
-    if wanted != "auto" or not image:
+    if wanted != "auto" or not (image or everything):
         return Choice("bf16" if wanted == "bf16" else "fp32")
     if where.type == "cuda":
-        return Choice("bf16", "precision=bf16: convolutions on a GPU")
+        return Choice("bf16", f"precision=bf16: {'products' if everything else 'convolutions'} on a GPU")
     fast = machine.fast_bf16
     chosen = "bf16" if fast else "fp32"
     return Choice(
@@ -441,7 +442,7 @@ def resources(
 ) -> Resources:
     """Makes the remaining decisions, which are the same for every runner, and puts all of them together."""
     kind, place = inference.value, where.value
-    digits = precision(asked.cfg.precision, place, asked.image, machine)
+    digits = precision(asked.cfg.precision, place, asked.image, machine, asked.needs.low_precision)
     graphs = cuda_graphs(asked, place, learners.value)
     chosen = (learners, *before, inference, where, digits, samplers, envs, threads, graphs)
     return Resources(

@@ -55,6 +55,11 @@ def flat_size(space: Space) -> int:
     )
 
 
+def one_hot(x: Tensor, count: int) -> Tensor:
+    """Choices [...] -> [..., count] float32. PyTorch's own reads back what the choices are."""
+    return (x.unsqueeze(-1) == torch.arange(count, device=x.device)).float()
+
+
 def flatten(space: Space, x: Tensor | Batch) -> Tensor:
     """[N, ...] -> [N, D] float32. Numbers and switches stay as they are, choices become one-hot, and the parts of
     nested spaces are concatenated."""
@@ -63,10 +68,10 @@ def flatten(space: Space, x: Tensor | Batch) -> Tensor:
         return torch.cat([flatten(part, x[name]) for name, part in space.spaces], -1)
     assert isinstance(x, Tensor)
     if isinstance(space, Discrete):
-        return F.one_hot(x, space.n).float()
+        return one_hot(x, space.n)
     if isinstance(space, MultiDiscrete):
         flat = x.flatten(1)
-        return torch.cat([F.one_hot(flat[:, i], n) for i, n in enumerate(space.sizes)], -1).float()
+        return torch.cat([one_hot(flat[:, i], n) for i, n in enumerate(space.sizes)], -1)
     return x.flatten(1).float()
 
 

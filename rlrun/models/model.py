@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,7 @@ from rlrun.models.encoders import (
 from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head, temper
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
+from rlrun.models.world_model import WorldModelConfig
 
 Activation = Literal["tanh", "relu", "elu", "silu"]
 Sides = Annotated[int, Count] | tuple[Annotated[int, Count], Annotated[int, Count]]  # height and width
@@ -101,7 +102,9 @@ class AttentionConfig(RecurrentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Options of every model. The subclasses add those of conf/model/output."""
+    """Options of every model. The subclasses add those of conf/model/output; `others` share none with it."""
+
+    others: ClassVar[tuple[type, ...]] = (WorldModelConfig,)
 
     encoder: str
     encoder_kwargs: Annotated[dict[str, Any], OnlyFor(OWN_ENCODERS)]
@@ -144,7 +147,10 @@ class ModelConfig:
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> type[ModelConfig]:
-        """The class for the file of conf/model/output that the algorithm chose, which its options tell."""
+        """The class for the file of conf/model/output that the algorithm chose, which its options tell, or that of
+        conf/model/world_model.yaml, whose options have nothing in common with those here."""
+        if "stoch" in values:
+            return WorldModelConfig  # type: ignore[return-value]
         if "share_value" in values:
             return DistributionAndValueConfig
         if "action_distribution" in values:

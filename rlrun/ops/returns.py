@@ -93,6 +93,25 @@ def n_step_return(
 
 
 @torch.no_grad()
+def lambda_return(
+    reward: Tensor, terminated: Tensor, valid: Tensor, next_value: Tensor, discount: float, lambda_: float
+) -> Tensor:
+    """Returns the lambda-return [T, B] of every row of a sequence; 0 on dead rows.
+
+        G_t = r_t + discount ((1 - lambda) V(x_{t+1}) + lambda G_{t+1})
+
+    (Sutton and Barto 2018, eq. 12.18). With the values of best actions and the actions of another policy it is Peng's
+    Q(lambda). The last row before the end of the sequence or before a dead row takes its value in place of G_{t+1}.
+
+    Args: reward, next_value [T, B], where next_value[t] is the value after row t; terminated, valid [T, B] bool. reward
+    is not read in dead rows.
+    """
+    value = torch.cat([torch.zeros_like(next_value[:1]), next_value[:-1]])
+    follows = discount * (~terminated).to(reward)
+    return (gae(reward, follows, value, next_value, valid, lambda_) + value).masked_fill(~valid, 0.0)
+
+
+@torch.no_grad()
 def recorded_td_error(
     reward: Tensor, terminated: Tensor, valid: Tensor, q_taken: Tensor, q_max: Tensor, discount: float
 ) -> Tensor:
@@ -107,3 +126,24 @@ def recorded_td_error(
     over = ~valid
     end = torch.where(over.any(0), over.long().argmax(0), len(reward))
     return total + torch.where(follows > 0, follows * q_max.gather(0, end[None])[0], 0.0) - q_taken[0]
+
+
+@torch.no_grad()
+def bootstrapped_returns(reward: Tensor, discount: Tensor, next_value: Tensor, lambda_: Tensor | float) -> Tensor:
+    """Returns R [T, B] of rows whose values may come from elsewhere than the rows themselves (DreamerV3).
+
+        R_t = r_t + discount_t ((1 - lambda_t) v_{t+1} + lambda_t R_{t+1}),  R_T = v_T
+
+    Source: Sutton & Barto 2018, section 12.1; Hafner et al. 2025, arXiv:2301.04104v2, eq. 6.
+
+    Args: reward, discount, next_value [T, B], where next_value[t] is v_{t+1}; lambda_ a number or [T, B], 0 where the
+    following return must not be used."""
+    assert reward.shape == discount.shape == next_value.shape, (reward.shape, discount.shape, next_value.shape)
+    steady = reward + discount * (1.0 - lambda_) * next_value
+    decay = discount * lambda_
+    returns = torch.empty_like(steady)
+    following = next_value[-1]
+    for t in range(len(steady) - 1, -1, -1):
+        following = torch.addcmul(steady[t], decay[t], following)
+        returns[t] = following
+    return returns

@@ -17,6 +17,7 @@ from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.schedule import Schedule
 from rlrun.replay.storage import row_bytes
 
+AUTO_SHARE = 0.5  # share of the free memory that a replay whose capacity is auto may take
 FLAGS: RowSpec = {name: Field((), torch.bool) for name in ("terminated", "valid", "is_first")}
 
 
@@ -106,6 +107,14 @@ def memory_needed(layout: Layout, cfg: ReplayConfig, device: torch.device) -> in
     return 0 if cfg.directory is not None or (cfg.device == "learner" and device.type != "cpu") else layout.bytes
 
 
+def fitting(layout: Layout, cfg: ReplayConfig, available: int, device: torch.device, count: int = 1) -> int | None:
+    """Returns how many rows take AUTO_SHARE of the free memory, where the replays of a run would take more than that;
+    None where they do not. What is compressed takes an unknown share, so that nothing is said of it. The arguments are
+    those of refuse_too_large()."""
+    need, room = count * memory_needed(layout, cfg, device), AUTO_SHARE * available
+    return None if cfg.compress or need <= room else max(1, int(cfg.capacity * room / need))
+
+
 def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: torch.device, count: int = 1) -> None:
     """Raises UserError if the replays of a run would not fit.
 
@@ -126,9 +135,9 @@ def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: 
             )
     need = count * memory_needed(layout, cfg, device)
     if need > available and not cfg.compress:
-        fitting = int(cfg.capacity * available / need * 0.9)
+        rows = int(cfg.capacity * available / need * 0.9)
         raise UserError(
             f"a replay of {cfg.capacity:,} rows takes {need / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are"
-            f" free; replay.capacity={fitting} would fit, or replay.compress=true (LZ4), or replay.directory=DIR (a"
+            f" free; replay.capacity={rows} would fit, or replay.compress=true (LZ4), or replay.directory=DIR (a"
             " file)"
         )

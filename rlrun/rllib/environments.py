@@ -58,7 +58,7 @@ class Environment(NamedTuple):
     """An environment of RLlib's experiments as rlrun has it."""
 
     name: str
-    family: str  # atari, gym or agents
+    family: str  # one of those of envs/names.py
     why: str = ""  # what is different from the one that the file names
     spec: AgentsSpec | None = None  # of several agents; None: one agent, or the environment was not made
     inside: dict[str, Any] | None = None  # its keyword arguments; None: those that the file gives
@@ -137,6 +137,7 @@ def _spec(env: str, kwargs: str) -> AgentsSpec | None:
         agent_id=False,
         stack=1,
         max_episode_steps=None,
+        time_limit="truncation",
         reward_clip="none",
         return_of=("*",),
     )

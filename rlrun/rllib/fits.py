@@ -12,16 +12,15 @@ import yaml
 from rlrun.config.paths import root, runner_of
 from rlrun.config.run import RunConfig, algorithm_class
 from rlrun.config.types import ConfigError, check_value, typed
-from rlrun.envs.agents import AgentsConfig
-from rlrun.envs.atari import AtariConfig
-from rlrun.envs.gym import GymConfig
+from rlrun.envs.registry import FAMILIES
 from rlrun.rllib.environments import Environment
 
-CONFIGS: dict[str, type] = {"atari": AtariConfig, "gym": GymConfig, "agents": AgentsConfig}
 WHOSE = {
     "atari": "Atari games",
     "gym": "Gymnasium environments",
     "agents": "environments with several agents",
+    "dmc": "tasks of dm-control",
+    "crafter": "Crafter",
 }
 
 
@@ -39,7 +38,7 @@ def misfit(
             values = {**_env_options(env.family), "name": env.name}
             if rest[0] not in values:
                 return f"{WHOSE[env.family]} have no option {option}"
-            typed(CONFIGS[env.family], {**values, rest[0]: value}, "env")
+            typed(FAMILIES[env.family], {**values, rest[0]: value}, "env")
         elif first == "algo":
             rest = ["inner", *rest[2:]] if outer == "multi" and rest[0] == "options" else rest
             inside = rest[0] == "inner"

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rlrun.config.paths import base_options, group_defaults, inner_algorithm, options, output_of, package
+from rlrun.config.paths import base_options, group_defaults, inner_algorithm, model_of, options, output_of, package
 
 
 def option_map(algo: str, inner: str | None = None) -> list[dict[str, Any]]:
@@ -43,6 +43,13 @@ def option_map(algo: str, inner: str | None = None) -> list[dict[str, Any]]:
 
 
 def _of_other_policies(algo: str) -> set[str]:
-    """Options of conf/model/output that an algorithm does not have."""
+    """Options of conf/model/output that an algorithm does not have, and all of conf/model/auto.yaml and of memories
+    where its networks are its own."""
     every = {name for one in options("model/output") for name in group_defaults("model/output", one)}
-    return {f"model.{name}" for name in every - group_defaults("model/output", output_of(algo)).keys()}
+    without = {f"model.{name}" for name in every - group_defaults("model/output", output_of(algo)).keys()}
+    own = group_defaults("model", model_of(algo)).keys()
+    if "stoch" in own:
+        without |= {f"model.{name}" for name in group_defaults("model", "auto").keys() - own}
+        memories = {name for one in options("model/memory") for name in group_defaults("model/memory", one)}
+        without |= {f"model.memory.{name}" for name in memories}
+    return without

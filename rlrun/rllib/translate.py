@@ -16,6 +16,7 @@ from rlrun.rllib.agents import agents, steps_of_agents
 from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.data import data
+from rlrun.rllib.dreamer import dreamer
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.maddpg import maddpg
@@ -48,7 +49,7 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("DREAMER", "DREAMERV3", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
+LATER = ("DREAMER", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
@@ -154,7 +155,8 @@ class Experiment(Translation):
         continuous(self)
         joint(self)
         maddpg(self)
-        if self.core not in (*JOINT, "maddpg"):
+        dreamer(self)
+        if self.core not in (*JOINT, "maddpg", "dreamerv3"):
             networks(self)
         self._losses()
         self._sampling()
@@ -281,13 +283,15 @@ class Experiment(Translation):
             self.set(
                 f"{at}.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows"
             )
-        elif self.core not in EVOLUTION:
+        elif self.core not in (*EVOLUTION, "dreamerv3"):
             steps = self.get("n_step", default=1)
             automatic = max(steps) if isinstance(steps, list) else steps  # as RLlib's `auto`
             sequence = sequence_of(self) if self.core in JOINT else 1
             rows = int(automatic if length == "auto" else length)
             replayed(self, rows, int(batch), envs, lengths, batches, sequence)
         mode = self.get("batch_mode")
+        if self.core == "dreamerv3":
+            return
         if self.core in EVOLUTION:
             self.say("batch_mode", "dropped", why="whole episodes are played")
         elif self.offline:

@@ -43,8 +43,10 @@ RUNS = {
     "BC": "bc",
     "MARWIL": "marwil",
     "CQL": "cql",
+    "DreamerV3": "dreamerv3",
+    "DREAMERV3": "dreamerv3",
 }
-DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN"}
+DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN", "DREAMERV3": "DreamerV3"}
 APEX = {"dqn": "apex", "ddpg": "apex_ddpg", "qmix": "apex"}  # Ape-X around them
 JOINT = ("qmix", "vdn", "iql")  # learn several agents together
 Q_LEARNING = ("dqn", "c51", "rainbow", "r2d2")

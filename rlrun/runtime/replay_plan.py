@@ -21,7 +21,7 @@ from rlrun.machine.resources import Resources
 from rlrun.policies.several import SeveralPolicies
 from rlrun.replay.buffer import FirstPriority, Replay
 from rlrun.replay.grouped import GroupedReplay
-from rlrun.replay.layout import Layout, ReplayConfig, refuse_too_large
+from rlrun.replay.layout import Layout, ReplayConfig, fitting, refuse_too_large
 from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.processes import ProcessSampler
 
@@ -66,6 +66,11 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
         raise UserError(f"{name} learns from a replay: choose replay=uniform or replay=prioritized")
     if asked.first_priority and cfg.name == "uniform":
         raise UserError("input_priorities are for replay=prioritized; replay=uniform draws all rows equally often")
+    if asked.rows_learnt * columns > cfg.capacity and asked.rows_learnt > 1:
+        raise UserError(
+            f"a batch of {columns} sequences of {asked.rows_learnt} rows is longer than the replay:"
+            f" replay.capacity={cfg.capacity} rows"
+        )
     if columns > cfg.capacity:
         raise UserError(f"algo.batch_size={columns} is more than the {cfg.capacity} rows of replay.capacity")
     if asked.learning_starts > cfg.capacity:
@@ -142,6 +147,11 @@ class ReplayPlan:
                     "replay.device=learner is for runner=replay: shards are processes of their own, in main memory"
                 )
         refuse_too_large(self.layout, self.cfg, available, device, self.learners)
+
+    def fitting(self, available: int, device: torch.device) -> int | None:
+        """Returns the capacity that replay.capacity=auto has on a machine with too little memory for its default, or
+        None. The arguments are those of check()."""
+        return fitting(self.layout, self.cfg, available, device, self.learners)
 
     def notes(self, env_steps: int) -> list[str]:
         """Returns notes on the size of the replay. env_steps: those of the run."""

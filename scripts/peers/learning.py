@@ -156,7 +156,7 @@ def verdict(task: Task, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]
 
 def shown(values: list[float]) -> str:
     mean, error = mean_and_error(values)
-    return f"{mean:.1f} ± {error:.1f}"
+    return f"{mean:.1f} ± {error:.1f}" if len(values) > 1 else f"{mean:.1f}"
 
 
 def markdown(found: dict[str, dict[str, list[dict[str, Any]]]], command: str) -> str:

@@ -58,6 +58,8 @@ WHOLE["marwil"] = ["algo.squared_advantage_rate=0.5"]
 WHOLE["maddpg"] = ["algo.actor_lr=0.01", "algo.critic_lr=0.01"]
 WHOLE["td3"] += ["algo.policy_delay=1"]
 WHOLE["td3_bc"] += ["algo.policy_delay=1", "algo.n_step=1"]
+# LaProp moves weights by lr however small their gradients are, and so magnifies rounding.
+WHOLE["dreamerv3"] = ["algo.optimizer.kind=sgd"]
 WHOLE["icm"] = ["algo.minibatch_size=20", "algo.sequence_length=5", "+algo.max_grad_norm=1.0"]
 SPACES = {
     "discrete": CASES["discrete"],

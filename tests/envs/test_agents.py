@@ -234,6 +234,11 @@ def test_own_limits_end_all_agents():
     _, env = made("zoo:CountingAgents", "env.max_episode_steps=4")
     steps = [step for _, _, step in walk(env, 5)]
     assert steps[3].truncated[:3].tolist() == [False, True, True] and steps[4].is_first.all()
+    _, env = made("zoo:CountingAgents", "env.max_episode_steps=4", "env.time_limit=termination")
+    ends = [step for _, _, step in walk(env, 5)]
+    assert not any(step.truncated.any() for step in ends)
+    for kept, end in zip(steps, ends, strict=True):
+        assert (end.terminated == (kept.terminated | kept.truncated)).all() and (end.valid == kept.valid).all()
 
 
 def test_all_rewards_of_mpe_are_counted():
@@ -338,7 +343,7 @@ def test_every_prefix_names_an_environment_of_its_own(prefix):
     examples = {
         "atari": ("Pong", "Pong"), "gym": ("CartPole-v1", "CartPole-v1"), "rlrun": ("TwoStepGame-v0", "TwoStepGame-v0"),
         "pettingzoo": ("pong_v3", "pettingzoo/pong_v3"), "mpe2": ("simple_v3", "mpe2/simple_v3"),
-        "lbforaging": ("Foraging-8x8-2p-2f-coop-v3", "lbforaging:Foraging-8x8-2p-2f-coop-v3"), "rware": ("rware-tiny-2ag-v2", "rware:rware-tiny-2ag-v2"),
+        "lbforaging": ("Foraging-8x8-2p-2f-coop-v3", "lbforaging:Foraging-8x8-2p-2f-coop-v3"), "rware": ("rware-tiny-2ag-v2", "rware:rware-tiny-2ag-v2"), "dmc": ("walker_walk", "walker_walk"), "crafter": ("crafter", "crafter"),
     }  # fmt: skip
     name, canonical = examples[prefix]
     try:
@@ -359,7 +364,7 @@ def test_a_name_that_two_families_know_needs_a_prefix(monkeypatch):
     assert names.family_of("gym/TwoStepGame-v0") == ("gym", "TwoStepGame-v0")
     assert names.family_of("rlrun/TwoStepGame-v0") == ("agents", "TwoStepGame-v0")
     monkeypatch.undo()
-    every = {*names._registered(), *names.games(), *names.AGENT_GAMES, *names.zoo_names()}
+    every = {*names._registered(), *names.games(), *names.AGENT_GAMES, *names.zoo_names(), *names.own_names()}
     assert not [name for name in every if len({names.PREFIXES[one] for one in names.known_to(name)}) != 1]
 
 
@@ -392,7 +397,7 @@ def test_the_family_of_the_command_line_overrules_the_table(words, family, said,
     assert _dispatch(["train", "--plan", "algo=ppo", *words]) == 0
     assert said in capsys.readouterr().out
     for wrong, reason in (
-        ("env.family=dmc", "must be one of atari, gym, agents"),
+        ("env.family=box", "must be one of atari, gym, agents"),
         ("env.family=atari", "is no Atari game"),
     ):
         if family != "atari" and "ALE" not in words[0]:

@@ -295,7 +295,7 @@ def test_map_tensors_keeps_the_tree():
 
 
 @pytest.mark.parametrize("more", [{}, {"weight_decay": 0.1, "max_grad_value": 0.4}])
-@pytest.mark.parametrize("kind", ["adam", "adamw", "rmsprop", "rmsprop_tf", "radam", "sgd"])
+@pytest.mark.parametrize("kind", ["adam", "adamw", "rmsprop", "rmsprop_tf", "radam", "laprop", "sgd"])
 def test_a_deferred_optimiser_steps_as_the_other_does(kind, more):
     if kind in ("rmsprop", "rmsprop_tf", "sgd"):
         more = more | {"momentum": 0.9, "centered": kind != "sgd"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlrun.ops.returns import fold_n_step, n_step_return, recorded_td_error
+from rlrun.ops.returns import fold_n_step, lambda_return, n_step_return, recorded_td_error
 from rlrun.ops.td import categorical_projection, huber, quantile_huber, signed_hyperbolic, signed_parabolic, taken
 
 
@@ -112,6 +112,22 @@ def test_returns_of_a_sequence_are_folds_of_its_windows():
                 dead = np.flatnonzero(~valid[window, b])
                 last = (dead[0] if dead.size else len(valid[window])) - 1
                 assert got[t, b].item() == pytest.approx(total + follows * value[t + last, b])
+
+
+def test_lambda_returns_mix_n_step_returns_of_all_lengths():
+    """The last row before an end has the rest of the weight (Sutton and Barto 2018, eq. 12.3)."""
+    rng = np.random.default_rng(4)
+    for lambda_ in (0.3, 0.8, 1.0):
+        rows, discount = 7, 0.9
+        reward, value = (torch.from_numpy(rng.normal(size=(rows, 40))) for _ in range(2))
+        terminated, valid = (
+            torch.from_numpy(rng.random((rows, 40)) < 0.15),
+            torch.from_numpy(rng.random((rows, 40)) < 0.8),
+        )
+        got = lambda_return(reward.masked_fill(~valid, torch.nan), terminated, valid, value, discount, lambda_)
+        by_length = [n_step_return(reward, terminated, valid, value, discount, n) for n in range(1, rows + 1)]
+        weights = [(1 - lambda_) * lambda_ ** (n - 1) for n in range(1, rows)] + [lambda_ ** (rows - 1)]
+        torch.testing.assert_close(got, sum(w * one for w, one in zip(weights, by_length, strict=True)))
 
 
 def test_recorded_td_errors():

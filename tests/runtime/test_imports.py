@@ -16,7 +16,7 @@ from rlrun.core.schedule import Clock, Schedule
 
 def step(kind):
     cfg = OptimizerConfig(kind=kind, epsilon=1e-8, decay=0.9, momentum=0.0, centered=False, beta1=0.9, beta2=0.99,
-                          weight_decay=0.0, max_grad_value=0.0)
+                          weight_decay=0.0, max_grad_value=0.0, agc=0.0, warmup_updates=0)
     parameter = torch.nn.Parameter(torch.ones(2))
     made = Optimizer([parameter], cfg, Schedule.parse(0.1), 1.0)
     for _ in range(2):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from conftest import compose, small
-from families import DISCRETE, MEMORY, SAMPLING
+from families import DISCRETE, DREAMING, MEMORY, SAMPLING
 from wired import Wired
 
 from rlrun.config.run import type_config
@@ -67,7 +67,7 @@ def acted(policy, batch, mode, clock=CLOCK, place=None):
 
 
 @pytest.mark.parametrize("mode", ["explore", "greedy"])
-@pytest.mark.parametrize("algo", sorted({*DISCRETE} - {"self_play"}))
+@pytest.mark.parametrize("algo", sorted({*DISCRETE} - {"self_play", *DREAMING}))
 def test_choices_have_the_probabilities_with_which_they_are_drawn(algo, mode):
     words = [] if algo != "r2d2" else ["model=lstm"]
     policy = made(
@@ -220,11 +220,11 @@ def test_policies_without_probabilities_say_so():
     with pytest.raises(UserError, match="Third gives no probabilities"):
         policy.log_prob(batch, "explore", CLOCK)
     assert acted(policy, rows(FIVE, 2, 2), "explore")[1].isnan().all()
-    for algo in ("ddpg", "td3"):
+    for algo, said in (("ddpg", "clipped to their bounds"), ("td3", "clipped to their bounds"), ("dreamerv3", "mean")):
         policy = made(algo, ONE_NUMBER)
         held = rows(ONE_NUMBER, 2, 2).replace(action=torch.zeros(2, 2, 1))
         for mode in ("explore", "greedy"):
-            with pytest.raises(UserError, match="clipped to their bounds"):
+            with pytest.raises(UserError, match=said):
                 policy.log_prob(held, mode, CLOCK)
         with pytest.raises(KeyError):
             policy.record_spec(("log_prob",))

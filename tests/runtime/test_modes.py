@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import compose, small
-from families import DISCRETE, EVOLVING, NEEDS, REPLAYING, simple
+from families import DISCRETE, DREAMING, EVOLVING, NEEDS, REPLAYING, simple
 from wired import checked
 
 from rlrun.config.paths import inner_algorithm
@@ -37,7 +37,7 @@ def trained(path: Path, algo: str, kind: str | None):
     )
     words += [f"algo.{inner}exploration.epsilon_min=null"] if algo == "apex" else []
     words += ["algo.inner.exploration.scale_min=null"] if (algo, kind) == ("apex_ddpg", "parameter_noise") else []
-    words += [f"algo.{inner}replay_ratio=2"] if algo in REPLAYING else []
+    words += [f"algo.{inner}replay_ratio=2"] if algo in REPLAYING and algo not in DREAMING else []
     values = compose(*words, f"run_dir={path}")
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")

@@ -1,0 +1,345 @@
+"""DreamerV3: a policy learnt in the dreams of a world model (Hafner et al. 2025, Nature 640, arXiv:2301.04104v2).
+
+Three algorithms carry this name. This is the one of 2024, as in the paper's second version and in the author's code
+(danijar/dreamerv3 @ e3f0224): a GRU in blocks, RMSNorm, one LaProp optimiser, a loss of the value on replayed rows, and
+REINFORCE for all actions. RLlib, SheepRL and NM512's port have that of 2023.
+
+Rows: sequences of replay_context + batch_length - 1 rows and one observation, which begin at any row.
+Recorded: nothing; the state-space model's h is stored at every row, and h of the newest weights is written back.
+Refused: action masks, which nobody could dream of; unbounded actions; options of other networks.
+Differs from the author's code: the policy's choices are mixed with 1% of a uniform distribution, as the paper says;
+z of a sequence's context row is drawn anew from its h, and not stored; learning starts after learning_starts env steps,
+about as many as make 1024 sequences; rows that follow a break of a column are in no mean.
+Metrics: learn/loss and its parts (rec, rew, con, dyn, rep, policy, value, repval), unweighted means; kl: before free
+nats; prior_entropy, posterior_entropy: means over rows, summed over z; entropy: of the dreamt actions; advantage_abs;
+return_mean, value_mean and reward_mean of dreams; return_scale; continue_mean; grad_norm before clipping; lr.
+Checked: tests/algos/test_dreamerv3.py, tests/models/test_world_model.py, tests/ops/test_symlog.py, tuned/dreamerv3/.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm, Follower, FromReplay, LearnerContext, Needs, Update, recorded
+from rlrun.core.batch import Batch
+from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor
+from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Range, Share
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import Box, EnvSpec
+from rlrun.models.model import Model
+from rlrun.models.observations import WorldDecoder
+from rlrun.models.world_model import Head, State
+from rlrun.ops.percentiles import ReturnRange
+from rlrun.ops.returns import bootstrapped_returns
+from rlrun.ops.symlog import expected, symexp_bins, two_hot_loss
+from rlrun.policies import ActingConfig
+from rlrun.policies.dreamer import DreamerPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScales:
+    """Weights of the parts of the loss."""
+
+    rec: Annotated[float, NotNegative]
+    rew: Annotated[float, NotNegative]
+    con: Annotated[float, NotNegative]
+    dyn: Annotated[float, NotNegative]
+    rep: Annotated[float, NotNegative]
+    policy: Annotated[float, NotNegative]
+    value: Annotated[float, NotNegative]
+    repval: Annotated[float, NotNegative]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnNormalization:
+    """How advantages are scaled by the spread of returns."""
+
+    rate: Annotated[float, PositiveShare]
+    limit: Annotated[float, Positive]
+    low: Annotated[float, Range(0, 100)]
+    high: Annotated[float, Range(0, 100)]
+
+    def __post_init__(self):
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low:g} must be below high {self.high:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ActingConfig):
+    name: str
+    fragment_length: Annotated[int, Count, OnlyFor(EXPERIENCE)]
+    num_envs: Annotated[int, Count, OnlyFor(EXPERIENCE)]
+    batch_size: Annotated[int, Count]
+    batch_length: Annotated[int, Range(2)]
+    replay_context: Annotated[int, Count]
+    train_ratio: Annotated[float, Positive, OnlyFor(PACED), OnlyFor(EXPERIENCE)]
+    learning_starts: Annotated[int, OnlyFor(EXPERIENCE)]
+    imag_length: Annotated[int, Count]
+    horizon: Annotated[float, Range(1)]
+    contdisc: bool
+    lambda_: Annotated[float, Share]
+    entropy_coef: Annotated[Schedule, NotNegative]
+    free_nats: Annotated[float, NotNegative]
+    loss_scales: LossScales
+    return_norm: ReturnNormalization
+    slow_reg: Annotated[float, NotNegative]
+    slow_target: bool
+    slow_rate: Annotated[float, PositiveShare]
+    slow_every: Annotated[int, Count]
+    reward_grad: bool
+    repval_grad: bool
+    lr: Annotated[Schedule, NotNegative]
+    optimizer: OptimizerConfig
+
+    def __post_init__(self):
+        if self.learning_starts < self.rows:
+            raise ValueError(f"learning_starts {self.learning_starts} is below the {self.rows} rows of a sequence")
+
+    @property
+    def rows(self) -> int:
+        """Rows of a sequence."""
+        return self.replay_context + self.batch_length - 1
+
+    @property
+    def discount(self) -> float:
+        return 1.0 - 1.0 / self.horizon
+
+
+class DreamerV3(Algorithm):
+    cfg: Config
+    policy: DreamerPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        sequences = FromReplay(
+            fragment_length=cfg.fragment_length,
+            num_envs=cfg.num_envs,
+            learning_starts=cfg.learning_starts,
+            ratio=cfg.train_ratio,
+            rows_from=cfg.rows,
+            rows_learnt=cfg.batch_length,
+            obs="all",
+            sequences=True,
+        )
+        return Needs(
+            rows=cfg.rows,
+            columns=cfg.batch_size,
+            actions=("discrete", "multi_discrete", "multi_binary", "box"),
+            core_every=1,
+            low_precision=True,
+            replay=sequences,
+        )
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DreamerPolicy:
+        return DreamerPolicy(spec, model, cfg.explorer(spec))
+
+    def __init__(self, policy: DreamerPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        net, rssm, low = policy.cfg, policy.rssm, policy.compute
+        units, seen = net.widths.units, rssm.features
+        self.decoder = WorldDecoder(policy.encoder.entries, net, rssm.deter, rssm.size, low)
+        # Rewards and values are 0 at first.
+        self.reward = Head(seen, net.bins, units, net.reward_layers, low, scale=0.0)
+        self.continues = Head(seen, 1, units, net.continue_layers, low)
+        self.value = Head(seen, net.bins, units, net.value_layers, low, scale=0.0)
+        for part in (self.decoder, self.reward, self.continues, self.value):
+            part.to(ctx.device)
+        self.slow_value = copy.deepcopy(self.value).requires_grad_(False)
+        self.following = Follower(self.slow_value, self.value)
+        self.returns = ReturnRange(
+            cfg.return_norm.low, cfg.return_norm.high, cfg.return_norm.rate, cfg.return_norm.limit
+        ).to(ctx.device)
+        self.bins = symexp_bins(net.bins).to(ctx.device)
+        learnt = (policy, self.decoder, self.reward, self.continues, self.value)
+        self.optimizer = ctx.optimizer(
+            [parameter for part in learnt for parameter in part.parameters()], cfg.optimizer, cfg.lr, 0.0
+        )
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        update = self.learn(batch, clock)
+        if (clock.updates + 1) % self.cfg.slow_every == 0:
+            self.following.move(self.cfg.slow_rate)
+        return update
+
+    @recorded
+    def learn(self, batch: Batch, clock: Clock) -> Update:
+        """Makes one step of everything that learns, and returns metrics and the new h of the first rows.
+
+        batch has T rows and obs of T + 1; core.deter [1, B, deter] is h at row 0. The L = batch_length rows that are
+        learnt from are the last observations, each with the reward and the end that came with it."""
+        context, cfg = self.cfg.replay_context, self.cfg
+        before = batch.map(lambda x: x[context - 1 :])  # rows whose consequences are learnt
+        came = before.valid  # [L, B]: whether a row is the consequence of an action, or begins an episode
+        first = batch.is_first[context:]
+        real = came | first
+        reward = before.reward.masked_fill(~came, 0.0)
+        terminal = before.terminated & came
+        last = torch.cat((~before.valid[1:], torch.zeros_like(terminal[:1])))
+
+        # The world model (section "World model learning").
+        h, states, posterior = self.follow(batch)
+        rows = State(*(part.flatten(0, 1) for part in states))  # [L * B, ...]
+        obs = batch.obs.observation
+        seen = obs.map(lambda x: x[context:].flatten(0, 1)) if isinstance(obs, Batch) else obs[context:].flatten(0, 1)
+        prior = self.policy.rssm.prior(rows.h)
+        losses, told = self.divergences(posterior.flatten(0, 1), prior)
+        losses["rec"] = self.decoder.loss(rows, seen)
+        features = rows.features  # [L * B, F]
+        rewarding = features if cfg.reward_grad else features.detach()
+        losses["rew"] = two_hot_loss(self.reward(rewarding), self.bins, (reward.flatten(), 1.0))
+        alive = (~terminal).float().flatten() * (cfg.discount if cfg.contdisc else 1.0)
+        losses["con"] = F.binary_cross_entropy_with_logits(
+            self.continues(features).squeeze(-1), alive, reduction="none"
+        )
+
+        # Policy and value (section "Actor critic learning").
+        dreamt, start_return, of_dreams = self.dream(State(*(part.detach() for part in rows)), batch, clock)
+        losses |= dreamt
+        losses["repval"] = self.replayed_value_loss(
+            features if cfg.repval_grad else features.detach(),
+            reward,
+            terminal,
+            last,
+            start_return.view_as(reward),
+        )
+        mean = self.mean_over(real)
+        shares = {name: mean(x.view_as(reward)) for name, x in (losses | told | of_dreams).items()}
+        loss = torch.stack([scale * shares[name] for name, scale in asdict(cfg.loss_scales).items()]).sum()
+        steps = self.optimizer.step(loss, clock)
+        scale = {"return_scale": (self.returns.ends[1] - self.returns.ends[0]).clamp(min=cfg.return_norm.limit)}
+        return Update(self.report({"loss": loss, **shares}, steps, scale), {"core": Batch(deter=h)})
+
+    def follow(self, batch: Batch) -> tuple[Tensor, State, Tensor]:
+        """Follows the rows of a batch. Returns h of the first T rows [T, B, deter], and of the last L rows the states
+        [L, B, ...] and the posterior's logits [L, B, S]. The context rows before them only make the first state."""
+        policy, rssm, context = self.policy, self.policy.rssm, self.cfg.replay_context
+        shape = batch.is_first.shape  # T + 1, B
+        uniform = self.ctx.rand((shape[1], shape[0], rssm.stoch)).transpose(0, 1)
+        actions = policy.actor.flat(batch.action.flatten(0, 1)).unflatten(0, batch.reward.shape)
+        seen = batch.obs.observation
+        flat = seen.map(lambda x: x.flatten(0, 1)) if isinstance(seen, Batch) else seen.flatten(0, 1)
+        tokens = policy.encoder(flat).unflatten(0, shape)  # [T + 1, B, E]
+
+        def rows(state: State, start: int, end: int) -> tuple[State, Tensor]:
+            """Follows the rows from start to end - 1, from the state of the row before."""
+            return rssm.observe(
+                state, tokens[start:end], actions[start - 1 : end - 1], batch.is_first[start:end], uniform[start:end]
+            )
+
+        with torch.no_grad():
+            stored = batch.core.deter[0].float()
+            h = torch.where(batch.is_first[0].unsqueeze(-1), rssm.first(), stored)
+            z = rssm.draw(rssm.probabilities(rssm.believed(h, tokens[0])), uniform[0])
+            state, known = State(h, z), [h.unsqueeze(0)]
+            if context > 1:
+                states, _ = rows(state, 1, context)
+                state = State(states.h[-1], states.z[-1])
+                known.append(states.h)
+        states, logits = rows(state, context, shape[0])
+        return torch.cat((*known, states.h[:-1].detach())), states, logits
+
+    def divergences(self, posterior: Tensor, prior: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The losses dyn and rep [N] (eq. 3) of logits [N, S], and metrics [N]. Both losses have the same value, KL
+        summed over z and clipped below at free_nats; dyn moves the prior and rep the posterior."""
+        rssm = self.policy.rssm
+        p, q = rssm.probabilities(posterior), rssm.probabilities(prior)
+        log_p, log_q = p.log(), q.log()
+        dyn = (p.detach() * (log_p.detach() - log_q)).flatten(1).sum(1)
+        rep = (p * (log_p - log_q.detach())).flatten(1).sum(1)
+        told = {
+            "kl": dyn.detach(),
+            "posterior_entropy": -(p.detach() * log_p.detach()).flatten(1).sum(1),
+            "prior_entropy": -(q.detach() * log_q.detach()).flatten(1).sum(1),
+        }
+        free = self.cfg.free_nats
+        return {"dyn": dyn.clamp(min=free), "rep": rep.clamp(min=free)}, told
+
+    def dream(self, start: State, batch: Batch, clock: Clock) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """Imagines from N = L * B states. Returns the losses of policy and value [N], the returns of the first states
+        [N], and metrics [N]."""
+        cfg, actor, rssm = self.cfg, self.policy.actor, self.policy.rssm
+        steps, columns = cfg.imag_length, batch.reward.shape[1]
+        # Columns come first, so that several learners draw the numbers of one.
+        shape = (columns, len(start.h) // columns, steps)
+
+        def by_step(noise: Tensor) -> Tensor:
+            return noise.permute(2, 1, 0, 3).flatten(1, 2)  # [H, N, ...]
+
+        draw = self.ctx.randn if isinstance(self.spec.action, Box) else self.ctx.rand
+        noise, uniform = by_step(draw((*shape, actor.size))), by_step(self.ctx.rand((*shape, rssm.stoch)))
+        seen: list[Tensor] = []
+
+        def act(state: State, t: int) -> Tensor:
+            seen.append(state.features.to(self.policy.compute))
+            return actor.chosen(seen[-1], noise[t])
+
+        states, actions = rssm.imagine(start, act, uniform)
+        features = torch.stack((*seen, states[-1].features.to(self.policy.compute)))  # [H + 1, N, F]
+        logits = self.value(features[:-1])  # [H, N, bins]
+        with torch.no_grad():
+            reward = self.predicted(self.reward, features[1:])  # [H, N], those that come with states 1 to H
+            go_on = in_pieces(self.continues, features).squeeze(-1).sigmoid()  # [H + 1, N], discount included
+            if not cfg.contdisc:
+                go_on = go_on * cfg.discount
+            value = torch.cat((in_pieces(self.mean_of, logits), self.predicted(self.value, features[-1:])))
+            slow = self.predicted(self.slow_value, features if cfg.slow_target else features[:-1])
+            base = slow if cfg.slow_target else value
+            returns = bootstrapped_returns(reward, go_on[1:], base[1:], cfg.lambda_)
+            # The first factor is that of the root, so that dreams that begin at an end weigh almost nothing.
+            weight = go_on[:-1].cumprod(0) / (1.0 if cfg.contdisc else cfg.discount)
+            scale = self.returns.follow(self.of_all(returns.flatten()))
+            advantage = (returns - base[:-1]) / scale
+        dist = actor(features[:-1])
+        entropy = dist.entropy()
+        gain = dist.log_prob(actor.rows(actions)) * advantage + cfg.entropy_coef(clock) * entropy
+        critic = two_hot_loss(logits, self.bins, (returns, 1.0), (slow[:steps], cfg.slow_reg))
+        told = {
+            "entropy": entropy.detach(),
+            "advantage_abs": advantage.abs(),
+            "return_mean": returns,
+            "value_mean": value,
+            "reward_mean": reward,
+            "continue_mean": go_on,
+        }
+        losses = {"policy": -(weight * gain).mean(0), "value": (weight * critic).mean(0)}
+        return losses, returns[0], {name: each.mean(0) for name, each in told.items()}
+
+    def mean_of(self, logits: Tensor) -> Tensor:
+        return expected(logits, self.bins)
+
+    def predicted(self, head: Head, features: Tensor) -> Tensor:
+        """What a head over bins predicts [S, ...] for features [S, ..., F]."""
+        return in_pieces(lambda x: self.mean_of(head(x)), features)
+
+    def replayed_value_loss(
+        self, features: Tensor, reward: Tensor, terminal: Tensor, last: Tensor, start_return: Tensor
+    ) -> Tensor:
+        """The loss [N] of the value on replayed rows [L, B], which bootstraps from the returns of the dreams that begin
+        there. An episode's last row has nothing to learn, and the last row of a sequence has no successor."""
+        cfg, rows = self.cfg, len(reward)
+        logits = self.value(features).unflatten(0, reward.shape)[:-1]
+        with torch.no_grad():
+            slow = self.mean_of(self.slow_value(features)).view_as(reward)[:-1]
+            returns = bootstrapped_returns(
+                reward[1:],
+                cfg.discount * (~terminal[1:]).float(),
+                start_return[1:],
+                cfg.lambda_ * (~last[1:]).float(),
+            )
+        loss = two_hot_loss(logits, self.bins, (returns, 1.0), (slow, cfg.slow_reg)).masked_fill(last[:-1], 0.0)
+        # The mean is over L - 1 rows.
+        return F.pad(loss * (rows / (rows - 1)), (0, 0, 0, 1)).flatten()
+
+
+def in_pieces(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """function(x) for x [S, ...], on a CPU one piece of S after the other: what a piece needs stays in the cache."""
+    return function(x) if x.device.type != "cpu" else torch.stack([function(one) for one in x])
