@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import compose, small
 from datasets_of_tests import data_of
-from families import IMITATING, REPLAYING, simple
+from families import IMITATING, NEEDS, REPLAYING, simple
 from test_actor_critics import Losses, drawn, folded, manual_critic, rows, shake, transitions
 from test_all import batches, start
 from wired import Wired, checked
@@ -826,13 +826,15 @@ def test_what_does_not_fit_is_said():
 def test_an_algorithm_writes_priorities_unless_it_says_that_it_does_not(typed, algo):
     wiring, made, sampler = start(typed, algo, f"env={simple(algo)}")
     writes = made.update(batches(wiring, sampler, 1)[0], CLOCK).writes or {}
-    assert ("priority" in writes) is wiring.needs.replay.priorities is (algo not in IMITATING)
+    assert ("priority" in writes) is wiring.needs.replay.priorities
 
 
 def test_rows_are_not_drawn_by_priorities_that_nobody_writes(typed, tmp_path):
     data = f"data.path={data_of('CartPole-v1', tmp_path / 'data')}"
-    for algo in IMITATING:
-        for words in ([data], ["runner=replay"]):
+    unranked = [algo for algo, needs in NEEDS.items() if needs.replay is not None and not needs.replay.priorities]
+    assert {*IMITATING, "dreamerv3"} == set(unranked)
+    for algo in unranked:
+        for words in ([data] if algo in IMITATING else [], ["runner=replay"]):
             with pytest.raises(UserError, match=f"{algo} writes no priorities.*use replay=uniform"):
                 checked(typed(f"algo={algo}", "env=CartPole-v1", "replay=prioritized", "logger=[]", *words))
     checked(typed("algo=discrete_cql", "env=CartPole-v1", "replay=prioritized", "logger=[]", data))
