@@ -272,7 +272,7 @@ class DreamerV3(Algorithm):
             parts.append(seen)
         last = State(*(part[-1] for part in parts[-1]))
         dreamt, _ = rssm.imagine(last, lambda _, step: actions[context - 1 + step], uniform[context:])
-        parts.append(State(*(part[1:] for part in dreamt)))
+        parts += [State(*(part.unsqueeze(0) for part in state)) for state in dreamt[1:]]
         states = State(*(torch.cat(every) for every in zip(*parts, strict=True)))  # [T + 1, B, ...]
         flat, true = State(*(part.flatten(0, 1) for part in states)), rows_of(batch.obs.observation)
         go_on = in_pieces(self.continues, states.features[1:]).squeeze(-1).sigmoid()

@@ -167,8 +167,8 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
 
 
 def imagined(trained: Any, options: WatchOptions, files: list[Path], curves: Path) -> tuple[list, float, list[float]]:
-    """Plays as record() does, and returns frames of what was true and what was imagined. The curves
-    of the whole game are drawn to the file `curves`, which is added to `files`."""
+    """Plays as record() does, and returns frames of what was true and what was imagined. The curves of
+    all games are drawn to the file `curves`, which is added to `files`."""
     from rlrun.bench.imagined import film, whole
     from rlrun.runtime.imagined import imagine, pictures, play, world_model
 

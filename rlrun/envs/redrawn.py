@@ -31,7 +31,7 @@ class Redrawn:
 
     def __init__(self, cfg: GymConfig):
         self.set = SETTERS[cfg.name]
-        self.env = make_one(cfg, render_mode="rgb_array")
+        self.env = make_one(cfg, render=True)
         self.env.reset(seed=0)
 
     def frame(self, obs: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ class Redrawn:
 
 
 def redrawn(cfg: Any) -> Redrawn | None:
-    """Returns what draws observations of this environment, or None. Wrappers and stacks may show something else than
-    the state."""
-    fits = isinstance(cfg, GymConfig) and cfg.name in SETTERS and not cfg.wrappers and cfg.stack == 1
+    """Returns what draws observations of this environment, or None. Wrappers, pixels and stacks show something else
+    than the state."""
+    fits = isinstance(cfg, GymConfig) and cfg.name in SETTERS and not (cfg.wrappers or cfg.draws or cfg.stack > 1)
     return Redrawn(cfg) if fits else None

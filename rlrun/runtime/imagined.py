@@ -16,7 +16,7 @@ from rlrun.core.open_loop import CONTEXT, Excerpt, errors, excerpt
 from rlrun.core.policy import Mode
 from rlrun.core.seeding import Seeds
 from rlrun.envs import gym
-from rlrun.envs.gym import GymConfig, GymEnv
+from rlrun.envs.gym import GymEnv, SingleConfig
 from rlrun.envs.recorded import NO_ENV, RecordedConfig
 from rlrun.envs.redrawn import redrawn
 from rlrun.envs.registry import Factory
@@ -107,7 +107,7 @@ def play(trained: Trained, episodes: int, max_steps: int, mode: Mode, seed: int)
 def _environment(trained: Trained, seeds: Seeds) -> tuple[Any, GymEnv | None]:
     """The environment, and the part of it that draws frames: none if observations are images or cannot be drawn."""
     cfg, spec = trained.config.env, trained.spec
-    if spec.image or not isinstance(cfg, GymConfig) or "rgb_array" not in gym.render_modes(cfg):
+    if spec.image or not isinstance(cfg, SingleConfig) or "rgb_array" not in gym.render_modes(cfg):
         return Factory(cfg=cfg, spec=spec, seeds=seeds, stream="watch", learning=False)(0, 1), None
     drawn = GymEnv(cfg, without_stack(spec), seeds, "watch", 0, 1, render=True)
     return Stacked(drawn, spec) if spec.stack > 1 else drawn, drawn

@@ -88,7 +88,7 @@ def test_the_environment_draws_the_imagined_state():
     from rlrun.envs.gym import GymConfig
     from rlrun.envs.redrawn import redrawn
 
-    plain = {"family": "gym", "kwargs": {}, "max_episode_steps": None, "stack": 1, "reward_clip": "none"}
+    plain = {"family": "gym", "kwargs": {}, "max_episode_steps": None, "stack": 1, "reward_clip": "none", "observation": "own", "size": 64, "action_repeat": 1}
     for name in ("CartPole-v1", "Pendulum-v1"):
         drawer = redrawn(GymConfig(name=name, wrappers=(), **plain))
         obs, _ = drawer.env.reset(seed=4)
