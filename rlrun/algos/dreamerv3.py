@@ -12,7 +12,8 @@ z of a sequence's context row is drawn anew from its h, and not stored; learning
 about as many as make 1024 sequences; rows that follow a break of a column are in no mean.
 Metrics: learn/loss and its parts (rec, rew, con, dyn, rep, policy, value, repval), unweighted means; kl: before free
 nats; prior_entropy, posterior_entropy: means over rows, summed over z; entropy: of the dreamt actions; advantage_abs;
-return_mean, value_mean and reward_mean of dreams; return_scale; continue_mean; grad_norm before clipping; lr.
+return_mean, value_mean and reward_mean of dreams; return_scale; continue_mean; grad_norm before clipping; lr;
+open_loop_rec_<steps>, open_loop_reward_<steps>: errors so many steps behind 5 rows that were seen (imagine.every).
 Checked: tests/algos/test_dreamerv3.py, tests/models/test_world_model.py, tests/ops/test_symlog.py, tuned/dreamerv3/.
 """
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, Follower, FromReplay, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor
+from rlrun.core.open_loop import OpenLoop
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Range, Share
 from rlrun.core.schedule import Clock, Schedule
@@ -116,6 +118,7 @@ class Config(ActingConfig):
 class DreamerV3(Algorithm):
     cfg: Config
     policy: DreamerPolicy
+    has_world_model = True
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
@@ -128,6 +131,7 @@ class DreamerV3(Algorithm):
             rows_learnt=cfg.batch_length,
             obs="all",
             sequences=True,
+            priorities=False,
         )
         return Needs(
             rows=cfg.rows,
@@ -188,8 +192,7 @@ class DreamerV3(Algorithm):
         # The world model (section "World model learning").
         h, states, posterior = self.follow(batch)
         rows = State(*(part.flatten(0, 1) for part in states))  # [L * B, ...]
-        obs = batch.obs.observation
-        seen = obs.map(lambda x: x[context:].flatten(0, 1)) if isinstance(obs, Batch) else obs[context:].flatten(0, 1)
+        seen = rows_of(batch.obs.observation, context)
         prior = self.policy.rssm.prior(rows.h)
         losses, told = self.divergences(posterior.flatten(0, 1), prior)
         losses["rec"] = self.decoder.loss(rows, seen)
@@ -221,13 +224,10 @@ class DreamerV3(Algorithm):
     def follow(self, batch: Batch) -> tuple[Tensor, State, Tensor]:
         """Follows the rows of a batch. Returns h of the first T rows [T, B, deter], and of the last L rows the states
         [L, B, ...] and the posterior's logits [L, B, S]. The context rows before them only make the first state."""
-        policy, rssm, context = self.policy, self.policy.rssm, self.cfg.replay_context
+        rssm, context = self.policy.rssm, self.cfg.replay_context
         shape = batch.is_first.shape  # T + 1, B
         uniform = self.ctx.rand((shape[1], shape[0], rssm.stoch)).transpose(0, 1)
-        actions = policy.actor.flat(batch.action.flatten(0, 1)).unflatten(0, batch.reward.shape)
-        seen = batch.obs.observation
-        flat = seen.map(lambda x: x.flatten(0, 1)) if isinstance(seen, Batch) else seen.flatten(0, 1)
-        tokens = policy.encoder(flat).unflatten(0, shape)  # [T + 1, B, E]
+        tokens, actions = self.encoded(batch)
 
         def rows(state: State, start: int, end: int) -> tuple[State, Tensor]:
             """Follows the rows from start to end - 1, from the state of the row before."""
@@ -236,16 +236,54 @@ class DreamerV3(Algorithm):
             )
 
         with torch.no_grad():
-            stored = batch.core.deter[0].float()
-            h = torch.where(batch.is_first[0].unsqueeze(-1), rssm.first(), stored)
-            z = rssm.draw(rssm.probabilities(rssm.believed(h, tokens[0])), uniform[0])
-            state, known = State(h, z), [h.unsqueeze(0)]
+            state = self.first_state(batch, tokens[0], uniform[0])
+            known = [state.h.unsqueeze(0)]
             if context > 1:
                 states, _ = rows(state, 1, context)
                 state = State(states.h[-1], states.z[-1])
                 known.append(states.h)
         states, logits = rows(state, context, shape[0])
         return torch.cat((*known, states.h[:-1].detach())), states, logits
+
+    def encoded(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What the encoder makes of the observations of a batch [T + 1, B, E], and its flat actions [T, B, A]."""
+        actions = self.policy.actor.flat(batch.action.flatten(0, 1)).unflatten(0, batch.reward.shape)
+        return self.policy.encoder(rows_of(batch.obs.observation)).unflatten(0, batch.is_first.shape), actions
+
+    def first_state(self, batch: Batch, tokens: Tensor, uniform: Tensor) -> State:
+        """The state [B, ...] at row 0 of a batch, from the h that is stored there; tokens [B, E] and uniform numbers
+        [B, stoch] are those of this row."""
+        rssm, stored = self.policy.rssm, self.policy.state_before(batch).deter
+        h = torch.where(batch.is_first[0].unsqueeze(-1), rssm.first(), stored.float())
+        return State(h, rssm.draw(rssm.probabilities(rssm.believed(h, tokens)), uniform))
+
+    @torch.no_grad()
+    def open_loop(self, batch: Batch, context: int, rng: torch.Generator) -> OpenLoop:
+        """z is drawn from the posterior at the first `context` rows, and from the prior behind them."""
+        rssm, shape = self.policy.rssm, batch.is_first.shape  # T + 1, B
+        uniform = torch.rand(*shape, rssm.stoch, generator=rng, device=rng.device)
+        tokens, actions = self.encoded(batch)
+        state = self.first_state(batch, tokens[0], uniform[0])
+        parts = [State(*(part.unsqueeze(0) for part in state))]
+        if context > 1:
+            seen, _ = rssm.observe(
+                state, tokens[1:context], actions[: context - 1], batch.is_first[1:context], uniform[1:context]
+            )
+            parts.append(seen)
+        last = State(*(part[-1] for part in parts[-1]))
+        dreamt, _ = rssm.imagine(last, lambda _, step: actions[context - 1 + step], uniform[context:])
+        parts += [State(*(part.unsqueeze(0) for part in state)) for state in dreamt[1:]]
+        states = State(*(torch.cat(every) for every in zip(*parts, strict=True)))  # [T + 1, B, ...]
+        flat, true = State(*(part.flatten(0, 1) for part in states)), rows_of(batch.obs.observation)
+        go_on = in_pieces(self.continues, states.features[1:]).squeeze(-1).sigmoid()
+        return OpenLoop(
+            context=context,
+            true={name: x.unflatten(0, shape) for name, x in self.decoder.truth(true).items()},
+            said={name: x.unflatten(0, shape) for name, x in self.decoder.predicted(flat).items()},
+            reward=self.predicted(self.reward, states.features[1:]),
+            go_on=(go_on / self.cfg.discount).clamp(max=1.0) if self.cfg.contdisc else go_on,
+            rec=self.decoder.loss(flat, true).unflatten(0, shape),
+        )
 
     def divergences(self, posterior: Tensor, prior: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The losses dyn and rep [N] (eq. 3) of logits [N, S], and metrics [N]. Both losses have the same value, KL
@@ -338,6 +376,13 @@ class DreamerV3(Algorithm):
         loss = two_hot_loss(logits, self.bins, (returns, 1.0), (slow, cfg.slow_reg)).masked_fill(last[:-1], 0.0)
         # The mean is over L - 1 rows.
         return F.pad(loss * (rows / (rows - 1)), (0, 0, 0, 1)).flatten()
+
+
+def rows_of(observation: Tensor | Batch, first: int = 0) -> Any:
+    """The rows of an observation [T, B, ...] from row `first` on, as [N, ...]."""
+    if isinstance(observation, Batch):
+        return observation.map(lambda x: x[first:].flatten(0, 1))
+    return observation[first:].flatten(0, 1)
 
 
 def in_pieces(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@ in ten years."""
 
 from __future__ import annotations
 
+import base64
 import html
 from collections.abc import Sequence
 
@@ -70,6 +71,12 @@ def cards(facts: Sequence[tuple[str, object]]) -> str:
 
 def picture(svg: str) -> str:
     return f"<figure>{svg}</figure>"
+
+
+def image(kind: str, data: bytes, text: str) -> str:
+    """A picture of this kind (png or gif), which the page contains. text: what it shows."""
+    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return f'<figure><img src="{source}" alt="{escape(text)}" style="max-width:100%"></figure>'
 
 
 def details(summary: str, inside: str) -> str:

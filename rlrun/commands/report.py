@@ -123,6 +123,7 @@ def of_run(run) -> str:
             "<h2>Learning</h2>",
             page.picture(charts.svg(charts.small_multiples([(name, *run.series(name)) for name in known]))),
         ]
+    body += imagined_of(run)
     body += facts([run])
     body += [
         "<h2>Options</h2>",
@@ -153,6 +154,35 @@ def games_of(run) -> list[str]:
     made = ["<h2>Elo</h2>", drawn(RATINGS, "Elo rating")] if run.series(ELO)[0] else []
     if run.series("learn/win_rate")[0]:
         made += ["<h2>Games against snapshots</h2>", drawn(SHARES, "share of an update's games")]
+    return made
+
+
+def imagined_of(run) -> list[str]:
+    """The newest picture of what the run's world model imagined, and its errors; nothing for other runs."""
+    from rlrun.bench import charts, page
+    from rlrun.core.open_loop import CONTEXT, FOLDER, STEPS
+    from rlrun.experiments.runs import metrics
+
+    made = []
+    pictures = sorted((run.path / FOLDER).glob("*.*"))
+    if pictures:
+        newest = pictures[-1]
+        text = f"World model at {int(newest.stem):,} env steps"
+        how = (
+            f"{text}: it saw the first {CONTEXT} observations of a sequence (of short ones half), and imagined the"
+            " others from the actions that were taken."
+        )
+        made += [
+            "<h2>Imagined beside true</h2>",
+            f'<p class="soft">{page.escape(how)}</p>',
+            page.image(newest.suffix.removeprefix("."), newest.read_bytes(), text),
+        ]
+    names = [f"learn/open_loop_{part}_{steps}" for part in ("rec", "reward") for steps in STEPS]
+    known = [name for name in names if name in metrics([run]) and len(run.series(name)[0]) > 1]
+    if known:
+        made.append(
+            page.picture(charts.svg(charts.small_multiples([(name, *run.series(name)) for name in known], columns=4)))
+        )
     return made
 
 

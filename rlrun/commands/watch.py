@@ -1,7 +1,15 @@
 """rlrun watch RUN_DIR [episodes=1 checkpoint=last|best|<env steps> greedy=true seed=0 max_steps=5000 gif=true]
+                    [imagine=false]
 
 Plays full games with the trained policy and writes them to RUN_DIR/videos/<env steps>-seed<seed>.mp4. A smaller gif is
-written next to it."""
+written next to it.
+
+imagine=true shows what the run's world model imagines beside what was true (<env steps>-seed<seed>-imagined.mp4). Of
+every 50 observations of a game the model sees the first 5; from then on it knows the actions alone. Images are shown
+true, imagined and as their difference; numbers are shown as curves, and a picture (.png) has those of the whole game.
+Where an observation is the whole state (CartPole-v1, Pendulum-v1), the environment draws the imagined one as well.
+Frames around imagined pictures are green while the model sees, and red while it does not. Mean errors at 1, 5, 15 and
+30 steps behind the last observation that it saw are printed."""
 
 from __future__ import annotations
 
@@ -14,6 +22,7 @@ from rlrun.cli import run_dir_argument, take_trust
 from rlrun.commands.evaluate import DEFAULTS, PlayOptions
 from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError
+from rlrun.core.open_loop import STEPS
 from rlrun.core.passwords import masked
 from rlrun.core.ranges import Count
 
@@ -22,9 +31,11 @@ from rlrun.core.ranges import Count
 class WatchOptions(PlayOptions):
     max_steps: Annotated[int, Count]
     gif: bool
+    imagine: bool
 
 
 GIF_FRAMES = 600  # more frames would make a file of tens of megabytes
+GIF_IMAGINED = 150  # of frames with curves, which are larger
 
 
 def main(words: list[str]) -> int:
@@ -33,7 +44,8 @@ def main(words: list[str]) -> int:
         return 0
     trusted, words = take_trust(words)
     path, rest = run_dir_argument(words, "watch")
-    options = typed(WatchOptions, DEFAULTS | {"episodes": 1, "max_steps": 5000, "gif": True} | parse_assignments(rest))
+    own = {"episodes": 1, "max_steps": 5000, "gif": True, "imagine": False}
+    options = typed(WatchOptions, DEFAULTS | own | parse_assignments(rest))
     print(f"rlrun watch: {path}", flush=True)
     try:
         import imageio_ffmpeg  # noqa: F401
@@ -48,23 +60,30 @@ def main(words: list[str]) -> int:
 
     torch.set_num_threads(1)
     trained = load(path, str(options.checkpoint), trusted)
+    folder = path / "videos"
+    name = f"{trained.clock.env_steps:012d}-seed{options.seed}{'-imagined' * options.imagine}"
+    files: list[Path] = []
     try:
-        frames, rate, returns = record(trained, options)
+        if options.imagine:
+            frames, rate, returns = imagined(trained, options, files, folder / f"{name}.png")
+        else:
+            frames, rate, returns = record(trained, options)
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"{trained.spec.name} cannot be drawn: {error}") from None
-    folder = path / "videos"
     folder.mkdir(exist_ok=True)
-    name = f"{trained.clock.env_steps:012d}-seed{options.seed}"
     movie = folder / f"{name}.mp4"
     write_mp4(movie, frames, rate)
     print(f"{len(frames)} frames, return {', '.join(f'{r:g}' for r in returns) or 'of no finished episode'}\n{movie}")
     if options.gif:
         picture = folder / f"{name}.gif"
-        write_gif(picture, frames[:GIF_FRAMES], rate)
+        write_gif(picture, frames[: GIF_IMAGINED if options.imagine else GIF_FRAMES], rate)
         print(picture)
+    for file in files:
+        print(file)
     try:
         mlflow = trained.config.run.logger.get("mlflow") or {}
-        add_artifact(path, movie, mlflow.get("uri"), Path(trained.config.run.runs_root))
+        for file in (movie, *files):
+            add_artifact(path, file, mlflow.get("uri"), Path(trained.config.run.runs_root))
     except Exception as error:
         print(f"rlrun: mlflow: the video was not added: {masked(str(error))}")
     return 0
@@ -145,6 +164,28 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
     if frames[0] is None:
         raise UserError(f"{trained.spec.name} has no rgb_array rendering")
     return frames, rate, returns
+
+
+def imagined(trained: Any, options: WatchOptions, files: list[Path], curves: Path) -> tuple[list, float, list[float]]:
+    """Plays as record() does, and returns frames of what was true and what was imagined. The curves of
+    all games are drawn to the file `curves`, which is added to `files`."""
+    from rlrun.bench.imagined import film, whole
+    from rlrun.runtime.imagined import imagine, pictures, play, world_model
+
+    model = world_model(trained)
+    mode: Any = "greedy" if options.greedy else "explore"
+    played = play(trained, options.episodes, options.max_steps, mode, options.seed)
+    made = imagine(model, played.batch, options.seed)
+    frames = film(made.excerpts, pictures(trained, played, made), trained.spec.stack)
+    curves.parent.mkdir(exist_ok=True)
+    whole(made.excerpts, curves)
+    files.append(curves)
+    print("errors behind the last observation that the model saw:")
+    for steps in STEPS:
+        if (rec := made.errors.get(f"open_loop_rec_{steps}")) is not None:
+            reward = made.errors[f"open_loop_reward_{steps}"]
+            print(f"  {steps:>2} step{'s' * (steps > 1)}: observation {rec:.4g} (as learn/rec), reward {reward:.4g}")
+    return frames, played.rate, played.returns
 
 
 def write_mp4(path: Path, frames: list, rate: float) -> None:

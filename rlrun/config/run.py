@@ -17,6 +17,7 @@ from rlrun.core.plugins import import_named
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.datasets.options import DataConfig
 from rlrun.envs import registry
+from rlrun.loggers.imagined import ImagineConfig
 from rlrun.machine.resources import ResourcesConfig
 from rlrun.models.model import ModelConfig
 from rlrun.replay.layout import ReplayConfig
@@ -68,6 +69,7 @@ class RunConfig:
     logger: dict[str, Any]
     stop: StopConfig
     eval: EvalConfig
+    imagine: ImagineConfig
     checkpoint: CheckpointConfig
     expected: dict[str, Any] | None
     measured: dict[str, Any] | None

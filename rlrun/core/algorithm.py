@@ -18,6 +18,7 @@ from rlrun.core.evolution import FromPopulation, NoiseTable
 from rlrun.core.found_state import find_state
 from rlrun.core.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.core.moments import Moments, RunningMoments, merged, moments_of
+from rlrun.core.open_loop import OpenLoop
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.policy import Policy, fix_kernels
 from rlrun.core.ranks import ALONE, Ranks
@@ -38,6 +39,7 @@ class FromReplay:
     obs: Literal["all", "ends"] = "ends"  # observations of every row, or only of a fragment's first row and its end
     starts_every: int = 1  # fragments begin at multiples of this number of rows
     sequences: bool = False  # a fragment whose first row is dead still counts if a later row is live
+    priorities: bool = True  # updates write priorities of fragments; without them, replay=prioritized is refused
     first_priority: bool = False  # Algorithm.first_priority gives the priority of fragments that are new to replay
     # A discount, for algorithms that learn from data alone and from single rows: the batch then also holds
     # return_to_go [1, B], the discounted sum of raw rewards from the row to the end of its trajectory, end_discount
@@ -181,6 +183,7 @@ class Algorithm(nn.Module):
     # update() calls ctx.beside. A second thread is better spent on that than on each operation by itself.
     side_by_side: ClassVar[bool] = False
     knows_first_priority: ClassVar[bool] = False  # first_priority() is implemented and needs only what samplers record
+    has_world_model: ClassVar[bool] = False  # open_loop() is implemented
     reward_scale: RunningMoments | None  # set by algorithms that normalise rewards; needs() then sets return_discount
 
     @classmethod
@@ -243,6 +246,14 @@ class Algorithm(nn.Module):
             return ways[key](batch, clock)
 
         return call
+
+    def open_loop(self, batch: Batch, context: int, rng: torch.Generator) -> OpenLoop:
+        """What the world model says of a batch, of which it sees the first `context` observations only. Nothing is
+        changed, and nothing is drawn but from rng.
+
+        batch: T rows of B columns, and obs and is_first of T + 1, with the recurrent state before row 0, or a state
+        of zeros."""
+        raise NotImplementedError
 
     def check(self) -> None:
         """Raises RunFailed if learning has come to a stop. It is called only now and then because reading numbers from

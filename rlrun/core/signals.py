@@ -11,6 +11,7 @@ from types import FrameType
 # soon.
 SAME_SEC = 1.0
 
+
 class Signals:
     """Ctrl-C and SIGTERM request a checkpoint and the end of the run; SIGUSR1 requests a checkpoint. A second Ctrl-C,
     or a second SIGTERM after SAME_SEC, ends the run at once."""

@@ -144,6 +144,10 @@ class Mlflow:
         if time.monotonic() - self.flushed >= FLUSH_SEC:
             self._flush()
 
+    def show(self, steps: int, file: Path) -> None:
+        """Adds a picture as an artifact, in a folder of the same name as its own."""
+        self.client.log_artifact(self.run_id, str(file), file.parent.name)
+
     def _flush(self) -> None:
         from mlflow.entities import Metric
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from rlrun.core.passwords import masked
@@ -40,6 +41,18 @@ class _Histograms(NamedTuple):
 
     steps: int
     numbers: Mapping[str, Any]
+
+
+class _Drawing(NamedTuple):
+    """A picture that is still to be drawn, at this many env steps."""
+
+    steps: int
+    draw: Callable[[], Path]  # draws it and returns its file
+
+
+class _Picture(NamedTuple):
+    steps: int
+    file: Path
 
 
 class _End(NamedTuple):
@@ -75,6 +88,11 @@ class Sinks:
         """Hands histograms to the sinks that can draw them."""
         if histograms and self.rows.qsize() < PENDING:
             self.rows.put(_Histograms(steps, histograms))
+
+    def picture(self, steps: int, draw: Callable[[], Path]) -> None:
+        """Has a picture drawn on the loggers' thread, and hands its file to the sinks that can show one."""
+        if self.rows.qsize() < PENDING:
+            self.rows.put(_Drawing(steps, draw))
 
     def close(
         self,
@@ -133,20 +151,34 @@ class Sinks:
         while True:
             item = self.rows.get()
             self.alive()
+            if isinstance(item, _Drawing):
+                item = self._drawn(item)
             for name in list(sinks):
                 if not self._guard(name, lambda sink=sinks[name], item=item: self._hand(sink, item)):  # type: ignore[misc]
                     del sinks[name]
             if isinstance(item, _End):
                 return
 
+    def _drawn(self, drawing: _Drawing) -> _Picture | None:
+        """Returns the picture, or None if it cannot be drawn, which is said once."""
+        try:
+            return _Picture(drawing.steps, drawing.draw())
+        except Exception as error:
+            self._warn("pictures", f"{error} (this picture is left out; the run goes on)")
+            return None
+
     @staticmethod
-    def _hand(sink: Any, item: dict[str, Any] | _Histograms | _End) -> None:
+    def _hand(sink: Any, item: dict[str, Any] | _Histograms | _Picture | _End | None) -> None:
         if isinstance(item, _End):
             sink.close(*item)
-        elif not isinstance(item, _Histograms):
+        elif isinstance(item, _Histograms):
+            if hasattr(sink, "draw"):
+                sink.draw(*item)
+        elif isinstance(item, _Picture):
+            if hasattr(sink, "show"):
+                sink.show(*item)
+        elif item is not None:
             sink.log(item)
-        elif hasattr(sink, "draw"):
-            sink.draw(*item)
 
     def _guard(self, name: str, call: Callable[[], None]) -> bool:
         try:

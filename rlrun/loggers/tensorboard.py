@@ -26,5 +26,17 @@ class TensorBoard:
         for name, values in histograms.items():
             self.writer.add_histogram(name, values, steps)
 
+    def show(self, steps: int, file: Path) -> None:
+        """Shows a PNG or GIF as it is, so that a GIF moves. Its tag is the name of its folder."""
+        from PIL import Image
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        with Image.open(file) as picture:
+            width, height = picture.size
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=file.read_bytes())
+        value = Summary.Value(tag=file.parent.name, image=image)
+        assert self.writer.file_writer is not None  # it is closed by close() alone
+        self.writer.file_writer.add_summary(Summary(value=[value]), steps)
+
     def close(self, status: str, summary: dict[str, Any]) -> None:
         self.writer.close()

@@ -209,6 +209,14 @@ class Predictor(nn.Module):
         made = self(state)
         return [(part, made[part.name]) for part in (*self.entries.vectors, *self.entries.images)]
 
+    def truth(self, observation: Tensor | Batch) -> dict[str, Tensor]:
+        """An observation [N, ...] in the form of predicted()."""
+        made = {}
+        for part in (*self.entries.vectors, *self.entries.images):
+            image = isinstance(part.space, Box) and part.space.image
+            made[part.name] = (pixels if image else flatten)(part.space, at(observation, part.path))
+        return made
+
     def predicted(self, state: State) -> dict[str, Tensor]:
         """Predictions in the units of observations: numbers [N, D], probabilities of choices [N, D], and images
         [N, C, H, W] from 0 to 1."""

@@ -10,6 +10,7 @@ from rlrun.rllib.translation import Translation
 # RLlib's sizes and those of 2024 that stand in their places; the smallest ones have no counterpart.
 SIZES = {"XS": "size12m", "S": "size25m", "M": "size50m", "L": "size100m", "XL": "size200m"}
 SMALLEST = "size1m"
+REPORTS = ("report_images_and_videos", "report_dream_data")
 OPTIMIZERS = ("world_model_lr", "actor_lr", "critic_lr", "lr", "lr_schedule")
 
 
@@ -47,6 +48,9 @@ def dreamer(one: Translation) -> None:
     if isinstance(symlog, bool):
         one.set("model.symlog", symlog, "symlog_obs")
     one.say("symlog_obs", "dropped", why="auto: vectors are read as symlog, and images are not")
+    reports = {key: one.given[key] for key in REPORTS if isinstance(one.given.get(key), bool)}
+    if reports:
+        one.set("imagine.every", "auto" if any(reports.values()) else None, *reports, why="true is auto")
     for key in OPTIMIZERS:
         one.say(key, "not mapped", why=f"there is one optimiser with steps of its own kind; {at}.lr keeps its default")
     for key in [*one.given, *one.defaults]:

@@ -19,12 +19,14 @@ from rlrun.core.callbacks import Callback, make_callbacks
 from rlrun.core.duties import LogConfig, Play
 from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.core.evaluation import Evaluated
+from rlrun.core.open_loop import FOLDER, Excerpt
 from rlrun.core.passwords import masked, whole
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.loggers.console import console
 from rlrun.loggers.histograms import Histograms
+from rlrun.loggers.imagined import Imagining
 from rlrun.loggers.jsonl import Jsonl
 from rlrun.loggers.mlflow import Mlflow
 from rlrun.loggers.sinks import CLOSE_SEC, Alive, Sink, Sinks
@@ -34,6 +36,7 @@ from rlrun.runtime.advice import notes
 from rlrun.runtime.build import checkpoints_of, train
 from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
+from rlrun.runtime.training_estimates import TrainingEstimates
 from rlrun.samplers.evaluators import Evaluating, EvaluationCrew
 
 
@@ -96,11 +99,16 @@ def _run(
         checkpoints=checkpoints_of(directory.path, config.run.checkpoint.keep),
         logger=logger,
         signals=signals,
-        evaluate=_evaluation(plan) if config.run.eval.every is not None and crew is None else None,
+        evaluate=_evaluation(plan) if plan.evaluates and crew is None else None,
+        estimate=TrainingEstimates(plan) if plan.estimates else None,
         evaluators=crew,
         exact=plan.resources.exact,
         restored=restored,
-        callbacks=[*make_callbacks(config.run.callbacks, Callback), *_histograms(config, logger)],
+        callbacks=[
+            *make_callbacks(config.run.callbacks, Callback),
+            *_histograms(config, logger),
+            *_imagining(plan, directory.path, logger),
+        ],
         spec=plan.spec,
         update_rows=plan.needs.rows * plan.needs.columns,
         episode_window=config.run.episode_window,
@@ -140,10 +148,9 @@ def _run(
     print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
-    if error is not None:
+    if job.status == "FAILED":
         print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, UserError) else 1
-    return job.exit_code
+    return 2 if isinstance(error, UserError) else job.exit_code
 
 
 def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, facts: dict) -> Sinks:
@@ -176,6 +183,24 @@ def _histograms(config: Typed, logger: Sinks) -> list[Histograms]:
     return [Histograms(logger.draw)] if node is not None and node["enabled"] and node["histograms"] else []
 
 
+def _imagining(plan: Plan, path: Path, logger: Sinks) -> list[Imagining]:
+    """Returns what looks at the world model, if the algorithm has one and the run wants it."""
+    config = plan.config
+    if not config.algorithm.has_world_model or config.run.imagine.every is None:
+        return []
+
+    def show(steps: int, excerpts: list[Excerpt]) -> None:
+        def draw() -> Path:
+            from rlrun.bench.imagined import picture
+
+            return picture(path / FOLDER, f"{steps:012d}", excerpts, plan.spec.stack)
+
+        logger.picture(steps, draw)
+
+    rng = plan.seeds.generator("imagine", device=str(plan.resources.device))
+    return [Imagining(config.run.imagine, show, rng)]
+
+
 def _evaluation(plan: Plan) -> Play:
     """Returns the function that evaluates in this process."""
     evaluating: list[Evaluating] = []
@@ -192,6 +217,6 @@ def _evaluators(plan: Plan) -> EvaluationCrew | None:
     """Returns the processes that evaluate, which start with the first evaluation. In a bit-exact run there are none,
     because when they are done would depend on the clock."""
     cfg = plan.config.run.eval
-    if cfg.every is None or cfg.workers == 0 or plan.resources.exact:
+    if not plan.evaluates or cfg.workers == 0 or plan.resources.exact:
         return None
     return EvaluationCrew(plan.evaluation(), plan.config.runner.queue_timeout_sec)

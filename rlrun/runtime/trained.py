@@ -166,6 +166,11 @@ class Trained:
         self._state, self._first, self._action = act.state, None, act.action
         return act.action.numpy()
 
+    def memory(self, count: int) -> Batch:
+        """The recurrent state of `count` episodes before the next observation, without what exploring needs."""
+        state: Batch = self.policy.initial_state(count) if self._state is None else self._state
+        return Batch({name: state[name] for name in self.policy.core_spec()})
+
     def _remembered(self, count: int, mode: Mode) -> Batch:
         """Returns the state of `count` episodes. Greedy acting without memory may change their number at every call."""
         if self._state is not None and len(self._state):
