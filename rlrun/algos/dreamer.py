@@ -4,7 +4,7 @@ The world model predicts observations and rewards. Dreams begin at the states of
 are differentiated through predicted values, rewards and the model's dynamics, and this gradient moves the policy alone.
 
 Rows: sequences of batch_length rows and one observation, which begin at any row; the memory begins with zeros.
-Recorded: nothing; the model's h is stored at every row, as any memory is, and not used.
+Recorded: nothing; the model's h is stored at every row, for open-loop predictions alone.
 Refused: action masks, which nobody could dream of; unbounded actions; images that are not 64 x 64; options of other
 networks.
 Differs from the author's code (danijar/dreamer @ 56d4d44): vectors and choices can be observed. A sequence may go on in
@@ -15,7 +15,8 @@ acting takes the means of z and of the action's normal variable, where the code 
 Metrics: learn/model_loss, actor_loss and value_loss; rec, rew and con: parts of the model's loss, without weights and
 constants; kl: before free nats; prior_entropy, posterior_entropy: means over rows, summed over z; entropy: of the
 policy on replayed rows; return_mean, value_mean and reward_mean of dreams; continue_mean, discount included;
-model_grad_norm, actor_grad_norm and value_grad_norm before clipping; model_lr, actor_lr, value_lr.
+model_grad_norm, actor_grad_norm and value_grad_norm before clipping; model_lr, actor_lr, value_lr;
+open_loop_rec_<steps>, open_loop_reward_<steps>: errors so many steps behind 5 rows that were seen (imagine.every).
 Checked: tests/algos/test_dreamer.py, tuned/dreamer/.
 """
 
@@ -31,6 +32,7 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, FromReplay, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor, OnlyWith
+from rlrun.core.open_loop import OpenLoop
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, Range, Share
 from rlrun.core.schedule import Clock, Schedule
@@ -38,6 +40,7 @@ from rlrun.core.specs import Box, EnvSpec
 from rlrun.families.off_policy import step_metrics
 from rlrun.models.gaussian_world_model import Belief, GaussianDecoder, dense
 from rlrun.models.model import Model
+from rlrun.models.observations import rows_of
 from rlrun.models.world_model import State
 from rlrun.ops.returns import bootstrapped_returns
 from rlrun.ops.transforms import clip_reward
@@ -79,6 +82,7 @@ class Config(ActingConfig):
 class Dreamer(Algorithm):
     cfg: Config
     policy: GaussianDreamerPolicy
+    has_world_model = True
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
@@ -160,9 +164,7 @@ class Dreamer(Algorithm):
         cfg, policy, mean = self.cfg, self.policy, self.mean_over(real)
         states, posterior, prior = self.follow(batch)
         rows = State(*(part.flatten(0, 1) for part in states))  # [T * B, ...]
-        obs = batch.obs.observation
-        seen = obs.map(lambda x: x[1:].flatten(0, 1)) if isinstance(obs, Batch) else obs[1:].flatten(0, 1)
-        features = rows.features
+        seen, features = rows_of(batch.obs.observation, 1), rows.features
         reward = clip_reward(batch.reward, cfg.reward_clip).masked_fill(~came, 0.0)  # an episode begins with 0
         told = {
             "rec": mean(self.decoder.loss(rows, seen).view_as(reward)),
@@ -185,13 +187,48 @@ class Dreamer(Algorithm):
 
     def follow(self, batch: Batch) -> tuple[State, Belief, Belief]:
         """Follows the last T observations of a batch. Returns states, posterior and prior [T, B, ...]."""
-        policy, rows = self.policy, batch.reward.shape
-        obs = batch.obs.observation
-        flat = obs.map(lambda x: x[1:].flatten(0, 1)) if isinstance(obs, Batch) else obs[1:].flatten(0, 1)
-        tokens = policy.encoder(flat).unflatten(0, rows)
-        actions = policy.actor.flat(batch.action.flatten(0, 1)).unflatten(0, rows)
-        noise = self.ctx.randn((rows[1], rows[0], policy.rssm.size)).transpose(0, 1)
-        return policy.rssm.observe(tokens, actions, batch.is_first[1:], noise)
+        policy, rssm, rows = self.policy, self.policy.rssm, batch.reward.shape
+        tokens = policy.encoder(rows_of(batch.obs.observation, 1)).unflatten(0, rows)
+        noise = self.ctx.randn((rows[1], rows[0], rssm.size)).transpose(0, 1)
+        return rssm.observe(rssm.zeros(rows[1])[0], tokens, self.actions(batch), batch.is_first[1:], noise)
+
+    def actions(self, batch: Batch) -> Tensor:
+        """Flat actions [T, B, A]."""
+        return self.policy.actor.flat(batch.action.flatten(0, 1)).unflatten(0, batch.reward.shape)
+
+    @torch.no_grad()
+    def open_loop(self, batch: Batch, context: int, rng: torch.Generator) -> OpenLoop:
+        """z is drawn from the posterior at the first `context` rows, and from the prior behind them. The memory begins
+        as acting left it, and not with zeros as in learning."""
+        policy, rssm, shape = self.policy, self.policy.rssm, batch.is_first.shape  # T + 1, B
+        noise = torch.randn(*shape, rssm.size, generator=rng, device=rng.device)
+        true, actions = rows_of(batch.obs.observation), self.actions(batch)
+        tokens = policy.encoder(true).unflatten(0, shape)
+        stored: Tensor = policy.state_before(batch)["deter"]  # type: ignore[assignment]
+        h = torch.where(batch.is_first[0].unsqueeze(-1), rssm.first(), stored.float())
+        state = State(h, rssm.posterior(h, tokens[0]).drawn(noise[0]))
+        parts = [State(*(part.unsqueeze(0) for part in state))]
+        if context > 1:
+            rows = slice(1, context)
+            seen, _, _ = rssm.observe(state, tokens[rows], actions[: context - 1], batch.is_first[rows], noise[rows])
+            parts.append(seen)
+        last = State(*(part[-1] for part in parts[-1]))
+        dreamt, _ = rssm.imagine(last, lambda _, step: actions[context - 1 + step], noise[context:])
+        parts.append(State(*(part[1:] for part in dreamt)))
+        states = State(*(torch.cat(every) for every in zip(*parts, strict=True)))  # [T + 1, B, ...]
+        flat, features = State(*(part.flatten(0, 1) for part in states)), states.features[1:]
+        reward = self.reward(features).squeeze(-1)
+        go_on = torch.ones_like(reward)
+        if self.continues is not None:
+            go_on = (self.continues(features).squeeze(-1).sigmoid() / self.cfg.discount).clamp(max=1.0)
+        return OpenLoop(
+            context=context,
+            true={name: x.unflatten(0, shape) for name, x in self.decoder.truth(true).items()},
+            said={name: x.unflatten(0, shape) for name, x in self.decoder.predicted(flat).items()},
+            reward=reward,
+            go_on=go_on,
+            rec=self.decoder.loss(flat, true).unflatten(0, shape),
+        )
 
     def beyond_free_nats(self, kl: Tensor) -> Tensor:
         """This learner's share of max(free_nats, KL), from its share of the mean KL []."""

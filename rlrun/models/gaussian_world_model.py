@@ -155,16 +155,17 @@ class GaussianRSSM(nn.Module):
         """h at the beginning of an episode [1, deter]."""
         return self.step(*self.zeros(1))
 
-    def observe(self, tokens: Tensor, actions: Tensor, is_first: Tensor, noise: Tensor) -> tuple[State, Belief, Belief]:
-        """Follows T rows of observations from a state of zeros. Returns states, posterior and prior [T, B, ...].
+    def observe(
+        self, state: State, tokens: Tensor, actions: Tensor, is_first: Tensor, noise: Tensor
+    ) -> tuple[State, Belief, Belief]:
+        """Follows T rows of observations. Returns states, posterior and prior [T, B, ...].
 
         Where is_first, the row's memory begins anew: state and action before it become 0 by a mask.
 
-        Args: tokens [T, B, E]; actions [T, B, A], those before each row; is_first [T, B]; noise [T, B, stoch], standard
-        normal."""
+        Args: state, that of the row before; tokens [T, B, E]; actions [T, B, A], those before each row; is_first
+        [T, B]; noise [T, B, stoch], standard normal."""
         keep = (~is_first).float().unsqueeze(-1)  # [T, B, 1]
         actions = actions * keep
-        state, _ = self.zeros(is_first.shape[1])
         states: list[State] = []
         beliefs: list[Belief] = []
         for t in range(len(tokens)):

@@ -59,6 +59,13 @@ class Entries(NamedTuple):
         return tuple(image_shape(part.space)[0] for part in self.images)
 
 
+def rows_of(observation: Tensor | Batch, first: int = 0) -> Any:
+    """The rows of an observation [T, B, ...] from row `first` on, as [N, ...]."""
+    if isinstance(observation, Batch):
+        return observation.map(lambda x: x[first:].flatten(0, 1))
+    return observation[first:].flatten(0, 1)
+
+
 def image_shape(space: Box) -> tuple[int, int, int]:
     """Channels, height and width. The channels of stacked frames are those of one image."""
     frames = space.shape[0] if len(space.shape) == 4 else 1

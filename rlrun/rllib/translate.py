@@ -49,7 +49,7 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("DREAMER", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
+LATER = ("MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
@@ -156,7 +156,7 @@ class Experiment(Translation):
         joint(self)
         maddpg(self)
         dreamer(self)
-        if self.core not in (*JOINT, "maddpg", "dreamerv3"):
+        if self.core not in (*JOINT, *DREAMING, "maddpg"):
             networks(self)
         self._losses()
         self._sampling()
@@ -283,14 +283,14 @@ class Experiment(Translation):
             self.set(
                 f"{at}.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows"
             )
-        elif self.core not in (*EVOLUTION, "dreamerv3"):
+        elif self.core not in (*EVOLUTION, *DREAMING):
             steps = self.get("n_step", default=1)
             automatic = max(steps) if isinstance(steps, list) else steps  # as RLlib's `auto`
             sequence = sequence_of(self) if self.core in JOINT else 1
             rows = int(automatic if length == "auto" else length)
             replayed(self, rows, int(batch), envs, lengths, batches, sequence)
         mode = self.get("batch_mode")
-        if self.core == "dreamerv3":
+        if self.core in DREAMING:
             return
         if self.core in EVOLUTION:
             self.say("batch_mode", "dropped", why="whole episodes are played")

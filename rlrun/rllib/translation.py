@@ -43,11 +43,14 @@ RUNS = {
     "BC": "bc",
     "MARWIL": "marwil",
     "CQL": "cql",
+    "Dreamer": "dreamer",
+    "DREAMER": "dreamer",
     "DreamerV3": "dreamerv3",
     "DREAMERV3": "dreamerv3",
 }
-DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN", "DREAMERV3": "DreamerV3"}
+DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN", "DREAMER": "Dreamer", "DREAMERV3": "DreamerV3"}
 APEX = {"dqn": "apex", "ddpg": "apex_ddpg", "qmix": "apex"}  # Ape-X around them
+DREAMING = ("dreamer", "dreamerv3")  # learn in the dreams of a world model
 JOINT = ("qmix", "vdn", "iql")  # learn several agents together
 Q_LEARNING = ("dqn", "c51", "rainbow", "r2d2")
 SOFT = ("sac", "cql")  # actors that are drawn from, with a temperature

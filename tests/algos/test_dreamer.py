@@ -395,3 +395,29 @@ def test_a_world_model_learns_a_reward_and_the_policy_follows_it(typed):
             action, state = policy.greedy(obs, torch.full((9,), t == 0), state)
             place = (place + 0.5 * action[:, 0]).clamp(-1, 1)
     assert (place - 0.5).abs().mean() < 0.2 and math.isfinite(float(place.sum()))
+
+
+def test_open_loop_predictions_by_hand(typed):
+    """Five rows by the posterior, one after another as the policy follows them, and then the prior's rollout."""
+    made, (batch,) = begun(typed, "algo.batch_length=20", "algo.continuation=true", "env.max_episode_steps=12")
+    policy, rssm = made.policy, made.policy.rssm
+    said = made.open_loop(batch, 5, torch.Generator().manual_seed(3))
+    noise = torch.randn(21, 4, rssm.size, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        memory = Batch(deter=batch.core.deter[0])
+        for t in range(21):
+            if t < 5:
+                h, belief = policy.believed(batch.obs[t], batch.is_first[t], memory)
+            else:
+                h, belief = memory.deter, rssm.prior(memory.deter)
+            state = State(h, belief.drawn(noise[t]))
+            torch.testing.assert_close(said.said["observation"][t], made.decoder(state)["observation"], atol=1e-4, rtol=1e-4)
+            error = 0.5 * (made.decoder(state)["observation"] - batch.obs.observation[t]).square().sum(-1)
+            torch.testing.assert_close(said.rec[t], error, atol=1e-4, rtol=1e-4)
+            if t:
+                torch.testing.assert_close(said.reward[t - 1], made.reward(state.features)[:, 0], atol=1e-4, rtol=1e-4)
+                go_on = (made.continues(state.features)[:, 0].sigmoid() / 0.99).clamp(max=1.0)
+                torch.testing.assert_close(said.go_on[t - 1], go_on, atol=1e-4, rtol=1e-4)
+            if t < 20:
+                memory = Batch(deter=policy.after(state, batch.action[t]))
+    torch.testing.assert_close(said.true["observation"], batch.obs.observation)
