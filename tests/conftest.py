@@ -131,7 +131,7 @@ def written(tmp_path):
     """write(trajectories, facts, folder, **options of Writer) writes a data set and returns its folder."""
     from datasets_of_tests import facts as some
 
-    from rlrun.datasets.parquet import Writer
+    from rlrun.datasets.parquet_writer import Writer
 
     def write(trajectories, facts=None, folder="set", **options):
         writer = Writer(tmp_path / folder, facts or some(), **options)

@@ -80,7 +80,7 @@ def data_of(env: str, folder):
     from conftest import compose
 
     from rlrun.config.run import type_config
-    from rlrun.datasets.parquet import Writer
+    from rlrun.datasets.parquet_writer import Writer
     from rlrun.envs.registry import make_spec
 
     spec = make_spec(type_config(compose("algo=bc", f"env={env}", f"data.path={folder}")).env, False, False)

@@ -716,6 +716,7 @@ def test_no_option_of_a_run_is_left_out():
     paths |= {f"resources.{name}" for name in values["resources"]} - {f"resources.{name}" for name in MACHINES}
     paths -= {"expected", "measured", "seed", "replay"}  # texts of a tuned file; the others are tried above
     paths -= {"eval.workers", "eval.parallel"}  # tests/runtime/test_evaluation.py has runs of several processes
+    paths -= {"eval.estimate"}  # tests/runtime/test_training_estimates.py
     paths -= {"record"}  # tests/datasets
     assert paths == {one for one in SESSION if not one.startswith("replay")} | {
         f"logger.mlflow.{name}" for name in MLFLOW

@@ -80,6 +80,7 @@ class Config:
             rows_learnt=self.sequence_length or 1,
             obs="all" if sequences else "ends",
             sequences=sequences,
+            priorities=False,
         )
 
     def check_memory(self, model: Model) -> None:

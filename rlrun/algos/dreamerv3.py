@@ -131,6 +131,7 @@ class DreamerV3(Algorithm):
             rows_learnt=cfg.batch_length,
             obs="all",
             sequences=True,
+            priorities=False,
         )
         return Needs(
             rows=cfg.rows,

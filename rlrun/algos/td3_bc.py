@@ -6,8 +6,9 @@ Options: alpha: how much values count beside the data's actions (eq. 5).
 Differs from the paper: what differs in td3.py. The deviation of observations is bounded by 1e-4 in place of adding
 1e-3, and normalised numbers are bounded (model.observation_clip).
 Metrics: those of td3.py; actor_loss has both terms.
-Checked: tests/algos/test_offline.py (the loss by hand; its gradient is that of TD3 where the policy plays the data's
-actions, and that of squared errors at alpha 0), tuned/td3_bc/.
+Checked: tests/algos/test_offline.py (both losses by the paper's formulas in numpy, on normalised observations; the
+gradient is that of TD3 where the policy plays the data's actions, and that of squared errors at alpha 0),
+tuned/td3_bc/.
 """
 
 from __future__ import annotations

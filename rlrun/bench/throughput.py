@@ -36,6 +36,7 @@ from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.duties import CheckpointConfig, EvalConfig, LogConfig, StopConfig
 from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
+from rlrun.core.estimates import NO_ESTIMATES
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
@@ -396,7 +397,14 @@ def _train(
             env_steps=2**62,
             stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None),
             evaluation=EvalConfig(
-                every=None, episodes=1, env_steps=None, greedy=True, workers=0, parallel=False, function=None
+                every=None,
+                episodes=1,
+                env_steps=None,
+                greedy=True,
+                workers=0,
+                parallel=False,
+                function=None,
+                estimate=NO_ESTIMATES,
             ),
             log=LogConfig(every_sec=0.5, every_steps=None),
             logger=logger,

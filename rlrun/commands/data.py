@@ -1,10 +1,11 @@
 """rlrun data PATH [check=false bins=20 random_return=... expert_return=...] [--json]
 
 Shows a data set: where it is from, its spaces, its size, its returns as a histogram, and who chose the actions. PATH is
-a folder that rlrun recorded, one of its files, or data of another format that data.path= takes. check=true compares
-every file with its sha256 sum and reads every row. random_return= and expert_return= store in the set the mean returns
-of a random and of an expert policy, from which normalised scores are computed: 100 (return - random) / (expert -
-random)."""
+a folder that rlrun recorded, one of its files, or data of another format that data.path= takes. `content` is the sha256
+sum of the rows alone: two sets with the same trajectories have the same one, whatever their files are called and
+whenever they were made. check=true compares every file with its sha256 sum and reads every row. random_return= and
+expert_return= store in the set the mean returns of a random and of an expert policy, from which normalised scores are
+computed: 100 (return - random) / (expert - random)."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def main(words: list[str]) -> int:
     options = typed(ShowOptions, DEFAULTS | parse_assignments([word for word in words if word not in places]))
 
     from rlrun.datasets.open import open_source
-    from rlrun.datasets.parquet import ParquetSource, set_references
+    from rlrun.datasets.parquet import ParquetSource
+    from rlrun.datasets.parquet_writer import set_references
 
     source = open_source(places[0])
     own = isinstance(source, ParquetSource)
@@ -70,11 +72,15 @@ def summary(source: Any) -> dict[str, Any]:
     """Reads a data set once and returns its numbers."""
     import numpy as np
 
+    from rlrun.datasets.content import ContentSum
+
+    content = ContentSum(source.facts)
     returns, lengths, whole, steps, rows, known = [], [], 0, 0, 0, True
     policies: dict[int, int] = {}
     for piece in range(source.pieces()):
         for one in source.read(piece):
             rows, steps = rows + len(one), steps + one.steps
+            content.add(one)
             known = known and one.has_log_prob
             policies[one.policy] = policies.get(one.policy, 0) + 1
             if one.whole:
@@ -91,6 +97,7 @@ def summary(source: Any) -> dict[str, Any]:
         "whole": whole,
         "decisions": steps,
         "rows": rows,
+        "content_sha256": content.hex(),
         "returns": returns,
         "return_mean": float(np.mean(returns)) if returns else None,
         "return_std": float(np.std(returns)) if returns else None,
@@ -112,6 +119,7 @@ def describe(source: Any, told: dict[str, Any], options: ShowOptions, checked: i
     lines = [
         ("environment", f"{spec.name}: observation {spec.observation}, action {spec.action}"),
         ("size", f"{told['trajectories']:,} trajectories, {told['decisions']:,} decisions" + _bytes(source)),
+        ("content", told["content_sha256"]),
         ("probabilities", "known for every action" if told["log_prob"] else "not known"),
     ]
     if cut:

@@ -1,10 +1,10 @@
-"""rlrun estimate RUN_DIR data.path=DIR [method=is,pdis,wis,step_wis,dm,dr,wdr] [greedy=false discount=0.99
-checkpoint=last|best|<env steps> interval=bootstrap|t|bernstein confidence=0.95 bounds=[LOW,HIGH] episodes=1000 folds=2
-num_actions=8 seed=0 model.updates=10000 model.batch_size=256 model.lr=1e-3 model.hidden=[128,128] model.target_tau=0.05
-model.clip=true] [--json]
+"""rlrun estimate RUN_DIR data.path=DIR [method=is,pdis,wis,step_wis,dm,dr,wdr] [episodes=100 greedy=false discount=0.99
+checkpoint=last|best|<env steps> interval=bootstrap|t|bernstein confidence=0.95 bounds=[LOW,HIGH] data.episodes=1000
+folds=2 num_actions=8 seed=0 model.updates=10000 model.batch_size=256 model.lr=1e-3 model.hidden=[128,128]
+model.target_tau=0.05 model.clip=true] [--json]
 
-Estimates the value of a policy from recorded episodes, without playing: the expected discounted return of an episode.
-The discount is that of the run, unless another one is given.
+Estimates the value of a policy from recorded episodes: the expected discounted return of an episode. The discount is
+that of the run, unless another one is given. data.episodes=N reads the first N episodes of the data.
 
 is        ordinary importance sampling: unbiased, with a large variance
 pdis      per-decision importance sampling: unbiased, with less variance
@@ -16,6 +16,10 @@ wdr       doubly robust, with weights as in step_wis
 
 All but dm need the probability of every action under who played, which rlrun's own data sets hold. greedy=true judges
 the policy as evaluations play it; greedy=false (the default) as it explores in training, at the checkpoint's env steps.
+
+Where there is an environment, the same policy then plays episodes=N full games in it with the same discount, and the
+table says whose interval covers their mean; episodes=0 plays none. It is the environment of the run or, for a run that
+learnt from data alone, one of this machine that has the name and the spaces of that of the data.
 
 `effective` is the number of own episodes that the weighted ones are worth. Where it is small, no interval of an
 estimate with weights can be trusted. bernstein holds for every number of episodes, but needs bounds for what an episode
@@ -29,17 +33,27 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from rlrun.cli import run_dir_argument, take_trust
-from rlrun.config.types import parse_assignments, typed
+from rlrun.cli import compose, run_dir_argument, take_trust
+from rlrun.config.run import type_config
+from rlrun.config.types import parse_assignments, plain, typed
 from rlrun.core.errors import UserError, closest
+from rlrun.core.estimates import METHODS
 from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Share
+from rlrun.core.seeding import Seeds
+from rlrun.envs.names import names
+from rlrun.envs.recorded import RecordedConfig
+from rlrun.envs.registry import Factory, make_spec
 from rlrun.families.fitted_q import FittedQConfig
-from rlrun.runtime.estimate import METHODS, EstimateReport, IntervalKind, Question, estimate
+from rlrun.runtime.estimate import FIT, NEED_MODEL, EstimateReport, IntervalKind, Question, discount_of, estimate
+from rlrun.runtime.played_value import played_value
+from rlrun.runtime.recorded_episodes import RecordedEpisodes
+from rlrun.runtime.trained import Trained
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataPath:
     path: str
+    episodes: Annotated[int, Count] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +66,7 @@ class EstimateOptions:
     interval: IntervalKind
     confidence: Annotated[float, PositiveShareBelowOne]
     bounds: tuple[float, float] | None
-    episodes: Annotated[int, Count] | None
+    episodes: Annotated[int, NotNegative]
     folds: Annotated[int, Count]
     num_actions: Annotated[int, Count]
     seed: Annotated[int, NotNegative]
@@ -76,13 +90,13 @@ DEFAULTS = {
     "interval": "bootstrap",
     "confidence": 0.95,
     "bounds": None,
-    "episodes": None,
+    "episodes": 100,
     "folds": 2,
     "num_actions": 8,
     "seed": 0,
 }
-MODEL = {"updates": 10_000, "batch_size": 256, "lr": 1e-3, "hidden": [128, 128], "target_tau": 0.05, "clip": True}
 TOLD_EVERY = 2000  # updates
+COVERS = {True: "yes", False: "no", None: "-"}
 
 
 def main(words: list[str]) -> int:
@@ -103,7 +117,7 @@ def main(words: list[str]) -> int:
 
     trained = load(path, str(options.checkpoint), trusted)
     source = open_source(options.data.path, trained.spec)
-    discount = getattr(trained.config.algo, "discount", 1.0) if options.discount is None else options.discount
+    discount = discount_of(trained.config.algo) if options.discount is None else options.discount
     question = Question(
         methods=options.methods,
         discount=float(discount),
@@ -113,7 +127,6 @@ def main(words: list[str]) -> int:
         mode="greedy" if options.greedy else "explore",
         folds=options.folds,
         num_actions=options.num_actions,
-        episodes=options.episodes,
         seed=options.seed,
     )
 
@@ -123,24 +136,75 @@ def main(words: list[str]) -> int:
 
     if not as_json:
         print(f"rlrun estimate: {path} from {options.data.path}", flush=True)
-    report = estimate(
-        trained.policy, trained.spec, trained.clock, trained.config.run.model, source, question, options.model, told
-    )
+    played = RecordedEpisodes(source, trained.spec, options.data.episodes)
+    report = estimate(trained.policy, played, trained.clock, trained.config.run.model, question, options.model, told)
+    seeds, unplayed = Seeds(options.seed), "episodes=0 plays none"
+    found = environment(trained, seeds) if options.episodes else unplayed
+    if isinstance(found, str):
+        unplayed = found
+    else:
+        if not as_json:
+            print(f"playing {options.episodes:,} episodes of {found.spec.name}", flush=True)
+        report.compare(
+            played_value(
+                trained.policy,
+                found,
+                question.mode,
+                trained.clock,
+                question.discount,
+                options.episodes,
+                seeds,
+                options.confidence,
+            )
+        )
     if as_json:
         facts: dict[str, Any] = {"run_dir": str(path), "data": options.data.path, "env": trained.spec.name}
         facts |= {"checkpoint_env_steps": trained.clock.env_steps, "greedy": options.greedy}
+        facts |= {"not_played": unplayed if report.played is None else None}
         print(json.dumps(facts | {"interval": options.interval} | dataclasses.asdict(report)))
         return 0
     acting = "greedy" if options.greedy else "exploring"
     print(f"\n{trained.spec.name}, the {acting} policy at {trained.clock.env_steps:,} env steps\n")
-    print(shown(report, options.confidence))
+    print(shown(report, options.confidence, unplayed))
     return 0
+
+
+def environment(trained: Trained, seeds: Seeds) -> Factory | str:
+    """The environment in which a policy can be played: that of its run or, for a run that learnt from data alone, one
+    of this machine that has the name and the spaces of that of the data. Otherwise why there is none, in words."""
+    cfg, spec = trained.config.env, trained.spec
+    if isinstance(cfg, RecordedConfig):
+        none = "the run learnt from data, without an environment, and"
+        if spec.name not in names():  # a name of data may not lead to a module
+            return f"{none} this machine has none that is called {spec.name}"
+        made: dict[str, Any] = {}
+
+        def take(found: Any, choices: Any) -> int:
+            made.update(plain(found))
+            return 0
+
+        try:
+            compose(["algo=bc", f"env={spec.name}"], take)
+            cfg = type_config(made).env
+            own = make_spec(cfg, *trained.config.run.model.memory.previous)
+        except UserError as error:
+            return f"{none} {spec.name} cannot be made here: {error}"
+        for what, one, other in (
+            ("observations", own.obs, spec.obs),
+            ("actions", own.action, spec.action),
+            ("frames in an observation", own.stack, spec.stack),
+            ("steps in an episode", own.max_episode_steps, spec.max_episode_steps),
+        ):
+            if one != other:
+                return f"{none} {spec.name} has other {what} here than in the data"
+        spec = own
+    return Factory(cfg=cfg, spec=spec, seeds=seeds, stream="estimate", learning=False)
 
 
 def parsed(words: list[str]) -> EstimateOptions:
     """The options of a command's words."""
     given = parse_assignments(words)
-    nested: dict[str, dict] = {"data": {}, "model": dict(MODEL)}
+    nested: dict[str, dict] = {"data": {"episodes": None}, "model": dataclasses.asdict(FIT)}
     flat = {}
     for name, value in given.items():
         group, dot, key = name.partition(".")
@@ -148,28 +212,58 @@ def parsed(words: list[str]) -> EstimateOptions:
             nested[group][key] = value
         else:
             flat[name] = value
-    if not nested["data"]:
+    if "path" not in nested["data"]:
         raise UserError("rlrun estimate needs data.path=DIR, a data set with episodes")
     return typed(EstimateOptions, DEFAULTS | flat | nested)
 
 
-def shown(report: EstimateReport, confidence: float) -> str:
-    """The table, and the sentences under it."""
+def shown(report: EstimateReport, confidence: float, unplayed: str = "") -> str:
+    """The table, and the sentences under it. unplayed: why nothing was played."""
     from rlrun.experiments.view import text_table
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.4g}"
 
+    def within(low: float | None, high: float | None) -> str:
+        return "" if low is None or high is None else f" ({100 * confidence:g}%: {low:.4g} to {high:.4g})"
+
     rows = [
-        [one.method, number(one.value), number(one.low), number(one.high), f"{one.effective:,.1f}"]
+        [
+            one.method,
+            number(one.value),
+            number(one.low),
+            number(one.high),
+            f"{one.effective:,.1f}",
+            COVERS[one.covers_played],
+        ]
         for one in report.answers
     ]
     data = [number(x) for x in (report.data_value, report.data_low, report.data_high)]
-    rows.append(["the data's own", *data, f"{report.episodes:,}"])
-    table = text_table(rows, ("method", "estimate", f"{100 * confidence:g}% from", "to", "effective"))
+    rows.append(["the data's own", *data, f"{report.episodes:,}", ""])
     said = [
         f"The discount is {report.discount:g}. The data has {report.episodes:,} episodes of {report.steps:,} steps,"
         f" with a mean return of {report.data_return:.4g} without discount.",
-        *report.warnings,
     ]
-    return "\n".join([table, "", *said])
+    played = report.played
+    if played is None:
+        said.append(f"There is no value of games that the policy played: {unplayed}.")
+    else:
+        true = [number(x) for x in (played.value, played.low, played.high)]
+        rows.append(["played", *true, f"{played.episodes:,}", ""])
+        whole = (
+            ""
+            if report.discount == 1
+            else (f", and of {played.return_mean:.4g}{within(played.return_low, played.return_high)} without discount")
+        )
+        said.append(
+            f"The policy played {played.episodes:,} episodes with a mean return of {played.value:.4g}"
+            f"{within(played.low, played.high)}{' with this discount' if whole else ''}{whole}."
+        )
+        if report.cut and any(answer.method in NEED_MODEL for answer in report.answers):
+            said.append("The games that were played end at the time limit too, and dm, dr and wdr look beyond it.")
+    columns = ["method", "estimate", f"{100 * confidence:g}% from", "to", "effective"]
+    if played is None:
+        rows = [row[:-1] for row in rows]
+    else:
+        columns.append("covers played")
+    return "\n".join([text_table(rows, tuple(columns)), "", *said, *report.warnings])

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 import torch
 
 from rlrun.core.algorithm import Algorithm
-from rlrun.core.conditions import OnlyWith
+from rlrun.core.conditions import PLAYED, OnlyFor, OnlyWith
+from rlrun.core.estimates import EstimateConfig
 from rlrun.core.evaluation import Evaluated, Evaluators
 from rlrun.core.metrics import EpisodeStatistics, Means, finite, spread
 from rlrun.core.ranges import Count, NotNegative, Positive
@@ -31,15 +32,19 @@ class StopConfig:
     no_improvement_steps: Annotated[int, Positive] | None
 
 
+GAMES = (OnlyWith("every"), OnlyFor(PLAYED))
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     every: Annotated[int, Count] | None
-    episodes: Annotated[int, Count, OnlyWith("every")]
-    env_steps: Annotated[Annotated[int, Count] | None, OnlyWith("every")]
-    greedy: Annotated[bool, OnlyWith("every")]
-    workers: Annotated[int, NotNegative, OnlyWith("every")]
+    episodes: Annotated[int, Count, *GAMES]
+    env_steps: Annotated[Annotated[int, Count] | None, *GAMES]
+    greedy: Annotated[bool, *GAMES]
+    workers: Annotated[int, NotNegative, *GAMES]
     parallel: Annotated[Literal["auto"] | bool, OnlyWith("workers")]
-    function: Annotated[str | None, OnlyWith("every")]
+    function: Annotated[str | None, *GAMES]
+    estimate: EstimateConfig
 
     def __post_init__(self):
         if self.parallel is True and self.workers == 0:
@@ -110,16 +115,16 @@ class Progress:
 
 
 class Stops:
-    """Ends the run at its last env step, at a stop condition or at a signal."""
+    """Ends the run at its last env step, at a stop condition, at a signal or when its recording fails."""
 
     def __init__(self, total: int, cfg: StopConfig, signals: Signals, progress: Progress):
         """total: env steps of the whole run."""
         self.total, self.cfg, self.signals, self.progress = total, cfg, signals, progress
         self.status, self.reason = "RUNNING", ""
 
-    def due(self, clock: Clock) -> bool:
-        """Returns whether the run is over. If it is, `status` and `reason` say why."""
-        found = self._found(clock)
+    def due(self, clock: Clock, trouble: str | None = None) -> bool:
+        """Returns whether the run is over. If it is, `status` and `reason` say why. trouble: why it cannot go on."""
+        found = self._found(clock) if trouble is None else ("FAILED", trouble)
         if found is not None:
             self.status, self.reason = found
         return self.status != "RUNNING"

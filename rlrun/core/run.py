@@ -25,6 +25,7 @@ from rlrun.core.duties import (
     Stops,
 )
 from rlrun.core.errors import RunFailed
+from rlrun.core.estimates import Estimates, Estimating
 from rlrun.core.evaluation import Evaluators
 from rlrun.core.health import Health
 from rlrun.core.learners import ON, OVER, SAVE, FragmentHeader, Kept, check_equal, exchange, load_kept, save_rows
@@ -67,8 +68,8 @@ class Job(Protocol):
 class Run:
     """One run, from its first or its restored state to its end.
 
-    At the end, `status` is COMPLETED (env_steps was reached), STOPPED (`reason` names the stop condition) or
-    INTERRUPTED (by a signal)."""
+    At the end, `status` is COMPLETED (env_steps was reached), STOPPED (`reason` names the stop condition), INTERRUPTED
+    (by a signal) or FAILED (its recording did)."""
 
     def __init__(
         self,
@@ -92,17 +93,20 @@ class Run:
         judge_env_sec: Callable[[float], str | None] | None = None,
         evaluators: Evaluators | None = None,
         from_data: bool = False,
+        estimate: Estimating | None = None,
     ):
         """spec: the environment's, for notes on the entropy of its actions; None: without those. update_rows: rows that
         an update learns from; None: many. episode_window: number of finished episodes that statistics look at.
         judge_env_sec: see SecondLook. evaluators: processes that evaluate in place of this one. from_data: whether
-        nothing is sampled, and env steps count the rows learnt from."""
+        nothing is sampled, and env steps count the rows learnt from. estimate: estimates the policy's value from
+        data."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.timers = Timers()
         self.progress = Progress(episode_window)
         self.stops = Stops(env_steps, stop, signals, self.progress)
         self.evaluations = Evaluations(evaluation, evaluate, signals, evaluators)
+        self.estimates = Estimates(evaluation.every, estimate, signals)
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log, env_steps, logger, self.progress, self.timers, from_data)
         self.health = Health(
@@ -154,7 +158,9 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """The command's exit code: 130 after Ctrl-C, 143 after SIGTERM, otherwise 0."""
+        """The command's exit code: 130 after Ctrl-C, 143 after SIGTERM, 1 if the run failed, otherwise 0."""
+        if self.status == "FAILED":
+            return 1
         stop = self.signals.stop
         return 0 if stop is None else 128 + (stop if stop in (signal.SIGINT, signal.SIGTERM) else 0)
 
@@ -172,9 +178,10 @@ class Run:
             algorithm.load_state(tensors["algorithm"])
             self.progress.load(run)
             self.evaluations.load(run)
+            self.estimates.load(run)
             self.saves.best = run["saved_best"]
             self.generation = run["generation"] + (0 if self.exact else 1)
-        for duty in (self.evaluations, self.saves, self.logs):
+        for duty in (self.evaluations, self.estimates, self.saves, self.logs):
             duty.begin(self.clock)
         check_equal(algorithm, self.ranks)
         return self.clock
@@ -234,7 +241,7 @@ class Run:
             self.logs.learn.add(update.metrics)
             self._tell("on_update", clock, update.metrics)
         self.held = False
-        over = self.stops.due(clock)
+        over = self.stops.due(clock, getattr(self.sampler, "trouble", None))  # of a recording
         if over:
             self._hold()
         self.evaluations.fresh = False
@@ -245,11 +252,15 @@ class Run:
                 self._log()  # before the numbers of the next evaluation replace it
             self._hold()
             self._evaluate(over)
+        if self.estimates.due(clock):
+            self._hold()
+            with self.timers("estimate"):
+                self.estimates.make(self.algorithm, self.clock)
         self.progress.judge(self.saves.metric, self.evaluations.at if self.evaluations.on else None)
         if self.saves.due(clock, over):
             self._hold()
             self._save()
-        if over or self.evaluations.row or self.logs.due(clock):
+        if over or self.evaluations.row or self.estimates.row or self.logs.due(clock):
             self._log()
         if over:
             self._tell("on_end", self.status)
@@ -357,6 +368,7 @@ class Run:
         return {
             **self.progress.state(),
             **self.evaluations.state(),
+            **self.estimates.state(),
             "saved_best": saved_best,
             "metric": metric,
             "generation": self.generation,
@@ -368,7 +380,8 @@ class Run:
 
     def _log(self) -> None:
         self.algorithm.check()
-        row = self.logs.row(self.evaluations.take_row(), getattr(self.sampler, "queued", None), self.ahead)
+        judged = {**self.evaluations.take_row(), **self.estimates.take_row()}
+        row = self.logs.row(judged, getattr(self.sampler, "queued", None), self.ahead)
         self.health.look(row)
         self._tell("on_log", row)
         self.logs.write(row)

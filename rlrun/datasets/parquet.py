@@ -10,13 +10,9 @@ sha256 sums.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import math
-import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +24,6 @@ import pyarrow.parquet as pq
 import torch
 
 from rlrun.core.batch import Field, RowSpec
-from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.core.spec_json import field_from_json, field_to_json, spec_from_json, spec_to_json
 from rlrun.datasets.trajectories import DataFacts, Trajectory, row_fields
@@ -39,11 +34,6 @@ LIST = "dataset.json"
 ENDING = ".parquet"
 ROWS = ("obs", "action", "reward", "terminated", "truncated", "valid")  # fields of every trajectory
 TRAJECTORY = ("episode", "agent", "policy", "whole")  # columns that say which trajectory a row belongs to
-GROUP_ROWS = 50_000  # rows of a row group, unless they are large
-GROUP_BYTES = 32 << 20
-FILE_BYTES = 256 << 20  # bytes of rows, before compression, after which a file is finished
-FILE_SEC = 300.0  # seconds after which rows are in a finished file, so that a process that is killed loses little
-COMPRESSED = (np.uint8, np.int8, np.int16, np.int32, np.int64)
 
 Path_ = tuple[str, ...]
 
@@ -65,7 +55,7 @@ def numpy_dtype(field: Field) -> np.dtype:
     return torch.empty((), dtype=field.dtype).numpy().dtype
 
 
-def _arrow(field: Field) -> pa.DataType:
+def arrow_type(field: Field) -> pa.DataType:
     """The type of a field's column: numbers where the field is one number, otherwise fixed bytes."""
     if field.shape:
         return pa.binary(math.prod(field.shape) * field.dtype.itemsize)
@@ -164,151 +154,6 @@ def block_of(trajectories: Sequence[Trajectory]) -> Block:
     )
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
-class Writer:
-    """Writes trajectories into a folder, as files called part-<session>-<number>.parquet.
-
-    A file that is not finished has another name, which nobody reads. Several writers may write into one folder."""
-
-    def __init__(self, folder: Path, facts: DataFacts, group_rows: int = GROUP_ROWS):
-        """Raises UserError if the folder cannot be made, or holds something else than data of the same spec."""
-        self.folder, self.facts, self.group_rows = folder, facts, group_rows
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            others = [path.name for path in folder.iterdir() if not _own(path.name)]
-        except OSError as error:
-            raise UserError(f"{folder}: data cannot be written there: {error.strerror}") from None
-        if others and not (folder / LIST).is_file():
-            raise UserError(
-                f"{folder} holds other files, such as {others[0]}; data are written into a folder of their own"
-            )
-        if (folder / LIST).is_file():
-            check_same(ParquetSource(folder).facts, facts, str(folder))
-        self.fields = list(flat_fields(row_fields(facts)))
-        row = sum(math.prod(field.shape) * field.dtype.itemsize for _, field in self.fields)
-        self.group_rows = max(1, min(group_rows, GROUP_BYTES // max(1, row)))
-        self.row_bytes, self.waiting, self.waiting_rows = row, [], 0  # type: ignore[var-annotated]
-        self.session, self.number, self.episode = f"{time.time_ns():x}{os.getpid():x}", 0, 0
-        self.file: pq.ParquetWriter | None = None
-        self.since = 0.0  # when the first row was written that is in no finished file
-        self.rows = self.steps = self.episodes = 0  # all that was handed to write()
-        types = [("episode", pa.int64()), ("agent", pa.int32()), ("policy", pa.int32()), ("whole", pa.bool_())]
-        types += [(column_name(path), _arrow(field)) for path, field in self.fields]
-        if len(dict(types)) < len(types):
-            raise UserError("two fields of the rows have the same name, such as parts of an observation with a / in it")
-        self.schema = pa.schema(types, metadata={KEY: json.dumps(facts_to_json(facts)).encode()})
-
-    def write(self, trajectory: Trajectory) -> None:
-        """Adds a trajectory. Raises UserError when the disk is full."""
-        if self.file is None and not self.waiting:
-            self.since = time.monotonic()
-        self.waiting.append(trajectory)
-        self.waiting_rows += len(trajectory)
-        self.rows += len(trajectory)
-        self.steps += trajectory.steps
-        self.episodes += 1
-        if self.waiting_rows >= self.group_rows or self._late():
-            self._write_group()
-
-    def _late(self) -> bool:
-        """Whether rows have waited so long that they must not be lost any more."""
-        return time.monotonic() - self.since >= FILE_SEC
-
-    def _write_group(self) -> None:
-        if not self.waiting:
-            return
-        block, self.waiting, self.waiting_rows = block_of(self.waiting), [], 0
-        lengths = block.ends - block.begins
-        numbers = self.episode + np.arange(len(lengths))
-        self.episode += len(lengths)
-        arrays = [
-            pa.array(np.repeat(numbers, lengths), pa.int64()),
-            pa.array(np.repeat(block.agent, lengths), pa.int32()),
-            pa.array(np.repeat(block.policy, lengths), pa.int32()),
-            pa.array(np.repeat(block.whole, lengths), pa.bool_()),
-        ]
-        for path, field in self.fields:
-            arrays.append(_column(_at(block.rows, path), field))
-        try:
-            if self.file is None:
-                self._open()
-            assert self.file is not None
-            self.file.write_table(pa.Table.from_arrays(arrays, schema=self.schema), row_group_size=len(arrays[0]))
-            self.filled += len(arrays[0]) * self.row_bytes
-            if self.filled >= FILE_BYTES or self._late():
-                self._finish()
-        except OSError as error:
-            raise UserError(f"{self.folder}: data cannot be written: {error.strerror or error}") from None
-
-    def _open(self) -> None:
-        self.path = self.folder / f"part-{self.session}-{self.number:05d}{ENDING}"
-        self.number += 1
-        self.filled = 0
-        compressed = {
-            column_name(path): "zstd" if numpy_dtype(field) in COMPRESSED else "none" for path, field in self.fields
-        }
-        self.file = pq.ParquetWriter(
-            self.unfinished(self.path),
-            self.schema,
-            compression={**compressed, **dict.fromkeys(TRAJECTORY, "zstd")},
-            compression_level={name: 1 for name, kind in compressed.items() if kind == "zstd"} or None,
-            use_dictionary=False,
-            write_page_checksum=True,
-            write_statistics=False,
-        )
-
-    @staticmethod
-    def unfinished(path: Path) -> Path:
-        return path.with_name(f".{path.name}.unfinished")
-
-    def _finish(self) -> None:
-        """Ends the open file, gives it its name and lists it."""
-        if self.file is None:
-            return
-        file, self.file = self.file, None
-        file.close()
-        hidden = self.unfinished(self.path)
-        entry = describe_file(hidden)
-        with open(hidden, "rb") as again:
-            os.fsync(again.fileno())
-        os.replace(hidden, self.path)
-        add_to_list(self.folder, self.facts, {self.path.name: entry})
-
-    def close(self) -> None:
-        """Writes what is left. Raises UserError when the disk is full."""
-        self._write_group()
-        try:
-            self._finish()
-        except OSError as error:
-            raise UserError(f"{self.folder}: data cannot be written: {error.strerror or error}") from None
-
-
-def _own(name: str) -> bool:
-    return name == LIST or name.startswith(".") or name.endswith(ENDING)
-
-
-def _at(rows: Mapping[str, Any], path: Path_) -> np.ndarray:
-    value: Any = rows
-    for name in path:
-        value = value[name]
-    return value
-
-
-def _column(values: np.ndarray, field: Field) -> pa.Array:
-    """Rows [N, *shape] as a column. Raises ValueError if they have another shape."""
-    if values.shape[1:] != field.shape:
-        raise ValueError(f"rows of shape {values.shape[1:]} in place of {field.shape}")
-    whole = np.ascontiguousarray(values, dtype=numpy_dtype(field))
-    if not field.shape:
-        return pa.array(whole)
-    kind = _arrow(field)
-    return pa.FixedSizeBinaryArray.from_buffers(
-        kind, len(whole), [None, pa.py_buffer(whole.reshape(-1).view(np.uint8))]
-    )
-
-
 def describe_file(path: Path) -> dict[str, Any]:
     """What dataset.json says about a finished file."""
     with open(path, "rb") as file:
@@ -316,27 +161,7 @@ def describe_file(path: Path) -> dict[str, Any]:
     return {"sha256": digest, "bytes": path.stat().st_size, "rows": pq.read_metadata(path).num_rows}
 
 
-def add_to_list(folder: Path, facts: DataFacts, files: Mapping[str, Any]) -> None:
-    """Adds files to a folder's dataset.json. Other processes may do so at the same time."""
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        listed = {"facts": facts_to_json(facts), "files": {}}
-        with contextlib.suppress(FileNotFoundError):
-            listed = _read_list(folder)
-        listed["files"] |= dict(files)
-        write_atomically(folder / LIST, json.dumps(listed, indent=1) + "\n")
-
-
-def set_references(folder: Path, random_return: float | None, expert_return: float | None) -> None:
-    """Stores the two mean returns from which normalised scores are computed."""
-    with open(folder / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        listed = _read_list(folder)
-        listed["facts"] |= {"random_return": random_return, "expert_return": expert_return}
-        write_atomically(folder / LIST, json.dumps(listed, indent=1) + "\n")
-
-
-def _read_list(folder: Path) -> dict[str, Any]:
+def read_list(folder: Path) -> dict[str, Any]:
     """Raises UserError if dataset.json is damaged, and FileNotFoundError if there is none."""
     try:
         listed = json.loads((folder / LIST).read_text())
@@ -346,9 +171,6 @@ def _read_list(folder: Path) -> dict[str, Any]:
         return listed
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / LIST} is damaged: {error}") from None
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 class ParquetSource:
@@ -380,7 +202,7 @@ class ParquetSource:
         self.files = files
         self.listed: dict[str, Any] = {}
         if path.is_dir() and (path / LIST).is_file():
-            listed = _read_list(path)
+            listed = read_list(path)
             self.listed = listed["files"]
             told = facts_from_json(listed["facts"])
             self.facts = replace(self.facts, random_return=told.random_return, expert_return=told.expert_return)
@@ -451,7 +273,7 @@ class ParquetSource:
 
 def _values(column: pa.ChunkedArray, field: Field) -> np.ndarray:
     """A column as rows [N, *shape]. Raises ValueError if it is of another type or has missing values."""
-    kind = _arrow(field)
+    kind = arrow_type(field)
     if column.type != kind:
         raise ValueError(f"a column holds {column.type} in place of {kind}")
     if column.null_count:

@@ -10,11 +10,12 @@ import numpy as np
 
 from rlrun.core.batch import RowSpec
 from rlrun.core.env import map_rows
+from rlrun.core.errors import RunFailed
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.dataflow.slots import Fragment
-from rlrun.datasets.parquet import Writer
+from rlrun.datasets.parquet_writer import Writer
 from rlrun.datasets.trajectories import DataFacts, Trajectory, without_previous
 from rlrun.samplers.base import Sampler
 
@@ -44,7 +45,7 @@ class TrajectoryRecorder:
         self.keeps: Callable[[int, Trajectory], bool] = lambda column, trajectory: True
 
     def add(self, fragments: Sequence[Fragment]) -> None:
-        """Writes the episodes that these fragments end. Raises UserError when the disk is full."""
+        """Writes the episodes that these fragments end. Raises RunFailed when the disk is full."""
         for fragment in fragments:
             header, rows = fragment.header, fragment.batch.numpy()
             count, width = fragment.batch["reward"].shape[:2]
@@ -130,7 +131,10 @@ class TrajectoryRecorder:
             self.writer.write(made)
 
     def close(self) -> None:
-        """Writes what is left, unfinished episodes too. Raises UserError when the disk is full."""
+        """Writes what is left, unfinished episodes too, unless writing has failed before. Raises RunFailed when the
+        disk is full."""
+        if self.writer.failed:
+            return
         for (_, column), pending in self.columns.items():
             self._cut(pending, column)
         self.writer.close()
@@ -139,15 +143,24 @@ class TrajectoryRecorder:
 class RecordingSampler:
     """A sampler that records what it hands over. Everything else is the other sampler's."""
 
-    def __init__(self, sampler: Sampler, recorder: TrajectoryRecorder):
-        self.sampler, self.recorder = sampler, recorder
+    def __init__(self, sampler: Sampler, recorder: TrajectoryRecorder, watched: bool = False):
+        """watched: whether somebody looks at `trouble` between updates, so that a run whose recording fails is saved
+        before it ends. Otherwise take() raises."""
+        self.sampler, self.recorder, self.watched = sampler, recorder, watched
+        self.trouble: str | None = None  # why nothing is recorded any more
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sampler, name)
 
     def take(self, count: int) -> Sequence[Fragment]:
         fragments = self.sampler.take(count)
-        self.recorder.add(fragments)
+        if self.trouble is None:
+            try:
+                self.recorder.add(fragments)
+            except RunFailed as error:
+                if not self.watched:
+                    raise
+                self.trouble = str(error)
         return fragments
 
     def publish(self, policy: Policy | None, clock: Clock) -> None:

@@ -21,8 +21,9 @@ import numpy as np
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
-from rlrun.datasets.foreign import Chunk, Guess, Stitcher, chunk, facts_of
+from rlrun.datasets.foreign import Chunk, Guess, chunk, facts_of
 from rlrun.datasets.packed import is_packed, unpack
+from rlrun.datasets.stitcher import Stitcher
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
 ENDINGS = (".json", ".jsonl", ".zip")

@@ -19,9 +19,10 @@ import pyarrow.parquet as parquet
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
-from rlrun.datasets.foreign import Chunk, Guess, Stitcher, chunk, facts_of
+from rlrun.datasets.foreign import Chunk, Guess, chunk, facts_of
 from rlrun.datasets.packed import Unreadable, message
 from rlrun.datasets.rllib_json import unpack_all
+from rlrun.datasets.stitcher import Stitcher
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
 NUMBERS = ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "dones", "action_logp", "action_prob")
@@ -132,12 +133,8 @@ def _chunks(file: Path) -> Iterator[Chunk]:
         raise UserError(f"{file} is Parquet, but not RLlib's: its columns are {has}")
     for number in range(table.num_row_groups):
         where = f"{file}, row group {number}"
-        try:
-            batches = list(table.iter_batches(TOGETHER, row_groups=[number], columns=names))
-        except DAMAGE as error:
-            raise _damaged(where, error) from None
         first = 0
-        for batch in batches:
+        for batch in _batches(table, number, names, where):
             place = f"{where}, rows {first} to {first + len(batch) - 1}"
             first += len(batch)
             if not len(batch):
@@ -146,6 +143,14 @@ def _chunks(file: Path) -> Iterator[Chunk]:
                 yield from _rows(batch, place)
             except DAMAGE as error:
                 raise UserError(f"{place}: {' '.join(str(error).split()) or type(error).__name__}") from None
+
+
+def _batches(table: parquet.ParquetFile, number: int, names: list[str], where: str) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of a row group. Raises UserError if it is damaged."""
+    try:
+        yield from table.iter_batches(TOGETHER, row_groups=[number], columns=names)
+    except DAMAGE as error:
+        raise _damaged(where, error) from None
 
 
 def _rows(batch: pa.RecordBatch, where: str) -> Iterator[Chunk]:

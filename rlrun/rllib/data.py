@@ -24,7 +24,7 @@ def data(one: Translation) -> None:
     evaluated = "evaluation_config.input"
     if one.given.get(evaluated) == SAMPLER:
         one.say(evaluated, "dropped", why="evaluation always plays")
-    one.say(evaluated, "not mapped", why="evaluation plays; rlrun estimate RUN_DIR data.path=DIR judges by data")
+    one.say(evaluated, "not mapped", why="evaluation plays; eval.estimate.path=DIR judges by data")
     normalized = one.given.get("actions_in_input_normalized")
     if "data.path" not in one.made.places:
         one.say("actions_in_input_normalized", "dropped", why="there are no data to which it could apply")

@@ -53,6 +53,7 @@ from rlrun.runners.base import Factories
 from rlrun.runtime.data_plan import recorder
 from rlrun.runtime.plan import Plan, PolicyFactory
 from rlrun.runtime.rundir import command_line
+from rlrun.runtime.training_estimates import check_estimates
 from rlrun.samplers.base import Sampler
 from rlrun.samplers.batched import BatchedSampler
 from rlrun.samplers.local import LocalSampler
@@ -200,7 +201,8 @@ class LearnerParts:
         if self.config.run.record is None:
             return made
         record = self.policy_factory(acting=True)().record_spec(self.needs.record)
-        return RecordingSampler(made, recorder(self.config, self.spec, record, command_line()))
+        watched = self.plan.lockstep and self.ranks.rank == 0  # by the run, which other learners' processes do not have
+        return RecordingSampler(made, recorder(self.config, self.spec, record, command_line()), watched)
 
     def _sampler(self, generation: int) -> Sampler:
         plan = self.sampler_plan(generation)
@@ -341,6 +343,7 @@ def preflight(plan: Plan, machine: Machine) -> None:
     if plan.needs.population is not None:
         check_noise(plan.needs.population.noise_size, plan.parameters, machine.free_memory, machine.free_shared)
     check_callbacks(plan)
+    check_estimates(plan, machine.free_memory)
     if plan.config.run.eval.function is not None:
         make_evaluation(plan.config.run.eval.function)
 

@@ -22,8 +22,9 @@ from rlrun.core.specs import EnvSpec
 from rlrun.datasets.open import open_source
 from rlrun.datasets.options import DataConfig
 from rlrun.datasets.parquet import ParquetSource
+from rlrun.datasets.reading import DataNeeds, check_fits
 from rlrun.datasets.recorder import TrajectoryRecorder
-from rlrun.datasets.rows import DataNeeds, DataRows, check_fits
+from rlrun.datasets.rows import DataRows
 from rlrun.datasets.trajectories import Source
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.replay.layout import ReplayConfig
@@ -173,8 +174,12 @@ def fill_spec(values: dict[str, Any]) -> dict[str, Any]:
 
 def check_evaluation(config: Typed) -> None:
     """Raises UserError if a run without an environment is asked to evaluate in one."""
-    if isinstance(config.env, RecordedConfig) and config.run.eval.every is not None:
-        raise UserError("eval.every plays games, and this run has no environment: say which one with env=")
+    cfg = config.run.eval
+    if isinstance(config.env, RecordedConfig) and cfg.every is not None and not cfg.estimate.methods:
+        raise UserError(
+            "eval.every plays games, and this run has no environment: say which one with env=, or what is estimated"
+            " from data with eval.estimate.methods="
+        )
 
 
 def recorded(needs: Needs, policy: Policy) -> Needs:

@@ -5,43 +5,44 @@ episode is what its trajectory holds from the first row to the last one: a lost 
 time limit cuts off counts as far as it was played for is, pdis, wis and step_wis; dm, dr and wdr add the model's value
 of what would have come.
 
-All episodes are held in memory, with their stacks of frames; Question.episodes bounds their number."""
+All episodes are held in memory, with their stacks of frames; a caller may read fewer of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch
-from rlrun.core.env import map_rows
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Discrete, EnvSpec
-from rlrun.datasets.trajectories import Source, Trajectory
-from rlrun.envs.stacked import LastFrames
+from rlrun.core.specs import EnvSpec
 from rlrun.families.fitted_q import FittedQ, FittedQConfig, PlayedRows
 from rlrun.models.model import Model, ModelConfig
 from rlrun.ops import estimators
 from rlrun.ops.estimators import Estimate, EstimateInterval
-from rlrun.samplers.evaluator import to_torch
+from rlrun.runtime.played_value import PlayedValue
+from rlrun.runtime.recorded_episodes import (
+    IMAGES_AT_A_TIME,
+    ROWS_AT_A_TIME,
+    RecordedEpisodes,
+    chances,
+    log_prob,
+)
 
-Method = Literal["is", "pdis", "wis", "step_wis", "dm", "dr", "wdr"]
 IntervalKind = Literal["bootstrap", "t", "bernstein"]
-METHODS: tuple[str, ...] = get_args(Method)
+FIT = FittedQConfig(updates=10_000, batch_size=256, lr=1e-3, hidden=(128, 128), target_tau=0.05, clip=True)
 NEED_CHANCES = ("is", "pdis", "wis", "step_wis", "dr", "wdr")  # methods that need probabilities of the actions
 NEED_MODEL = ("dm", "dr", "wdr")  # methods that need a model of action values
 FEW = 30  # effective episodes below which an estimate is said to be uncertain
 SMALL_SHARE = 0.1  # and the share of all episodes
 FAR_FROM_ONE = 0.1  # mean weight below which it is said that the data hardly shows what the policy does
-ROWS_AT_A_TIME, IMAGES_AT_A_TIME = 4096, 256
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,12 @@ class Question:
     mode: Mode = "explore"
     folds: int = 2  # parts of the episodes; the model that judges a part is fitted to the others
     num_actions: int = 8  # actions that a policy of other actions than single choices draws in every row
-    episodes: int | None = None  # so many are read; None: all
     seed: int = 0
+
+
+def discount_of(algo: Any) -> float:
+    """The discount of an algorithm's options; 1 if it has none."""
+    return float(getattr(algo, "discount", 1.0))
 
 
 @dataclass
@@ -70,6 +75,7 @@ class Answer:
     high: float | None
     effective: float
     mean_weight: float | None  # of whole episodes; None without weights
+    covers_played: bool | None = None  # whether the interval covers the value that was played; None: unknown
 
 
 @dataclass
@@ -80,184 +86,20 @@ class EstimateReport:
     episodes: int = 0
     steps: int = 0
     left_out: int = 0  # episodes that are not whole
+    cut: int = 0  # episodes that a time limit ended
     discount: float = 1.0
     data_return: float = 0.0  # mean undiscounted return of the episodes
     data_value: float = 0.0  # mean discounted return, with its interval
     data_low: float | None = None
     data_high: float | None = None
+    played: PlayedValue | None = None  # of the policy's own games
     warnings: list[str] = field(default_factory=list)
 
-
-class RecordedEpisodes:
-    """The episodes of a data set in memory, and what a policy does in them."""
-
-    def __init__(self, source: Source, spec: EnvSpec, episodes: int | None = None):
-        """spec: what the policy sees. Raises UserError if the data's spaces are others, or if no episode is whole."""
-        check_spaces(source, spec)
-        self.spec, self.left_out, self.unknown = spec, 0, 0
-        self.lengths: list[int] = []  # rows of every episode
-        parts: list[Batch] = []
-        for trajectory in trajectories(source):
-            if not trajectory.whole or not trajectory.steps:
-                self.left_out += 1
-                continue
-            self.unknown += not trajectory.has_log_prob
-            parts.append(_rows(trajectory, spec))
-            self.lengths.append(len(trajectory))
-            if len(parts) == episodes:
-                break
-        if not parts:
-            raise UserError(f"{source.name} has no whole episode to estimate from")
-        self.rows = _joined(parts)  # leaves [R, ...]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def starts(self) -> list[int]:
-        """The number of every episode's first row."""
-        return np.cumsum([0, *self.lengths[:-1]]).tolist()
-
-
-def trajectories(source: Source):
-    """Yields all trajectories of a source."""
-    for piece in range(source.pieces()):
-        yield from source.read(piece)
-
-
-def check_spaces(source: Source, spec: EnvSpec) -> None:
-    """Raises UserError if a policy for this environment cannot be judged by these data."""
-    theirs = source.facts.spec
-    for one in (spec, theirs):
-        if one.agents is not None:
-            raise UserError(f"values are estimated for one agent, and {one.name} has {len(one.agents.names)}")
-    for what, a, b in (
-        ("observations", theirs.observation, spec.observation),
-        ("actions", theirs.action, spec.action),
-        ("action masks", theirs.obs.get("action_mask"), spec.obs.get("action_mask")),
-    ):
-        if a != b or (what == "observations" and theirs.stack != spec.stack):
-            same = str(a) == str(b)
-            raise UserError(
-                f"{source.name} has {what} {a}{' with other bounds' if same else ''}, and the policy was trained with"
-                f" {b} ({spec.name})"
-            )
-
-
-def _rows(trajectory: Trajectory, spec: EnvSpec) -> Batch:
-    """The rows of an episode as its policy sees them, leaves [N, ...]."""
-    count = len(trajectory)
-    obs = dict(trajectory.obs)
-    if spec.stack > 1:
-        obs["observation"] = _stacked(obs["observation"], spec.stack, count)
-    live = trajectory.valid
-    reward = trajectory.reward
-    action = map_rows(trajectory.action, lambda x: np.where(live.reshape(-1, *[1] * (x.ndim - 1)), x, np.zeros_like(x)))
-
-    def before(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
-
-    if "prev_action" in spec.obs and "prev_action" not in obs:
-        obs["prev_action"] = map_rows(trajectory.action, before)
-    if "prev_reward" in spec.obs and "prev_reward" not in obs:
-        obs["prev_reward"] = before(reward.astype(np.float32))[:, None]
-    log_prob = trajectory.record["log_prob"] if "log_prob" in trajectory.record else np.full(count, np.nan)
-    flags = {"terminated": trajectory.terminated, "valid": live, "is_first": np.arange(count) == 0}
-    fields = {"obs": {name: obs[name] for name in spec.obs}, "action": action, "reward": reward, "log_prob": log_prob}
-    return to_torch(map_rows({**fields, **flags}, np.array))  # copies, since read rows may not be written to
-
-
-def _stacked(frames: Any, stack: int, count: int) -> Any:
-    """Every row's last frames, of the newest frame of every row [N, ...]. Those from before the first are 0."""
-    last, first = LastFrames(stack), np.zeros(1, dtype=bool)
-
-    def seen(row: int) -> Any:
-        return last.push(map_rows(frames, lambda x: x[row : row + 1]), first)
-
-    return _together([seen(row) for row in range(count)])
-
-
-def _together(parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        return {name: _together([part[name] for part in parts]) for name in parts[0]}
-    return np.concatenate(parts)
-
-
-def _joined(parts: Sequence[Batch]) -> Batch:
-    first = parts[0]
-    return Batch(
-        {
-            name: _joined([part[name] for part in parts])  # type: ignore[misc]
-            if isinstance(first[name], Batch)
-            else torch.cat([part[name] for part in parts])  # type: ignore[misc]
-            for name in first
-        }
-    )
-
-
-# -- what the policy does ----------------------------------------------------------------------------------------------
-
-
-def _pieces(played: RecordedEpisodes, policy: Policy) -> list[slice]:
-    """The rows that a policy is given at a time: whole episodes if it remembers anything, else as many as fit."""
-    if remembers(policy):
-        return [slice(start, start + count) for start, count in zip(played.starts, played.lengths, strict=True)]
-    size, total = (IMAGES_AT_A_TIME if played.spec.image else ROWS_AT_A_TIME), sum(played.lengths)
-    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
-
-
-def remembers(policy: Policy) -> bool:
-    """Whether what a policy does depends on more than the row: on memory, or on the state of its exploration."""
-    return len(policy.initial_state(1)) > 0
-
-
-@torch.inference_mode()
-def log_prob(played: RecordedEpisodes, policy: Policy, mode: Mode, clock: Clock) -> Tensor:
-    """The log-probabilities [R] of the actions of all rows. Raises UserError if the policy gives none."""
-    made = [
-        policy.log_prob(played.rows[piece].map(lambda x: x.unsqueeze(1)), mode, clock).squeeze(1)
-        for piece in _pieces(played, policy)
-    ]
-    return torch.cat(made).double()
-
-
-@torch.inference_mode()
-def chances(
-    played: RecordedEpisodes, policy: Policy, mode: Mode, clock: Clock, count: int, rng: torch.Generator
-) -> Any:
-    """What the policy does in all rows: probabilities [R, A] where an action is one choice, else `count` actions that
-    it draws, leaves [R, count, ...]. Where it has no probabilities of choices, they are frequencies of drawn ones."""
-    space, pieces = played.spec.action, _pieces(played, policy)
-    if isinstance(space, Discrete):
-        try:
-            made = [
-                policy.log_probs(played.rows[piece].map(lambda x: x.unsqueeze(1)), mode, clock).squeeze(1)
-                for piece in pieces
-            ]
-            return torch.cat(made).exp().float()
-        except UserError:
-            drawn = torch.cat([_drawn(played.rows[p], policy, mode, clock, count, rng) for p in pieces])
-            return torch.nn.functional.one_hot(drawn, space.n).float().mean(1)
-    actions = [Batch(action=_drawn(played.rows[piece], policy, mode, clock, count, rng)) for piece in pieces]
-    return _joined(actions)["action"]
-
-
-def _drawn(rows: Batch, policy: Policy, mode: Mode, clock: Clock, count: int, rng: torch.Generator) -> Any:
-    """`count` actions in each of N rows, leaves [N, count, ...]."""
-    total = len(rows["is_first"])
-    if not remembers(policy):
-        nothing = policy.initial_state(total)  # one call for each draw, since noisy layers draw once in a call
-        many = [policy.act(rows["obs"], rows["is_first"], nothing, clock, mode, rng).action for _ in range(count)]  # type: ignore[arg-type]
-        return _joined([Batch(action=action).map(lambda x: x.unsqueeze(0)) for action in many]).map(
-            lambda x: x.transpose(0, 1)
-        )["action"]
-    state, made = policy.initial_state(count), []
-    for row in range(total):
-        one = rows[row : row + 1].map(lambda x: x.expand(count, *x.shape[1:]))
-        act = policy.act(one["obs"], one["is_first"], state, clock, mode, rng)
-        state = act.state
-        made.append(Batch(action=act.action).map(lambda x: x.unsqueeze(0)))
-    return _joined(made)["action"]
+    def compare(self, played: PlayedValue) -> None:
+        """Notes what the policy's own games show."""
+        self.played = played
+        for answer in self.answers:
+            answer.covers_played = played.covered_by(answer.low, answer.high)
 
 
 # -- estimates ---------------------------------------------------------------------------------------------------------
@@ -309,20 +151,17 @@ def padded(played: RecordedEpisodes) -> tuple[Padded, Tensor]:
 
 def estimate(
     policy: Policy,
-    spec: EnvSpec,
+    played: RecordedEpisodes,
     clock: Clock,
     model: ModelConfig,
-    source: Source,
     question: Question,
     fit: FittedQConfig,
     told: Callable[[int, int], None] = lambda fold, update: None,
 ) -> EstimateReport:
-    """Answers a question about a policy by a data set.
+    """Answers a question about a policy by recorded episodes.
 
     model: whose encoder the model of action values has. told is called with the number of a fold and of the updates
-    made in it. Raises UserError if the spaces differ, if no episode is whole, or if a method needs probabilities that
-    the data or the policy do not have."""
-    played = RecordedEpisodes(source, spec, question.episodes)
+    made in it. Raises UserError if a method needs probabilities that the data or the policy do not have."""
     if question.interval == "bernstein" and question.bounds is None:
         raise UserError(
             "interval=bernstein needs bounds=[LOW,HIGH] between which the contribution of every episode lies"
@@ -331,7 +170,7 @@ def estimate(
     if needing and played.unknown:
         which = "" if played.unknown == len(played) else f" in {played.unknown} of {len(played)} episodes"
         raise UserError(
-            f"{source.name} has no behaviour probabilities{which}, and method={','.join(needing)} needs them; method=dm"
+            f"{played.name} has no behaviour probabilities{which}, and method={','.join(needing)} needs them; method=dm"
             " does not"
         )
     data, row = padded(played)
@@ -345,7 +184,7 @@ def estimate(
     if any(method in NEED_MODEL for method in question.methods):
         acts = chances(played, policy, question.mode, clock, question.num_actions, rng)
         kept = played.rows.map(lambda x: x[row])
-        value, q, end = modelled(kept, acts[row], data, spec, model, question, fit, told)
+        value, q, end = modelled(kept, acts[row], data, played.spec, model, question, fit, told)
     report = EstimateReport(
         episodes=len(played), steps=int(data.valid.sum()), left_out=played.left_out, discount=question.discount
     )
@@ -358,7 +197,7 @@ def estimate(
     for method in question.methods:
         made = by_method(method, data, question.discount, value, q, end)
         add(report, method, made, question, rng)
-    warn(report, data, question, source)
+    warn(report, data, played.name)
     return report
 
 
@@ -467,7 +306,7 @@ def add(report: EstimateReport, method: str, made: Estimate, question: Question,
         report.warnings.append(f"{method} has no interval: {around}.")
 
 
-def warn(report: EstimateReport, data: Padded, question: Question, source: Source) -> None:
+def warn(report: EstimateReport, data: Padded, name: str) -> None:
     """Adds the sentences that a reader of the estimates should know."""
     weighted = [answer for answer in report.answers if answer.mean_weight is not None]
     if weighted:
@@ -489,9 +328,9 @@ def warn(report: EstimateReport, data: Padded, question: Question, source: Sourc
         report.warnings.append(f"There are only {report.episodes} episodes.")
     if report.left_out:
         report.warnings.append(
-            f"{report.left_out:,} trajectories of {source.name} were left out because they are not whole episodes."
+            f"{report.left_out:,} trajectories of {name} were left out because they are not whole episodes."
         )
-    cut = int((~data.terminated).sum())
+    report.cut = cut = int((~data.terminated).sum())
     if cut and any(answer.method in NEED_MODEL for answer in report.answers):
         report.warnings.append(
             f"A time limit cut {cut:,} of the episodes. dm, dr and wdr add the value of what would have come behind it,"

@@ -23,6 +23,7 @@ from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.envs import registry
+from rlrun.envs.recorded import RecordedConfig
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
@@ -94,6 +95,16 @@ class Plan:
     @property
     def learners_in_lockstep(self) -> int:
         return self.resources.num_learners if self.lockstep else 1
+
+    @property
+    def evaluates(self) -> bool:
+        """Tells whether the run plays games to judge its policy."""
+        return self.config.run.eval.every is not None and not isinstance(self.config.env, RecordedConfig)
+
+    @property
+    def estimates(self) -> bool:
+        """Tells whether the run estimates the value of its policy from data."""
+        return self.config.run.eval.every is not None and bool(self.config.run.eval.estimate.methods)
 
     @property
     def fragment_columns(self) -> int:
@@ -354,8 +365,10 @@ def described(plan: Plan) -> str:
     if plan.data is not None:
         lines.append(("data", str(plan.data)))
     lines.append(("weights", _weights(plan)))
-    if config.run.eval.every is not None:
+    if plan.evaluates:
         lines.append(("evaluation", _evaluation(plan)))
+    if plan.estimates:
+        lines.append(("estimates", _estimates(plan)))
     width = max(len(name) for name, _ in lines)
     told = [f"{name:<{width}}  {text}" for name, text in lines]
     return "\n".join([*told, *(["because"] if made.why else []), *(f"  {reason}" for reason in made.why)])
@@ -430,6 +443,13 @@ def _weights(plan: Plan) -> str:
         if runner.synchronous
         else "published when they have changed"
     )
+
+
+def _estimates(plan: Plan) -> str:
+    cfg, run = plan.config.run.eval, plan.config.run
+    where = cfg.estimate.path or ", ".join(run.data.shares)
+    many = "all" if cfg.estimate.episodes is None else f"at most {cfg.estimate.episodes:,}"
+    return f"{', '.join(cfg.estimate.methods)} from {many} episodes of {where} every {cfg.every} env steps"
 
 
 def _evaluation(plan: Plan) -> str:

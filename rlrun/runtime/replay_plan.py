@@ -37,6 +37,11 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
 
     columns: number of fragments in a train batch.
     """
+    if asked is not None and not asked.priorities and cfg is not None and cfg.name == "prioritized":
+        raise UserError(
+            f"{name} writes no priorities, so that replay=prioritized would draw all rows equally often; use"
+            " replay=uniform"
+        )
     if runner == "offline":
         if asked is None:
             raise UserError(

@@ -36,6 +36,7 @@ from rlrun.runtime.advice import notes
 from rlrun.runtime.build import checkpoints_of, train
 from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
+from rlrun.runtime.training_estimates import TrainingEstimates
 from rlrun.samplers.evaluators import Evaluating, EvaluationCrew
 
 
@@ -98,7 +99,8 @@ def _run(
         checkpoints=checkpoints_of(directory.path, config.run.checkpoint.keep),
         logger=logger,
         signals=signals,
-        evaluate=_evaluation(plan) if config.run.eval.every is not None and crew is None else None,
+        evaluate=_evaluation(plan) if plan.evaluates and crew is None else None,
+        estimate=TrainingEstimates(plan) if plan.estimates else None,
         evaluators=crew,
         exact=plan.resources.exact,
         restored=restored,
@@ -146,10 +148,9 @@ def _run(
     print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
-    if error is not None:
+    if job.status == "FAILED":
         print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
-        return 2 if isinstance(error, UserError) else 1
-    return job.exit_code
+    return 2 if isinstance(error, UserError) else job.exit_code
 
 
 def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, facts: dict) -> Sinks:
@@ -216,6 +217,6 @@ def _evaluators(plan: Plan) -> EvaluationCrew | None:
     """Returns the processes that evaluate, which start with the first evaluation. In a bit-exact run there are none,
     because when they are done would depend on the clock."""
     cfg = plan.config.run.eval
-    if cfg.every is None or cfg.workers == 0 or plan.resources.exact:
+    if not plan.evaluates or cfg.workers == 0 or plan.resources.exact:
         return None
     return EvaluationCrew(plan.evaluation(), plan.config.runner.queue_timeout_sec)

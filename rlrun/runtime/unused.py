@@ -14,6 +14,7 @@ from rlrun.core.conditions import OnlyFor, shown
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import is_path
 from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, leaves
+from rlrun.envs.recorded import RecordedConfig
 from rlrun.models.encoders import MLP, Behind, ImageEncoder, NatureCNN, Parts
 from rlrun.models.heads import QHead
 from rlrun.models.model import is_convolutional
@@ -116,6 +117,8 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.EACH_AGENT: lambda plan: not plan.spec.joint,
     conditions.SEVERAL_AGENTS: lambda plan: plan.spec.agents is not None,
     conditions.EXPERIENCE: lambda plan: plan.config.runner.name != "offline",
+    conditions.MODELLED: lambda plan: bool({"dm", "dr", "wdr"} & set(plan.config.run.eval.estimate.methods)),
+    conditions.PLAYED: lambda plan: not isinstance(plan.config.env, RecordedConfig),
     conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",
     conditions.WORLD_MODELS: lambda plan: plan.config.algorithm.has_world_model,
     conditions.FIRST_PRIORITIES: lambda plan: plan.config.algorithm.knows_first_priority,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ class FullGame(NamedTuple):
     ret: float  # unclipped return, summed over the agents that count
     length: int  # env steps
     each: np.ndarray  # the agents' own returns [N]
+    discounted: float = math.nan  # as ret, with the discount that was asked for
 
 
 class Evaluator:
@@ -69,8 +71,9 @@ class Evaluator:
         round_: int = 0,
         stop: Callable[[], bool] = lambda: False,
         env_steps: int | None = None,
+        discount: float = 1.0,
     ) -> list[FullGame]:
-        """Plays as play() does, and tells the returns of all agents.
+        """Plays as play() does, and tells the returns of all agents, and those with a discount.
 
         The seeds depend on `round_`, so that each evaluation of a run has its own. When stop() returns true, only the
         games that have been finished by then are returned.
@@ -90,6 +93,7 @@ class Evaluator:
         is_first = np.ones(columns, dtype=bool)
         state: Batch = policy.initial_state(columns)
         returns, lengths, each = np.zeros(envs), np.zeros(envs, dtype=np.int64), np.zeros((envs, many))
+        discounted, factor = np.zeros(envs), np.ones(envs)
         done: list[list[FullGame]] = [[] for _ in range(envs)]
         with torch.inference_mode():
             while not stop() and (counted < quota).any():
@@ -102,12 +106,23 @@ class Evaluator:
                 reward = paid(self.env.spec, step).reshape(envs, agents)
                 returns += reward[:, counts].sum(1)
                 each += step.reward if spec.joint else reward
-                lengths += step.valid.reshape(envs, agents).any(1)
+                lived = step.valid.reshape(envs, agents).any(1)
+                lengths += lived
+                discounted += factor * reward[:, counts].sum(1)
+                factor[lived] *= discount
                 for number in np.flatnonzero(is_first.reshape(envs, agents).all(1)):
                     if counted[number] < quota[number]:
-                        done[number].append(FullGame(float(returns[number]), int(lengths[number]), each[number].copy()))
+                        done[number].append(
+                            FullGame(
+                                float(returns[number]),
+                                int(lengths[number]),
+                                each[number].copy(),
+                                float(discounted[number]),
+                            )
+                        )
                         counted[number] += 1 if env_steps is None else lengths[number]
                     returns[number], lengths[number], each[number] = 0.0, 0, 0.0
+                    discounted[number], factor[number] = 0.0, 1.0
         return [episode for games in done for episode in games]
 
     def close(self) -> None:

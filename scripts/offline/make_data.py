@@ -7,7 +7,9 @@ sampling policies of this repository (tuned/offline/NAME-LEVEL.safetensors, with
 play; with --train they are trained anew and replaced, and the replay is recorded meanwhile.
 Each set is FOLDER/NAME-LEVEL, and holds the mean returns of the random and the expert policy as references for
 normalised scores, which are measured in 100 episodes each. `medium` is the first policy that gets a third of the way
-from the random return to the expert's. A set has another name until it is complete."""
+from the random return to the expert's. A set has another name until it is complete. The sum that is printed with it is
+that of its rows (`rlrun data` shows it too): on one kind of machine, a set that is made again has the same one, wherever
+and whenever it is made."""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ import torch
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.datasets.parquet import set_references
+from rlrun.datasets.content import ContentSum
+from rlrun.datasets.parquet import ParquetSource
+from rlrun.datasets.parquet_writer import set_references
 from rlrun.runtime.record import Wish, record
 from rlrun.runtime.trained import Trained
 
@@ -123,9 +127,20 @@ def replay(name: str, folder: Path, level: str) -> None:
     facts = described(name)
     steps = facts["levels"][level]["env_steps"]
     with tempfile.TemporaryDirectory() as made:
-        words = [*facts["words"], f"env_steps={steps}", "logger=[]", f"record={folder}", f"run_dir={Path(made) / 'run'}"]
+        words = [*facts["words"], "resources=debug", f"env_steps={steps}", "logger=[]", f"record={folder}"]
+        words.append(f"run_dir={Path(made) / 'run'}")
         command = [sys.executable, "-m", "rlrun", "train", *words]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def content(folder: Path) -> str:
+    """The sum of a set's rows, in words."""
+    source = ParquetSource(folder)
+    made = ContentSum(source.facts)
+    for piece in range(source.pieces()):
+        for one in source.read(piece):
+            made.add(one)
+    return f"has {source.most_rows:,} rows, whose sha256 sum is {made.hex()}"
 
 
 def main() -> int:
@@ -161,7 +176,7 @@ def main() -> int:
                 replay(name, made, "medium")
             set_references(made, reference(name, "random"), reference(name, "expert"))
             made.rename(folder)
-            print(f"{folder}: rlrun data {folder} shows it", flush=True)
+            print(f"{folder} {content(folder)}", flush=True)
     return 0
 
 

@@ -4,11 +4,15 @@ import copy
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from conftest import compose, small
+from datasets_of_tests import data_of
+from families import IMITATING, NEEDS, REPLAYING, simple
 from test_actor_critics import Losses, drawn, folded, manual_critic, rows, shake, transitions
-from wired import Wired
+from test_all import batches, start
+from wired import Wired, checked
 
 from rlrun.cli import _dispatch
 from rlrun.config.automatic import settled
@@ -661,6 +665,50 @@ def test_td3_bc_by_hand():
         torch.testing.assert_close(a, b)
 
 
+def test_td3_bc_is_the_paper_s_formula_on_the_normalised_observations_of_the_data(monkeypatch):
+    """Both losses as the paper's code has them (section 4 and eq. 5), in numpy, from observations as they were recorded.
+    Its options by default: alpha 2.5, two critics, the noise of TD3."""
+    made = algorithm("td3_bc", *NETS, "algo.policy_delay=1", "algo.discount=0.9")
+    rng = torch.Generator().manual_seed(4)
+    seen = torch.randn(400, 1, 3, generator=rng) * torch.tensor([0.5, 2.0, 9.0]) + torch.tensor([-3.0, 0.0, 20.0])
+    valid = torch.rand(399, 1, generator=rng) < 0.9
+    made.absorb_rows([made.policy.moments(Batch(obs=Batch(observation=seen), valid=valid))])
+    shake(made.target_actor, 2)
+    batch, losses = transitions(), Losses(monkeypatch)
+    batch = batch.replace(obs=Batch(observation=seen[:6].reshape(2, 3, 3)), weight=torch.ones(3))
+    state = made.ctx.rng.get_state()
+    made.update(batch, CLOCK)
+    made.ctx.rng.set_state(state)
+    noise = (torch.randn(3, 1, generator=made.ctx.rng) * 0.2).clamp(-0.5, 0.5).numpy()
+
+    live = seen[:-1][valid].double().numpy()
+    now, then = ((one.double().numpy() - live.mean(0)) / live.std(0) for one in batch.obs.observation)
+
+    def layers(net, x, last):
+        for number, (weight, bias) in enumerate(net):
+            x = x @ weight.detach().double().numpy() + bias.detach().double().numpy()
+            x = np.maximum(x, 0) if number < len(net) - 1 else last(x)
+        return x
+
+    def actor(net, x):
+        linear = [one for one in [*net.hidden, net.head.linear] if hasattr(one, "weight")]
+        return layers([(one.weight.T, one.bias) for one in linear], x, np.tanh)
+
+    def critic(net, x, action, e):
+        linear = [one for one in net.net if hasattr(one, "weight")]
+        return layers([(one.weight[e], one.bias[e]) for one in linear], np.concatenate([x, action], 1), lambda x: x)[:, 0]
+
+    following = np.clip(actor(made.target_actor, then) + noise, -1, 1)
+    value = np.minimum(*(critic(made.target_critic, then, following, e) for e in range(2)))
+    target = batch.reward[0].numpy() + 0.9 * ~batch.terminated[0].numpy() * value
+    taken, own = batch.action[0].double().numpy(), actor(made.policy.net, now)
+    errors = sum(((critic(made.critic, now, taken, e) - target) ** 2).mean() for e in range(2))
+    q = critic(made.critic, now, own, 0)
+    (_, critic_loss), (_, actor_loss) = losses.seen
+    assert float(critic_loss) == pytest.approx(0.5 * errors, rel=1e-4), "halves of squared errors, as td3.py says"
+    assert float(actor_loss) == pytest.approx(-2.5 / np.abs(q).mean() * q.mean() + ((own - taken) ** 2).mean(), rel=1e-4)
+
+
 def test_8_td3_bc_is_td3_where_it_plays_the_data_and_bc_where_values_do_not_count():
     made, batch = algorithm("td3_bc", *NETS, "algo.alpha=1.5", "model.observation_filter=none"), transitions()
     td3 = algorithm("td3", *NETS)
@@ -772,3 +820,21 @@ def test_what_does_not_fit_is_said():
     ):
         with pytest.raises(UserError, match=said):
             algorithm(*words)
+
+
+@pytest.mark.parametrize("algo", [*REPLAYING, "bc"])
+def test_an_algorithm_writes_priorities_unless_it_says_that_it_does_not(typed, algo):
+    wiring, made, sampler = start(typed, algo, f"env={simple(algo)}")
+    writes = made.update(batches(wiring, sampler, 1)[0], CLOCK).writes or {}
+    assert ("priority" in writes) is wiring.needs.replay.priorities
+
+
+def test_rows_are_not_drawn_by_priorities_that_nobody_writes(typed, tmp_path):
+    data = f"data.path={data_of('CartPole-v1', tmp_path / 'data')}"
+    unranked = [algo for algo, needs in NEEDS.items() if needs.replay is not None and not needs.replay.priorities]
+    assert {*IMITATING, "dreamerv3"} == set(unranked)
+    for algo in unranked:
+        for words in ([data] if algo in IMITATING else [], ["runner=replay"]):
+            with pytest.raises(UserError, match=f"{algo} writes no priorities.*use replay=uniform"):
+                checked(typed(f"algo={algo}", "env=CartPole-v1", "replay=prioritized", "logger=[]", *words))
+    checked(typed("algo=discrete_cql", "env=CartPole-v1", "replay=prioritized", "logger=[]", data))

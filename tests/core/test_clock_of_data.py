@@ -13,6 +13,7 @@ from rlrun.core.algorithm import Algorithm, LearnerContext, Update
 from rlrun.core.batch import Batch
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.duties import CheckpointConfig, EvalConfig, LogConfig, StopConfig
+from rlrun.core.estimates import NO_ESTIMATES
 from rlrun.core.policy import Policy
 from rlrun.core.run import Run
 from rlrun.core.schedule import Schedule
@@ -66,7 +67,7 @@ class Dataset:
 def run(folder, total, restored=None):
     logged = []
     job = Run(
-        env_steps=total, stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None), evaluation=EvalConfig(every=100, episodes=1, env_steps=None, greedy=True, workers=0, parallel=False, function=None),
+        env_steps=total, stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None), evaluation=EvalConfig(every=100, episodes=1, env_steps=None, greedy=True, workers=0, parallel=False, function=None, estimate=NO_ESTIMATES),
         checkpoint=CheckpointConfig(every=200, every_sec=None, best_every_sec=None, keep=9), log=LogConfig(every_sec=1e-9, every_steps=None), checkpoints=Checkpoints(folder, 9),
         logger=SimpleNamespace(log=logged.append), signals=Signals(), evaluate=lambda algorithm, clock, number, stop: [float(clock.env_steps)],
         exact=True, restored=restored,

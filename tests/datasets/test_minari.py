@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested
-from rlrun.datasets.minari import MinariSet, folder_of, is_minari, space_of, write_minari
+from rlrun.datasets.minari import MinariSet, folder_of, is_minari, space_of
+from rlrun.datasets.minari_writer import write_minari
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
 PENDULUM = {

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rlrun.core.errors import UserError
 from rlrun.core.spec_json import spec_from_json, spec_to_json
 from rlrun.datasets.open import open_source
-from rlrun.datasets.parquet import FILE_SEC, ParquetSource, Writer, set_references
+from rlrun.datasets.parquet import ParquetSource
+from rlrun.datasets.parquet_writer import FILE_SEC, Writer, set_references
 
 
 @pytest.mark.parametrize("spec", (VECTOR, FRAMES, PARTS), ids=lambda spec: spec.name)
@@ -53,7 +54,7 @@ def test_several_writers_and_references(written):
 
 
 def test_a_killed_recording_leaves_only_finished_files(written, tmp_path):
-    from rlrun.datasets.parquet import Writer
+    from rlrun.datasets.parquet_writer import Writer
 
     folder = written([episode(0, 5)])
     killed = Writer(folder, facts(), group_rows=1)
@@ -65,7 +66,7 @@ def test_a_killed_recording_leaves_only_finished_files(written, tmp_path):
 def test_rows_do_not_wait_for_long_until_they_are_in_a_finished_file(tmp_path, monkeypatch):
     """A slow environment fills a row group in hours, and a process that is killed would lose them."""
     now = 1000.0
-    monkeypatch.setattr("rlrun.datasets.parquet.time.monotonic", lambda: now)
+    monkeypatch.setattr("rlrun.datasets.parquet_writer.time.monotonic", lambda: now)
     writer = Writer(tmp_path / "set", facts())
     writer.write(episode(0, 5))
     now += FILE_SEC - 1
@@ -169,7 +170,7 @@ def test_files_of_others_are_checked(change, said, written):
 @given(data=st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_damage_is_a_sentence(data, written, tmp_path_factory):
-    from rlrun.datasets.parquet import Writer
+    from rlrun.datasets.parquet_writer import Writer
 
     folder = tmp_path_factory.mktemp("fuzz") / "set"
     writer = Writer(folder, facts())

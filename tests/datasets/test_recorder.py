@@ -1,18 +1,26 @@
 """Recording: every decision of a run is in its data set once, whichever sampler took it, and runs learn from what they recorded."""
 
+import errno
+import importlib.util
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import SMALL, compose, small
 from counting import LENGTH, CountingAlgorithm
+from datasets_of_tests import episode
 
+import rlrun
 from rlrun.config.run import type_config
 from rlrun.core.batch import allocate, fragment_layout
-from rlrun.core.errors import UserError
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.datasets.open import open_source
 from rlrun.datasets.recorder import TrajectoryRecorder
@@ -322,3 +330,102 @@ def test_the_observation_filter_is_that_of_the_data_and_stays(recorded, tmp_path
     assert resume([str(tmp_path / "run"), "env_steps=800"]) == 0
     for name, value in load(tmp_path / "run").policy.filter.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def test_a_set_that_is_made_again_elsewhere_has_the_same_sum_of_rows(tmp_path, monkeypatch, capsys, written):
+    """The files differ, since they name folders and times; the rows of random play, and of a run that learns, do not."""
+    path = Path(__file__).parents[2] / "scripts" / "offline" / "make_data.py"
+    spec = importlib.util.spec_from_file_location("make_data", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    tiny = {"words": [*small("dqn", "tiny"), "env=rlrun/Identity-v0"], "levels": {"expert": {"env_steps": 120}}}
+    monkeypatch.setattr(script, "described", lambda name: tiny)
+
+    def shown(folder):
+        from rlrun.commands.data import main as data
+
+        assert data([str(folder), "--json"]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])["content_sha256"]
+
+    for name, make, seeds in (
+        ("random", lambda folder, seed: script.sampled("x", "random", folder, 100, f"made in {folder}", seed), (5, 5, 6)),
+        ("replay", lambda folder, seed: script.replay("x", folder, "expert"), (0, 0)),
+    ):
+        sums, files = [], []
+        for number, seed in enumerate(seeds):
+            folder = tmp_path / f"{name}{number}" / "set"
+            make(folder, seed)
+            sums.append(shown(folder))
+            files.append(next(folder.glob("*.parquet")).read_bytes())
+            assert sums[-1] in script.content(folder)
+        assert sums[0] == sums[1] and files[0] != files[1] and len(set(sums)) == len(set(seeds))
+    # Neither files and row groups nor the order of trajectories count, and what stands in dead rows does not either.
+    made = [episode(n, 9, life=n == 3) for n in range(20)]
+    dead = [replace(one, reward=np.where(one.valid, one.reward, 7).astype(np.float32)) for one in made]
+    one, other = written(made, folder="one"), written(reversed(dead), folder="other", group_rows=30)
+    assert shown(one) == shown(other) != shown(written(made[1:], folder="less"))
+    changed = replace(made[0], reward=made[0].reward + np.float32(1e-6))
+    assert shown(one) != shown(written([changed, *made[1:]], folder="changed"))
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """full_disk(after) lets the disk be full after so many row groups of 50 rows, two of which fill a file. It returns a
+    function that makes room again."""
+    monkeypatch.setattr("rlrun.datasets.parquet_writer.Writer.__init__.__defaults__", (50,))
+
+    def fill(after, method="write_table"):
+        writer, real, calls = pq.ParquetWriter, getattr(pq.ParquetWriter, method), []
+
+        def write(self, *args, **options):
+            calls.append(None)
+            if len(calls) > after:
+                if method == "write_table":
+                    real(self, args[0].slice(0, 10))  # half of it is there
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(self, *args, **options)
+
+        monkeypatch.setattr(writer, method, write)
+        return lambda: monkeypatch.setattr(writer, method, real)
+
+    return fill
+
+
+@pytest.mark.parametrize("method, after", [("write_table", 5), ("close", 1)])
+def test_a_full_disk_ends_a_run_that_records_and_the_run_is_saved(method, after, full_disk, tmp_path, monkeypatch, capsys):
+    from rlrun.commands.resume import main as resume
+
+    monkeypatch.setattr("rlrun.datasets.parquet_writer.FILE_BYTES", 100 * 40)
+    run, data = tmp_path / "run", tmp_path / "data"
+    room = full_disk(after, method)
+    words = [*small("dqn", "tiny"), "env=rlrun/Identity-v0", "resources=debug", "logger=[]", "env_steps=800"]
+    assert train(*words, f"record={data}", f"run_dir={run}") == 1
+    said = capsys.readouterr()
+    assert re.search(rf"rlrun: {data}: data cannot be written, because the disk is full: [\d,]+ rows take up to [\d.]+ MB, and [\d,.]+ MB are free; \d+ recorded rows are in no finished file and are lost$", said.err.strip()) and "Traceback" not in said.out + said.err  # fmt: skip
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "FAILED" and "the disk is full" in summary["reason"]
+    steps = int(checkpoints_of(run).names()[-1])
+    assert steps == summary["env_steps"] < 800, "a checkpoint was made when the disk was full"
+    rlrun.load(run)
+    left = sorted(path.name for path in data.iterdir() if path.name not in ("dataset.json", ".lock"))
+    source = open_source(str(data))
+    assert len(left) == len(source.listed) and source.check_hashes() == len(left) and 100 <= source.most_rows <= steps
+    room()
+    assert resume([str(run)]) == 0
+    assert json.loads((run / "summary.json").read_text())["status"] == "COMPLETED"
+    assert sum(one.steps for one in read(data)) >= 800 - steps
+
+
+def test_a_full_disk_ends_the_recording_of_a_policy(full_disk, tmp_path):
+    from rlrun.commands.record import main as record
+
+    run, data = tmp_path / "run", tmp_path / "data"
+    assert train("algo=impala", *SMALL, "env=rlrun/Counting-v0", "env_steps=200", f"run_dir={run}") == 0
+    room = full_disk(1)
+    with pytest.raises(RunFailed, match=rf"{data}: data cannot be written, because the disk is full: "):
+        record([str(run), f"to={data}", "episodes=30"])
+    assert [path.name for path in data.iterdir()] == []
+    with pytest.raises(UserError, match="holds no data"):
+        open_source(str(data))
+    room()
+    assert record([str(run), f"to={data}", "episodes=30"]) == 0 and len(read(data)) == 30

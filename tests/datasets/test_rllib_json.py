@@ -1,9 +1,11 @@
 """RLlib's JSON files are read into the trajectories that were recorded, and nothing in them is ever run."""
 
 import base64
+import gc
 import json
 import os
 import pickle
+import tracemalloc
 import zipfile
 
 import lz4.frame
@@ -12,8 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rllib_files import episode, joined, line, pack, packed_program, part, plain, several
+from test_rows import made, needs
 
 from rlrun.core.errors import UserError
+from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested
 from rlrun.datasets import packed as packing
 from rlrun.datasets.packed import array_of, unpack
@@ -23,6 +27,11 @@ CARTPOLE = EnvSpec(
     name="CartPole-v1",
     obs={"observation": Box(shape=(4,), dtype="float32", low=(-np.inf,), high=(np.inf,))},
     action=Discrete(n=2), max_episode_steps=500,
+)  # fmt: skip
+CARTPOLE12 = EnvSpec(
+    name="CartPole12",
+    obs={"observation": Box(shape=(12,), dtype="float32", low=(-np.inf,), high=(np.inf,))},
+    action=Discrete(n=2),
 )  # fmt: skip
 PENDULUM = EnvSpec(
     name="Pendulum-v1",
@@ -139,6 +148,34 @@ def test_an_episode_that_no_line_continues_for_long_is_over(tmp_path):
     found = trajectories(source)
     assert found[-1].steps == 1 and [one.steps for one in found].index(3) < len(found) - 5
     assert sum(one.steps for one in found) == 3 + 268
+
+
+@pytest.mark.parametrize("packed", [(), ("obs", "new_obs")], ids=["plain", "packed"])
+def test_a_chain_of_files_that_is_larger_than_memory_is_never_held_as_a_whole(tmp_path, packed, monkeypatch):
+    """One worker's files are one piece, in which episodes go on from line to line and from file to file. The memory that
+    is taken to learn from them does not grow with their number."""
+    monkeypatch.setattr("rlrun.datasets.reading.PART_ROWS", 500)
+    folder, columns = tmp_path / "out", joined(*(episode(250, n, n, width=12) for n in range(30)))
+
+    def peak(files):
+        for number in range(files):
+            lines = [part(columns, start, start + 220) for start in range(1500 * number, 1500 * number + 1500, 220)]
+            write(folder, *(line(one, packed) for one in lines), name=f"output-2020_worker-0_{number}.json")
+        source = RLlibJson(folder, CARTPOLE12)
+        assert source.pieces() == 1
+        gc.collect()
+        tracemalloc.start()
+        rows = made(source, needs(CARTPOLE12), buffer=2000, readers=1)
+        for _ in range(files * 1500 // 100):
+            rows.sample(100, Clock())
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert not rows.whole and rows.shelves[0].fed > files * 1500
+        rows.close()
+        return most
+
+    few, many = peak(2), peak(5)
+    assert many < 1.2 * few, (few, many)
 
 
 def test_without_new_obs_a_terminated_episode_is_complete_and_another_loses_its_last_step(tmp_path):

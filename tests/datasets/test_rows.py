@@ -1,6 +1,7 @@
 """What is drawn from data: the same rows that the trajectories hold, with ends, returns, shares, filters and a place to go on."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
 from rlrun.datasets.open import open_source
 from rlrun.datasets.options import DataConfig
-from rlrun.datasets.rows import DataNeeds, DataRows, WithData, to_go
+from rlrun.datasets.reading import DataNeeds, RowReader, to_go
+from rlrun.datasets.rows import DataRows, WithData
 from rlrun.replay.buffer import Replay
 from rlrun.replay.layout import ReplayConfig
 
@@ -102,13 +104,18 @@ def test_a_set_larger_than_memory_is_read_again_and_again(written):
     rows.close()
 
 
+@pytest.mark.parametrize("pieces", (50, 1))
 @pytest.mark.parametrize("buffer", (100_000, 2500))
 @pytest.mark.parametrize("kind", ("uniform", "prioritized"))
-def test_a_resumed_run_draws_the_same_rows(buffer, kind, written):
-    source = open_source(str(written((episode(n, 20 + n % 50) for n in range(400)), group_rows=300)))
+def test_a_resumed_run_draws_the_same_rows(buffer, kind, pieces, written, monkeypatch):
+    """Whether the set has pieces that are read as a whole, or one piece that is larger than memory."""
+    monkeypatch.setattr("rlrun.datasets.reading.PART_ROWS", 300)
+    given_ = [episode(n, 20 + n % 50) for n in range(400)]
+    source = Listed(given_, facts(), each=400) if pieces == 1 else open_source(str(written(given_, group_rows=300)))
     memory = {} if kind == "uniform" else {"name": kind, "alpha": 0.6, "beta": 0.4, "priority_epsilon": 1e-6}
     record = {"log_prob": Field((), torch.float32)}
     rows = made(source, needs(record=record), buffer=buffer, memory=memory)
+    assert rows.whole is (buffer == 100_000)
 
     def update(rows) -> Batch:
         batch = rows.sample(100, Clock())
@@ -125,12 +132,38 @@ def test_a_resumed_run_draws_the_same_rows(buffer, kind, written):
         other = update(again)
         for name in ("reward", "action", "key", "weight", "log_prob"):
             assert torch.equal(one[name], other[name]), name
+    if pieces == 1:
+        return
     # Neither a set of another size nor one of the same size takes its place.
     for folder, numbers in (("other", range(50)), ("alike", range(1, 401))):
         lengths = {"other": lambda n: 30, "alike": lambda n: 20 + (n - 1) % 50}[folder]
         other_set = open_source(str(written((episode(n, lengths(n)) for n in numbers), folder=folder, group_rows=300)))
         with pytest.raises(UserError, match="has changed since"):
             made(other_set, needs(record=record), buffer=buffer, memory=memory).load(state, None)
+
+
+def test_a_piece_is_read_in_parts_of_whole_trajectories(monkeypatch):
+    """Filters leave parts empty, a part ends with the trajectory that fills it, and passes follow each other."""
+    monkeypatch.setattr("rlrun.datasets.reading.PART_ROWS", 100)
+    given_ = [episode(n, 9 + n) for n in range(60)]
+    cfg = typed(DataConfig, PLAIN | {"min_return": 0.0}, "data")
+    reader = RowReader(Listed(given_, facts(), each=40), needs(), cfg, Seeds(3), 0)
+    found = list(itertools.islice(reader.parts(), 80))
+    places = [part.place for part in found]
+    assert places == sorted(places) and [part.number for part in found if part.place == 2] == list(range(places.count(2)))
+    assert all(part.over == (part.place != after.place) for part, after in itertools.pairwise(found))
+    for turn in range(2):
+        parts = [part for part in found if part.place // 2 == turn]
+        order = [n for piece in reader.order(turn) for n in range(40 * piece, min(40 * piece + 40, 60))]
+        kept = [n for n in order if given_[n].ret >= 0.0]
+        rows = [part.rows for part in parts if part.rows is not None]
+        firsts = np.concatenate([one["obs"]["observation"][one["is_first"]] for one in rows])
+        assert firsts.tolist() == [[n, 0] for n in kept]
+        assert sum(part.kept + part.left_out for part in parts) == 60
+        assert max(len(one["reward"]) for one in rows) < 100 + max(map(len, given_))
+    again = next(reader.parts(found[7].place, found[7].number))
+    assert again[:2] == found[7][:2] and np.array_equal(again.rows["reward"], found[7].rows["reward"])
+    reader.close()
 
 
 def slow_to_go(one, discount):

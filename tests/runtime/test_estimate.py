@@ -3,21 +3,26 @@
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 from conftest import compose, small
 
+import rlrun
 from rlrun.cli import _dispatch
 from rlrun.commands.estimate import parsed, shown
 from rlrun.config.run import type_config
 from rlrun.core.batch import Batch, Field
 from rlrun.core.errors import UserError
+from rlrun.core.estimates import METHODS
 from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 from rlrun.envs.previous import with_previous
+from rlrun.envs.registry import Factory, make_spec
 from rlrun.envs.stacked import with_stack
 from rlrun.families.fitted_q import (
     FittedQ,
@@ -28,7 +33,11 @@ from rlrun.families.fitted_q import (
     returns_to_go,
 )
 from rlrun.models.model import Model
-from rlrun.runtime.estimate import METHODS, Question, RecordedEpisodes, estimate, log_prob, padded
+from rlrun.runtime.estimate import Question, padded
+from rlrun.runtime.estimate import estimate as answered
+from rlrun.runtime.played_value import played_value
+from rlrun.runtime.recorded_episodes import RecordedEpisodes, log_prob
+from rlrun.samplers.evaluator import Evaluator
 
 SEEN = Box(shape=(4,), dtype="float32", low=(-math.inf,), high=(math.inf,))
 CHAIN = EnvSpec(name="chain", obs={"observation": SEEN}, action=Discrete(n=2))
@@ -130,6 +139,10 @@ def play(policy, spec, game, count, seed=0, whole=True, dead_at=None):
 
 def changed(trajectory, **fields):
     return dataclasses.replace(trajectory, **fields)
+
+
+def estimate(policy, spec, clock, model, source, question, fit, told=lambda fold, update: None):
+    return answered(policy, RecordedEpisodes(source, spec), clock, model, question, fit, told)
 
 
 def asked(*methods, **more):
@@ -530,19 +543,70 @@ def test_the_command_prints_a_table_or_json(run_and_data, capsys):
     run, data = run_and_data
     capsys.readouterr()
     words = ["estimate", str(run), f"data.path={data}", "model.updates=20", "model.hidden=[8]"]
-    assert _dispatch(words) == 0
+    assert _dispatch([*words, "episodes=9"]) == 0
     table = capsys.readouterr().out
-    for word in (*METHODS[:-1], "effective", "the data's own", "20 updates", "CartPole-v1, the exploring policy"):
+    for word in (*METHODS[:-1], "effective", "the data's own", "20 updates", "CartPole-v1, the exploring policy", "covers played"):
         assert word in table, word
-    assert _dispatch([*words, "method=wis,dm", "discount=0.5", "interval=t", "--json"]) == 0
+    assert "The policy played 9 episodes with a mean return of" in table and "with this discount, and of" in table
+    assert _dispatch([*words, "method=wis,dm", "discount=0.5", "interval=t", "episodes=30", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [one["method"] for one in said["answers"]] == ["wis", "dm"] and said["discount"] == 0.5
     assert said["data_low"] < said["data_value"] < said["data_high"] <= 2.0 + 1e-3
     assert said["episodes"] > 10 and not said["greedy"] and said["interval"] == "t"
     assert said["answers"][0]["value"] == pytest.approx(2.0, abs=0.1), "CartPole pays 1 in every step"
-    assert _dispatch([*words, "method=wis", "episodes=4", "greedy=true", "--json"]) == 0
+    played = said["played"]
+    assert played["episodes"] == 30 and played["low"] < played["value"] < played["high"] and said["not_played"] is None
+    assert played["return_mean"] == played["length_mean"] > 8, "1 in every step, without discount"
+    assert played["value"] == pytest.approx(2.0, abs=0.05), "and with it"
+    for one in said["answers"]:
+        assert one["covers_played"] is (one["low"] <= played["value"] <= one["high"])
+    assert _dispatch([*words, "method=wis", "data.episodes=4", "episodes=0", "greedy=true", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["episodes"] == 4 and said["greedy"]
+    assert said["episodes"] == 4 and said["greedy"] and said["played"] is None
+    assert said["answers"][0]["covers_played"] is None and said["not_played"] == "episodes=0 plays none"
+
+
+def test_discounted_returns_of_games_are_those_of_their_rewards(run_and_data):
+    """CartPole pays 1 in every step. An exploring policy plays others than a greedy one, from the same seeds."""
+    trained = rlrun.load(run_and_data[0])
+    factory = Factory(cfg=trained.config.env, spec=trained.spec, seeds=Seeds(3), stream="estimate", learning=False)
+    means = {}
+    for mode in ("explore", "greedy"):
+        evaluator = Evaluator(factory, 4, Seeds(3))
+        games = evaluator.games(trained.policy, 10, mode, trained.clock, discount=0.9)
+        evaluator.close()
+        assert len({game.length for game in games}) > 3
+        for game in games:
+            assert game.discounted == pytest.approx((1 - 0.9**game.length) / 0.1) and game.ret == game.length
+        means[mode] = sum(game.discounted for game in games) / 10
+    again = played_value(trained.policy, factory, "greedy", trained.clock, 0.9, 1, Seeds(3), 0.95)
+    assert (again.low, again.return_high, again.covered_by(None, None)) == (None, None, None)
+    assert means["explore"] != means["greedy"]
+
+
+def test_a_run_without_an_environment_is_played_where_the_data_s_is_known(run_and_data, tmp_path, capsys, monkeypatch):
+    run, data = tmp_path / "run", run_and_data[1]
+    words = ["algo=bc", f"data.path={data}", "logger=[]", "resources=debug", "model.hidden=[8]"]
+    assert _dispatch(["train", *words, "algo.batch_size=50", "env_steps=500", f"run_dir={run}"]) == 0
+
+    def said():
+        capsys.readouterr()
+        words = ["estimate", str(run), f"data.path={data}", "method=wis", "episodes=5", "discount=1"]
+        assert _dispatch(words) == 0
+        return capsys.readouterr().out
+
+    assert re.search(r"The policy played 5 episodes with a mean return of \d+\.?\d* \(95%: [\d.-]+ to [\d.]+\)\.", said())
+    own = make_spec(rlrun.load(run_and_data[0]).config.env)
+    for change, why in (
+        (("names", lambda: ["Pendulum-v1"]), "this machine has none that is called CartPole-v1"),
+        (("make_spec", lambda *given: dataclasses.replace(own, max_episode_steps=77)), "other steps in an episode here"),
+        (("make_spec", lambda *given: LEVER), "other actions here"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"rlrun.commands.estimate.{change[0]}", change[1])
+            table = said()
+        assert "no value of games that the policy played: the run learnt from data, without an environment, and" in table
+        assert why in table and "covers played" not in table
 
 
 def test_bad_words_get_a_sentence(run_and_data):
@@ -553,6 +617,9 @@ def test_bad_words_get_a_sentence(run_and_data):
         ([f"data.path={data}/nothing"], "no file or folder"),
         ([f"data.path={data}", "model.update=3"], r"There is no option model.update\. Did you mean .*updates"),
         ([f"data.path={data}", "discount=2"], "discount must be between 0 and 1"),
+        ([f"data.path={data}", "episodes=-1"], "episodes must be at least 0"),
+        ([f"data.path={data}", "data.episodes=0"], r"data\.episodes must be"),
+        (["data.episodes=3"], "data.path=DIR"),
         ([f"data.path={data}", "interval=normal"], "interval must be one of bootstrap, t, bernstein"),
     ):
         with pytest.raises(UserError, match=match):

@@ -1,0 +1,304 @@
+"""Shelf: a ring of rows (replay/buffer.py) into which the trajectories of a data set are written, one behind the other.
+
+A set that fits is read once. Of a larger one, as many rows are read as are drawn, so that the ring is a shuffle buffer
+in which every row waits until it has been drawn once on average."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlrun.core.batch import Batch, Field, RowSpec
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.dataflow.slots import Fragment, Header
+from rlrun.datasets.options import DataConfig
+from rlrun.datasets.parquet import ParquetSource
+from rlrun.datasets.reading import DataNeeds, RowReader, check_fits
+from rlrun.datasets.trajectories import Source
+from rlrun.replay.buffer import Replay
+from rlrun.replay.layout import ReplayConfig
+
+
+def held(source: Source) -> str:
+    """A sum that tells one data set from another: of the names and row groups of files, if they are rlrun's own. No
+    two files that were recorded have the same name."""
+    told = [f"{source.pieces()} pieces"]
+    if isinstance(source, ParquetSource):
+        pairs = zip(source.groups, source.rows_of, strict=True)
+        told = [f"{file.name} {group} {rows}" for (file, group), rows in pairs]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+class Shelf:
+    """The rows of one data set, from which fragments are drawn."""
+
+    def __init__(
+        self,
+        source: Source,
+        wanted: DataNeeds,
+        cfg: DataConfig,
+        replay: ReplayConfig,
+        capacity: int,
+        seeds: Seeds,
+        number: int,
+        rank: int,
+        device: torch.device,
+    ):
+        """capacity: rows in memory. Raises UserError if the set does not fit the run or cannot be read."""
+        check_fits(source.facts, wanted, source.name)
+        self.source, self.wanted, self.cfg = source, wanted, cfg
+        self.reader = RowReader(source, wanted, cfg, seeds, number)
+        self.seeds, self.number, self.rank = seeds, number, rank
+        known = capacity if source.most_rows is None else source.most_rows
+        unit = wanted.layout(1).fragment_rows
+        capacity = min(capacity, (known // unit + 3) * unit)  # room for the whole set, and for its last fragment
+        self.ring = Replay(
+            dataclasses.replace(replay, capacity=capacity),
+            wanted.layout(capacity),
+            seeds.generator("data", rank, number),
+            device,
+            number=number,
+        )
+        self.unit = self.ring.layout.fragment_rows
+        self.whole = False  # whether all rows are in memory, so that nothing more is read
+        self.kept = self.left_out = 0  # trajectories in the first pass that filters kept and left out
+        self.stream = self.reader.parts()
+        # Of the parts whose rows are in memory: place and number (ReadPart), and the row at which it begins.
+        self.marks: deque[tuple[int, int, int]] = deque()
+        self.rest: list[dict[str, Any]] = []  # rows that are read and not written yet, in parts
+        self.rest_rows = 0
+        self.fed = 0  # rows that were written, which is the number of the next row
+        self.owed = 0.0  # rows to be read for those that were drawn
+        self.seen: Callable[[Batch], object] = lambda rows: None  # told of every fragment that is written
+
+    def fill(self) -> None:
+        """Reads until the ring is full or the set has been read once.
+
+        Raises UserError if no row can be learnt from."""
+        over = False
+        while not over and self.fed + self.rest_rows < self.ring.length:
+            over = self._take_part()
+            self._feed()
+        # Only what was not overwritten is there.
+        self.whole = over and self.fed + self.rest_rows < self.ring.length - self.unit
+        if self.whole:
+            self._feed(to_the_end=True)
+            self.close()
+        if self.ring.starts == 0:
+            why = f"; data.min_return and data.max_return leave out {self.left_out} of them" if self.left_out else ""
+            raise UserError(
+                f"{self.source.name}: there is nothing to learn from in {self.kept + self.left_out} trajectories{why}"
+            )
+
+    def _take_part(self) -> bool:
+        """Reads on. Returns whether the set has been read once now. Raises RunFailed if it is damaged."""
+        try:
+            part = next(self.stream)
+        except UserError as error:
+            raise RunFailed(str(error)) from None
+        pieces = self.source.pieces()
+        if part.place < pieces:
+            self.kept, self.left_out = self.kept + part.kept, self.left_out + part.left_out
+        row = self.fed + self.rest_rows
+        if self.marks and self.marks[-1][2] == row:
+            self.marks.pop()  # filters left nothing of that part
+        self.marks.append((part.place, part.number, row))
+        oldest = self.fed - self.ring.length
+        while len(self.marks) > 1 and self.marks[1][2] <= oldest:
+            self.marks.popleft()
+        if part.rows is not None:
+            self.rest.append(part.rows)
+            self.rest_rows += len(part.rows["reward"])
+        return part.over and part.place == pieces - 1
+
+    def _feed(self, to_the_end: bool = False) -> None:
+        """Writes whole fragments of the waiting rows into the ring, and with to_the_end also the last ones, filled up
+        with dead rows."""
+        # The row behind a fragment is written with it.
+        while self.rest_rows > self.unit or (to_the_end and self.rest_rows > 0):
+            rows = self.rest[0] if len(self.rest) == 1 else _joined(self.rest)
+            have = len(rows["reward"])
+            if have <= self.unit:
+                rows = _filled(rows, self.unit + 1 - have)
+            count = max(1, (len(rows["reward"]) - 1) // self.unit)
+            for start in range(0, count * self.unit, self.unit):
+                self._add({name: _cut(value, start, start + self.unit + 1) for name, value in rows.items()})
+            left = have - count * self.unit
+            self.rest = (
+                [{name: _cut(value, count * self.unit, have) for name, value in rows.items()}] if left > 0 else []
+            )
+            self.rest_rows = max(0, left)
+
+    def _add(self, rows: dict[str, Any]) -> None:
+        """Writes one fragment, given its rows and the one behind it."""
+        layout = self.ring.layout
+
+        def tensor(value: Any, frames: bool = False) -> Any:
+            if isinstance(value, dict):
+                return Batch({name: tensor(part, frames) for name, part in value.items()})
+            made = torch.from_numpy(value if value.flags.writeable else value.copy()).unsqueeze(1)  # [T + 1, 1, ...]
+            return made.unsqueeze(2).expand(-1, -1, layout.stack, *made.shape[2:]) if frames else made
+
+        fields: dict[str, Any] = {}
+        for name, value in rows.items():
+            if name == "obs":
+                stacked = layout.stack > 1
+                fields[name] = Batch(
+                    {part: tensor(inner, stacked and part == "observation") for part, inner in value.items()}
+                )
+            elif name == "is_first":
+                fields[name] = tensor(value)
+            else:
+                made = tensor(value)
+                fields[name] = made.map(lambda x: x[: self.unit]) if isinstance(made, Batch) else made[: self.unit]
+        batch = Batch(fields)
+        self.ring.add(Fragment(Header(0, 0, self.fed, 0, 0, 0, (), (0.0, 0.0)), batch))
+        self.fed += self.unit
+        self.seen(batch)
+
+    # -- drawing -------------------------------------------------------------------------------------------------------
+
+    def sample(self, count: int, clock: Clock) -> Batch:
+        """Draws fragments as Replay.sample does, and reads as many new rows as are drawn if the set is larger than
+        memory."""
+        batch = self.ring.sample(count, clock)
+        if self.wanted.replay.returns is not None:
+            batch = self._with_ends(batch, clock)
+        if self.wanted.core and self.wanted.core_every:
+            batch = batch.replace(core=_zeros(self.wanted.core, count).to(batch.reward.device))  # [1, count]
+        if not self.whole:
+            self.owed += count * self.wanted.replay.rows_learnt
+            if self.owed >= self.unit:
+                while self.rest_rows <= self.owed:
+                    self._take_part()
+                before = self.fed
+                self._feed_some(int(self.owed // self.unit))
+                self.owed -= self.fed - before
+        return batch
+
+    def _feed_some(self, fragments: int) -> None:
+        """Writes at most this many fragments of the waiting rows."""
+        rows = self.rest[0] if len(self.rest) == 1 else _joined(self.rest)
+        count = min(fragments, (len(rows["reward"]) - 1) // self.unit)
+        for start in range(0, count * self.unit, self.unit):
+            self._add({name: _cut(value, start, start + self.unit + 1) for name, value in rows.items()})
+        self.rest = [{name: _cut(value, count * self.unit, self.rest_rows) for name, value in rows.items()}]
+        self.rest_rows -= count * self.unit
+
+    def _with_ends(self, batch: Batch, clock: Clock) -> Batch:
+        """Adds the observation at the end of each row's trajectory. Rows whose end is not in memory yet are drawn
+        again."""
+        for _ in range(1000):
+            end = batch.key + batch["end_distance"][0].cpu()  # a key is the row's number, since there is one column
+            early = (end > self.ring.head[0]).nonzero().squeeze(1)
+            if not len(early):
+                return batch.replace(end=self.ring.observations(end[None]))
+            batch = _replaced(batch, self.ring.sample(len(early), clock), early)
+        raise RunFailed(f"data.buffer is too small: it holds no whole trajectory of {self.source.name}")
+
+    def write(self, key: Tensor, **fields: Any) -> None:
+        """Writes as Replay.write does. There is no room for recurrent states, which are those of no policy."""
+        fields.pop("core", None)
+        self.ring.write(key, **fields)
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to draw the same rows: the place in the set and priorities, and not the rows
+        themselves."""
+        tree = self.ring.tree_of_priorities
+        return {
+            "held": held(self.source),
+            "fed": self.fed,
+            "owed": self.owed,
+            "rest_rows": self.rest_rows,
+            "marks": [list(mark) for mark in self.marks],
+            "rng": self.ring.rng.get_state(),
+            "largest": self.ring.largest,
+            "priorities": None if tree is None else torch.from_numpy(tree.leaves.copy()),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Reads the rows again that were in memory, and goes on from there. Raises UserError if there are other rows
+        now."""
+        changed = UserError(f"{self.source.name} has changed since the checkpoint was made; start a new run")
+        if state.get("held", held(self.source)) != held(self.source):  # older checkpoints do not say it
+            raise changed
+        if self.whole:
+            if state["fed"] != self.fed:
+                raise changed
+        else:
+            place, *number, row = state["marks"][0]  # older checkpoints know pieces and no parts
+            begin = -(-row // self.unit) * self.unit
+            self.stream = self.reader.parts(place, *number)
+            self.rest, self.rest_rows, self.marks, self.fed = [], 0, deque(), row
+            while self.fed + self.rest_rows < state["fed"] + state["rest_rows"] or self.rest_rows < begin - row:
+                self._take_part()
+            if self.fed + self.rest_rows != state["fed"] + state["rest_rows"]:
+                raise changed
+            rows = self.rest[0] if len(self.rest) == 1 else _joined(self.rest)
+            self.rest = [{name: _cut(value, begin - row, self.rest_rows) for name, value in rows.items()}]
+            self.rest_rows, self.fed = self.rest_rows - (begin - row), begin
+            self.ring.forget(begin)
+            self._feed_some((state["fed"] - begin) // self.unit)
+            self.owed = state["owed"]
+        if self.rank == 0:
+            self.ring.rng.set_state(state["rng"])
+        else:
+            self.ring.rng = self.seeds.generator("data", self.rank, self.number, self.fed)
+        self.ring.largest = state["largest"]
+        if self.ring.tree_of_priorities is not None and state["priorities"] is not None:
+            leaves = state["priorities"].numpy()
+            self.ring.tree_of_priorities.set(np.arange(len(leaves)), leaves)
+
+    def close(self) -> None:
+        """Ends the reading, and forgets what was read ahead."""
+        self.reader.close()
+        self.stream = iter(())
+
+
+def _replaced(old: Any, new: Any, columns: Tensor) -> Any:
+    """A batch in which these columns [N] are those of another batch."""
+    if isinstance(old, Batch):
+        return Batch({name: _replaced(old[name], new[name], columns) for name in old})
+    return old.index_copy(min(old.ndim - 1, 1), columns.to(old.device), new)  # weight and key have columns alone
+
+
+def _cut(value: Any, begin: int, end: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _cut(part, begin, end) for name, part in value.items()}
+    return value[begin:end]
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return {name: _joined([part[name] for part in parts]) for name in parts[0]}
+    return np.concatenate(parts)
+
+
+def _filled(rows: Any, count: int) -> Any:
+    """Rows with `count` blank ones behind them. They are dead, because valid is False there."""
+    if isinstance(rows, dict):
+        return {name: _filled(part, count) for name, part in rows.items()}
+    return np.concatenate((rows, np.zeros((count, *rows.shape[1:]), rows.dtype)))
+
+
+def _zeros(spec: RowSpec, columns: int) -> Batch:
+    """Zeros [1, columns, ...] for every field."""
+    return Batch(
+        {
+            name: torch.zeros(1, columns, *part.shape, dtype=part.dtype)
+            if isinstance(part, Field)
+            else _zeros(part, columns)
+            for name, part in spec.items()
+        }
+    )

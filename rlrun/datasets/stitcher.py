@@ -1,0 +1,167 @@
+"""Stitcher: makes trajectories of rows of other libraries' files, in which episodes go on from one line or file to the
+next."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlrun.core.errors import UserError
+from rlrun.datasets.foreign import Chunk, actions, observations
+from rlrun.datasets.trajectories import DataFacts, Trajectory
+
+FORGET = 256  # batches after which an episode that no batch continued is over
+
+
+class WithEnds:
+    """Where decisions and dead rows stand in a trajectory."""
+
+    def __init__(self, gap: np.ndarray):
+        """gap [n]: whether a dead row follows a decision."""
+        before = np.cumsum(gap) - gap  # dead rows in front of each decision
+        self.live = np.arange(len(gap)) + before  # the rows of decisions
+        self.dead = self.live[gap] + 1
+        self.total = len(gap) + int(gap.sum())
+        self.valid = np.zeros(self.total, dtype=bool)
+        self.valid[self.live] = True
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """[n or more, ...] values of the decisions -> [total, ...], in which dead rows are 0."""
+        made = np.zeros((self.total, *values.shape[1:]), dtype=values.dtype)
+        made[self.live] = values[: len(self.live)]
+        return made
+
+
+@dataclass
+class _Open:
+    """An episode that may go on."""
+
+    seen: int  # the batch that continued it last
+    agent: int
+    policy: int
+    t: float = -np.inf
+    parts: list[dict[str, np.ndarray]] = field(default_factory=list)
+    where: str = ""
+    only_dones: bool = False
+
+
+class Stitcher:
+    """Makes trajectories of chunks of rows that arrive in the order of recording."""
+
+    def __init__(self, facts: DataFacts, policies: Sequence[str], normalized: bool):
+        """policies: the names in Chunk.policy, in the order of facts.policies."""
+        self.facts, self.normalized = facts, normalized
+        self.policies = {name: i for i, name in enumerate(policies)}
+        self.open: dict[Hashable, _Open] = {}
+        self.batch = 0
+
+    def add(self, rows: Chunk) -> Iterator[Trajectory]:
+        """Yields the trajectories that end in these rows. Raises UserError if rows do not fit the spec."""
+        self.batch += 1
+        spec = self.facts.spec
+        obs = observations(spec, rows.obs, rows.where)
+        fields = {
+            "obs": obs,
+            "action": actions(spec, rows.action, self.normalized, rows.where),
+            "reward": rows.reward,
+            "terminated": rows.terminated,
+            "truncated": rows.truncated,
+        }
+        if rows.new_obs is not None:
+            fields["new_obs"] = observations(spec, rows.new_obs, rows.where)
+        if "log_prob" in self.facts.record:
+            none = np.full(len(obs), np.nan, dtype=np.float32)
+            fields["log_prob"] = none if rows.log_prob is None else rows.log_prob
+        agent = np.zeros(len(obs), dtype=np.int64) if rows.agent is None else rows.agent
+        many = 1 if spec.agents is None else len(spec.agents.names)
+        if agent.size and (agent.min() < 0 or agent.max() >= many):
+            raise UserError(f"{rows.where}: agent_index is {int(agent.max())}, and {spec.name} has {many} agents")
+        if rows.policy not in self.policies:
+            raise UserError(f"{rows.where}: the policy {rows.policy!r} was in no batch before")
+        done = rows.terminated | rows.truncated
+        for start, stop in self._pieces(rows, agent, done):
+            name = None if rows.episode is None else rows.episode[start]
+            if not isinstance(name, Hashable):
+                raise UserError(f"{rows.where}: {name!r} is no name of an episode")
+            key: Hashable = (rows.policy, name, int(agent[start]))
+            time = None if rows.t is None else float(rows.t[start])
+            before = self.open.get(key)
+            if before is not None and time is not None and time <= before.t:
+                yield from self._close(key)
+                before = None
+            if before is None:
+                before = self.open[key] = _Open(self.batch, int(agent[start]), self.policies[rows.policy])
+            before.parts.append({name: values[start:stop] for name, values in fields.items()})
+            before.seen, before.where, before.only_dones = self.batch, rows.where, rows.only_dones
+            before.t = -np.inf if rows.t is None else float(rows.t[stop - 1])
+            if done[stop - 1]:
+                yield from self._close(key)
+        for one in self.open.values():
+            if one.seen == self.batch:  # a slice would keep the whole batch in memory
+                one.parts[-1] = {name: values.copy() for name, values in one.parts[-1].items()}
+        for key in [key for key, one in self.open.items() if one.seen < self.batch - FORGET]:
+            yield from self._close(key)
+
+    def finish(self) -> Iterator[Trajectory]:
+        """Yields the episodes that nothing ended."""
+        for key in list(self.open):
+            yield from self._close(key)
+
+    @staticmethod
+    def _pieces(rows: Chunk, agent: np.ndarray, done: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yields (start, stop) of rows that follow each other in one episode."""
+        count = len(done)
+        cut = done[:-1] | (agent[1:] != agent[:-1])
+        if rows.t is not None:
+            cut = cut | (rows.t[1:] <= rows.t[:-1])
+        if rows.episode is not None:
+            cut = cut | np.array([one != other for one, other in itertools.pairwise(rows.episode)], dtype=bool)
+        edges = [0, *(np.flatnonzero(cut) + 1).tolist(), count] if count else []
+        yield from itertools.pairwise(edges)
+
+    def _close(self, key: Hashable) -> Iterator[Trajectory]:
+        one = self.open.pop(key)
+        following = all("new_obs" in part for part in one.parts)
+        names = [name for name in one.parts[0] if name != "new_obs" or following]
+        rows = {name: np.concatenate([part[name] for part in one.parts]) for name in names}
+        made = self._rows(rows, following, one)
+        if made is not None:
+            yield made
+
+    def _rows(self, rows: dict[str, np.ndarray], following: bool, one: _Open) -> Trajectory | None:
+        count = len(rows["reward"])
+        terminated, truncated = rows["terminated"].copy(), rows["truncated"].copy()
+        limit = self.facts.spec.max_episode_steps
+        if one.only_dones and limit is not None and count == limit and terminated[-1]:
+            terminated[-1], truncated[-1] = False, True
+        whole = bool(terminated[-1] or truncated[-1])
+        if following:
+            axes = tuple(range(1, rows["obs"].ndim))
+            gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes), True)
+            behind = rows["new_obs"][gap]
+        elif terminated[-1]:
+            gap = np.arange(count) == count - 1
+            behind = rows["obs"][-1:]  # nobody learns from the observation of a terminal state
+        else:
+            behind, count, gap = rows["obs"][-1:], count - 1, np.arange(count - 1) == count - 2
+            if not count:
+                return None
+        rows_of = WithEnds(gap)
+        obs = rows_of.spread(rows["obs"])
+        obs[rows_of.dead] = behind
+        spread = rows_of.spread
+        return Trajectory(
+            obs={"observation": obs},
+            action=spread(rows["action"]),
+            reward=spread(rows["reward"]),
+            terminated=spread(terminated),
+            truncated=spread(truncated),
+            valid=rows_of.valid,
+            record={"log_prob": spread(rows["log_prob"])} if "log_prob" in rows else {},
+            agent=one.agent,
+            policy=one.policy,
+            whole=whole and (following or bool(terminated[-1])),
+        )
