@@ -109,8 +109,9 @@ def test_a_run_looks_at_its_world_model(env, kind, tmp_path):
     words = ["resources=debug", f"env={env}", "env_steps=120", "log_every_steps=20", "algo.batch_length=12"]
     words += ["model.depth=2", "++env.kwargs={height: 48, width: 64}"] if kind == "gif" else []
     on, off = tmp_path / "on", tmp_path / "off"
-    trained(on, *words, "logger=[tensorboard]", "imagine.every=30")
-    trained(off, *words, "logger=[tensorboard]", "imagine.every=null")
+    sinks = ["tensorboard", "mlflow"] if kind == "png" else ["tensorboard"]
+    trained(on, *words, f"logger=[{','.join(sinks)}]", f"runs_root={tmp_path}", "imagine.every=30")
+    trained(off, *words, "imagine.every=null")
     assert not (off / "imagined").exists()
     one, other = weights(on), weights(off)
     assert all(torch.equal(value, other["module"][name]) for name, value in one["module"].items()), "looking changes nothing"
@@ -124,6 +125,12 @@ def test_a_run_looks_at_its_world_model(env, kind, tmp_path):
     shown = events.Images("imagined")
     assert [event.step for event in shown] == [int(file.stem) for file in files]
     assert shown[-1].encoded_image_string == files[-1].read_bytes()
+    if "mlflow" in sinks:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+        (found,) = client.search_runs(["1"])
+        assert [file.path for file in client.list_artifacts(found.info.run_id, "imagined")] == [f"imagined/{file.name}" for file in files]
     with Image.open(files[-1]) as picture:
         assert (shown[-1].width, shown[-1].height) == picture.size
         assert getattr(picture, "n_frames", 1) == (1 if kind == "png" else 13)
@@ -144,3 +151,17 @@ def test_runs_without_a_world_model_cannot_be_looked_at(command, said, tmp_path)
     with pytest.raises(UserError, match=said) as caught:
         _dispatch(command)
     assert "\n" not in str(caught.value)
+
+
+def test_a_picture_that_cannot_be_drawn_costs_a_warning(tmp_path, capsys):
+    from rlrun.loggers.sinks import Sinks
+
+    shown = []
+    sink = type("Shows", (), {"log": lambda self, row: shown.append(row), "show": lambda self, *told: shown.append(told), "close": lambda self, *told: None})
+    sinks = Sinks([], {"one": sink})
+    for steps, draw in ((1, lambda: tmp_path / "missing" / "folder"), (2, lambda: 1 / 0)):
+        sinks.picture(steps, draw)
+    sinks.log({"env_steps": 3})
+    sinks.close("COMPLETED", {})
+    assert shown == [(1, tmp_path / "missing" / "folder"), {"env_steps": 3}]
+    assert "pictures: division by zero" in capsys.readouterr().err
