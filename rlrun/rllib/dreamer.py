@@ -77,7 +77,7 @@ def of_2020(one: Translation) -> None:
     one.set(f"{at}.num_envs", int(one.get(*envs, default=1)), *envs)
     for theirs, ours in SIZES_OF_2020.items():
         one.set(f"model.{ours}", int(one.get(f"dreamer_model.{theirs}")), f"dreamer_model.{theirs}")
-    one.set("model.hidden", int(one.get("dreamer_model.deter_size")), why="RLlib's is as wide as deter")
+    one.set(f"{at}.optimizer.epsilon", 1.0e-8, why="PyTorch's; the author's is TensorFlow's")
     one.set("model.init_std", float(one.get("dreamer_model.action_init_std")), "dreamer_model.action_init_std")
     one.say("dreamer_model.custom_model", "dropped", why="the networks are those of the paper")
     for key in [*one.given, *one.defaults]:

@@ -75,7 +75,7 @@ def test_rllibs_file_of_dreamer_is_the_papers():
     words = [f"{name}={value}" for name, value in made.values.items()]
     config, paper = (
         type_config(compose("algo=dreamer", f"env={made.env}", *more)).algo
-        for more in (words, ["env.observation=pixels", "env.action_repeat=2"])
+        for more in (words, ["env.observation=pixels", "env.action_repeat=2", "algo.optimizer.epsilon=1e-8"])
     )
     assert made.env == "walker_walk" and made.values["env.observation"] == "pixels" and made.values["env_steps"] == 500000
     assert config == paper, "the defaults are those of the paper, and RLlib's too"
@@ -91,7 +91,7 @@ def test_options_of_dreamer_keep_their_meaning():
     wanted = {
         "env.action_repeat": 4, "env.max_episode_steps": 250, "algo.fragment_length": 250, "algo.train_ratio": 100.0, "algo.random_steps": 1000,
         "algo.learning_starts": 1000, "algo.exploration.noise": 0.2, "algo.kl_coef": 0.5, "algo.reward_clip": "sign", "algo.max_grad_norm": 10,
-        "model.deter": 32, "model.hidden": 32, "model.stoch": 8, "model.depth": 4, "model.units": 16, "model.init_std": 2.0, "env_steps": 250000,
+        "model.deter": 32, "algo.optimizer.epsilon": 1e-8, "model.stoch": 8, "model.depth": 4, "model.units": 16, "model.init_std": 2.0, "env_steps": 250000,
     }  # fmt: skip
     assert {name: made.values.get(name) for name in wanted} == wanted
     rows = {row["rllib"] for row in option_map("dreamer")}

@@ -160,6 +160,19 @@ MADDPG = {
 OTHERS |= {("maddpg", name): value for name, value in MADDPG.items()}
 
 
+# What RLlib's Dreamer has in its code; nothing ends in its dreams, and it sees images alone
+DREAMER = {
+    "exploration.kind": "noise",
+    "continuation": False,
+    "continue_coef": 10.0,
+    "model.min_std": 0.1,
+    "model.mean_scale": 5.0,
+    "model.action_min_std": 1e-4,
+    "model.conv_activation": "relu",
+    **{f"model.{part}_layers": count for part, count in (("encoder", 2), ("decoder", 2), ("reward", 2), ("continue", 3), ("value", 3), ("policy", 4))},
+}  # fmt: skip
+OTHERS |= {("dreamer", name): value for name, value in DREAMER.items()}
+
 # RLlib's BC and MARWIL have neither of these; CQL's replay plays no part, and nothing is sampled
 IMITATION = {"entropy_coef": 0.0, "log_std_coef": 0.0, "weight_clip": 0.0, "sequence_length": None, "burn_in": 0}
 OTHERS |= {(algo, name): value for algo in ("bc", "marwil") for name, value in IMITATION.items()}
