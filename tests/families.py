@@ -17,7 +17,7 @@ SEVERAL = [algo for algo, needs in EVERY.items() if needs.several]  # learn seve
 # Of the joint ones those that choose by action values.
 JOINT_VALUES = [algo for algo in JOINT if "box" not in EVERY[algo].actions]
 NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL}  # learn one policy of one agent
-DREAMING = ["dreamerv3"]  # learn in dreams, which have no action masks
+DREAMING = ["dreamer", "dreamerv3"]  # learn in dreams, which have no action masks
 IMITATING = ["bc", "marwil"]  # learn the actions of data, and do not explore
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None and algo not in IMITATING]
 EVOLVING = [algo for algo, needs in NEEDS.items() if needs.population is not None]  # learn from returns, not from rows

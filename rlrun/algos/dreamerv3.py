@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Range
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.model import Model
-from rlrun.models.observations import WorldDecoder
+from rlrun.models.observations import WorldDecoder, rows_of
 from rlrun.models.world_model import Head, State
 from rlrun.ops.percentiles import ReturnRange
 from rlrun.ops.returns import bootstrapped_returns
@@ -376,13 +376,6 @@ class DreamerV3(Algorithm):
         loss = two_hot_loss(logits, self.bins, (returns, 1.0), (slow, cfg.slow_reg)).masked_fill(last[:-1], 0.0)
         # The mean is over L - 1 rows.
         return F.pad(loss * (rows / (rows - 1)), (0, 0, 0, 1)).flatten()
-
-
-def rows_of(observation: Tensor | Batch, first: int = 0) -> Any:
-    """The rows of an observation [T, B, ...] from row `first` on, as [N, ...]."""
-    if isinstance(observation, Batch):
-        return observation.map(lambda x: x[first:].flatten(0, 1))
-    return observation[first:].flatten(0, 1)
 
 
 def in_pieces(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -82,8 +82,15 @@ def check_value(cls: type, path: list[str], value: Any, option: str) -> None:
         return
     inside = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and dataclasses.is_dataclass(one)]
     if inside:
-        known = [inside[0], *_variants(inside[0])]  # an option may exist with one choice of its group only
-        check_value(next((one for one in known if path[1] in _hints(one)), known[0]), path[1:], value, option)
+        # An option may exist with some choices of its group only, and mean several things.
+        known = [one for one in (inside[0], *_variants(inside[0])) if path[1] in _hints(one)] or [inside[0]]
+        refused: list[ConfigError] = []
+        for one in known:
+            try:
+                return check_value(one, path[1:], value, option)
+            except ConfigError as error:
+                refused.append(error)
+        raise refused[0]
 
 
 def _variants(cls: type) -> list[type]:

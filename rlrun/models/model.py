@@ -47,6 +47,7 @@ from rlrun.models.encoders import (
     flat_size,
     flatten,
 )
+from rlrun.models.gaussian_world_model import GaussianWorldModelConfig
 from rlrun.models.heads import ActionHead, BoxDistribution, EmbeddedHead, QHead, QHeadConfig, action_head, temper
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
@@ -104,7 +105,7 @@ class AttentionConfig(RecurrentConfig):
 class ModelConfig:
     """Options of every model. The subclasses add those of conf/model/output; `others` share none with it."""
 
-    others: ClassVar[tuple[type, ...]] = (WorldModelConfig,)
+    others: ClassVar[tuple[type, ...]] = (WorldModelConfig, GaussianWorldModelConfig)
 
     encoder: str
     encoder_kwargs: Annotated[dict[str, Any], OnlyFor(OWN_ENCODERS)]
@@ -147,10 +148,10 @@ class ModelConfig:
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> type[ModelConfig]:
-        """The class for the file of conf/model/output that the algorithm chose, which its options tell, or that of
-        conf/model/world_model.yaml, whose options have nothing in common with those here."""
+        """The class for the file of conf/model/output that the algorithm chose, which its options tell, or that of a
+        world model (conf/model/), whose options have nothing in common with those here."""
         if "stoch" in values:
-            return WorldModelConfig  # type: ignore[return-value]
+            return GaussianWorldModelConfig if "mean_scale" in values else WorldModelConfig  # type: ignore[return-value]
         if "share_value" in values:
             return DistributionAndValueConfig
         if "action_distribution" in values:

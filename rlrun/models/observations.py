@@ -59,6 +59,13 @@ class Entries(NamedTuple):
         return tuple(image_shape(part.space)[0] for part in self.images)
 
 
+def rows_of(observation: Tensor | Batch, first: int = 0) -> Any:
+    """The rows of an observation [T, B, ...] from row `first` on, as [N, ...]."""
+    if isinstance(observation, Batch):
+        return observation.map(lambda x: x[first:].flatten(0, 1))
+    return observation[first:].flatten(0, 1)
+
+
 def image_shape(space: Box) -> tuple[int, int, int]:
     """Channels, height and width. The channels of stacked frames are those of one image."""
     frames = space.shape[0] if len(space.shape) == 4 else 1
@@ -101,6 +108,20 @@ def entries_of(spec: EnvSpec) -> Entries:
     return Entries(tuple(part for part in parts if part not in images), images)
 
 
+def vectors_of(entries: Entries, observation: Tensor | Batch, squashed: bool) -> Tensor:
+    """All entries that are no images [N, D]. squashed: numbers x as symlog(x)."""
+    made = []
+    for part in entries.vectors:
+        flat = flatten(part.space, at(observation, part.path))
+        made.append(symlog(flat) if squashed and isinstance(part.space, Box) else flat)
+    return torch.cat(made, -1) if len(made) > 1 else made[0]
+
+
+def images_of(entries: Entries, observation: Tensor | Batch) -> Tensor:
+    """All images, their channels one behind the other [N, C, H, W], from 0 to 1."""
+    return torch.cat([pixels(part.space, at(observation, part.path)) for part in entries.images], 1)
+
+
 class WorldEncoder(nn.Module):
     """Makes tokens [N, E] of observations [N, ...]: layers over the vectors, convolutions over the images."""
 
@@ -127,7 +148,7 @@ class WorldEncoder(nn.Module):
         if self.entries.vectors:
             made.append(self.layers(self.vector(observation)))
         if self.entries.images:
-            x = torch.cat([pixels(part.space, at(observation, part.path)) for part in self.entries.images], 1) - 0.5
+            x = images_of(self.entries, observation) - 0.5
             x = x.contiguous(memory_format=torch.channels_last)
             for convolution in self.convolutions:
                 x = convolution(x, pool=True)
@@ -136,11 +157,7 @@ class WorldEncoder(nn.Module):
 
     def vector(self, observation: Tensor | Batch) -> Tensor:
         """All entries that are no images [N, D]."""
-        made = []
-        for part in self.entries.vectors:
-            flat = flatten(part.space, at(observation, part.path))
-            made.append(symlog(flat) if self.symlog and isinstance(part.space, Box) else flat)
-        return torch.cat(made, -1) if len(made) > 1 else made[0]
+        return vectors_of(self.entries, observation, self.symlog)
 
 
 class Convolution(nn.Module):
@@ -167,69 +184,28 @@ class Convolution(nn.Module):
         return activated(x.permute(0, 2, 3, 1), self.scale).permute(0, 3, 1, 2)
 
 
-class WorldDecoder(nn.Module):
-    """Predicts observations from states."""
+class Predictor(nn.Module):
+    """Predicts observations from states. Subclasses define forward(state)."""
 
-    def __init__(self, entries: Entries, cfg: WorldModelConfig, deter: int, size: int, compute: torch.dtype):
-        """deter, size: numbers in h and in z."""
-        super().__init__()
-        self.entries, self.symlog, self.compute = entries, cfg.symlog, compute
-        wide = cfg.widths
-        if entries.vectors:
-            self.layers = stack(deter + size, wide.units, cfg.decoder_layers, compute)
-            self.outputs = nn.ModuleList(
-                Product(wide.units, flat_size(part.space), compute) for part in entries.vectors
-            )
-        if entries.images:
-            depths = [wide.depth * factor for factor in FACTORS]
-            self.small = tuple(side // 2 ** len(FACTORS) for side in entries.side)
-            self.groups, cells = cfg.blocks, self.small[0] * self.small[1] * depths[-1]
-            self.of_h = BlockProduct(deter, cells, self.groups)
-            self.of_z = NormedProduct(size, 2 * wide.units, compute)
-            self.of_hidden = Product(2 * wide.units, cells, compute)
-            self.scale = nn.Parameter(torch.ones(depths[-1]))
-            self.convolutions = nn.ModuleList(
-                Convolution(before, after, compute) for before, after in zip(depths[:0:-1], depths[-2::-1], strict=True)
-            )
-            self.last = Convolution(depths[0], sum(entries.channels), compute, plain=True)
+    entries: Entries
+    symlog: bool  # whether numbers are predicted as symlog(x)
+    weight = 1.0  # of squared errors
 
-    def forward(self, state: State) -> dict[str, Tensor]:
+    def __call__(self, state: State) -> dict[str, Tensor]:
         """What the last layers put out for each entry, by its name: for vectors the numbers [N, D] of flatten(), after
         symlog, or logits of choices; for images numbers from 0 to 1 [N, C, H, W]."""
-        made: dict[str, Tensor] = {}
-        if self.entries.vectors:
-            hidden = self.layers(state.features)
-            for part, output in zip(self.entries.vectors, self.outputs, strict=True):
-                made[part.name] = output(hidden)
-        if self.entries.images:
-            images = self.images(state).split(self.entries.channels, 1)
-            made |= {part.name: image for part, image in zip(self.entries.images, images, strict=True)}
-        return made
-
-    def images(self, state: State) -> Tensor:
-        """[N, all channels, H, W], from 0 to 1."""
-        (height, width), groups, low = self.small, self.groups, self.compute
-        rows = len(state.h)
-        spread = torch.bmm(state.h.to(low).view(rows, groups, -1).transpose(0, 1), self.of_h.weight.to(low))
-        spread = spread.transpose(0, 1).reshape(rows, -1).float() + self.of_h.bias
-        # Each group makes a part of the channels of all places.
-        spread = spread.view(rows, groups, height, width, -1).permute(0, 2, 3, 1, 4).flatten(3)
-        places = self.of_hidden(self.of_z(state.z)).view(rows, height, width, -1)
-        x = activated(spread + places, self.scale).permute(0, 3, 1, 2)
-        for convolution in self.convolutions:
-            x = convolution(F.interpolate(x.to(low), scale_factor=2.0))
-        return self.last(F.interpolate(x.to(low), scale_factor=2.0)).sigmoid()
+        return super().__call__(state)
 
     def loss(self, state: State, observation: Tensor | Batch) -> Tensor:
-        """The sum [N] over all entries of squared errors, or of cross entropies of choices."""
+        """The sum [N] over all entries of errors of numbers, or of cross entropies of choices."""
         total = None
         for part, said in self.paired(state):
             true = at(observation, part.path)
             if isinstance(part.space, Box) and part.space.image:
-                loss = (said - pixels(part.space, true)).square().flatten(1).sum(1)
+                loss = (said - pixels(part.space, true)).square().flatten(1).sum(1) * self.weight
             elif isinstance(part.space, Box):
                 flat = flatten(part.space, true)
-                loss = (said - (symlog(flat) if self.symlog else flat)).square().sum(-1)
+                loss = (said - (symlog(flat) if self.symlog else flat)).square().sum(-1) * self.weight
             else:
                 loss = choice_loss(part.space, said, flatten(part.space, true))
             total = loss if total is None else total + loss
@@ -261,6 +237,58 @@ class WorldDecoder(nn.Module):
                 said = symexp(said)
             made[part.name] = said
         return made
+
+
+class WorldDecoder(Predictor):
+    """The decoder of DreamerV3."""
+
+    def __init__(self, entries: Entries, cfg: WorldModelConfig, deter: int, size: int, compute: torch.dtype):
+        """deter, size: numbers in h and in z."""
+        super().__init__()
+        self.entries, self.symlog, self.compute = entries, cfg.symlog, compute
+        wide = cfg.widths
+        if entries.vectors:
+            self.layers = stack(deter + size, wide.units, cfg.decoder_layers, compute)
+            self.outputs = nn.ModuleList(
+                Product(wide.units, flat_size(part.space), compute) for part in entries.vectors
+            )
+        if entries.images:
+            depths = [wide.depth * factor for factor in FACTORS]
+            self.small = tuple(side // 2 ** len(FACTORS) for side in entries.side)
+            self.groups, cells = cfg.blocks, self.small[0] * self.small[1] * depths[-1]
+            self.of_h = BlockProduct(deter, cells, self.groups)
+            self.of_z = NormedProduct(size, 2 * wide.units, compute)
+            self.of_hidden = Product(2 * wide.units, cells, compute)
+            self.scale = nn.Parameter(torch.ones(depths[-1]))
+            self.convolutions = nn.ModuleList(
+                Convolution(before, after, compute) for before, after in zip(depths[:0:-1], depths[-2::-1], strict=True)
+            )
+            self.last = Convolution(depths[0], sum(entries.channels), compute, plain=True)
+
+    def forward(self, state: State) -> dict[str, Tensor]:
+        made: dict[str, Tensor] = {}
+        if self.entries.vectors:
+            hidden = self.layers(state.features)
+            for part, output in zip(self.entries.vectors, self.outputs, strict=True):
+                made[part.name] = output(hidden)
+        if self.entries.images:
+            images = self.images(state).split(self.entries.channels, 1)
+            made |= {part.name: image for part, image in zip(self.entries.images, images, strict=True)}
+        return made
+
+    def images(self, state: State) -> Tensor:
+        """[N, all channels, H, W], from 0 to 1."""
+        (height, width), groups, low = self.small, self.groups, self.compute
+        rows = len(state.h)
+        spread = torch.bmm(state.h.to(low).view(rows, groups, -1).transpose(0, 1), self.of_h.weight.to(low))
+        spread = spread.transpose(0, 1).reshape(rows, -1).float() + self.of_h.bias
+        # Each group makes a part of the channels of all places.
+        spread = spread.view(rows, groups, height, width, -1).permute(0, 2, 3, 1, 4).flatten(3)
+        places = self.of_hidden(self.of_z(state.z)).view(rows, height, width, -1)
+        x = activated(spread + places, self.scale).permute(0, 3, 1, 2)
+        for convolution in self.convolutions:
+            x = convolution(F.interpolate(x.to(low), scale_factor=2.0))
+        return self.last(F.interpolate(x.to(low), scale_factor=2.0)).sigmoid()
 
 
 def sizes_of(space: Space) -> list[int]:

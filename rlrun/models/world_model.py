@@ -58,9 +58,18 @@ class NoMemoryAsked:
     previous: ClassVar[tuple[bool, bool]] = (False, False)
 
 
+class OwnNetworks:
+    """Options that stand in place of those of other networks. Here is what is asked of those."""
+
+    encoder: ClassVar[str] = "world_model"
+    observation_filter: ClassVar[str] = "none"
+    memory: ClassVar[NoMemoryAsked] = NoMemoryAsked()
+    central: ClassVar[bool] = False
+
+
 @dataclass(frozen=True, kw_only=True)
-class WorldModelConfig:
-    """Options of conf/model/world_model.yaml, which stand in place of those of other networks."""
+class WorldModelConfig(OwnNetworks):
+    """Options of conf/model/world_model.yaml."""
 
     size: Size
     deter: Annotated[int, Count] | None
@@ -83,12 +92,6 @@ class WorldModelConfig:
     max_std: Annotated[float, Positive, OnlyFor(CONTINUOUS)]
     policy_outscale: Annotated[float, NotNegative]
     symlog: bool
-
-    # What is asked of the options of other networks.
-    encoder: ClassVar[str] = "world_model"
-    observation_filter: ClassVar[str] = "none"
-    memory: ClassVar[NoMemoryAsked] = NoMemoryAsked()
-    central: ClassVar[bool] = False
 
     def __post_init__(self):
         if self.widths.deter % self.blocks:

@@ -128,22 +128,23 @@ def recorded_td_error(
     return total + torch.where(follows > 0, follows * q_max.gather(0, end[None])[0], 0.0) - q_taken[0]
 
 
-@torch.no_grad()
 def bootstrapped_returns(reward: Tensor, discount: Tensor, next_value: Tensor, lambda_: Tensor | float) -> Tensor:
-    """Returns R [T, B] of rows whose values may come from elsewhere than the rows themselves (DreamerV3).
+    """Returns R [T, B] of rows whose values may come from elsewhere than the rows themselves (Dreamer).
 
         R_t = r_t + discount_t ((1 - lambda_t) v_{t+1} + lambda_t R_{t+1}),  R_T = v_T
 
-    Source: Sutton & Barto 2018, section 12.1; Hafner et al. 2025, arXiv:2301.04104v2, eq. 6.
+    Gradients go through rewards, discounts and values.
+
+    Source: Sutton & Barto 2018, section 12.1; Hafner et al. 2020, arXiv:1912.01603, eq. 6; 2025,
+    arXiv:2301.04104v2, eq. 6.
 
     Args: reward, discount, next_value [T, B], where next_value[t] is v_{t+1}; lambda_ a number or [T, B], 0 where the
     following return must not be used."""
     assert reward.shape == discount.shape == next_value.shape, (reward.shape, discount.shape, next_value.shape)
     steady = reward + discount * (1.0 - lambda_) * next_value
     decay = discount * lambda_
-    returns = torch.empty_like(steady)
-    following = next_value[-1]
+    returns, following = [], next_value[-1]
     for t in range(len(steady) - 1, -1, -1):
         following = torch.addcmul(steady[t], decay[t], following)
-        returns[t] = following
-    return returns
+        returns.append(following)
+    return torch.stack(returns[::-1])

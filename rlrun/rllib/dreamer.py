@@ -1,11 +1,29 @@
-"""Translates RLlib's options of DreamerV3 to rlrun's, as a part of translate.py.
+"""Translates RLlib's options of Dreamer and DreamerV3 to rlrun's, as a part of translate.py.
 
-RLlib has the algorithm of 2023, rlrun that of 2024: networks, optimiser and two losses are others.
+RLlib has DreamerV3 of 2023, rlrun that of 2024: networks, optimiser and two losses are others. Dreamer is the same one.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlrun.rllib.translation import Translation
+
+FRAME_SKIP = 2  # RLlib's default of env_config.frame_skip, which counts frames instead of env steps
+HORIZON = 1000  # frames of an episode of dm-control, and RLlib's default of the longest one
+# rlrun's options of Dreamer and RLlib's
+PLAIN = {
+    "model_lr": "td_model_lr",
+    "actor_lr": "actor_lr",
+    "value_lr": "critic_lr",
+    "batch_size": "batch_size",
+    "batch_length": "batch_length",
+    "imag_length": "imagine_horizon",
+    "free_nats": "free_nats",
+    "kl_coef": "kl_coeff",
+    "exploration.noise": "explore_noise",
+}
+SIZES_OF_2020 = {"deter_size": "deter", "stoch_size": "stoch", "depth_size": "depth", "hidden_size": "units"}
 
 # RLlib's sizes and those of 2024 that stand in their places; the smallest ones have no counterpart.
 SIZES = {"XS": "size12m", "S": "size25m", "M": "size50m", "L": "size100m", "XL": "size200m"}
@@ -14,10 +32,63 @@ REPORTS = ("report_images_and_videos", "report_dream_data")
 OPTIMIZERS = ("world_model_lr", "actor_lr", "critic_lr", "lr", "lr_schedule")
 
 
+def task_options(one: Translation, kwargs: dict[str, Any]) -> None:
+    """Sets how a task of dm-control is shown, as RLlib's examples do: by images of 64 x 64."""
+    key = "env_config.frame_skip"
+    repeat = int(kwargs.get("frame_skip", FRAME_SKIP))
+    one.set("env.observation", "pixels", why="RLlib's examples show images of 64 x 64")
+    one.set("env.action_repeat", repeat, *([key] if "frame_skip" in kwargs else []), why="RLlib's default is 2")
+    one.repeat = repeat if one.core == "dreamer" else 1
+    for other in kwargs.keys() - {"frame_skip"}:
+        one.say(f"env_config.{other}", "not mapped", why="tasks of dm-control have no such option here")
+
+
 def dreamer(one: Translation) -> None:
+    """Sets what Dreamer or DreamerV3 have."""
+    if one.core == "dreamer":
+        of_2020(one)
+    elif one.core == "dreamerv3":
+        of_2024(one)
+
+
+def of_2020(one: Translation) -> None:
+    """Sets what Dreamer has."""
+    at, repeat = one.inner, one.repeat
+    for ours, theirs in PLAIN.items():
+        one.set(f"{at}.{ours}", one.get(theirs), theirs)
+    one.set(f"{at}.lambda_", one.get("lambda_", "lambda"), "lambda", "lambda_")
+    one.set(f"{at}.discount", one.get("discount", "gamma"), "gamma", "discount")
+    prefill = round(int(one.get("prefill_timesteps")) / repeat)
+    why = "" if repeat == 1 else f"frames, of which an env step has {repeat}"
+    one.set(f"{at}.random_steps", prefill, "prefill_timesteps", why=why)
+    least = int(one.get("batch_length"))
+    starts = max(prefill, round(int(one.get("num_steps_sampled_before_learning_starts", default=0))), least)
+    one.set(f"{at}.learning_starts", starts, "num_steps_sampled_before_learning_starts", why="with prefill_timesteps")
+    length = max(1, round(int(one.get("horizon", default=HORIZON)) / repeat))
+    if "horizon" in one.given:
+        one.set("env.max_episode_steps", length, "horizon", why=why)
+    lengths = ("rollout_fragment_length", "batch_mode")
+    one.set(f"{at}.fragment_length", length, *lengths, why="env steps of an episode, as long as it may be")
+    updates = int(one.get("dreamer_train_iters"))
+    rows = updates * int(one.get("batch_size")) * int(one.get("batch_length"))
+    why = f"{updates} updates for an episode of {length} env steps"
+    one.set(f"{at}.train_ratio", round(rows / length, 3), "dreamer_train_iters", why=why)
+    envs = ("num_envs_per_env_runner", "num_envs_per_worker")
+    one.set(f"{at}.num_envs", int(one.get(*envs, default=1)), *envs)
+    for theirs, ours in SIZES_OF_2020.items():
+        one.set(f"model.{ours}", int(one.get(f"dreamer_model.{theirs}")), f"dreamer_model.{theirs}")
+    one.set("model.hidden", int(one.get("dreamer_model.deter_size")), why="RLlib's is as wide as deter")
+    one.set("model.init_std", float(one.get("dreamer_model.action_init_std")), "dreamer_model.action_init_std")
+    one.say("dreamer_model.custom_model", "dropped", why="the networks are those of the paper")
+    for key in [*one.given, *one.defaults]:
+        if key.startswith("model."):
+            one.say(key, "dropped", why="the networks are those of dreamer_model, in RLlib too")
+        elif key.startswith("exploration_config"):
+            one.say(key, "dropped", why="RLlib's explores by explore_noise alone")
+
+
+def of_2024(one: Translation) -> None:
     """Sets what DreamerV3 has."""
-    if one.core != "dreamerv3":
-        return
     at = one.inner
     size = str(one.get("model_size"))
     why = f"{size} of RLlib's, which is of 2023, has other networks"

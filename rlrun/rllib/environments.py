@@ -85,6 +85,9 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
         made = D4RL[recorded[1]]
         why = f"D4RL's data are of an older {made[:-3]}, whose returns differ a little"
         return Environment(made, family_of(made, needed=False)[0], why)
+    task = re.search(r"\bdm_control_suite\.([a-z]\w*)$", name)
+    if task:
+        return Environment(task[1], family_of(task[1], needed=False)[0])
     known = EXAMPLES.get(short.replace("_", "").lower())
     if known in SEVERAL:
         own = {"num_agents": 1, **kwargs}
@@ -155,6 +158,8 @@ def continuous_actions(env: Environment) -> bool | None:
     """Tells whether actions of one of Gymnasium's or rlrun's environments are continuous; None if that is unknown."""
     import gymnasium
 
+    if env.family == "dmc":
+        return True
     if env.spec is not None:
         action = env.spec.action
         return isinstance(action, Box) if isinstance(action, Box | Discrete) else None

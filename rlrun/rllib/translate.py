@@ -16,7 +16,7 @@ from rlrun.rllib.agents import agents, steps_of_agents
 from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.data import data
-from rlrun.rllib.dreamer import dreamer
+from rlrun.rllib.dreamer import dreamer, task_options
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.maddpg import maddpg
@@ -24,6 +24,7 @@ from rlrun.rllib.networks import memories, networks, sequence_length
 from rlrun.rllib.q_learning import q_learning, replayed
 from rlrun.rllib.team import GROUP, Team, team_of, told
 from rlrun.rllib.translation import (
+    DREAMING,
     EVOLUTION,
     FROM_DATA,
     IMITATION,
@@ -49,7 +50,7 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("DREAMER", "MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
+LATER = ("MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
@@ -156,7 +157,7 @@ class Experiment(Translation):
         joint(self)
         maddpg(self)
         dreamer(self)
-        if self.core not in (*JOINT, "maddpg", "dreamerv3"):
+        if self.core not in (*JOINT, *DREAMING, "maddpg"):
             networks(self)
         self._losses()
         self._sampling()
@@ -191,6 +192,8 @@ class Experiment(Translation):
             why = "rlrun's game always shows its state one-hot"
             if kwargs:
                 self.made.lines.append(Line("env_config", kwargs, "dropped", "", why))
+        elif self.env.family == "dmc":
+            task_options(self, kwargs)
         elif self.made.env == ROCK_PAPER_SCISSORS:
             for key, value in kwargs.items():
                 why = "the players have rock, paper and scissors, in 10 rounds"
@@ -283,14 +286,14 @@ class Experiment(Translation):
             self.set(
                 f"{at}.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows"
             )
-        elif self.core not in (*EVOLUTION, "dreamerv3"):
+        elif self.core not in (*EVOLUTION, *DREAMING):
             steps = self.get("n_step", default=1)
             automatic = max(steps) if isinstance(steps, list) else steps  # as RLlib's `auto`
             sequence = sequence_of(self) if self.core in JOINT else 1
             rows = int(automatic if length == "auto" else length)
             replayed(self, rows, int(batch), envs, lengths, batches, sequence)
         mode = self.get("batch_mode")
-        if self.core == "dreamerv3":
+        if self.core in DREAMING:
             return
         if self.core in EVOLUTION:
             self.say("batch_mode", "dropped", why="whole episodes are played")
@@ -761,8 +764,9 @@ class Experiment(Translation):
                     why = f"rlrun counts env steps, and how many agents {self.env.name} has is unknown here"
                 elif last in STEPS:
                     number = self._agents_of(last) or 1
-                    steps = float(math.ceil(float(value) / number))
+                    steps = float(math.ceil(float(value) / number / self.repeat))
                     why = "" if number == 1 else f"agent steps, of which an env step has {number}"
+                    why = why if self.repeat == 1 else f"frames, of which an env step has {self.repeat}"
                     why = self._rows_learnt(steps) if self.offline else why
                     how, became = "mapped", f"env_steps={flow(rounded(steps))}"
                 elif last == "time_total_s":

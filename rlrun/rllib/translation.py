@@ -43,11 +43,20 @@ RUNS = {
     "BC": "bc",
     "MARWIL": "marwil",
     "CQL": "cql",
+    "Dreamer": "dreamer",
+    "DREAMER": "dreamer",
     "DreamerV3": "dreamerv3",
     "DREAMERV3": "dreamerv3",
 }
-DEFAULTS_OF = {"SIMPLEQ": "SimpleQ", "APEX_DQN": "APEX", "RAINBOW": "DQN", "DREAMERV3": "DreamerV3"}
+DEFAULTS_OF = {
+    "SIMPLEQ": "SimpleQ",
+    "APEX_DQN": "APEX",
+    "RAINBOW": "DQN",
+    "DREAMER": "Dreamer",
+    "DREAMERV3": "DreamerV3",
+}
 APEX = {"dqn": "apex", "ddpg": "apex_ddpg", "qmix": "apex"}  # Ape-X around them
+DREAMING = ("dreamer", "dreamerv3")  # learn in the dreams of a world model
 JOINT = ("qmix", "vdn", "iql")  # learn several agents together
 Q_LEARNING = ("dqn", "c51", "rainbow", "r2d2")
 SOFT = ("sac", "cql")  # actors that are drawn from, with a temperature
@@ -86,6 +95,7 @@ class Translation:
 
     discrete: bool | None  # whether actions are discrete; None: unknown
     minibatch_unit: int = 1  # minibatches are multiples of these env steps
+    repeat: int = 1  # frames of an env step, where the file counts frames
     minibatch_rows: int | None = None  # rows of one policy in RLlib's minibatches; None: there are none
 
     def __init__(

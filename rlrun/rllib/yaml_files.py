@@ -34,6 +34,7 @@ GROUPS = (
     "policy_model",
     "optimization",
     "optimization_config",
+    "dreamer_model",
 )
 
 

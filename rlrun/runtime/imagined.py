@@ -49,7 +49,9 @@ def world_model(trained: Trained) -> Algorithm:
     no world model or its environment several agents."""
     config = trained.config
     if not config.algorithm.has_world_model:
-        raise UserError(f"imagine=true needs a world model, and {config.algo.name} has none: dreamerv3 learns one")
+        raise UserError(
+            f"imagine=true needs a world model, and {config.algo.name} has none: dreamer and dreamerv3 learn one"
+        )
     if trained.spec.agents is not None:
         raise UserError(f"imagine=true shows environments with one agent, and {trained.spec.name} has several")
     if isinstance(config.env, RecordedConfig):

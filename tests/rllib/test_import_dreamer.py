@@ -1,11 +1,9 @@
-"""RLlib's DreamerV3 files: what each option becomes, and that the result starts."""
+"""RLlib's Dreamer and DreamerV3 files: what each option becomes, and that the result starts."""
 
 import pytest
-import yaml
 from conftest import compose
 
 from rlrun.config.run import type_config
-from rlrun.core.errors import UserError
 from rlrun.rllib.option_map import option_map
 from rlrun.rllib.translate import translate
 
@@ -59,6 +57,42 @@ def test_the_papers_names_are_mapped_too():
     assert rows["fcnet_hiddens"] is None and rows["lstm_cell_size"] is None
 
 
-def test_dreamer_of_2020_comes_later():
-    with pytest.raises(UserError, match="later release"):
-        translate("one", yaml.safe_load("{run: Dreamer, env: Pendulum-v1, config: {}}"), "file.yaml")
+# dreamer-deepmind-control.yaml of RLlib 1.0 to 2.7, on one of its tasks.
+CONTROL = {
+    "run": "DREAMER",
+    "env": "ray.rllib.examples.env.dm_control_suite.walker_walk",
+    "stop": {"timesteps_total": 1000000},
+    "config": {
+        "td_model_lr": 0.0006, "actor_lr": 8e-05, "critic_lr": 8e-05, "discount": 0.99, "lambda": 0.95, "dreamer_train_iters": 100,
+        "horizon": 1000, "batch_size": 50, "batch_length": 50, "imagine_horizon": 15, "free_nats": 3.0, "batch_mode": "complete_episodes",
+        "num_gpus": 1, "num_workers": 0, "clip_actions": False, "framework": "torch",
+    },
+}  # fmt: skip
+
+
+def test_rllibs_file_of_dreamer_is_the_papers():
+    (made,) = translate("one", CONTROL, "file.yaml")
+    words = [f"{name}={value}" for name, value in made.values.items()]
+    config, paper = (
+        type_config(compose("algo=dreamer", f"env={made.env}", *more)).algo
+        for more in (words, ["env.observation=pixels", "env.action_repeat=2"])
+    )
+    assert made.env == "walker_walk" and made.values["env.observation"] == "pixels" and made.values["env_steps"] == 500000
+    assert config == paper, "the defaults are those of the paper, and RLlib's too"
+    assert {line.how for line in made.lines} <= {"mapped", "added", "dropped"}
+
+
+def test_options_of_dreamer_keep_their_meaning():
+    more = {
+        "env_config": {"frame_skip": 4}, "dreamer_train_iters": 50, "batch_size": 10, "prefill_timesteps": 4000, "explore_noise": 0.2, "kl_coeff": 0.5,
+        "clip_rewards": True, "grad_clip": 10.0, "dreamer_model": {"deter_size": 32, "stoch_size": 8, "depth_size": 4, "hidden_size": 16, "action_init_std": 2.0},
+    }  # fmt: skip
+    (made,) = translate("one", {**CONTROL, "config": {**CONTROL["config"], **more}}, "file.yaml")
+    wanted = {
+        "env.action_repeat": 4, "env.max_episode_steps": 250, "algo.fragment_length": 250, "algo.train_ratio": 100.0, "algo.random_steps": 1000,
+        "algo.learning_starts": 1000, "algo.exploration.noise": 0.2, "algo.kl_coef": 0.5, "algo.reward_clip": "sign", "algo.max_grad_norm": 10,
+        "model.deter": 32, "model.hidden": 32, "model.stoch": 8, "model.depth": 4, "model.units": 16, "model.init_std": 2.0, "env_steps": 250000,
+    }  # fmt: skip
+    assert {name: made.values.get(name) for name in wanted} == wanted
+    rows = {row["rllib"] for row in option_map("dreamer")}
+    assert {name for name in CONTROL["config"] if name not in ("num_gpus", "framework")} <= rows | {"clip_actions", "horizon"}
