@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import CONTINUOUS, IMAGES, OnlyFor
+from rlrun.core.conditions import CONTINUOUS, IMAGES, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.models.encoders import ACTIVATIONS, flat_size
@@ -46,7 +46,7 @@ class GaussianWorldModelConfig(OwnNetworks):
     encoder_layers: Annotated[int, Count]
     decoder_layers: Annotated[int, Count]
     reward_layers: Annotated[int, Count]
-    continue_layers: Annotated[int, Count]
+    continue_layers: Annotated[int, Count, OnlyWith("algo.continuation")]
     value_layers: Annotated[int, Count]
     policy_layers: Annotated[int, Count]
     activation: Activation

@@ -60,6 +60,7 @@ WHOLE["td3"] += ["algo.policy_delay=1"]
 WHOLE["td3_bc"] += ["algo.policy_delay=1", "algo.n_step=1"]
 # LaProp moves weights by lr however small their gradients are, and so magnifies rounding.
 WHOLE["dreamerv3"] = ["algo.optimizer.kind=sgd"]
+WHOLE["dreamer"] = ["algo.model_lr=0.01", "algo.actor_lr=0.01", "algo.value_lr=0.01", "algo.free_nats=0.5", "algo.continuation=true"]
 WHOLE["icm"] = ["algo.minibatch_size=20", "algo.sequence_length=5", "+algo.max_grad_norm=1.0"]
 SPACES = {
     "discrete": CASES["discrete"],
@@ -86,7 +87,7 @@ def updates(ranks: Ranks, algo: str, case: str):
     words = [
         *SPACES.get(case, SPACES["discrete"]),
         *WHOLE.get(algo, []),
-        *([] if algo in [*ACTORS, "maddpg"] else ["algo.lr=0.01"]),
+        *([] if algo in [*ACTORS, "maddpg", "dreamer"] else ["algo.lr=0.01"]),
     ]
     wiring, _, sampler = start(typed, algo, *words)
     data = batches(wiring, sampler, 2)
