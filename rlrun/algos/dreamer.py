@@ -95,6 +95,7 @@ class Dreamer(Algorithm):
             rows_learnt=cfg.batch_length,
             obs="all",
             sequences=True,
+            priorities=False,
         )
         return Needs(
             rows=cfg.batch_length,
