@@ -180,12 +180,6 @@ OTHERS |= {("marwil", "learns_from"): "data", ("marwil", "fragment_length"): 64}
 UNUSED = {"fragment_length": 1, "num_envs": 1, "replay_ratio": 256.0, "learning_starts": 100, "random_steps": 100}
 UNUSED |= {"input_priorities": False, "lagrangian_threshold": 5.0, "model.action_distribution": "squashed_gaussian"}
 OTHERS |= {("cql", name): value for name, value in {**NO_SEQUENCES, **UNUSED}.items()}
-# RLlib's Dreamer has the paper's networks and noise, and does not predict whether an episode goes on
-DREAMER = {"exploration.kind": "noise", "continuation": False, "continue_coef": 10.0, "optimizer.epsilon": 1e-7}
-DREAMER |= {"model.encoder_layers": 2, "model.decoder_layers": 2, "model.policy_layers": 4, "model.conv_activation": "relu"}
-DREAMER |= {"model.reward_layers": 2, "model.continue_layers": 3, "model.value_layers": 3, "model.mean_scale": 5.0}
-DREAMER |= {"model.min_std": 0.1, "model.action_min_std": 1e-4}
-OTHERS |= {("dreamer", name): value for name, value in DREAMER.items()}
 
 
 def leaves(values, path=""):
