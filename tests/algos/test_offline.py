@@ -765,6 +765,8 @@ def test_the_policy_of_a_clone_is_that_of_ppo(algo, words):
     clone = algorithm(algo, *sequences, *words, env="CartPole-v1", hidden=[8])
     ppo = algorithm("ppo", *words, env="CartPole-v1", hidden=[8], seed=3)
     ppo.policy.load_state_dict(clone.policy.state_dict())
+    taken, given = ppo.policy.state_dict(), clone.policy.state_dict()
+    assert taken.keys() == given.keys() and all(torch.equal(taken[name], given[name]) for name in given)
 
 
 @pytest.mark.parametrize(
