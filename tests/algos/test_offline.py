@@ -834,7 +834,7 @@ def test_an_algorithm_writes_priorities_unless_it_says_that_it_does_not(typed, a
 def test_rows_are_not_drawn_by_priorities_that_nobody_writes(typed, tmp_path):
     data = f"data.path={data_of('CartPole-v1', tmp_path / 'data')}"
     unranked = [algo for algo, needs in NEEDS.items() if needs.replay is not None and not needs.replay.priorities]
-    assert {*IMITATING, "dreamerv3"} == set(unranked)
+    assert {*IMITATING, "dreamer", "dreamerv3"} == set(unranked)
     for algo in unranked:
         for words in ([data] if algo in IMITATING else [], ["runner=replay"]):
             with pytest.raises(UserError, match=f"{algo} writes no priorities.*use replay=uniform"):
