@@ -114,13 +114,15 @@ class LearnerParts:
         first: this recorder belongs to the acting thread, whose work goes before the learner's."""
         return self.recorder or (CudaGraphs(self.device, first) if self.records else None)
 
-    def learning_recorder(self) -> GraphRecorder | None:
-        """Returns a new recorder of updates. Code that is the user's may do on the way what no tape shows."""
+    def learning_recorder(self, policy: Policy) -> GraphRecorder | None:
+        """Returns a new recorder of updates. On a CPU, images and memory gain nothing from it, and code that is the
+        user's may do on the way what no tape shows."""
         kind, model = self.config.algorithm, vars(self.config.run.model).values()
         ours = kind.__module__.startswith("rlrun.") and not any(isinstance(x, str) and is_path(x) for x in model)
-        if not self.resources.tapes or not ours or kind.side_by_side or self.resources.compile:
-            return self.make_recorder()
-        return self.recorder or Tapes()
+        small = not any(isinstance(part, ImageEncoder) or hasattr(part, "fixed_kernels") for part in policy.modules())
+        if self.resources.tapes and ours and small and not kind.side_by_side:
+            return self.recorder or Tapes()
+        return self.make_recorder()
 
     @property
     def products(self) -> Products:
@@ -152,7 +154,7 @@ class LearnerParts:
                     self.device,
                     rng,
                     self.beside,
-                    self.learning_recorder(),
+                    self.learning_recorder(policy),
                     self.ranks,
                     model,
                     sparse=self.plan.whole_after is not None,
