@@ -155,7 +155,7 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
     from rlrun.envs.agent_games import AgentsConfig
     from rlrun.envs.dmc import DmcConfig
     from rlrun.envs.gym import GymConfig
-    from rlrun.models.model import AttentionConfig, ModelConfig
+    from rlrun.models.config import AttentionConfig, ModelConfig
     from rlrun.replay.layout import PrioritizedReplayConfig
 
     def config(algo: str) -> type:
