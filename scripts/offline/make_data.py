@@ -7,7 +7,8 @@ sampling policies of this repository (tuned/offline/NAME-LEVEL.safetensors, with
 play; with --train they are trained anew and replaced, and the replay is recorded meanwhile.
 Each set is FOLDER/NAME-LEVEL, and holds the mean returns of the random and the expert policy as references for
 normalised scores, which are measured in 100 episodes each. `medium` is the first policy that gets a third of the way
-from the random return to the expert's. A set has another name until it is complete. The sum that is printed with it is
+from the random return to the expert's. Where nobody has trained an expert yet (`last` in NAME.json is `medium`),
+`medium` is the last policy of the run, and sets hold no references. A set has another name until it is complete. The sum that is printed with it is
 that of its rows (`rlrun data` shows it too): on one kind of machine, a set that is made again has the same one, wherever
 and whenever it is made."""
 
@@ -73,6 +74,12 @@ def loaded(name: str, level: str) -> Trained:
     return Trained(POLICIES, config, spec, policy, Clock(steps, 0))
 
 
+def has_policy(name: str, level: str) -> bool:
+    """Whether random actions or a policy of this repository can play a level, or its run can be repeated."""
+    needed = {"random": None, "medium_replay": "medium", "replay": "expert"}.get(level, level)
+    return needed is None or needed in described(name)["levels"]
+
+
 def sampled(name: str, level: str, folder: Path, rows: int, command: str, seed: int = 0) -> dict[str, Any]:
     """Records a set. Policies are sampled, as D4RL's are."""
     way: Any = "random" if level == "random" else "explore"
@@ -108,11 +115,13 @@ def train(name: str, folder: Path) -> None:
                 wish = Wish(20, None)
                 return record(load(run, str(at)), Path(other) / "set", wish, "explore", 2000, 8, "")["return_mean"]
 
-        random, best = reference(name, "random"), played(steps[-1])
-        wanted = random + THIRD * (best - random)
-        medium = next(at for at in steps if played(at) >= wanted)
+        kept = {last_level(name): steps[-1]}
+        if "medium" not in kept:
+            random, best = reference(name, "random"), played(steps[-1])
+            wanted = random + THIRD * (best - random)
+            kept = {"medium": next(at for at in steps if played(at) >= wanted), **kept}
         facts["levels"] = {}
-        for level, at in (("medium", medium), ("expert", steps[-1])):
+        for level, at in kept.items():
             weights = load(run, str(at)).policy.state_dict()
             path = POLICIES / f"{name}-{level}.safetensors"
             save_file({key: value.contiguous() for key, value in weights.items()}, str(path))
@@ -120,6 +129,11 @@ def train(name: str, folder: Path) -> None:
             facts["levels"][level] = {"env_steps": at, "sampled_return": played(at)}
         write_atomically(POLICIES / f"{name}.json", json.dumps(facts, indent=1) + "\n")
     replay(name, folder, "medium")
+
+
+def last_level(name: str) -> str:
+    """The level of the policy at the end of a run: expert, or medium where no expert has been trained."""
+    return described(name).get("last", "expert")
 
 
 def replay(name: str, folder: Path, level: str) -> None:
@@ -155,6 +169,12 @@ def main() -> int:
     unknown = set(said.names) - set(known) | set(said.levels.split(",")) - set(ALL)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}, and the levels {', '.join(ALL)}")
+    asked = [(name, level) for name in said.names for level in said.levels.split(",")]
+    missing = [f"{name}-{level}" for name, level in asked if not (has_policy(name, level) or said.train)]
+    missing += [f"{name}-{level}" for name, level in asked if said.train and level in ("expert", "replay")
+                and last_level(name) != "expert"]
+    if missing:
+        parser.error(f"no policy has been trained for {', '.join(missing)}: tuned/offline says which levels there are")
     torch.set_num_threads(1)
     for name in said.names:
         if said.train:
@@ -174,7 +194,8 @@ def main() -> int:
                 folder.rename(made)  # train() has recorded it
             else:
                 replay(name, made, "medium")
-            set_references(made, reference(name, "random"), reference(name, "expert"))
+            if has_policy(name, "expert"):
+                set_references(made, reference(name, "random"), reference(name, "expert"))
             made.rename(folder)
             print(f"{folder} {content(folder)}", flush=True)
     return 0
