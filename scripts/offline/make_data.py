@@ -171,8 +171,11 @@ def main() -> int:
         parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}, and the levels {', '.join(ALL)}")
     asked = [(name, level) for name in said.names for level in said.levels.split(",")]
     missing = [f"{name}-{level}" for name, level in asked if not (has_policy(name, level) or said.train)]
-    missing += [f"{name}-{level}" for name, level in asked if said.train and level in ("expert", "replay")
-                and last_level(name) != "expert"]
+    missing += [
+        f"{name}-{level}"
+        for name, level in asked
+        if said.train and level in ("expert", "replay") and last_level(name) != "expert"
+    ]
     if missing:
         parser.error(f"no policy has been trained for {', '.join(missing)}: tuned/offline says which levels there are")
     torch.set_num_threads(1)
