@@ -62,8 +62,9 @@ def _held_out(one: Translation) -> str | None:
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if isinstance(value, dict) and len(value) == 1:
         value = next(iter(value))
-    known = isinstance(value, str) and value not in (SAMPLER, "dataset")
-    return value if known and "://" not in value and not value.startswith("d4rl.") else None
+    if not isinstance(value, str) or value in (SAMPLER, "dataset"):
+        return None
+    return None if "://" in value or value.startswith("d4rl.") else value
 
 
 def _problem(one: Translation, foreign: list[str], wanted: list[str], path: str | None) -> tuple[How, str | None]:
