@@ -20,7 +20,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
 from rlrun.envs import drawing
 from rlrun.envs.mujoco import listen, uses_mujoco
-from rlrun.envs.names import numbered
+from rlrun.envs.names import check_present, numbered
 from rlrun.envs.wrapped import Pixels, Repeat
 
 
@@ -227,6 +227,8 @@ def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
     except UserError:
         raise
     except Exception as error:  # the user's own constructor may raise anything
+        if isinstance(error, gymnasium.error.DependencyNotInstalled | ImportError):
+            check_present("gym", cfg.name)  # names rlrun's extra; a tuned file's env was not looked at before
         raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
 
 

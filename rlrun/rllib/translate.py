@@ -18,6 +18,7 @@ from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.data import data
 from rlrun.rllib.dreamer import dreamer, task_options
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
+from rlrun.rllib.estimates import estimates
 from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.maddpg import maddpg
 from rlrun.rllib.networks import memories, networks, sequence_length
@@ -163,6 +164,7 @@ class Experiment(Translation):
         self._sampling()
         agents(self, lambda other: Experiment(name, run, env, other, {}, source, place, team_of(other, place, run)))
         data(self)
+        estimates(self)
         self._evaluation()
         self._optimizer()
         self._the_rest()
@@ -579,6 +581,8 @@ class Experiment(Translation):
         elif interval:
             why = "iterations of RLlib's loop last for a time here; eval.every= counts env steps and is off by default"
             self.say("evaluation_interval", "not mapped", why=why)
+        if "eval.estimate.methods" in self.made.values and "eval.every" not in self.made.values:
+            self.set("eval.every", LOOK_EVERY, why="RLlib estimates in every iteration of its loop")
 
     def _iteration(self) -> int | None:
         """Returns the env steps of an iteration of RLlib's loop, or None if a clock ends it."""
