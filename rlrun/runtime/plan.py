@@ -237,7 +237,12 @@ def make_spec(config: Typed, needs: Needs) -> EnvSpec:
     """The environment with everything in its rows that the algorithm and its networks ask for."""
     prev_action, prev_reward = config.run.model.memory.previous
     spec = registry.make_spec(
-        config.env, prev_action, prev_reward or needs.sees_reward, joint=needs.joint, state=config.run.model.central
+        config.env,
+        prev_action,
+        prev_reward or needs.sees_reward,
+        joint=needs.joint,
+        state=config.run.model.central,
+        game=needs.simulator,
     )
     teams = {} if spec.agents is None else config.algorithm.teams(config.algo, spec.agents.names)
     return replace(spec, agents=replace(spec.agents, teams=tuple(teams.items()))) if teams else spec  # type: ignore[type-var]

@@ -13,6 +13,7 @@ import torch
 from rlrun.core.algorithm import Algorithm, FromReplay, Needs
 from rlrun.core.checkpoint import ROWS, load_part
 from rlrun.core.errors import UserError
+from rlrun.core.games import STATE
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import Ranks
 from rlrun.core.seeding import Seeds
@@ -264,7 +265,7 @@ def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, ma
     """Returns the layout of one learner's replay."""
     assert needs.replay is not None
     return Layout(
-        obs=spec.obs_rows,
+        obs={name: part for name, part in spec.obs_rows.items() if name != STATE},  # nobody learns from it
         action=spec.action_row,
         record=policy.record_spec(needs.record),
         core=policy.core_spec(),
@@ -280,4 +281,6 @@ def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, ma
         stack=spec.stack,
         capacity=-(-cfg.capacity // made.num_learners),
         reward=spec.reward_row,
+        outcomes=needs.replay.outcomes,
+        drawn=needs.replay.drawn,
     )
