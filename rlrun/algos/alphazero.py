@@ -55,8 +55,8 @@ class Config(ActingConfig):
     max_grad_norm: Annotated[float, NotNegative]
     value_coef: Annotated[float, NotNegative]
     search: SearchConfig
-    temperature: Annotated[Schedule, NotNegative, OnlyWith("search.root", "puct")]
-    temperature_moves: Annotated[Annotated[int, Count] | None, OnlyWith("search.root", "puct")]
+    temperature: Annotated[Schedule, NotNegative, OnlyWith("algo.search.root", "puct")]
+    temperature_moves: Annotated[Annotated[int, Count] | None, OnlyWith("algo.search.root", "puct")]
     eval_simulations: Annotated[int, NotNegative] | None
     ranked: RankedConfig
 
