@@ -17,7 +17,8 @@ Metrics: learn/policy_loss: mean cross-entropy of the search's policy and the ne
 entropy of the network's policy; kl of the search's policy and the network's, which falls as the search finds less that
 is new; explained_variance of the values; with ranked rewards threshold and won, the share of the labels that are 1;
 grad_norm before clipping; lr.
-Checked: tests/policies/test_search.py (a recursive search; known answers), tests/algos/test_alphazero.py, tuned/alphazero/.
+Checked: tests/algos/test_tree_search.py (a recursive search; known answers), tests/algos/test_alphazero.py,
+tuned/alphazero/.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Simulators: games whose rules are a pure function of a state, so that a search can try moves before one is played.
 
 A state is a row of S numbers, and all functions take B states at once. Rows of experience hold the state beside the
-observation, in `game_state`, and behind it what the episode has paid so far and whether the agent of this column chooses
-the next action (1 or 0)."""
+observation, in `game_state`, and behind it what the episode has paid so far, and whether the agent of this column
+chooses the next action (1 or 0)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlrun.core.env import Rows
 STATE = "game_state"  # the part of rows with the simulator's state
 
 
-class Played(NamedTuple):
+class Moved(NamedTuple):
     """What one move led to in every one of B games."""
 
     state: np.ndarray  # [B, S]
@@ -43,7 +43,7 @@ class Simulator(Protocol):
         [B, A] if some actions may be illegal."""
         ...
 
-    def step(self, state: np.ndarray, action: np.ndarray) -> Played:
+    def step(self, state: np.ndarray, action: np.ndarray) -> Moved:
         """Plays legal actions [B] in games that are not over."""
         ...
 

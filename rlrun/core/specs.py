@@ -251,8 +251,8 @@ class EnvSpec:
     """The facts of an environment that models, policies and samplers need."""
 
     name: str
-    # "observation", and "action_mask" (MultiBinary) if the env says which actions are legal; also "state" and "game_state"
-    # where an algorithm asks for them.
+    # "observation", and "action_mask" (MultiBinary) if the env says which actions are legal; also "state" and
+    # "game_state" where an algorithm asks for them.
     obs: dict[str, Any]
     action: Space
     # The field that a row holds for a reward. It has an axis if a column has several rewards, as one for each agent.

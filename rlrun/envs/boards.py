@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from rlrun.core.env import Rows
-from rlrun.core.games import Played, Rules, Simulator
+from rlrun.core.games import Moved, Rules, Simulator
 
 
 @cache
@@ -69,7 +69,7 @@ class Board(Rules):
         """The field [B] onto which each action puts a piece."""
         return action
 
-    def step(self, state: np.ndarray, action: np.ndarray) -> Played:
+    def step(self, state: np.ndarray, action: np.ndarray) -> Moved:
         rows, field = np.arange(len(state)), self.field(state, action)
         after = state.copy()
         after[rows, field] = 1
@@ -77,7 +77,7 @@ class Board(Rules):
         full = (after[:, : self.fields] != 0).all(1)
         after[:, : self.fields] *= -1
         after[:, -1] = 1 - after[:, -1]
-        return Played(after, won.astype(np.float32), won | full)
+        return Moved(after, won.astype(np.float32), won | full)
 
 
 class TicTacToe(Board):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from rlrun.core.env import Rows
-from rlrun.core.games import Played, Rules, Simulator
+from rlrun.core.games import Moved, Rules, Simulator
 
 
 class SparseCartPole(Rules):
@@ -30,7 +30,7 @@ class SparseCartPole(Rules):
     def observe(self, state: np.ndarray) -> Rows:
         return {"observation": state[:, :4].astype(np.float32)}
 
-    def step(self, state: np.ndarray, action: np.ndarray) -> Played:
+    def step(self, state: np.ndarray, action: np.ndarray) -> Moved:
         x, speed, angle, turning, steps = state.T
         cos, sin = np.cos(angle), np.sin(angle)
         push = np.where(action == 1, 10.0, -10.0)
@@ -43,7 +43,7 @@ class SparseCartPole(Rules):
         )
         fallen = (np.abs(after[:, 0]) > 2.4) | (np.abs(after[:, 2]) > 12 * 2 * np.pi / 360)
         over = fallen | (after[:, 4] >= self.max_steps)
-        return Played(after, np.where(over, after[:, 4], 0.0).astype(np.float32), over)
+        return Moved(after, np.where(over, after[:, 4], 0.0).astype(np.float32), over)
 
 
 class Knapsack(Rules):
@@ -107,7 +107,7 @@ class Knapsack(Rules):
         items = [np.minimum(weight / room[:, None], 2.0), value / np.maximum(more, 1.0)[:, None], there]
         return {"observation": np.concatenate([np.stack(numbers, 1), *items], 1).astype(np.float32)}
 
-    def step(self, state: np.ndarray, action: np.ndarray) -> Played:
+    def step(self, state: np.ndarray, action: np.ndarray) -> Moved:
         after, rows = state.copy(), np.arange(len(state))
         item = state[:, 0].astype(np.int64)
         packed = action == 1
@@ -121,7 +121,7 @@ class Knapsack(Rules):
         after[:, 1] -= np.where(all_fit, rest, 0.0)
         after[:, 0] = np.where(all_fit, self.items, self._next(after))
         over = after[:, 0] >= self.items
-        return Played(after, np.where(over, after[:, 2] / after[:, 3], 0.0).astype(np.float32), over)
+        return Moved(after, np.where(over, after[:, 2] / after[:, 3], 0.0).astype(np.float32), over)
 
     def results(self, state: np.ndarray) -> dict[str, float]:
         """What a game that is over [S] reached, as shares of the best value, which dynamic programming finds."""
@@ -146,8 +146,6 @@ def optimum(weight: np.ndarray, value: np.ndarray, room: int) -> float:
 
 class PuzzleEnv(gymnasium.Env):
     """A simulator of a game for one as a Gymnasium environment."""
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
 
     def __init__(self, simulator: Simulator):
         self.simulator: Any = simulator

@@ -78,8 +78,8 @@ def make_spec(
     """Describes an environment, whose rows hold the last action and reward as asked for.
 
     joint: whether all agents are in one column. state: whether each agent's rows hold the state of all. game: whether
-    they hold the state of the environment's simulator, for algorithms that search. Raises UserError if the environment cannot be made, has spaces that rlrun does not support, or has one agent alone where
-    several are asked for.
+    they hold the state of the environment's simulator, for algorithms that search. Raises UserError if the environment
+    cannot be made, has spaces that rlrun does not support, or has one agent alone where several are asked for.
     """
     spec: EnvSpec
     if state and not isinstance(cfg, AgentsConfig | RecordedConfig):

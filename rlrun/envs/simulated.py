@@ -13,7 +13,7 @@ import numpy as np
 
 from rlrun.core.env import Rows, Step, VectorEnv, map_rows
 from rlrun.core.errors import UserError, told
-from rlrun.core.games import BEHIND, STATE, GameSpec, Played, Simulator
+from rlrun.core.games import BEHIND, STATE, GameSpec, Moved, Simulator
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs import gym
 from rlrun.envs.agents import AgentsConfig, AgentsEnv, TurnsGame, make_game
@@ -88,7 +88,7 @@ def simulator_of(cfg: Any) -> Simulator:
 # -- environments with get_state and set_state -------------------------------------------------------------------------
 
 
-class Kept(NamedTuple):
+class HeldState(NamedTuple):
     """A state of an environment, which rows name by a number."""
 
     state: Any  # what get_state() returned; None at an end
@@ -96,11 +96,11 @@ class Kept(NamedTuple):
     paid: float  # rewards of the episode before it
 
 
-_KEPT: dict[int, Kept] = {}  # of this process: environments and the searches that begin at them share it
+_KEPT: dict[int, HeldState] = {}  # of this process: environments and the searches that begin at them share it
 _numbers = itertools.count(1)
 
 
-def keep(kept: Kept) -> int:
+def keep(kept: HeldState) -> int:
     number = next(_numbers)
     _KEPT[number] = kept
     return number
@@ -122,7 +122,7 @@ class CopiedGame:
         """One observation of the environment -> leaves [1, ...]."""
         return map_rows(gym.to_rows(self.spec, _batched(obs)), np.array)
 
-    def _keep(self, kept: Kept) -> int:
+    def _keep(self, kept: HeldState) -> int:
         self.made.append(keep(kept))
         return self.made[-1]
 
@@ -130,14 +130,14 @@ class CopiedGame:
         numbers = []
         for seed in rng.integers(2**31, size=count).tolist():
             obs, _ = self.env.reset(seed=seed)
-            numbers.append(self._keep(Kept(self.inside.get_state(), self._rows(obs), 0.0)))
+            numbers.append(self._keep(HeldState(self.inside.get_state(), self._rows(obs), 0.0)))
         return np.array(numbers, dtype=np.float64)[:, None]
 
     def observe(self, state: np.ndarray) -> Rows:
         rows = [_KEPT[number].rows for number in state[:, 0].tolist()]
         return _joined(rows)
 
-    def step(self, state: np.ndarray, action: np.ndarray) -> Played:
+    def step(self, state: np.ndarray, action: np.ndarray) -> Moved:
         after, reward, over = [], np.zeros(len(state), dtype=np.float32), np.zeros(len(state), dtype=bool)
         start = self.spec.action.start if isinstance(self.spec.action, Discrete) else 0
         for i, (number, move) in enumerate(zip(state[:, 0].tolist(), action.tolist(), strict=True)):
@@ -146,8 +146,8 @@ class CopiedGame:
             obs, reward[i], terminated, truncated, _ = self.inside.step(move + start)
             over[i] = terminated or truncated
             held = None if over[i] else self.inside.get_state()
-            after.append(self._keep(Kept(held, self._rows(obs), kept.paid + float(reward[i]))))
-        return Played(np.array(after, dtype=np.float64)[:, None], reward, over)
+            after.append(self._keep(HeldState(held, self._rows(obs), kept.paid + float(reward[i]))))
+        return Moved(np.array(after, dtype=np.float64)[:, None], reward, over)
 
     def paid(self, state: np.ndarray) -> np.ndarray:
         return np.array([_KEPT[number].paid for number in state[:, 0].tolist()], dtype=np.float32)
@@ -170,7 +170,9 @@ def _batched(obs: Any) -> Any:
 
 def _joined(rows: list[Rows]) -> Rows:
     return {
-        name: _joined([one[name] for one in rows]) if isinstance(part, dict) else np.concatenate([r[name] for r in rows])
+        name: _joined([one[name] for one in rows])
+        if isinstance(part, dict)
+        else np.concatenate([r[name] for r in rows])
         for name, part in rows[0].items()
     }
 
@@ -245,7 +247,8 @@ class WithGame:
             for number, game in enumerate(self.env.games):
                 if not self.env.ended[number]:
                     columns = slice(number * many, (number + 1) * many)
-                    self.rows[columns, :-BEHIND] = game.env.game_state
+                    made: Any = game.env
+                    self.rows[columns, :-BEHIND] = made.game_state
                     self.rows[number * many + self.env.index[game.deciding[0]], -1] = 1
             return {**obs, STATE: self.rows}
         assert isinstance(self.env, GymEnv)
@@ -260,10 +263,10 @@ class WithGame:
             self.rows[number, :-BEHIND] = env.game_state
         elif going:
             seen = map_rows(obs, lambda part: np.array(part[number : number + 1]))
-            self.rows[number, 0] = self._replace(number, Kept(env.get_state(), seen, float(self.paid[number])))
+            self.rows[number, 0] = self._replace(number, HeldState(env.get_state(), seen, float(self.paid[number])))
         self.rows[number, -BEHIND:] = self.paid[number], going
 
-    def _replace(self, number: int, kept: Kept) -> int:
+    def _replace(self, number: int, kept: HeldState) -> int:
         """Keeps an environment's state in place of the one before it."""
         _KEPT.pop(self.held.get(number, 0), None)
         self.held[number] = keep(kept)

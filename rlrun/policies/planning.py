@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class RankedConfig:
     ties: Annotated[Literal["random", "won"], OnlyWith("enabled")]
 
 
-class Guess(NamedTuple):
+class Guessed(NamedTuple):
     """What the network says."""
 
     log_probs: Tensor  # [..., A]
@@ -107,7 +107,7 @@ class SearchPolicy(FiltersObservations, Policy):
 
     # -- the network ---------------------------------------------------------------------------------------------------
 
-    def guess(self, obs: Batch) -> Guess:
+    def guess(self, obs: Batch) -> Guessed:
         """obs leaves [T, B, ...] -> log-probabilities of moves [T, B, A] and values [T, B]."""
         seen, meaning = without_meaning(self.seen(obs), self.embedding)
         first = next(seen.leaves())
@@ -117,9 +117,9 @@ class SearchPolicy(FiltersObservations, Policy):
         value = self.value_head(value_features).squeeze(-1)
         mask = obs["action_mask"].bool() if "action_mask" in obs else None  # type: ignore[union-attr]
         dist = self.action_head(features, mask) if meaning is None else self.action_head(features, mask, meaning)
-        return Guess(dist.log_probs, value.tanh() if self.bounded else value)
+        return Guessed(dist.log_probs, value.tanh() if self.bounded else value)
 
-    def unroll(self, batch: Batch) -> Guess:
+    def unroll(self, batch: Batch) -> Guessed:
         return self.guess(batch["obs"])  # type: ignore[arg-type]
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
@@ -205,6 +205,15 @@ class SearchPolicy(FiltersObservations, Policy):
         self.game.forget()
         return found
 
+    def best(self, state: np.ndarray) -> np.ndarray:
+        """The actions [B] of greedy play in states [B, S] of the simulator."""
+        root = self.look(self.game.observe(state))
+        found = search(
+            self.eval_cfg, GuidedGame(self, np.random.default_rng(0)), state, root, self.players, self.normalize
+        )
+        self.game.forget()
+        return found.best
+
     def tempered(self, found: Searched, mine: np.ndarray, moves: Tensor, clock: Clock) -> Tensor:
         """The log-probabilities [n, A] with which training chooses among the moves that were searched: those of
         visits ** (1 / temperature), or, with root=gumbel, the best one for certain."""
@@ -242,7 +251,7 @@ class SearchPolicy(FiltersObservations, Policy):
         if len(held):
             self.ranked_threshold.fill_(float(np.quantile(held.cpu().numpy(), self.ranked.percentile)))
 
-    def moments(self, batch: Batch) -> object:
+    def moments(self, batch: Batch) -> Any:
         """What the filter learns, and the returns of the episodes that ended in a fragment."""
         made = super().moments(batch)
         if not self.ranked.enabled:

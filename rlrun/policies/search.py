@@ -218,8 +218,9 @@ def considered_visits(actions: int, simulations: int) -> tuple[int, ...]:
     before."""
     if actions <= 1:
         return tuple(range(simulations))
-    rounds, made = math.ceil(math.log2(actions)), []
-    visits, left = [0] * actions, actions
+    rounds, left = math.ceil(math.log2(actions)), actions
+    made: list[int] = []
+    visits = [0] * actions
     while len(made) < simulations:
         for _ in range(max(1, simulations // (rounds * left))):
             made += visits[:left]

@@ -149,7 +149,7 @@ def test_values_and_visits_equal_those_of_a_plain_recursive_search(normalize, mo
             root = recursive(cfg, guide, state[None], guide.evaluate(state[None]), sign)
             visits = [root.visits.get(a, 0) for a in range(made.visits.shape[1])]
             assert made.visits[b].tolist() == visits
-            seen = [a for a in root.visits]
+            seen = list(root.visits)
             assert made.q[b, seen] == pytest.approx([root.sums[a] / root.visits[a] for a in seen], abs=1e-5)
             whole = (root.value + sum(root.sums.values())) / (1 + cfg.simulations)
             assert made.value[b] == pytest.approx(whole, abs=1e-5)
@@ -311,4 +311,6 @@ def test_plain_mcts_finds_a_win():
     guide = Rollouts(game, np.random.default_rng(0))
     player = PlainMCTS.__new__(PlainMCTS)
     player.__dict__["game"] = game
-    assert guide.evaluate(state).logits.shape == (1, 7) and player.think(state, np.random.default_rng(0)).tolist() == [3]
+    assert guide.evaluate(state).logits.shape == (1, 7) and player.think(state, np.random.default_rng(0)).tolist() == [
+        3
+    ]
