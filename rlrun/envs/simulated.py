@@ -117,6 +117,7 @@ class CopiedGame:
         self.actions = self.spec.action.n if isinstance(self.spec.action, Discrete) else 0
         self.name = cfg.name
         self.made: list[int] = []
+        self.env.reset(seed=0)  # many environments cannot be stepped before, whatever set_state() does
 
     def _rows(self, obs: Any) -> Rows:
         """One observation of the environment -> leaves [1, ...]."""

@@ -141,6 +141,7 @@ class SearchPolicy(FiltersObservations, Policy):
 
     # -- acting --------------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()  # a search is no function to be differentiated
     def act(
         self,
         obs: Batch,

@@ -195,6 +195,11 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
             f" {resources.inference}"
         )
+    if spec.game is not None and spec.game.copies and resources.inference == "batched":
+        raise UserError(
+            f"the search steps copies of {spec.name}, which are in the samplers' processes: resources.inference=serial"
+            " or local"
+        )
     check_evaluation(config)
     rows = needs.rows if needs.replay is None else needs.replay.fragment_length
     if whole:

@@ -49,6 +49,8 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
                 f"{name}, as it is set up, learns from experience and not from recorded data, which are all that"
                 " runner=offline has; runner=on_policy or runner=actor_learner gather experience"
             )
+        if asked.outcomes is not None:
+            raise UserError(f"{name} learns from games that it plays itself, and not from recorded data")
         return  # data_plan.py says what else belongs to it
     if asked is None:
         if runner in RUNNERS:
