@@ -51,6 +51,7 @@ class SearchPolicy(FiltersObservations, Policy):
 
     A column that waits for the other player has the network's value and its one legal action."""
 
+    ready: Tensor
     ranked_returns: Tensor
     ranked_count: Tensor
     ranked_threshold: Tensor
@@ -91,6 +92,7 @@ class SearchPolicy(FiltersObservations, Policy):
         self.value_trunk = None if outputs.share_value else model.trunk(seen)
         self.action_head = model.action_head(seen, self.trunk.features)
         self.value_head = model.last_layer("value_head", self.trunk.features, 1)
+        self.register_buffer("ready", torch.zeros(()), persistent=False)  # it knows the device at no cost
         self.embedding = model.action_embedding  # name of the observation part that describes the actions
         if ranked.enabled:
             self.register_buffer("ranked_returns", torch.zeros(ranked.games, dtype=torch.float64))
@@ -124,7 +126,7 @@ class SearchPolicy(FiltersObservations, Policy):
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         """moves [B]: rows of the episode before this one."""
-        device = next(self.parameters()).device
+        device = self.ready.device
         own = {"moves": torch.zeros(columns, dtype=torch.int64, device=device)}
         return Batch(own | self.explorer.initial_state(columns, place, device))
 
@@ -231,7 +233,7 @@ class SearchPolicy(FiltersObservations, Policy):
 
     def look(self, rows: Rows) -> Leaf:
         """What the network says of observations [B, ...] of the simulator."""
-        device = next(self.parameters()).device
+        device = self.ready.device
         obs = nested(_tensors(rows)).map(lambda x: x.to(device).unsqueeze(0))
         with torch.inference_mode():
             guess = self.guess(obs)

@@ -190,7 +190,7 @@ def _kept(number):
 
 
 def test_rows_are_drawn_when_their_episode_is_over_with_what_followed(typed):
-    wiring, made, sampler = start(typed, "alphazero", *SPARSE, "algo.search.discount=0.9", "algo.search.simulations=2")
+    wiring, _, sampler = start(typed, "alphazero", *SPARSE, "algo.search.discount=0.9", "algo.search.simulations=2")
     replay, rows = wiring.replay(0), []
     for _ in range(12):
         (fragment,) = sampler.take(1)
@@ -225,7 +225,7 @@ def test_rows_are_drawn_when_their_episode_is_over_with_what_followed(typed):
 
 
 def test_two_players_learn_from_their_own_turns_and_what_one_wins_the_other_loses(typed):
-    wiring, made, sampler = start(typed, "alphazero", "env=TicTacToe-v0", "model=mlp")
+    wiring, _, sampler = start(typed, "alphazero", "env=TicTacToe-v0", "model=mlp")
     replay = wiring.replay(0)
     for _ in range(20):
         (fragment,) = sampler.take(1)
@@ -289,7 +289,7 @@ def test_ranked_rewards_judge_by_the_last_returns(typed):
 
 
 def test_the_returns_of_episodes_reach_the_ranks_through_moments(typed):
-    wiring, made, sampler = start(typed, "alphazero", *RANKED)
+    _, made, sampler = start(typed, "alphazero", *RANKED)
     ended = []
     for _ in range(8):
         (fragment,) = sampler.take(1)
@@ -370,7 +370,7 @@ def test_a_run_of_two_players_evaluates_against_all_kinds_of_players(tmp_path, c
     "words", [SPARSE, RANKED, ["env=tests/Copied-v0"], ["env=Knapsack-v0", "algo.search.root=gumbel"]]
 )
 def test_a_run_learns_from_its_games(typed, tmp_path, words):
-    made, job, rows = run_wired(
+    _, job, rows = run_wired(
         Wired(
             typed(
                 *small("alphazero", "tiny"),
