@@ -157,7 +157,7 @@ class Trees:
         if self.normalize:
             low = np.minimum(own, np.where(seen, q, own).min(-1, keepdims=True))
             high = np.maximum(own, np.where(seen, q, own).max(-1, keepdims=True))
-            missing = own if unvisited == "parent" else low
+            missing = own if unvisited == "parent" else low if unvisited == "minimum" else np.clip(0.0, low, high)
             return (np.where(seen, q, missing) - low) / np.maximum(high - low, 1e-8)
         if unvisited == "zero":
             return q
