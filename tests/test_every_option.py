@@ -744,7 +744,7 @@ RUNNERS = {
 }
 MACHINES = {
     "inference": ["serial", "local", "batched"], "num_learners": [1, 2], "num_samplers": [1, 2, 4], "envs_per_sampler": [1, 2], "device": ["cpu", "cuda"], "precision": ["fp32", "bf16"],
-    "learner_threads": [3], "cuda_graphs": [False], "compile": [True],
+    "learner_threads": [3], "cuda_graphs": [False], "tapes": [False], "compile": [True],
 }  # fmt: skip
 
 
@@ -775,8 +775,10 @@ def test_options_of_the_machine_change_the_layout(runner):
     for option, others_ in MACHINES.items():
         if option == "cuda_graphs" and runner in ("async_gradients", "evolution"):
             continue  # there is nothing on a GPU that could be recorded
+        if option == "tapes" and runner == "evolution":
+            continue  # nothing is differentiated
         machine = WITH_GPU
-        if option in ("compile", "learner_threads", "precision"):
+        if option in ("compile", "learner_threads", "precision", "tapes"):
             machine = dataclasses.replace(WITH_GPU, gpus=(), gpu_memory=())
         before, refused = laid_out(values, machine), []
         for value in others_:

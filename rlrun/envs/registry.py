@@ -10,7 +10,8 @@ from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.envs import agents, atari, gym, recorded
-from rlrun.envs.agents import AgentsConfig, AgentsEnv
+from rlrun.envs.agent_games import AgentsConfig
+from rlrun.envs.agents import AgentsEnv
 from rlrun.envs.atari import AtariConfig
 from rlrun.envs.central import Central, with_state
 from rlrun.envs.crafter import CrafterConfig

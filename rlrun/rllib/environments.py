@@ -11,7 +11,8 @@ import yaml
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete
-from rlrun.envs.agents import AgentsConfig, AgentsSpec, make_spec
+from rlrun.envs.agent_games import AgentsConfig
+from rlrun.envs.agents import AgentsSpec, make_spec
 from rlrun.envs.names import AGENT_GAMES, family_of, known_to, resolve, zoo_names
 
 NEWER = {

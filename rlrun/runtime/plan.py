@@ -27,7 +27,8 @@ from rlrun.envs.recorded import RecordedConfig
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
-from rlrun.models.model import Model, ModelConfig, lower_precision
+from rlrun.models.config import ModelConfig
+from rlrun.models.model import Model, lower_precision
 from rlrun.policies.exploration import check_exploration
 from rlrun.policies.several import SeveralPolicies
 from rlrun.runners import distributed_replay, on_policy
