@@ -14,9 +14,12 @@ def _needs(algo: str):
 EVERY = {algo: _needs(algo) for algo in options("algo")}
 JOINT = [algo for algo, needs in EVERY.items() if needs.joint]  # learn all agents of an environment together
 SEVERAL = [algo for algo, needs in EVERY.items() if needs.several]  # learn several policies
+SEARCHING = [algo for algo, needs in EVERY.items() if needs.simulator]  # need an environment with a simulator
 # Of the joint ones those that choose by action values.
 JOINT_VALUES = [algo for algo in JOINT if "box" not in EVERY[algo].actions]
-NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL}  # learn one policy of one agent
+NEEDS = {
+    algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL + SEARCHING
+}  # learn one policy of one agent
 DREAMING = ["dreamer", "dreamerv3"]  # learn in dreams, which have no action masks
 IMITATING = ["bc", "marwil"]  # learn the actions of data, and do not explore
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None and algo not in IMITATING]
@@ -38,6 +41,8 @@ REMEMBERING = {"bc": ["algo.sequence_length=5", "algo.batch_size=20"]}
 
 def fits(algo: str, case: str) -> bool:
     """Whether an algorithm can do one of test_all's cases."""
+    if algo in SEARCHING or case == "simulator":
+        return algo in SEARCHING and case == "simulator"
     if algo in JOINT:
         return case == "agents" or (case == "agents' numbers" and algo not in JOINT_VALUES)
     if case in ("discrete", "masked"):
@@ -62,4 +67,6 @@ def simple(algo: str) -> str:
     """A small environment whose actions the algorithm can take."""
     if algo in JOINT + SEVERAL:
         return "MultiAgentCartPole-v0"
+    if algo in SEARCHING:
+        return "CartPoleSparse-v0"
     return "CartPole-v1" if algo in DISCRETE else "Pendulum-v1"

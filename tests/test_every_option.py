@@ -22,7 +22,7 @@ import gymnasium
 import pytest
 import torch
 from conftest import compose, small
-from families import DISCRETE, EVOLVING, IMITATING, JOINT, SEVERAL
+from families import DISCRETE, EVOLVING, IMITATING, JOINT, SEARCHING, SEVERAL
 
 import rlrun
 from rlrun.cli import _dispatch
@@ -76,6 +76,7 @@ VALUES = {
     "action_distribution": ["beta", "squashed_gaussian"], "value_head": ["test_every_option:Last"], "q_head": ["test_every_option:Last"], "conv_filters": [[[4, 4, 2]]],
     "exploration.kind": ["random", "test_every_option:Lazy"], "exploration.kwargs": [{"greedy": True}], "exploration.temperature": [1e-3], "stack": [2],
     "model.size": ["size12m"], "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
+    "max_depth": [1], "puct_base": [1.0], "min_depth": [1, 2], "considered": [1], "value_scale": [10.0, 1e-3], "visit_offset": [0.0, 1e4], "temperature_moves": [1], "eval_simulations": [0], "initial_games": [0], "search.normalize": ["none"],
 }  # fmt: skip
 # Words without which an option cannot show what it does.
 CONTEXT = {
@@ -85,6 +86,7 @@ CONTEXT = {
     "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "model.size": ["model.units=null"], "model.depth": ["++env.kwargs.side=64"], "model.conv_activation": ["++env.kwargs.side=64"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
+    "eval_simulations": ["env=Knapsack-v0"], "min_depth": ["env=Knapsack-v0", "algo.search.puct=0.01", "algo.lr=0.1"], "unvisited": ["env=TicTacToe-v0", "model=mlp", "algo.search.puct=0.3", "algo.lr=0.1"],
     "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.
@@ -114,6 +116,7 @@ SET = {
     "target_noise": 0.2,
     "alpha_lr": 1e-3,
     "every": 50,
+    "enabled": True,
     "num_sgd_iter": 2,
     "conv_filters": [[4, 4, 2], [4, 3, 2]],
     "explore": True,
@@ -404,12 +407,14 @@ def value_in(values: dict, path: str):
 # -- one option --------------------------------------------------------------------------------------------------------
 
 
-BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING + JOINT + SEVERAL]
+BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING + JOINT + SEVERAL + SEARCHING]
 
 
 def env_of(algo: str) -> str:
     if algo in JOINT + SEVERAL:
         return "MultiAgentCartPole-v0"
+    if algo in SEARCHING:
+        return "CartPoleSparse-v0"
     return "CartPole-v1" if algo in DISCRETE or algo in EVOLVING else "Pendulum-v1"
 
 
@@ -609,7 +614,7 @@ def first_to_have() -> dict[tuple, str]:
     """The algorithm that tries an option in the fast part. What stands in a class of an algorithm's own is tried with
     that algorithm; of the groups that algorithms share, each option is tried with one."""
     found: dict[tuple, str] = {}
-    for algo in sorted(options("algo"), key=lambda algo: (algo in JOINT + SEVERAL, inner_algorithm(algo) is not None)):
+    for algo in sorted(options("algo"), key=lambda algo: (algo in JOINT + SEVERAL + SEARCHING, inner_algorithm(algo) is not None)):
         for option in everything(type_config(compose(*base_words(algo)))):
             found.setdefault(key(algo, option), algo)
     return found

@@ -23,6 +23,8 @@ AGENT_GAMES = (
     "RockPaperScissors-v0",
     "MultiAgentCartPole-v0",
     "MultiAgentPendulum-v0",
+    "TicTacToe-v0",
+    "ConnectFour-v0",
 )
 ZOO = re.compile(r"[a-z][a-z0-9_]*_v\d+")  # simple_spread_v3
 # Packages that register Gymnasium ids of environments with several agents, by how the ids begin.

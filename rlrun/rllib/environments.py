@@ -42,6 +42,7 @@ EXAMPLES = {
     "statelesscartpole": "StatelessCartPole-v0",
     "repeataftermeenv": "rlrun/RepeatAfterMe-v0",
     "parametricactionscartpole": "ParametricActionsCartPole-v0",
+    "cartpolesparserewards": "CartPoleSparse-v0",
     "twostepgame": TWO_STEP,
     "groupedtwostep": TWO_STEP,
     "groupedtwostepgame": TWO_STEP,

@@ -13,6 +13,7 @@ from typing import Any
 from rlrun.config.paths import runner_of
 from rlrun.core.errors import UserError, closest
 from rlrun.rllib.agents import agents, steps_of_agents
+from rlrun.rllib.alphazero import alphazero, dense_model
 from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.data import data
@@ -33,6 +34,7 @@ from rlrun.rllib.translation import (
     OFF,
     OFF_POLICY,
     RUNS,
+    SEARCHING,
     SOFT,
     WITH_VALUE,
     Translation,
@@ -51,7 +53,7 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
+LATER = ("MAML", "MBMPO", "SLATEQ")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
@@ -158,8 +160,10 @@ class Experiment(Translation):
         joint(self)
         maddpg(self)
         dreamer(self)
+        alphazero(self)
         if self.core not in (*JOINT, *DREAMING, "maddpg"):
             networks(self)
+            dense_model(self)
         self._losses()
         self._sampling()
         agents(self, lambda other: Experiment(name, run, env, other, {}, source, place, team_of(other, place, run)))
@@ -288,14 +292,14 @@ class Experiment(Translation):
             self.set(
                 f"{at}.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows"
             )
-        elif self.core not in (*EVOLUTION, *DREAMING):
+        elif self.core not in (*EVOLUTION, *DREAMING, *SEARCHING):
             steps = self.get("n_step", default=1)
             automatic = max(steps) if isinstance(steps, list) else steps  # as RLlib's `auto`
             sequence = sequence_of(self) if self.core in JOINT else 1
             rows = int(automatic if length == "auto" else length)
             replayed(self, rows, int(batch), envs, lengths, batches, sequence)
         mode = self.get("batch_mode")
-        if self.core in DREAMING:
+        if self.core in (*DREAMING, *SEARCHING):
             return
         if self.core in EVOLUTION:
             self.say("batch_mode", "dropped", why="whole episodes are played")

@@ -47,6 +47,10 @@ RUNS = {
     "DREAMER": "dreamer",
     "DreamerV3": "dreamerv3",
     "DREAMERV3": "dreamerv3",
+    "AlphaZero": "alphazero",
+    "ALPHAZERO": "alphazero",
+    "contrib/AlphaZero": "alphazero",
+    "LeelaChessZero": "alphazero",
 }
 DEFAULTS_OF = {
     "SIMPLEQ": "SimpleQ",
@@ -54,9 +58,13 @@ DEFAULTS_OF = {
     "RAINBOW": "DQN",
     "DREAMER": "Dreamer",
     "DREAMERV3": "DreamerV3",
+    "ALPHAZERO": "AlphaZero",
+    "contrib/AlphaZero": "AlphaZero",
+    "LeelaChessZero": "AlphaZero",
 }
 APEX = {"dqn": "apex", "ddpg": "apex_ddpg", "qmix": "apex"}  # Ape-X around them
 DREAMING = ("dreamer", "dreamerv3")  # learn in the dreams of a world model
+SEARCHING = ("alphazero",)  # search in a simulator
 JOINT = ("qmix", "vdn", "iql")  # learn several agents together
 Q_LEARNING = ("dqn", "c51", "rainbow", "r2d2")
 SOFT = ("sac", "cql")  # actors that are drawn from, with a temperature

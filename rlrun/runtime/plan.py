@@ -196,6 +196,11 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
             f" {resources.inference}"
         )
+    if spec.game is not None and spec.game.copies and resources.inference == "batched":
+        raise UserError(
+            f"the search steps copies of {spec.name}, which are in the samplers' processes: resources.inference=serial"
+            " or local"
+        )
     check_evaluation(config)
     rows = needs.rows if needs.replay is None else needs.replay.fragment_length
     if whole:
@@ -238,7 +243,12 @@ def make_spec(config: Typed, needs: Needs) -> EnvSpec:
     """The environment with everything in its rows that the algorithm and its networks ask for."""
     prev_action, prev_reward = config.run.model.memory.previous
     spec = registry.make_spec(
-        config.env, prev_action, prev_reward or needs.sees_reward, joint=needs.joint, state=config.run.model.central
+        config.env,
+        prev_action,
+        prev_reward or needs.sees_reward,
+        joint=needs.joint,
+        state=config.run.model.central,
+        game=needs.simulator,
     )
     teams = {} if spec.agents is None else config.algorithm.teams(config.algo, spec.agents.names)
     return replace(spec, agents=replace(spec.agents, teams=tuple(teams.items()))) if teams else spec  # type: ignore[type-var]

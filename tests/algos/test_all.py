@@ -37,6 +37,7 @@ CASES = {
     "autoregressive": ["env=rlrun/EverySpace-v0", "model.autoregressive=true"],
     "agents": ["env=MultiAgentCartPole-v0"],
     "agents' numbers": ["env=MultiAgentPendulum-v0"],
+    "simulator": ["env=CartPoleSparse-v0", "++env.kwargs.max_steps=12"],
     "gru, two trunks": ["env=CartPole-v1", "model=gru", "model.memory.size=4", "model.share_value=false"],
 }
 

@@ -69,6 +69,7 @@ SPACES = {
     "box": CASES["box"],
     "agents": CASES["agents"],
     "agents' numbers": CASES["agents' numbers"],
+    "simulator": CASES["simulator"],
 }
 TOGETHER = [
     (algo, case)

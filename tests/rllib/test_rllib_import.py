@@ -173,6 +173,11 @@ DREAMER = {
 }  # fmt: skip
 OTHERS |= {("dreamer", name): value for name, value in DREAMER.items()}
 
+# RLlib's AlphaZero has one kind of search, which ends nowhere, and evaluates with as many simulations
+SEARCH = {"root": "puct", "min_depth": 0, "max_depth": None, "considered": 16, "value_scale": 0.1, "visit_offset": 50.0}
+OTHERS |= {("alphazero", f"search.{name}"): value for name, value in SEARCH.items()}
+OTHERS |= {("alphazero", name): None for name in ("temperature_moves", "eval_simulations")}
+
 # RLlib's BC and MARWIL have neither of these; CQL's replay plays no part, and nothing is sampled
 IMITATION = {"entropy_coef": 0.0, "log_std_coef": 0.0, "weight_clip": 0.0, "sequence_length": None, "burn_in": 0}
 OTHERS |= {(algo, name): value for algo in ("bc", "marwil") for name, value in IMITATION.items()}
