@@ -1,0 +1,4 @@
+"""Registers rlrun's own environments with one agent."""
+
+import rlrun.envs.debug
+import rlrun.envs.slates  # noqa: F401
