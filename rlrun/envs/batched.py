@@ -102,11 +102,11 @@ def _first(obs: Any) -> Any:
     return {name: value[0] for name, value in obs.items()} if isinstance(obs, dict) else obs[0]
 
 
-def register(kinds: dict[str, type[Batched]], alone: dict[str, type[Alone]]) -> None:
+def register(kinds: dict[str, tuple[type[Batched], type[Alone]]]) -> None:
     """Registers environments with Gymnasium by their ids, once."""
-    for name, kind in kinds.items():
+    for name, (batched, alone) in kinds.items():
         if name not in gymnasium.registry:
-            gymnasium.register(name, entry_point=alone[name], vector_entry_point=kind)
+            gymnasium.register(name, entry_point=alone, vector_entry_point=batched)
 
 
 def choose(weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:

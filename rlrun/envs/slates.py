@@ -255,13 +255,8 @@ class OneLongTermSatisfaction(Alone):
 
 register(
     {
-        "rlrun/InterestEvolution-v0": InterestEvolution,
-        "rlrun/InterestExploration-v0": InterestExploration,
-        "rlrun/LongTermSatisfaction-v0": LongTermSatisfaction,
-    },
-    {
-        "rlrun/InterestEvolution-v0": OneInterestEvolution,
-        "rlrun/InterestExploration-v0": OneInterestExploration,
-        "rlrun/LongTermSatisfaction-v0": OneLongTermSatisfaction,
-    },
+        "rlrun/InterestEvolution-v0": (InterestEvolution, OneInterestEvolution),
+        "rlrun/InterestExploration-v0": (InterestExploration, OneInterestExploration),
+        "rlrun/LongTermSatisfaction-v0": (LongTermSatisfaction, OneLongTermSatisfaction),
+    }
 )
