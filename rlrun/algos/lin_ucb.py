@@ -1,19 +1,19 @@
 """LinUCB: upper confidence bounds of linear rewards (Li et al. 2010, arXiv:1003.0146, algorithms 1 and 2).
 
-Every arm's reward is a linear function of features, learnt by ridge regression. Exploring takes the arm with the largest
-x' theta + alpha sqrt(x' A^-1 x).
+Every arm's reward is a linear function of features, learnt by ridge regression. Exploring takes the arm with the
+largest x' theta + alpha sqrt(x' A^-1 x).
 
 Rows: fragments [T, B] of the newest policy. Each is used once. What follows a row is of no interest: no values.
 Recorded: nothing.
 Options: items, the observation part that describes the arms, which then share their weights (RLlib's parametric
 models); products, the products of an item's numbers with those of the user; alpha; ridge, the lambda of the regression;
-intercept, one more feature that is always 1. For a slate of items, each place is a row: the item that was chosen is paid
-the reward, and the others 0.
+intercept, one more feature that is always 1. For a slate of items, each place is a row: the item that was chosen is
+paid the reward, and the others 0.
 Differs from the paper: all rows of a batch are added at once. RLlib multiplies the covariance by its alpha before it
 takes the root, so that its alpha is the square of this one, and multiplies the bound by 0.3 where items describe the
 arms; it has no intercept.
-Metrics: learn/error: mean |reward - mean reward predicted|; bound: mean of sqrt(x' A^-1 x) of the arms taken; pulls: rows
-learnt from so far. sample/regret, where the environment knows it (envs/bandits.py).
+Metrics: learn/error: mean |reward - mean reward predicted|; bound: mean of sqrt(x' A^-1 x) of the arms taken; pulls:
+rows learnt from so far. sample/regret, where the environment knows it (envs/bandits.py).
 Checked: tests/ops/test_ridge.py, tests/algos/test_bandits.py (the regression in closed form, exactly 10.0 on RLlib's
 simple bandit), tuned/lin_ucb/.
 """
@@ -67,7 +67,7 @@ class LinUCB(Algorithm):
 
     def __init__(self, policy: BanditPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        self.regression = Regression(*policy.mean.shape, cfg.ridge).to(ctx.device)
+        self.regression = Regression(len(policy.mean), policy.features.size, cfg.ridge).to(ctx.device)
 
     @torch.no_grad()
     def update(self, batch: Batch, clock: Clock) -> Update:

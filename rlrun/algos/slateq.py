@@ -9,13 +9,13 @@ Rows: fragments of n_step rows from replay, with all their observations: which d
 observation behind the row.
 Recorded: nothing.
 Options: train_slates, the slate in the target of the next state: optimal, greedy, top_k (section 4) or taken, which is
-the one that was shown there (SARSA, section 3.2); slates: the rule of acting; null_value: whether choosing nothing has a
-learnt value, which the session that goes on is worth; choice: a network, or the inner product of user and document with
-two learnt numbers; place_factors: whether documents are chosen more often in some places.
-Differs from the paper: the choice is learnt in place of given. Without null_value, rows without a choice are left out of
-the loss, as in the authors' code, which takes the value of choosing nothing for 0; the paper's eq. 17 has it among the
-documents. The optimal slate needs no linear program (ops/slates.py). RLlib and RecSim evaluate the next slate on the
-state before it, and RLlib's responses are those of the row before; here rows are aligned.
+the one that was shown there (SARSA, section 3.2); slates: the rule of acting; null_value: whether choosing nothing has
+a learnt value, which the session that goes on is worth; choice: a network, or the inner product of user and document
+with two learnt numbers; place_factors: whether documents are chosen more often in some places.
+Differs from the paper: the choice is learnt in place of given. Without null_value, rows without a choice are left out
+of the loss, as in the authors' code, which takes the value of choosing nothing for 0; the paper's eq. 17 has it among
+the documents. The optimal slate needs no linear program (ops/slates.py). RLlib and RecSim evaluate the next slate on
+the state before it, and RLlib's responses are those of the row before; here rows are aligned.
 Refused: input_priorities, since a row's choice is not known when the row is recorded; action masks.
 Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Qbar|; q: mean value of what was chosen; target;
 chosen: share of rows in which a document was chosen; choice_loss: mean of -log P of what was chosen; place_factor: that
@@ -137,7 +137,9 @@ class SlateQ(Algorithm):
         click = batch.obs["observation"][self.cfg.click][1]  # [B]: in the observation behind the row
         loss, priority, shares = self.loss(batch, click)
         choice_loss = self.choice_loss(batch, click)
-        steps = step_metrics(q=self.q_optimizer.step(loss, clock), choice=self.choice_optimizer.step(choice_loss, clock))
+        steps = step_metrics(
+            q=self.q_optimizer.step(loss, clock), choice=self.choice_optimizer.step(choice_loss, clock)
+        )
         shares["choice_loss"] = choice_loss
         told = {"place_factor": self.policy.log_places().detach()[-1].exp()}
         return Update(self.report(shares, steps, told), {"priority": priority})
@@ -150,9 +152,9 @@ class SlateQ(Algorithm):
         cfg, policy = self.cfg, self.policy
         target = self.targets(batch)
         values = policy.values(first_row(batch))[0]  # [B, C + 1]
-        chose = click < policy.shelf.size
-        shown = batch.action[0].gather(-1, click.clamp(max=policy.shelf.size - 1).unsqueeze(-1)).squeeze(-1)
-        item = torch.where(chose, shown, policy.shelf.count)  # [B]: the last entry is choosing nothing
+        chose = click < policy.display.size
+        shown = batch.action[0].gather(-1, click.clamp(max=policy.display.size - 1).unsqueeze(-1)).squeeze(-1)
+        item = torch.where(chose, shown, policy.display.count)  # [B]: the last entry is choosing nothing
         q = values.gather(-1, item.unsqueeze(-1)).squeeze(-1)
         td_error = target - q
         error = batch.weight * huber(td_error, cfg.huber_delta)

@@ -2,17 +2,16 @@
 2018, arXiv:1802.09127.
 
 A step shows a context and pays for the arm that is taken; nothing else depends on it. info says what the step cost:
-`regret`, the mean reward of the best arm less that of the arm taken, without noise, and `regret_uniform`, the same for an
-arm drawn uniformly. An episode has `length` steps, as many as one in RLlib, after which it is truncated; more steps only
-save the rows that begin episodes."""
+`regret`, the mean reward of the best arm less that of the arm taken, without noise, and `regret_uniform`, the same for
+an arm drawn uniformly. An episode has `length` steps, as many as one in RLlib, after which it is truncated; more steps
+only save the rows that begin episodes."""
 
 from __future__ import annotations
-
 
 import gymnasium
 import numpy as np
 
-from rlrun.envs.batched import Alone, Batched, Outcome, register
+from rlrun.envs.batched import Alone, Batched, Consequence, register
 
 
 class Bandit(Batched):
@@ -37,14 +36,14 @@ class Bandit(Batched):
         if new.all():
             self.context()
 
-    def act(self, action: np.ndarray, live: np.ndarray) -> Outcome:
+    def act(self, action: np.ndarray, live: np.ndarray) -> Consequence:
         means = self.means()
         paid = np.take_along_axis(means, action.reshape(-1, 1), 1)[:, 0]
         best = means.max(1)
         info = {"regret": best - paid, "regret_uniform": best - means.mean(1)}
         noise = self.rng.normal(0.0, self.noise, self.num_envs) if self.noise else 0.0
         self.context()
-        return Outcome(paid + noise, np.zeros(self.num_envs, dtype=bool), info)
+        return Consequence(paid + noise, np.zeros(self.num_envs, dtype=bool), info)
 
 
 class SimpleBandit(Bandit):
@@ -67,7 +66,9 @@ class LinearBandit(Bandit):
     """RLlib's LinearDiscreteEnv: every arm pays the inner product of the context with a unit vector of its own, which
     the seed draws. Contexts are normal with deviation 1/3."""
 
-    def __init__(self, num_envs: int = 1, feature_dim: int = 8, num_arms: int = 4, length: int = 1, noise: float = 0.01):
+    def __init__(
+        self, num_envs: int = 1, feature_dim: int = 8, num_arms: int = 4, length: int = 1, noise: float = 0.01
+    ):
         if feature_dim < 1 or num_arms < 1:
             raise ValueError(f"feature_dim={feature_dim} and num_arms={num_arms} must be at least 1")
         self.feature_dim, self.num_arms = feature_dim, num_arms

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 
-class Outcome(NamedTuple):
+class Consequence(NamedTuple):
     """What an action led to in each of B episodes."""
 
     reward: np.ndarray  # [B]
@@ -45,7 +45,7 @@ class Batched(gymnasium.vector.VectorEnv):
         """The observations of all episodes, which later steps must not change."""
         raise NotImplementedError
 
-    def act(self, action: np.ndarray, live: np.ndarray) -> Outcome:
+    def act(self, action: np.ndarray, live: np.ndarray) -> Consequence:
         """Takes actions [B, ...]. What happens where live [B] is false does not matter: a new episode begins there."""
         raise NotImplementedError
 

@@ -1,5 +1,6 @@
-"""Recommender systems that are shown a user's candidates and answer with a slate of them (env=rlrun/InterestEvolution-v0
-and others), rebuilt from the papers: Ie et al. 2019, arXiv:1905.12767, section 6, and 1909.04847 (RecSim).
+"""Recommender systems that are shown a user's candidates and answer with a slate of them
+(env=rlrun/InterestEvolution-v0 and others), rebuilt from the papers: Ie et al. 2019, arXiv:1905.12767, section 6, and
+1909.04847 (RecSim).
 
 An observation is a Dict: `user` [U], what is known of the user, where anything is; `candidates` [C, E], which change at
 every step; and `click`, the place in the last slate of the document that the user chose, or the slate's size if they
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from rlrun.envs.batched import Alone, Batched, Outcome, choose, register
+from rlrun.envs.batched import Alone, Batched, Consequence, choose, register
 
 
 class Recommending(Batched):
@@ -74,11 +75,11 @@ class Recommending(Batched):
         other."""
         raise NotImplementedError
 
-    def respond(self, chosen: np.ndarray, clicked: np.ndarray) -> Outcome:
+    def respond(self, chosen: np.ndarray, clicked: np.ndarray) -> Consequence:
         """What follows where clicked [B] users chose the candidate number chosen [B], and others chose nothing."""
         raise NotImplementedError
 
-    def act(self, action: np.ndarray, live: np.ndarray) -> Outcome:
+    def act(self, action: np.ndarray, live: np.ndarray) -> Consequence:
         weights = self.weights(action)
         for place in range(1, self.slate_size):
             weights[:, place] *= ~(action[:, :place] == action[:, place : place + 1]).any(1)
@@ -137,7 +138,7 @@ class InterestEvolution(Recommending):
         interest = np.take_along_axis(self.interest, self.of_slate(self.topic, slate), 1)
         return np.concatenate([interest + 1.0, np.full((self.num_envs, 1), 2.0)], 1)
 
-    def respond(self, chosen: np.ndarray, clicked: np.ndarray) -> Outcome:
+    def respond(self, chosen: np.ndarray, clicked: np.ndarray) -> Consequence:
         rows = np.arange(self.num_envs)
         topic, quality = self.topic[rows, chosen], self.quality[rows, chosen]
         watched = np.where(clicked, np.minimum(self.budget, self.LENGTH), 0.0)
@@ -148,12 +149,12 @@ class InterestEvolution(Recommending):
         changed = np.clip(now + np.where(up, step, -step), -1.0, 1.0)
         self.interest = self.interest.copy()
         self.interest[rows, topic] = np.where(clicked, changed, now)
-        return Outcome(watched, self.budget <= 0.0, {"clicked_quality": np.where(clicked, quality, np.nan)})
+        return Consequence(watched, self.budget <= 0.0, {"clicked_quality": np.where(clicked, quality, np.nan)})
 
 
 class InterestExploration(Recommending):
-    """Users of two hidden types and documents of two topics. Topic 0 is rare and good, topic 1 is common and poor; 70 of
-    100 users like topic 0 and the others topic 1. A click pays 1.
+    """Users of two hidden types and documents of two topics. Topic 0 is rare and good, topic 1 is common and poor; 70
+    of 100 users like topic 0 and the others topic 1. A click pays 1.
 
     A user's affinity to a topic and a document's quality are lognormal, and choices are logistic in their sum, with 5
     for choosing nothing. A session is truncated after `length` steps (RecSim's never end). With observe_history, `user`
@@ -200,27 +201,28 @@ class InterestExploration(Recommending):
         score = np.take_along_axis(self.affinity, topic, 1) + self.of_slate(self.quality, slate)
         return np.exp(np.concatenate([score, np.full((self.num_envs, 1), self.NOTHING)], 1))
 
-    def respond(self, chosen: np.ndarray, clicked: np.ndarray) -> Outcome:
+    def respond(self, chosen: np.ndarray, clicked: np.ndarray) -> Consequence:
         rows = np.arange(self.num_envs)
         self.history = self.history.copy()
         for topic in range(2):
             self.history[:, topic] += (self.shown == topic).sum(1)
             self.history[:, 2 + topic] += clicked & (self.topic[rows, chosen] == topic)
-        return Outcome(clicked.astype(np.float64), np.zeros(self.num_envs, dtype=bool), {})
+        return Consequence(clicked.astype(np.float64), np.zeros(self.num_envs, dtype=bool), {})
 
 
 class LongTermSatisfaction(Recommending):
-    """Users who always choose the first document of a slate. Clickbait engages now and lowers satisfaction, on which all
-    later engagement depends; nothing is known of users. A session has 60 steps.
+    """Users who always choose the first document of a slate. Clickbait engages now and lowers satisfaction, on which
+    all later engagement depends; nothing is known of users. A session has 60 steps.
 
-    clickbait c is uniform in [0, 1]. Engagement, the reward, is lognormal with mean (5 c + 4 (1 - c)) * satisfaction and
-    deviation 1 of its logarithm; satisfaction is sigmoid(0.01 x), and x becomes 0.7 x - 2 (c - 0.5) + noise of 0.05."""
+    clickbait c is uniform in [0, 1]. Engagement, the reward, is lognormal with mean (5 c + 4 (1 - c)) * satisfaction
+    and deviation 1 of its logarithm; satisfaction is sigmoid(0.01 x), and x becomes 0.7 x - 2 (c - 0.5) + noise of
+    0.05."""
 
     document_size, STEPS = 1, 60
 
     def users(self, new: np.ndarray) -> None:
         fresh = (self.rng.random(self.num_envs) - 0.5) / 0.3
-        self.exposure = fresh if new.all() else np.where(new, fresh, self.exposure)
+        self.exposure: np.ndarray = fresh if new.all() else np.where(new, fresh, self.exposure)
 
     def offer(self) -> None:
         self.clickbait = self.rng.random((self.num_envs, self.num_candidates))
@@ -231,14 +233,14 @@ class LongTermSatisfaction(Recommending):
     def weights(self, slate: np.ndarray) -> np.ndarray:
         return np.repeat((np.arange(self.slate_size + 1) == 0)[None], self.num_envs, 0).astype(np.float64)
 
-    def respond(self, chosen: np.ndarray, clicked: np.ndarray) -> Outcome:
+    def respond(self, chosen: np.ndarray, clicked: np.ndarray) -> Consequence:
         clickbait = self.clickbait[np.arange(self.num_envs), chosen]
         satisfaction = 1.0 / (1.0 + np.exp(-0.01 * self.exposure))
         mean = (5.0 * clickbait + 4.0 * (1.0 - clickbait)) * satisfaction
         noise = self.rng.normal(0.0, 0.05, self.num_envs)
         self.exposure = 0.7 * self.exposure - 2.0 * (clickbait - 0.5) + noise
         engagement = np.exp(self.rng.normal(mean, 1.0))
-        return Outcome(engagement, self.steps + 1 >= self.STEPS, {"clickbait": clickbait})
+        return Consequence(engagement, self.steps + 1 >= self.STEPS, {"clickbait": clickbait})
 
 
 class OneInterestEvolution(Alone):

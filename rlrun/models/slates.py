@@ -17,7 +17,7 @@ from rlrun.models.model import Model, orthogonal
 
 
 @dataclass(frozen=True)
-class Shelf:
+class Display:
     """What of an environment a slate is about."""
 
     size: int  # S, the places of a slate
@@ -28,7 +28,7 @@ class Shelf:
     user: EnvSpec | None  # the environment without these two parts; None if nothing else is observed
 
 
-def shelf_of(spec: EnvSpec, candidates: str, click: str) -> Shelf:
+def display_of(spec: EnvSpec, candidates: str, click: str) -> Display:
     """Raises UserError where an environment does not show candidates and choices as slates need them."""
     action, name, space = spec.action, spec.name, spec.observation
     if not isinstance(action, MultiDiscrete) or len(set(action.sizes)) != 1 or len(action.shape) != 1:
@@ -60,7 +60,7 @@ def shelf_of(spec: EnvSpec, candidates: str, click: str) -> Shelf:
     user = None
     if rest:
         user = replace(spec, obs={**spec.obs, "observation": replace(space, spaces=rest)})
-    return Shelf(size, count, documents.shape[1], candidates, click, user)
+    return Display(size, count, documents.shape[1], candidates, click, user)
 
 
 class PairNet(nn.Module):
@@ -69,12 +69,12 @@ class PairNet(nn.Module):
     One network reads a user and a document. Choosing nothing is one more document, whose numbers are 0 and which a
     switch tells from others."""
 
-    def __init__(self, shelf: Shelf, model: Model, cfg: NetConfig):
+    def __init__(self, display: Display, model: Model, cfg: NetConfig):
         super().__init__()
-        self.shelf = shelf
-        self.trunk: Any = None if shelf.user is None else model.trunk(shelf.user)
+        self.display = display
+        self.trunk: Any = None if display.user is None else model.trunk(display.user)
         user = 0 if self.trunk is None else self.trunk.features
-        sizes = (user + shelf.features + 1, *cfg.hidden)
+        sizes = (user + display.features + 1, *cfg.hidden)
         self.net = mlp(sizes, cfg.activation, cfg.layer_norm)
         if model.cfg.init == "orthogonal":
             orthogonal(self.net, math.sqrt(2.0))
@@ -83,7 +83,7 @@ class PairNet(nn.Module):
     def forward(self, obs: Batch, is_first: Tensor) -> Tensor:
         """obs [T, B, ...], is_first [T, B] -> [T, B, C + 1], the last one for choosing nothing."""
         observation: Any = obs["observation"]
-        documents = observation[self.shelf.candidates].float()
+        documents = observation[self.display.candidates].float()
         documents = nn.functional.pad(documents, (0, 1, 0, 1))
         documents[..., -1, -1] = 1.0
         if self.trunk is not None:
@@ -94,30 +94,33 @@ class PairNet(nn.Module):
 
     def about_user(self, observation: Batch) -> Batch:
         """The parts of an observation that are about the user."""
-        assert self.shelf.user is not None
-        return Batch({name: observation[name] for name in self.shelf.user.observation.parts})
+        assert self.display.user is not None
+        space = self.display.user.observation
+        assert isinstance(space, Nested)
+        return Batch({name: observation[name] for name in space.parts})
 
 
 class AffinityNet(nn.Module):
     """Logits of a choice that are proportional to the inner product of user and document, with two numbers to be
     learnt: the factor, and the logit of choosing nothing."""
 
-    def __init__(self, shelf: Shelf):
+    def __init__(self, display: Display):
         super().__init__()
-        parts = {} if shelf.user is None else shelf.user.observation.parts
+        space = None if display.user is None else display.user.observation
+        parts = space.parts if isinstance(space, Nested) else {}
         known = list(parts.values())
-        if len(known) != 1 or not isinstance(known[0], Box) or known[0].shape != (shelf.features,):
+        if len(known) != 1 or not isinstance(known[0], Box) or known[0].shape != (display.features,):
             said = {name: str(part) for name, part in parts.items()} or "nothing else"
             raise UserError(
                 "algo.choice=affinity multiplies a user by a document: what is observed besides must be"
-                f" {shelf.features} numbers, as many as a document has, and it is {said}"
+                f" {display.features} numbers, as many as a document has, and it is {said}"
             )
-        self.shelf, self.user = shelf, next(iter(parts))
+        self.display, self.user = display, next(iter(parts))
         self.factor, self.nothing = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
     def forward(self, obs: Batch, is_first: Tensor) -> Tensor:
         """As PairNet.forward."""
         observation: Any = obs["observation"]
-        product = (observation[self.shelf.candidates].float() * observation[self.user].float().unsqueeze(-2)).sum(-1)
+        product = (observation[self.display.candidates].float() * observation[self.user].float().unsqueeze(-2)).sum(-1)
         nothing = self.nothing.expand(*product.shape[:-1], 1)
         return torch.cat([self.factor * product, nothing], -1)

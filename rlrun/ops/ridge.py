@@ -1,7 +1,8 @@
 """Bayesian linear regression for several arms at once, each with its own weights.
 
-With A = ridge I + sum x x' and b = sum y x, the weights are normal with mean A^-1 b and covariance s^2 A^-1, where s^2 is
-the variance of the noise (Bishop 2006, section 3.3). All functions take arms [K] first; d is the number of features."""
+With A = ridge I + sum x x' and b = sum y x, the weights are normal with mean A^-1 b and covariance s^2 A^-1, where s^2
+is the variance of the noise (Bishop 2006, section 3.3). All functions take arms [K] first; d is the number of
+features."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def sums(x: Tensor, y: Tensor, arm: Tensor, valid: Tensor, arms: int) -> tuple[T
 
 
 def solve(precision: Tensor, moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the mean A^-1 b [K, d] and a root R [K, d, d] of the covariance, R R' = A^-1, of A [K, d, d], b [K, d]."""
+    """Returns the mean A^-1 b [K, d] and a root R [K, d, d] of the covariance, R R' = A^-1, of A [K, d, d], b [K,
+    d]."""
     lower = torch.linalg.cholesky(precision)
     mean = torch.cholesky_solve(moment.unsqueeze(-1), lower).squeeze(-1)
     unit = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device).expand_as(precision)

@@ -54,8 +54,9 @@ def best_slate(
 
 
 def ranked(score: Tensor, places: Tensor) -> Tensor:
-    """Returns the S items with the largest scores [..., C], the larger where a place counts more."""
-    found = score.topk(len(places), -1).indices
+    """Returns the S items with the largest scores [..., C], the larger where a place counts more. Of equal items the
+    first is taken."""
+    found = score.sort(dim=-1, descending=True, stable=True).indices[..., : len(places)]
     return found[..., places.argsort(descending=True, stable=True).argsort()]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,8 @@ class BanditExplorationConfig(ExplorationConfig):
     KINDS: ClassVar[tuple[str, ...]] = ("uncertainty", "random")
 
 
-class Arms(NamedTuple):
+@dataclass(frozen=True)
+class Arms:
     """What of an environment its arms are."""
 
     count: int  # arms of which one is taken, or those of which a slate is made
@@ -44,7 +45,9 @@ def arms_of(spec: EnvSpec, items: str | None, click: str | None) -> Arms:
     action, name, space = spec.action, spec.name, spec.observation
     if isinstance(action, MultiDiscrete):
         if len(set(action.sizes)) != 1 or len(action.shape) != 1:
-            raise UserError(f"a bandit takes one arm, or a slate of as many choices for each place; {name} takes {action}")
+            raise UserError(
+                f"a bandit takes one arm, or a slate of as many choices for each place; {name} takes {action}"
+            )
         if items is None or click is None:
             raise UserError(
                 f"{name} takes slates, for which the bandit needs algo.items and algo.click, the names of the observation"
@@ -117,20 +120,13 @@ class Features(nn.Module):
             about = obs
             if arms.items is not None:
                 about = obs.replace(
-                    observation=Batch({name: observation[name] for name in arms.rest.observation.parts})  # type: ignore[union-attr, index]
-                )
-            rest = self.trunk(about, is_first, Batch())[0].unsqueeze(-2)  # [T, B, 1, F]
-        if arms.items is None:
-            assert rest is not None
-            x = rest
-        else:
-            x = observation[arms.items].float()  # type: ignore[index, union-attr]
-            if rest is not None and self.products:
-                x = torch.cat([x, (x.unsqueeze(-1) * rest.unsqueeze(-2)).flatten(-2)], -1)
-            elif rest is not None:
-                x = torch.cat([rest.expand(*x.shape[:-1], -1), x], -1)
-        x = x if self.net is None else self.net(x)
-        return nn.functional.pad(x, (0, 1), value=1.0) if self.intercept else x
+                    observation=Batch({name: observation[name] for name in arms.rest.observation.parts})  # type:
+                    ignore[union-attr, index] ) rest = self.trunk(about, is_first, Batch())[0].unsqueeze(-2)  # [T, B,
+                    1, F] if arms.items is None: assert rest is not None x = rest else: x =
+                    observation[arms.items].float()  # type: ignore[index, union-attr] if rest is not None and
+                    self.products: x = torch.cat([x, (x.unsqueeze(-1) * rest.unsqueeze(-2)).flatten(-2)], -1) elif rest
+                    is not None: x = torch.cat([rest.expand(*x.shape[:-1], -1), x], -1) x = x if self.net is None else
+                    self.net(x) return nn.functional.pad(x, (0, 1), value=1.0) if self.intercept else x
 
 
 class BanditPolicy(FiltersObservations, Policy):
@@ -155,7 +151,9 @@ class BanditPolicy(FiltersObservations, Policy):
         """scale: the factor of deviations (LinUCB's alpha). pulls: times that each arm is taken first."""
         super().__init__()
         if model.cfg.memory.kind != "none":
-            raise UserError("a bandit's rewards depend on one row; a model with memory (lstm, gru, gtrxl) has no use here")
+            raise UserError(
+                "a bandit's rewards depend on one row; a model with memory (lstm, gru, gtrxl) has no use here"
+            )
         self.spec, self.explorer, self.rule, self.scale, self.pulls = spec, explorer, rule, scale, pulls
         self.arms = arms_of(spec, items, click)
         if pulls and self.arms.items is not None:
@@ -169,7 +167,7 @@ class BanditPolicy(FiltersObservations, Policy):
         self.register_buffer("count", torch.zeros(count))  # rows that every arm has learnt from
         # The inverse gamma distribution of the variance of noise; None: it is 1.
         self.register_buffer("noise", torch.ones(2, count))
-        self.samples_noise = False
+        self.samples_noise = False  # whether the variance of noise is drawn too
         self.count: Tensor
         self.noise: Tensor
 
@@ -257,9 +255,7 @@ class BanditPolicy(FiltersObservations, Policy):
         else:
             action, log_prob, changed = self.explorer.choose(who, self.means(x), obs, is_first, state, clock, rng)
             carried |= changed
-        return Act(
-            action, Batch(carried), Batch({name: unknown if log_prob is None else log_prob for name in record})
-        )
+        return Act(action, Batch(carried), Batch(dict.fromkeys(record, unknown if log_prob is None else log_prob)))
 
     def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
         action: Tensor = batch["action"]  # type: ignore[assignment]

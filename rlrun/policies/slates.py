@@ -19,7 +19,7 @@ from rlrun.core.specs import EnvSpec
 from rlrun.models.encoders import NetConfig
 from rlrun.models.model import Model
 from rlrun.models.normalizer import FiltersObservations
-from rlrun.models.slates import AffinityNet, PairNet, shelf_of
+from rlrun.models.slates import AffinityNet, PairNet, display_of
 from rlrun.ops.slates import SlateRule, best_slate, drawn_log_prob, drawn_slate, slate_value
 from rlrun.policies.exploration import EXPLORING, ExplorationConfig, Explorer
 
@@ -44,6 +44,11 @@ class Pairs(NamedTuple):
     value: Tensor  # what is expected to follow if it is chosen [..., C]
     null: Tensor  # what is expected to follow if nothing is chosen [...]; 0 where that is not learnt
     places: Tensor  # factors of places [S]
+
+    def row(self, number: int) -> Pairs:
+        """What is said of one row."""
+        weight, nothing, value, null = (part[number] for part in (self.weight, self.nothing, self.value, self.null))
+        return Pairs(weight, nothing, value, null, self.places)
 
     def worth(self, slate: Tensor) -> Tensor:
         """The values [...] of slates [..., S]."""
@@ -82,16 +87,16 @@ class SlatePolicy(FiltersObservations, Policy):
         if model.cfg.memory.kind != "none":
             raise UserError("slateq learns from single rows; a model with memory (lstm, gru, gtrxl) has no use for it")
         self.spec, self.explorer, self.explore = spec, explorer, explorer.cfg
-        self.shelf = shelf_of(spec, *parts)
+        self.display = display_of(spec, *parts)
         self.rule: SlateRule = rule
         self.null_value = null_value
         self.filter = model.filter(spec)
-        self.q_net = PairNet(self.shelf, model, q)
+        self.q_net = PairNet(self.display, model, q)
         self.choice_net: nn.Module = (
-            AffinityNet(self.shelf) if choice == "affinity" else PairNet(self.shelf, model, choice_net)
+            AffinityNet(self.display) if choice == "affinity" else PairNet(self.display, model, choice_net)
         )
         # Logarithms of the factors of places, of which the first one is 1.
-        self.place_logits = nn.Parameter(torch.zeros(self.shelf.size - 1)) if place_factors else None
+        self.place_logits = nn.Parameter(torch.zeros(self.display.size - 1)) if place_factors else None
 
     def core_spec(self) -> RowSpec:
         return {}
@@ -108,7 +113,7 @@ class SlatePolicy(FiltersObservations, Policy):
         """Logarithms of the factors of places [S]."""
         first = torch.zeros(1, device=next(self.parameters()).device)
         if self.place_logits is None:
-            return first.expand(self.shelf.size)
+            return first.expand(self.display.size)
         return torch.cat([first, self.place_logits])
 
     def choice_logits(self, rows: Batch, slate: Tensor) -> Tensor:
@@ -147,19 +152,19 @@ class SlatePolicy(FiltersObservations, Policy):
     ) -> Act:
         asked, mode = mode, self.explorer.mode(mode)
         pairs = self.pairs(Batch(obs=obs.map(lambda x: x.unsqueeze(0)), is_first=is_first.unsqueeze(0)))
-        pairs = Pairs(*(part[0] for part in pairs[:-1]), pairs.places)
+        pairs = pairs.row(0)
         best = pairs.best(self.rule)
         who = self.explorer.stand_in(mode, clock)
         if who is not None and who is not self.explorer.uniform:
             action, log_prob, changed = self.explorer.choose(who, pairs.gains(best), obs, is_first, state, clock, rng)
             unknown = torch.full(is_first.shape, math.nan, device=is_first.device) if log_prob is None else log_prob
-            return Act(action, Batch(dict(state.items()) | changed), Batch({name: unknown for name in record}))
+            return Act(action, Batch(dict(state.items()) | changed), Batch(dict.fromkeys(record, unknown)))
         none = torch.zeros_like(pairs.weight)
         if mode == "explore" and self.explore.kind == "soft_q":
-            best = drawn_slate(pairs.gains(best) / self.explore.temperature, self.shelf.size, rng)
+            best = drawn_slate(pairs.gains(best) / self.explore.temperature, self.display.size, rng)
         epsilon = 1.0 if who is not None else self._epsilon(asked, clock)
         explores = torch.rand(is_first.shape, generator=rng, device=is_first.device) < epsilon
-        action = torch.where(explores.unsqueeze(-1), drawn_slate(none, self.shelf.size, rng), best)
+        action = torch.where(explores.unsqueeze(-1), drawn_slate(none, self.display.size, rng), best)
         told = {}
         if "log_prob" in record:
             told["log_prob"] = self._log_prob(pairs, action, mode, epsilon)
