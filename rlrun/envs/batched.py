@@ -22,7 +22,7 @@ class Batched(gymnasium.vector.VectorEnv):
 
     After an end, the next step of that episode only begins a new one, as Gymnasium's NEXT_STEP says."""
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012  as Gymnasium has it
     length: int | None = None  # steps after which an episode is truncated; None: act() says when it is over
 
     def __init__(self, num_envs: int = 1):
@@ -106,7 +106,7 @@ def register(kinds: dict[str, tuple[type[Batched], type[Alone]]]) -> None:
     """Registers environments with Gymnasium by their ids, once."""
     for name, (batched, alone) in kinds.items():
         if name not in gymnasium.registry:
-            gymnasium.register(name, entry_point=alone, vector_entry_point=batched)
+            gymnasium.register(name, entry_point=alone, vector_entry_point=batched)  # type: ignore[arg-type]
 
 
 def choose(weights: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -22,8 +22,9 @@ def sums(x: Tensor, y: Tensor, arm: Tensor, valid: Tensor, arms: int) -> tuple[T
 
 
 def solve(precision: Tensor, moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the mean A^-1 b [K, d] and a root R [K, d, d] of the covariance, R R' = A^-1, of A [K, d, d], b [K,
-    d]."""
+    """Returns the mean A^-1 b [K, d] and a root R [K, d, d] of the covariance, R R' = A^-1.
+
+    Args: precision A [K, d, d], moment b [K, d]."""
     lower = torch.linalg.cholesky(precision)
     mean = torch.cholesky_solve(moment.unsqueeze(-1), lower).squeeze(-1)
     unit = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device).expand_as(precision)

@@ -45,13 +45,11 @@ def arms_of(spec: EnvSpec, items: str | None, click: str | None) -> Arms:
     action, name, space = spec.action, spec.name, spec.observation
     if isinstance(action, MultiDiscrete):
         if len(set(action.sizes)) != 1 or len(action.shape) != 1:
-            raise UserError(
-                f"a bandit takes one arm, or a slate of as many choices for each place; {name} takes {action}"
-            )
+            raise UserError(f"a bandit takes one arm, or a slate with the same choices in each place, not {action}")
         if items is None or click is None:
             raise UserError(
-                f"{name} takes slates, for which the bandit needs algo.items and algo.click, the names of the observation"
-                " parts with the items and with the place that was chosen last"
+                f"{name} takes slates, for which a bandit needs algo.items and algo.click, the names of the parts of"
+                " observations with the items and with the place that was chosen last"
             )
         if len(action.sizes) > action.sizes[0]:
             raise UserError(
@@ -114,19 +112,27 @@ class Features(nn.Module):
 
     def forward(self, obs: Batch, is_first: Tensor) -> Tensor:
         """obs [T, B, ...], is_first [T, B] -> [T, B, A, d] with items, or else [T, B, 1, d]."""
-        arms, observation = self.arms, obs["observation"]
+        arms = self.arms
+        observation: Any = obs["observation"]
         rest: Tensor | None = None
         if self.trunk is not None:
             about = obs
-            if arms.items is not None:
-                about = obs.replace(
-                    observation=Batch({name: observation[name] for name in arms.rest.observation.parts})  # type:
-                    ignore[union-attr, index] ) rest = self.trunk(about, is_first, Batch())[0].unsqueeze(-2)  # [T, B,
-                    1, F] if arms.items is None: assert rest is not None x = rest else: x =
-                    observation[arms.items].float()  # type: ignore[index, union-attr] if rest is not None and
-                    self.products: x = torch.cat([x, (x.unsqueeze(-1) * rest.unsqueeze(-2)).flatten(-2)], -1) elif rest
-                    is not None: x = torch.cat([rest.expand(*x.shape[:-1], -1), x], -1) x = x if self.net is None else
-                    self.net(x) return nn.functional.pad(x, (0, 1), value=1.0) if self.intercept else x
+            if arms.rest is not None and arms.items is not None:
+                space = arms.rest.observation
+                assert isinstance(space, Nested)
+                about = obs.replace(observation=Batch({name: observation[name] for name in space.parts}))
+            rest = self.trunk(about, is_first, Batch())[0].unsqueeze(-2)  # [T, B, 1, F]
+        if arms.items is None:
+            assert rest is not None
+            x = rest
+        else:
+            x = observation[arms.items].float()
+            if rest is not None and self.products:
+                x = torch.cat([x, (x.unsqueeze(-1) * rest.unsqueeze(-2)).flatten(-2)], -1)
+            elif rest is not None:
+                x = torch.cat([rest.expand(*x.shape[:-1], -1), x], -1)
+        x = x if self.net is None else self.net(x)
+        return nn.functional.pad(x, (0, 1), value=1.0) if self.intercept else x
 
 
 class BanditPolicy(FiltersObservations, Policy):
@@ -151,9 +157,7 @@ class BanditPolicy(FiltersObservations, Policy):
         """scale: the factor of deviations (LinUCB's alpha). pulls: times that each arm is taken first."""
         super().__init__()
         if model.cfg.memory.kind != "none":
-            raise UserError(
-                "a bandit's rewards depend on one row; a model with memory (lstm, gru, gtrxl) has no use here"
-            )
+            raise UserError("a bandit's rewards depend on one row; it has no use for a memory (lstm, gru, gtrxl)")
         self.spec, self.explorer, self.rule, self.scale, self.pulls = spec, explorer, rule, scale, pulls
         self.arms = arms_of(spec, items, click)
         if pulls and self.arms.items is not None:
