@@ -21,7 +21,7 @@ DREAMING = ["dreamer", "dreamerv3"]  # learn in dreams, which have no action mas
 SLATES = ["slateq"]  # answer with slates of candidates that they are shown
 IMITATING = ["bc", "marwil"]  # learn the actions of data, and do not explore
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None and algo not in IMITATING]
-BANDITS = ["lin_ucb", "lin_ts"]  # learn rewards alone, and not what follows a row
+BANDITS = ["lin_ucb", "lin_ts", "neural_linear"]  # learn rewards alone, and not what follows a row
 EVOLVING = [algo for algo, needs in NEEDS.items() if needs.population is not None]  # learn from returns, not from rows
 ROWS = [algo for algo in NEEDS if algo not in EVOLVING]
 EXPLORING = [algo for algo in ROWS if algo not in IMITATING]
@@ -67,5 +67,5 @@ def simple(algo: str) -> str:
     if algo in JOINT + SEVERAL:
         return "MultiAgentCartPole-v0"
     if algo in SLATES:
-        return "rlrun/InterestEvolution-v0"
+        return "rlrun/InterestExploration-v0"  # no two candidates are alike
     return "CartPole-v1" if algo in DISCRETE else "Pendulum-v1"

@@ -55,24 +55,32 @@ class Pulls(NamedTuple):
     valid: Tensor  # [N]
 
 
-def pulls_of(policy: BanditPolicy, batch: Batch, click: str | None) -> Pulls:
-    """The arms that the rows of a batch [T, B] took. A slate is as many pulls as it has places: the item that was
-    chosen is paid the reward, and the others 0."""
+def pulls_of(policy: BanditPolicy, batch: Batch, click: str | None, raw: bool = False) -> Pulls:
+    """The arms that the rows of a batch [T, B] took, column by column. A slate is as many pulls as it has places: the
+    item that was chosen is paid the reward, and the others 0. raw: x is what the policy's net reads."""
     count = len(batch.reward)
     action, y, valid = batch.action, batch.reward, batch.valid
-    x = policy.of(Batch(obs=batch["obs"][:count], is_first=batch["is_first"][:count]))  # [T, B, A or 1, d]
+    rows = policy.seen(batch["obs"][:count]), batch["is_first"][:count]
+    x = policy.features.raw(*rows) if raw else policy.features(*rows)  # [T, B, A or 1, d]
     arms = policy.arms
     if arms.items is None:
-        return Pulls(x.flatten(0, 2), y.flatten(), action.flatten(), valid.flatten())
+        return Pulls(by_column(x.squeeze(2)), by_column(y), by_column(action), by_column(valid))
     taken = action if arms.places is not None else action.unsqueeze(-1)  # [T, B, S]
     x = x.gather(2, taken.unsqueeze(-1).expand(*taken.shape, x.shape[-1]))
+    y, valid = y.unsqueeze(-1).expand_as(taken), valid.unsqueeze(-1).expand_as(taken)
     if arms.places is not None:
         assert click is not None
         observation: Any = batch["obs"]["observation"]
         chosen = observation[click][1 : count + 1].unsqueeze(-1) == torch.arange(arms.places, device=y.device)
-        y = torch.where(chosen, y.unsqueeze(-1), 0.0).flatten()
-        valid = valid.unsqueeze(-1).expand_as(taken)
-    return Pulls(x.flatten(0, 2), y.flatten(), torch.zeros_like(taken).flatten(), valid.flatten())
+        y = torch.where(chosen, y, 0.0)
+    x, y, valid = (by_column(part).flatten(0, 1) for part in (x, y, valid))
+    return Pulls(x, y, torch.zeros_like(y, dtype=torch.int64), valid)
+
+
+def by_column(x: Tensor) -> Tensor:
+    """[T, B, ...] -> [B T, ...], a column behind the other, so that the rows of several learners are in the order of
+    one learner's."""
+    return x.transpose(0, 1).flatten(0, 1)
 
 
 class Regression(nn.Module):

@@ -104,14 +104,21 @@ class Features(nn.Module):
             size = arms.features * (1 + rest)
         else:
             size = arms.features + (rest if net is not None else 0)
+        self.inputs = size  # numbers that the net reads
         self.net: nn.Module | None = None
         if net is not None:
+            if self.trunk is not None and any(True for _ in self.trunk.parameters()):
+                raise UserError("a bandit with a network has its layers in algo.net: leave model.hidden empty")
             self.net = mlp((size, *net.hidden), net.activation, net.layer_norm)
             size = net.hidden[-1] if net.hidden else size
         self.size = size + intercept
 
     def forward(self, obs: Batch, is_first: Tensor) -> Tensor:
         """obs [T, B, ...], is_first [T, B] -> [T, B, A, d] with items, or else [T, B, 1, d]."""
+        return self.of(self.raw(obs, is_first))
+
+    def raw(self, obs: Batch, is_first: Tensor) -> Tensor:
+        """What the net, if there is one, reads [T, B, A or 1, inputs]."""
         arms = self.arms
         observation: Any = obs["observation"]
         rest: Tensor | None = None
@@ -124,14 +131,15 @@ class Features(nn.Module):
             rest = self.trunk(about, is_first, Batch())[0].unsqueeze(-2)  # [T, B, 1, F]
         if arms.items is None:
             assert rest is not None
-            x = rest
-        else:
-            x = observation[arms.items].float()
-            if rest is not None and self.products:
-                x = torch.cat([x, (x.unsqueeze(-1) * rest.unsqueeze(-2)).flatten(-2)], -1)
-            elif rest is not None:
-                x = torch.cat([rest.expand(*x.shape[:-1], -1), x], -1)
-        x = x if self.net is None else self.net(x)
+            return rest
+        x = observation[arms.items].float()
+        if rest is not None and self.products:
+            return torch.cat([x, (x.unsqueeze(-1) * rest.unsqueeze(-2)).flatten(-2)], -1)
+        return x if rest is None else torch.cat([rest.expand(*x.shape[:-1], -1), x], -1)
+
+    def of(self, raw: Tensor) -> Tensor:
+        """Features [..., d] of what the net reads [..., inputs]."""
+        x = raw if self.net is None else self.net(raw)
         return nn.functional.pad(x, (0, 1), value=1.0) if self.intercept else x
 
 
