@@ -47,6 +47,12 @@ RUNS = {
     "DREAMER": "dreamer",
     "DreamerV3": "dreamerv3",
     "DREAMERV3": "dreamerv3",
+    "SlateQ": "slateq",
+    "SLATEQ": "slateq",
+    "BanditLinUCB": "lin_ucb",
+    "BanditLinTS": "lin_ts",
+    "contrib/LinUCB": "lin_ucb",
+    "contrib/LinTS": "lin_ts",
 }
 DEFAULTS_OF = {
     "SIMPLEQ": "SimpleQ",
@@ -54,6 +60,9 @@ DEFAULTS_OF = {
     "RAINBOW": "DQN",
     "DREAMER": "Dreamer",
     "DREAMERV3": "DreamerV3",
+    "SLATEQ": "SlateQ",
+    "contrib/LinUCB": "BanditLinUCB",
+    "contrib/LinTS": "BanditLinTS",
 }
 APEX = {"dqn": "apex", "ddpg": "apex_ddpg", "qmix": "apex"}  # Ape-X around them
 DREAMING = ("dreamer", "dreamerv3")  # learn in the dreams of a world model
