@@ -35,7 +35,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, FromReplay, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor, OnlyWith
+from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor
 from rlrun.core.masked import masked_mean
 from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
@@ -48,7 +48,7 @@ from rlrun.ops.slates import SlateRule
 from rlrun.ops.td import huber
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import ActingConfig
-from rlrun.policies.slates import Choice, SlateExplorationConfig, SlatePolicy
+from rlrun.policies.slates import Choice, ChoiceNetConfig, SlateExplorationConfig, SlatePolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Config(OffPolicyConfig, ActingConfig):
     choice: Choice
     place_factors: bool
     q: NetConfig
-    choice_net: Annotated[NetConfig, OnlyWith("choice", "network")]
+    choice_net: ChoiceNetConfig
     lr: Annotated[Schedule, NotNegative]
     choice_lr: Annotated[Schedule, NotNegative]
     huber_delta: Annotated[float, Positive] | None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlrun.core.algorithm import Needs
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import OnlyWith
+from rlrun.core.conditions import SLATES, OnlyFor
 from rlrun.core.ranges import Count, Positive
 from rlrun.ops.ridge import solve, sums
 from rlrun.policies import ActingConfig
@@ -25,7 +25,7 @@ class BanditConfig(ActingConfig):
     fragment_length: Annotated[int, Count]
     batch_size: Annotated[int, Count]
     items: str | None
-    click: Annotated[str | None, OnlyWith("items")]
+    click: Annotated[str, OnlyFor(SLATES)]
     ridge: Annotated[float, Positive]
     intercept: bool
     exploration: BanditExplorationConfig
@@ -55,7 +55,7 @@ class Pulls(NamedTuple):
     valid: Tensor  # [N]
 
 
-def pulls_of(policy: BanditPolicy, batch: Batch, click: str | None, raw: bool = False) -> Pulls:
+def pulls_of(policy: BanditPolicy, batch: Batch, click: str, raw: bool = False) -> Pulls:
     """The arms that the rows of a batch [T, B] took, column by column. A slate is as many pulls as it has places: the
     item that was chosen is paid the reward, and the others 0. raw: x is what the policy's net reads."""
     count = len(batch.reward)
@@ -69,7 +69,6 @@ def pulls_of(policy: BanditPolicy, batch: Batch, click: str | None, raw: bool = 
     x = x.gather(2, taken.unsqueeze(-1).expand(*taken.shape, x.shape[-1]))
     y, valid = y.unsqueeze(-1).expand_as(taken), valid.unsqueeze(-1).expand_as(taken)
     if arms.places is not None:
-        assert click is not None
         observation: Any = batch["obs"]["observation"]
         chosen = observation[click][1 : count + 1].unsqueeze(-1) == torch.arange(arms.places, device=y.device)
         y = torch.where(chosen, y, 0.0)

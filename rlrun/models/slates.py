@@ -108,14 +108,13 @@ class AffinityNet(nn.Module):
         super().__init__()
         space = None if display.user is None else display.user.observation
         parts = space.parts if isinstance(space, Nested) else {}
-        known = list(parts.values())
-        if len(known) != 1 or not isinstance(known[0], Box) or known[0].shape != (display.features,):
-            said = {name: str(part) for name, part in parts.items()} or "nothing else"
+        fitting = [name for name, part in parts.items() if isinstance(part, Box) and part.shape == (display.features,)]
+        if len(fitting) != 1:
             raise UserError(
-                "algo.choice=affinity multiplies a user by a document: what is observed besides must be"
-                f" {display.features} numbers, as many as a document has, and it is {said}"
+                "algo.choice=affinity multiplies a user by a document: one part of what is observed besides must be"
+                f" {display.features} numbers, as many as a document has, and there are {len(fitting)} such parts"
             )
-        self.display, self.user = display, next(iter(parts))
+        self.display, self.user = display, fitting[0]
         self.factor, self.nothing = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
 
     def forward(self, obs: Batch, is_first: Tensor) -> Tensor:

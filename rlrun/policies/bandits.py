@@ -40,13 +40,13 @@ class Arms:
     rest: EnvSpec | None  # the environment without the parts `items` and `click`; None if nothing else is observed
 
 
-def arms_of(spec: EnvSpec, items: str | None, click: str | None) -> Arms:
+def arms_of(spec: EnvSpec, items: str | None, click: str) -> Arms:
     """Raises UserError where an environment's actions or observations do not fit."""
     action, name, space = spec.action, spec.name, spec.observation
     if isinstance(action, MultiDiscrete):
         if len(set(action.sizes)) != 1 or len(action.shape) != 1:
             raise UserError(f"a bandit takes one arm, or a slate with the same choices in each place, not {action}")
-        if items is None or click is None:
+        if items is None:
             raise UserError(
                 f"{name} takes slates, for which a bandit needs algo.items and algo.click, the names of the parts of"
                 " observations with the items and with the place that was chosen last"
@@ -58,24 +58,22 @@ def arms_of(spec: EnvSpec, items: str | None, click: str | None) -> Arms:
         count, places = action.sizes[0], len(action.sizes)
     else:
         assert isinstance(action, Discrete)
-        if click is not None:
-            raise UserError(f"algo.click={click} is for slates, and {name} takes one arm: {action}")
         count, places = action.n, None
     if items is None:
         return Arms(count, places, None, 0, spec)
     parts = space.parts if isinstance(space, Nested) else {}
-    for option, part in (("items", items), ("click", click)):
-        if part is not None and part not in parts:
+    for option, part in (("items", items), ("click", click))[: 1 if places is None else 2]:
+        if part not in parts:
             raise UserError(
                 f"algo.{option}={part}: {name} observes {space}, which has no such part.{closest(part, list(parts))}"
             )
     found = parts[items]
     if not isinstance(found, Box) or len(found.shape) != 2 or found.shape[0] != count:
         raise UserError(f"algo.items={items} must hold a row of numbers for each of the {count} arms, not {found}")
-    if click is not None and (not isinstance(parts[click], Discrete) or parts[click].n != (places or 0) + 1):
-        raise UserError(f"algo.click={click} must be Discrete({(places or 0) + 1}), and it is {parts[click]}")
+    if places is not None and (not isinstance(parts[click], Discrete) or parts[click].n != places + 1):
+        raise UserError(f"algo.click={click} must be Discrete({places + 1}), and it is {parts[click]}")
     assert isinstance(space, Nested)
-    rest = tuple((key, value) for key, value in space.spaces if key not in (items, click))
+    rest = tuple((key, value) for key, value in space.spaces if key != items and (places is None or key != click))
     left = replace(spec, obs={**spec.obs, "observation": replace(space, spaces=rest)}) if rest else None
     return Arms(count, places, items, found.shape[1], left)
 
@@ -153,7 +151,7 @@ class BanditPolicy(FiltersObservations, Policy):
         model: Model,
         explorer: Explorer,
         items: str | None,
-        click: str | None,
+        click: str,
         products: bool,
         intercept: bool,
         ridge: float,

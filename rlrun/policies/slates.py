@@ -13,7 +13,7 @@ from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Act, Mode, Pass, Policy
-from rlrun.core.ranges import Positive, Share
+from rlrun.core.ranges import Count, Positive, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.encoders import NetConfig
@@ -24,6 +24,16 @@ from rlrun.ops.slates import SlateRule, best_slate, drawn_log_prob, drawn_slate,
 from rlrun.policies.exploration import EXPLORING, ExplorationConfig, Explorer
 
 Choice = Literal["network", "affinity"]
+NETWORK = OnlyWith("..choice", "network")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceNetConfig(NetConfig):
+    """Options of the network that is a model of choices."""
+
+    hidden: Annotated[tuple[Annotated[int, Count], ...], NETWORK]
+    activation: Annotated[Literal["tanh", "relu", "elu", "silu"], NETWORK]
+    layer_norm: Annotated[bool, NETWORK]
 
 
 @dataclass(frozen=True, kw_only=True)

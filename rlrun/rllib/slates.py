@@ -128,8 +128,6 @@ def of_bandits(one: Translation) -> None:
     at, items = one.inner, one.made.env == ITEMS
     if items or one.made.env in RECSIM:
         one.set(f"{at}.items", "items" if items else "candidates", why="RLlib's models find them as `item`")
-    if one.made.env in RECSIM:
-        one.set(f"{at}.click", "click", why="slates are paid for what was chosen")
     parametric = f"{at}.items" in one.made.values
     model = "model.custom_model_config"
     ridge = float(one.get(f"{model}.lambda_", "model.lambda_", "lambda_", default=0.1 if parametric else 1.0))

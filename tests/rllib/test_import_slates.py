@@ -41,7 +41,7 @@ WANTED = {
         "algo.null_value": False, "algo.choice": "affinity", "replay.capacity": 100000, "algo.q.hidden": [256, 32], "env.kwargs": {"num_candidates": 10, "slate_size": 2}, "stop.return_mean": 160.0},
     "long-term-satisfaction": {"algo.choice": "network", "env.kwargs": {"num_candidates": 50, "slate_size": 2}, "env_steps": 200000},
     "interest-exploration": {"algo.exploration.kind": "soft_q", "algo.exploration.temperature": 0.7, "algo.huber_delta": 1.0, "algo.max_grad_norm": 10.0, "algo.q.hidden": [512, 512], "algo.lr": 0.01},
-    "linucb": {"algo.items": "candidates", "algo.click": "click", "algo.alpha": 0.3, "algo.ridge": 0.1, "algo.intercept": False},
+    "linucb": {"algo.items": "candidates", "algo.alpha": 0.3, "algo.ridge": 0.1, "algo.intercept": False},
     "lints-wheel": {"env.kwargs": {"delta": 0.7, "noise": 0.05}, "algo.ridge": 1.0, "algo.fragment_length": 1, "algo.batch_size": 1},
     "items": {"algo.items": "items", "algo.alpha": 0.6, "algo.ridge": 0.5, "env.kwargs": {"num_items": 200, "feature_dim": 8}},
 }  # fmt: skip

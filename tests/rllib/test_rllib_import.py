@@ -180,7 +180,7 @@ SLATES = {
     "exploration.kind": "epsilon_greedy", "model.observation_filter": "none",
 }  # fmt: skip
 OTHERS |= {("slateq", name): value for name, value in SLATES.items()}
-BANDIT = {"items": None, "click": None, "products": False, "scale": 1.0, "noise": "fixed", "noise_shape": 6.0, "noise_scale": 6.0, "initial_pulls": 0, "exploration.kind": "uncertainty"}  # fmt: skip
+BANDIT = {"items": None, "click": "click", "products": False, "scale": 1.0, "noise": "fixed", "noise_shape": 6.0, "noise_scale": 6.0, "initial_pulls": 0, "exploration.kind": "uncertainty"}  # fmt: skip
 OTHERS |= {(algo, name): value for algo in ("lin_ucb", "lin_ts") for name, value in BANDIT.items()}
 
 # RLlib's BC and MARWIL have neither of these; CQL's replay plays no part, and nothing is sampled
