@@ -21,8 +21,10 @@ NEEDS = {
     algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL + SEARCHING
 }  # learn one policy of one agent
 DREAMING = ["dreamer", "dreamerv3"]  # learn in dreams, which have no action masks
+SLATES = ["slateq"]  # answer with slates of candidates that they are shown
 IMITATING = ["bc", "marwil"]  # learn the actions of data, and do not explore
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None and algo not in IMITATING]
+BANDITS = ["lin_ucb", "lin_ts", "neural_linear"]  # learn rewards alone, and not what follows a row
 EVOLVING = [algo for algo, needs in NEEDS.items() if needs.population is not None]  # learn from returns, not from rows
 ROWS = [algo for algo in NEEDS if algo not in EVOLVING]
 EXPLORING = [algo for algo in ROWS if algo not in IMITATING]
@@ -45,6 +47,8 @@ def fits(algo: str, case: str) -> bool:
         return algo in SEARCHING and case == "simulator"
     if algo in JOINT:
         return case == "agents" or (case == "agents' numbers" and algo not in JOINT_VALUES)
+    if case == "slates" or algo in SLATES:
+        return case == "slates" and algo in SLATES
     if case in ("discrete", "masked"):
         return algo in DISCRETE and not (case == "masked" and algo in DREAMING)
     if case.startswith("agents"):
@@ -69,4 +73,6 @@ def simple(algo: str) -> str:
         return "MultiAgentCartPole-v0"
     if algo in SEARCHING:
         return "CartPoleSparse-v0"
+    if algo in SLATES:
+        return "rlrun/InterestExploration-v0"  # no two candidates are alike
     return "CartPole-v1" if algo in DISCRETE else "Pendulum-v1"

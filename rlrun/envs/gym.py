@@ -97,7 +97,7 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
 
     my_package is imported. Raises UserError if the import fails or the id is not registered.
     """
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+    import rlrun.envs.own  # noqa: F401  registers rlrun's own ids
 
     module, _, name_only = name.rpartition(":")
     if module:

@@ -182,7 +182,7 @@ def own_names() -> dict[str, str]:
 
 def _registered() -> list[str]:
     """Gymnasium's ids without those of Atari games and of packages whose environments have several agents."""
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+    import rlrun.envs.own  # noqa: F401  registers rlrun's own ids
 
     return [
         name

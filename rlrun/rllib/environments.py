@@ -50,6 +50,13 @@ EXAMPLES = {
     "rockpaperscissors": ROCK_PAPER_SCISSORS,
     "multiagentcartpole": SEVERAL[0],
     "multiagentpendulum": SEVERAL[1],
+    "interestevolutionrecsimenv": "rlrun/InterestEvolution-v0",
+    "interestexplorationrecsimenv": "rlrun/InterestExploration-v0",
+    "longtermsatisfactionrecsimenv": "rlrun/LongTermSatisfaction-v0",
+    "simplecontextualbandit": "rlrun/SimpleBandit-v0",
+    "lineardiscreteenv": "rlrun/LinearBandit-v0",
+    "wheelbanditenv": "rlrun/WheelBandit-v0",
+    "parametricitemrecoenv": "rlrun/ParametricItems-v0",
 }
 
 # The environments of D4RL's data sets, which RLlib's examples name by functions such as d4rl_env.hopper_medium
@@ -187,7 +194,7 @@ def _entry_point(env: str) -> str:
     """Returns the module and class of a registered environment, or an empty string."""
     import gymnasium
 
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+    import rlrun.envs.own  # noqa: F401  registers rlrun's own ids
 
     found = getattr(gymnasium.registry.get(env), "entry_point", "")
     return found if isinstance(found, str) else f"{getattr(found, '__module__', '')}:"

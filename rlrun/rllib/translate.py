@@ -24,6 +24,7 @@ from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.maddpg import maddpg
 from rlrun.rllib.networks import memories, networks, sequence_length
 from rlrun.rllib.q_learning import q_learning, replayed
+from rlrun.rllib.slates import BANDITS, OWN, slates, world_options
 from rlrun.rllib.team import GROUP, Team, team_of, told
 from rlrun.rllib.translation import (
     DREAMING,
@@ -53,7 +54,7 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("MAML", "MBMPO", "SLATEQ")
+LATER = ("MAML", "MBMPO")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
@@ -161,7 +162,8 @@ class Experiment(Translation):
         maddpg(self)
         dreamer(self)
         alphazero(self)
-        if self.core not in (*JOINT, *DREAMING, "maddpg"):
+        slates(self)
+        if self.core not in (*JOINT, *DREAMING, *BANDITS, "maddpg", "slateq"):
             networks(self)
             dense_model(self)
         self._losses()
@@ -200,6 +202,8 @@ class Experiment(Translation):
                 self.made.lines.append(Line("env_config", kwargs, "dropped", "", why))
         elif self.env.family == "dmc":
             task_options(self, kwargs)
+        elif self.made.env in OWN:
+            world_options(self, kwargs)
         elif self.made.env == ROCK_PAPER_SCISSORS:
             for key, value in kwargs.items():
                 why = "the players have rock, paper and scissors, in 10 rounds"
@@ -252,7 +256,7 @@ class Experiment(Translation):
             batch = float(batch) * learners
         if self.core in IMITATION and self.offline:
             self._drawn(int(batch), batches)
-        elif self.core in ("pg", "a2c", "ppo", "marwil"):
+        elif self.core in ("pg", "a2c", "ppo", "marwil", *BANDITS):
             rows, columns = self._whole(length, float(batch), envs)
             total = rows * columns
             why = f"of {columns} environments" + (f", where RLlib's {envs} take turns" if columns > envs else "")
@@ -305,7 +309,7 @@ class Experiment(Translation):
             self.say("batch_mode", "dropped", why="whole episodes are played")
         elif self.offline:
             self.say("batch_mode", "dropped", why="data are whole episodes already")
-        elif self.core in ("pg", "a2c", "ppo", "ddppo", "marwil"):
+        elif self.core in ("pg", "a2c", "ppo", "ddppo", "marwil", *BANDITS):
             self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
             if self.core == "ddppo" and mode == "complete_episodes":
                 self.set(f"{at}.cut_share", 1.0, why="episodes that are cut are not complete")

@@ -51,6 +51,12 @@ RUNS = {
     "ALPHAZERO": "alphazero",
     "contrib/AlphaZero": "alphazero",
     "LeelaChessZero": "alphazero",
+    "SlateQ": "slateq",
+    "SLATEQ": "slateq",
+    "BanditLinUCB": "lin_ucb",
+    "BanditLinTS": "lin_ts",
+    "contrib/LinUCB": "lin_ucb",
+    "contrib/LinTS": "lin_ts",
 }
 DEFAULTS_OF = {
     "SIMPLEQ": "SimpleQ",
@@ -61,6 +67,9 @@ DEFAULTS_OF = {
     "ALPHAZERO": "AlphaZero",
     "contrib/AlphaZero": "AlphaZero",
     "LeelaChessZero": "AlphaZero",
+    "SLATEQ": "SlateQ",
+    "contrib/LinUCB": "BanditLinUCB",
+    "contrib/LinTS": "BanditLinTS",
 }
 APEX = {"dqn": "apex", "ddpg": "apex_ddpg", "qmix": "apex"}  # Ape-X around them
 DREAMING = ("dreamer", "dreamerv3")  # learn in the dreams of a world model
