@@ -6,6 +6,8 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 
+from rlrun.envs import tasks
+
 
 class Counting(gymnasium.Env):
     """An environment whose rows can be checked wherever they arrive.
@@ -344,6 +346,7 @@ def register() -> None:
             vector_entry_point=StatelessCartPoleVector,
             max_episode_steps=500,
         )
+    tasks.register()
 
 
 register()
