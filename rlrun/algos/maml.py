@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch, nested
@@ -44,6 +44,7 @@ from rlrun.core.tasks import FromTasks
 from rlrun.models.encoders import flatten
 from rlrun.models.model import Model
 from rlrun.models.per_column import plain, with_vector
+from rlrun.ops.inner_steps import descended
 from rlrun.ops.linear_baseline import features, fitted, rows_since_start
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
@@ -120,12 +121,12 @@ class MAML(Algorithm):
         if batch is None:
             self.policy.adapted.copy_(self.policy.vector())
         else:
-            rows = self.rows(batch, adapted)
-            adapted.sub_(self.cfg.inner_lr * vmap(grad(self.inner_loss))(adapted, rows))
+            adapted.copy_(self.after_step(adapted, self.rows(batch, adapted)))
 
-    def inner_loss(self, vector: Tensor, rows: dict[str, Any]) -> Tensor:
-        """The loss [] of an inner step of one task, whose parameters are vector [P]. rows: leaves [T, C, ...]."""
-        return self.losses(vector, rows)["loss"]
+    @torch.no_grad()
+    def after_step(self, vectors: Tensor, rows: dict[str, Any]) -> Tensor:
+        """The parameters of all tasks [G, P] after an inner step on a round, leaves [G, T, C, ...], as constants."""
+        return vmap(lambda vector, rows: self.adapted(vector, [rows])[0])(vectors, rows)
 
     def adapted(self, vector: Tensor, rounds: Sequence[dict[str, Any]]) -> tuple[Tensor, list[Tensor]]:
         """The parameters [P] of one task after inner steps on rounds, from vector [P], and each step's divergence []
@@ -135,12 +136,7 @@ class MAML(Algorithm):
             made = self.losses(vector, rows)
             return made["loss"], made["kl"]
 
-        kls = []
-        for rows in rounds:
-            gradient, kl = grad(loss_and_kl, has_aux=True)(vector, rows)
-            vector = vector - self.cfg.inner_lr * (gradient.detach() if self.cfg.first_order else gradient)
-            kls.append(kl)
-        return vector, kls
+        return descended(loss_and_kl, vector, rounds, self.cfg.inner_lr, self.cfg.first_order)
 
     def losses(
         self, vector: Tensor, rows: dict[str, Any], clip: float | None = None, entropy_coef: float = 0.0
@@ -232,8 +228,7 @@ class MAML(Algorithm):
             sums[f"episodes_{number}"] = (part.is_first[:-1] & part.valid).sum() / self.spec.columns_per_env
             made.append(self.rows(part, vectors))
             if part.valid[-1].any() and number < cfg.inner_steps:  # rows bootstrap from values that nobody recorded
-                with torch.no_grad():
-                    vectors = vectors - cfg.inner_lr * vmap(grad(self.inner_loss))(vectors, made[-1])
+                vectors = self.after_step(vectors, made[-1])
         return made, sums
 
     def means_of_rounds(self, metrics: dict[str, Any]) -> dict[str, Any]:
