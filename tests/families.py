@@ -27,7 +27,8 @@ EXPLORING = [algo for algo in ROWS if algo not in IMITATING]
 FRESH = [algo for algo in ROWS if NEEDS[algo].replay is None or algo == "marwil"]
 DISCRETE = [algo for algo in ROWS if "discrete" in NEEDS[algo].actions]
 BOX = [algo for algo in ROWS if "box" in NEEDS[algo].actions]
-ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions]
+ADAPTING = [algo for algo, needs in NEEDS.items() if needs.tasks is not None]  # adapt to tasks, without a memory
+ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions and algo not in ADAPTING]
 # Actor and critics, learnt from a replay.
 ACTORS = [algo for algo in REPLAYING if "box" in NEEDS[algo].actions and algo not in DREAMING]
 SAMPLING = ["sac", "tqc", "cql", "implicit_q"]  # of them those whose policy is a distribution
@@ -44,6 +45,8 @@ def fits(algo: str, case: str) -> bool:
         return algo in DISCRETE and not (case == "masked" and algo in DREAMING)
     if case.startswith("agents"):
         return False
+    if algo in ADAPTING:
+        return case in ("box", "every space")
     return (
         algo in ANY_ACTION
         or (case == "lstm" and algo in MEMORY)

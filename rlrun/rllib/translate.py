@@ -20,6 +20,7 @@ from rlrun.rllib.dreamer import dreamer, task_options
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.maddpg import maddpg
+from rlrun.rllib.meta import meta
 from rlrun.rllib.networks import memories, networks, sequence_length
 from rlrun.rllib.q_learning import q_learning, replayed
 from rlrun.rllib.team import GROUP, Team, team_of, told
@@ -29,6 +30,7 @@ from rlrun.rllib.translation import (
     FROM_DATA,
     IMITATION,
     JOINT,
+    META,
     OFF,
     OFF_POLICY,
     RUNS,
@@ -50,7 +52,7 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("MAML", "MBMPO", "ALPHAZERO", "SLATEQ")
+LATER = ("MBMPO", "ALPHAZERO", "SLATEQ")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
@@ -157,6 +159,7 @@ class Experiment(Translation):
         joint(self)
         maddpg(self)
         dreamer(self)
+        meta(self)
         if self.core not in (*JOINT, *DREAMING, "maddpg"):
             networks(self)
         self._losses()
@@ -286,14 +289,14 @@ class Experiment(Translation):
             self.set(
                 f"{at}.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows"
             )
-        elif self.core not in (*EVOLUTION, *DREAMING):
+        elif self.core not in (*EVOLUTION, *DREAMING, *META):
             steps = self.get("n_step", default=1)
             automatic = max(steps) if isinstance(steps, list) else steps  # as RLlib's `auto`
             sequence = sequence_of(self) if self.core in JOINT else 1
             rows = int(automatic if length == "auto" else length)
             replayed(self, rows, int(batch), envs, lengths, batches, sequence)
         mode = self.get("batch_mode")
-        if self.core in DREAMING:
+        if self.core in (*DREAMING, *META):
             return
         if self.core in EVOLUTION:
             self.say("batch_mode", "dropped", why="whole episodes are played")
