@@ -12,6 +12,7 @@ from torch.func import vmap
 from rlrun.core.batch import Batch, nested
 from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
+from rlrun.models.heads import AutoregressiveHead
 from rlrun.models.model import Model
 from rlrun.models.per_column import plain, size_of, vector_of, with_vector
 from rlrun.ops.distributions import Distribution
@@ -31,6 +32,11 @@ class AdaptedPolicy(DistributionPolicy):
         super().__init__(spec, model, explorer)
         if model.cfg.memory.kind != "none":
             raise UserError("a policy that is adapted by gradients has no memory: leave out model=lstm, gru and gtrxl")
+        if isinstance(self.action_head, AutoregressiveHead):
+            raise UserError(
+                "model.autoregressive=true is for algorithms without tasks, because the parts of an action are chosen one"
+                " after the other and tasks together"
+            )
         self.tasks, self.envs_per_task = tasks, envs_per_task
         # Published to samplers but not saved: at a checkpoint every task has the policy's own parameters.
         self.register_buffer("adapted", vector_of(self).detach().repeat(tasks, 1), persistent=False)  # [tasks, P]

@@ -24,3 +24,10 @@ def meta(one: Translation) -> None:
     one.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
     if "clip_actions" in one.given:
         one.say("clip_actions", "dropped", why="actions lie in their bounds")
+
+
+def rows_of_iteration(one: Translation) -> int:
+    """Env steps of an update where all episodes are as long as a fragment."""
+    at, values = one.inner, one.made.values
+    rounds = int(values.get(f"{at}.inner_steps", one.get("inner_adaptation_steps"))) + 1
+    return rounds * values[f"{at}.num_tasks"] * values[f"{at}.envs_per_task"] * values[f"{at}.fragment_length"]

@@ -20,7 +20,7 @@ from rlrun.rllib.dreamer import dreamer, task_options
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.maddpg import maddpg
-from rlrun.rllib.meta import meta
+from rlrun.rllib.meta import meta, rows_of_iteration
 from rlrun.rllib.networks import memories, networks, sequence_length
 from rlrun.rllib.q_learning import q_learning, replayed
 from rlrun.rllib.team import GROUP, Team, team_of, told
@@ -231,7 +231,10 @@ class Experiment(Translation):
             plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
             if self.offline and plain in SAMPLERS:
                 self.say(key, "dropped", why="nothing is sampled; data.readers= says how many threads read the data")
-            if plain in unseen and not (plain in ("num_workers", "num_env_runners") and self.core in ("a3c", "ddppo")):
+            learns = (plain in ("num_workers", "num_env_runners") and self.core in ("a3c", "ddppo")) or (
+                plain in (*SAMPLERS, "num_rollout_workers") and self.core in META
+            )
+            if plain in unseen and not learns:
                 self.say(key, "dropped", why=unseen[plain])
 
     # Numbers of rows and environments
@@ -775,6 +778,10 @@ class Experiment(Translation):
                 elif last == "time_total_s":
                     self.made.values["stop.wall_sec"] = float(value)
                     how, became, why = "mapped", f"stop.wall_sec={flow(float(value))}", ""
+                elif last == "training_iteration" and self.core in META and steps is None:
+                    steps = float(value) * rows_of_iteration(self)
+                    why = f"iterations of {rows_of_iteration(self):,} env steps, where episodes are as long as a fragment"
+                    how, became = "mapped", f"env_steps={flow(rounded(steps))}"
                 elif last == "training_iteration":
                     how, why = "dropped", "iterations of RLlib's loop have no fixed number of env steps"
                 self.made.lines.append(Line(name, value, how, became, why))  # type: ignore[arg-type]
