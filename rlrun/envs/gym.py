@@ -288,8 +288,8 @@ def render_modes(cfg: SingleConfig) -> list[str]:
 def global_generators(seed: int) -> Iterator[None]:
     """Lets Python's and NumPy's global generators begin with a seed, and restores them."""
     states = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    random.setstate(random.Random(seed).getstate())
+    np.random.set_state(np.random.RandomState(seed).get_state())
     try:
         yield
     finally:
