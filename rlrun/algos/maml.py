@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,13 +34,11 @@ from torch.func import vmap
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch, nested
-from rlrun.core.conditions import OnlyWith
 from rlrun.core.metrics import Means
-from rlrun.core.optimizer import OptimizerConfig
-from rlrun.core.ranges import Count, NotNegative, Positive, Share
-from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.core.tasks import FromTasks
+from rlrun.families.meta import MetaConfig
 from rlrun.models.encoders import flatten
 from rlrun.models.model import Model
 from rlrun.models.per_column import plain, with_vector
@@ -48,40 +46,19 @@ from rlrun.ops.inner_steps import descended
 from rlrun.ops.linear_baseline import features, fitted, rows_since_start
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import ActingConfig, AdaptedPolicy
+from rlrun.policies import AdaptedPolicy
 from rlrun.policies.adapted import by_task, side_by_side
 
 RIDGE = 1e-5  # of the linear baseline
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ActingConfig):
-    name: str
-    num_tasks: Annotated[int, Count]
-    envs_per_task: Annotated[int, Count]
-    fragment_length: Annotated[int, Count]
+class Config(MetaConfig):
     sample_tasks: bool
-    inner_steps: Annotated[int, Count]
-    inner_lr: Annotated[float, NotNegative]
-    first_order: bool
-    outer_steps: Annotated[int, Count]
-    discount: Annotated[float, Share]
-    baseline: Literal["value", "linear"]
-    lambda_: Annotated[float, Share]
-    lr: Annotated[Schedule, NotNegative]
-    optimizer: OptimizerConfig
-    max_grad_norm: Annotated[float, NotNegative]
-    clip: Annotated[Schedule, NotNegative]
-    value_coef: Annotated[float, NotNegative, OnlyWith("baseline", "value")]
-    value_clip: Annotated[float, NotNegative, OnlyWith("baseline", "value")]
-    entropy_coef: Annotated[Schedule, NotNegative]
-    kl_coef: Annotated[float, NotNegative]
-    kl_target: Annotated[float, Positive, OnlyWith("kl_coef")]
-    reward_clip: Literal["none", "sign"] | Annotated[float, Positive]
 
 
 class MAML(Algorithm):
-    cfg: Config
+    cfg: MetaConfig
     policy: AdaptedPolicy
     kl_coef: Tensor
 

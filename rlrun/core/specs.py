@@ -266,6 +266,8 @@ class EnvSpec:
     # The first axis of every part of `observation` holds this many last frames, so that replay can store each frame
     # only once. Frames from before an episode's first are 0. With 1, only Atari games have this axis.
     stack: int = 1
+    # package.module:Name of a class whose method reward(obs, action, next_obs) says what a step pays; None: not known
+    reward_class: str | None = None
     tasks: bool = False  # whether columns can be given tasks (core/env.py: TaskEnv)
     notes: tuple[str, ...] = ()  # sentences about the environment for the first lines of a run
 

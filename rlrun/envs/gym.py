@@ -23,6 +23,7 @@ from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete,
 from rlrun.envs import drawing
 from rlrun.envs.mujoco import listen, uses_mujoco
 from rlrun.envs.names import numbered
+from rlrun.envs.rewards import reward_of
 from rlrun.envs.wrapped import Pixels, Repeat
 
 
@@ -211,6 +212,7 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
                 raise UserError(f"env.observation=pixels: pictures would leave out the action_mask of {cfg.name}")
             _check_drawing(env, cfg.name)
         limit = cfg.limit(env)
+        pays = None if cfg.draws or cfg.wrappers else reward_of(cfg.name, env.unwrapped)
         tasks = all(env.has_wrapper_attr(name) for name in ("sample_tasks", "set_task"))
     finally:
         env.close()
@@ -221,7 +223,7 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
             and any(low >= high for low, high in zip(part.low, part.high, strict=True))
         ):
             raise UserError(f"{cfg.name} has an action whose lowest value is its highest: {env.action_space}")
-    return EnvSpec(name=cfg.name, obs=obs, action=action, max_episode_steps=limit, tasks=tasks)
+    return EnvSpec(name=cfg.name, obs=obs, action=action, max_episode_steps=limit, tasks=tasks, reward_class=pays)
 
 
 def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
