@@ -16,7 +16,10 @@ JOINT = [algo for algo, needs in EVERY.items() if needs.joint]  # learn all agen
 SEVERAL = [algo for algo, needs in EVERY.items() if needs.several]  # learn several policies
 # Of the joint ones those that choose by action values.
 JOINT_VALUES = [algo for algo in JOINT if "box" not in EVERY[algo].actions]
-NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL}  # learn one policy of one agent
+# Imagine the rows that they learn from, for which the environment must be a known one; tests/algos/test_mbmpo.py.
+IMAGINING = ["mbmpo"]
+# Learn one policy of one agent.
+NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL + IMAGINING}
 DREAMING = ["dreamer", "dreamerv3"]  # learn in dreams, which have no action masks
 IMITATING = ["bc", "marwil"]  # learn the actions of data, and do not explore
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None and algo not in IMITATING]
@@ -41,6 +44,8 @@ def fits(algo: str, case: str) -> bool:
     """Whether an algorithm can do one of test_all's cases."""
     if algo in JOINT:
         return case == "agents" or (case == "agents' numbers" and algo not in JOINT_VALUES)
+    if algo in IMAGINING:
+        return False
     if case in ("discrete", "masked"):
         return algo in DISCRETE and not (case == "masked" and algo in DREAMING)
     if case.startswith("agents"):
