@@ -50,6 +50,10 @@ EXAMPLES = {
     "cartpolemassenv": "CartPoleMass-v0",
     "halfcheetahranddirecenv": "HalfCheetahRandDirec-v0",
     "antrandgoalenv": "AntRandGoal-v0",
+    "cartpolewrapper": "CartPole-v1",
+    "pendulumwrapper": "Pendulum-v1",
+    "halfcheetahwrapper": "HalfCheetah-v5",
+    "hopperwrapper": "Hopper-v5",
     "multiagentcartpole": SEVERAL[0],
     "multiagentpendulum": SEVERAL[1],
 }

@@ -52,7 +52,7 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("MBMPO", "ALPHAZERO", "SLATEQ")
+LATER = ("ALPHAZERO", "SLATEQ")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}

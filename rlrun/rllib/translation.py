@@ -44,6 +44,7 @@ RUNS = {
     "MARWIL": "marwil",
     "CQL": "cql",
     "MAML": "maml",
+    "MBMPO": "mbmpo",
     "Dreamer": "dreamer",
     "DREAMER": "dreamer",
     "DreamerV3": "dreamerv3",
@@ -66,7 +67,7 @@ IMITATION = ("bc", "marwil")
 FROM_DATA = (*IMITATION, "cql")  # learn from data unless the experiment says otherwise
 EVOLUTION = ("es", "ars")
 OFF = "null: nothing is asked for"
-META = ("maml",)  # adapt to tasks
+META = ("maml", "mbmpo")  # adapt to tasks
 WITH_VALUE = ("a2c", "a3c", "ppo", "ddppo", "impala", "appo", *META)  # a policy and a value of states
 # Options that only the new API stack has; an experiment with one of them has that stack's defaults
 NEW = (

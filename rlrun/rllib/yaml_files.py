@@ -35,6 +35,7 @@ GROUPS = (
     "optimization",
     "optimization_config",
     "dreamer_model",
+    "dynamics_model",
 )
 
 
