@@ -83,7 +83,7 @@ class MAML(Algorithm):
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> AdaptedPolicy:
         return AdaptedPolicy(spec, model, cfg.explorer(spec), cfg.num_tasks, cfg.envs_per_task)
 
-    def __init__(self, policy: AdaptedPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+    def __init__(self, policy: AdaptedPolicy, spec: EnvSpec, cfg: MetaConfig, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.width = cfg.envs_per_task * spec.columns_per_env  # columns of a task
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
@@ -223,7 +223,9 @@ class MAML(Algorithm):
         reward = clip_reward(batch.reward, cfg.reward_clip)
         discount = batch.discount(cfg.discount)
         if cfg.baseline == "linear":
-            value, next_value = self.linear_values(batch, gae(reward, discount, *[0 * reward] * 2, valid, 1.0))
+            nothing = torch.zeros_like(reward)
+            to_go = gae(reward, discount, nothing, nothing, valid, 1.0)
+            value, next_value = self.linear_values(batch, to_go)
         else:
             last = self.last_values(batch, vectors)
             value, next_value = batch.value, torch.cat([batch.value[1:], last.unsqueeze(0)])
@@ -259,11 +261,9 @@ class MAML(Algorithm):
         """The values [T, B] of every row and of the next one by a linear baseline, which is fitted to the targets
         [T, B] of each task. Nothing is worth anything behind the end of an episode, because the baseline sees the
         time."""
-        obs, rows = self.policy.seen(batch.obs)["observation"], len(target)
-        flat = (
-            obs.map(lambda x: x[:rows].flatten(0, 1)) if isinstance(obs, Batch) else obs[:rows].flatten(0, 1)
-        )
-        x = features(flatten(self.spec.observation, flat).unflatten(0, target.shape), rows_since_start(batch.is_first[:-1]))
+        seen, shape = self.policy.seen(batch.obs).map(lambda x: x[:-1].flatten(0, 1)), target.shape
+        obs = flatten(self.spec.observation, seen["observation"]).unflatten(0, shape)  # [T, B, D]
+        x = features(obs, rows_since_start(batch.is_first[:-1]))
         of_tasks, live = by_task(x, self.width), by_task(batch.valid, self.width)
         weights = fitted(of_tasks.flatten(1, 2), by_task(target, self.width).flatten(1, 2), live.flatten(1, 2), RIDGE)
         value = side_by_side((of_tasks @ weights[:, None, :, None]).squeeze(-1)).to(target)

@@ -8,10 +8,10 @@ ones (line 5), fits the ensemble to them (line 6), and then makes maml_updates u
 rows are imagined: every task is a member, and begins episodes of imagined_length rows with observations that real
 episodes began with. At last every task's policy is adapted once more, for the next real rows.
 Recorded: nothing.
-Options: random_steps first env steps are uniformly random, and no update learns before they are over.
+Options: the first random_steps env steps are uniformly random, and no update learns before they are over.
 Differs from the paper: the outer step is PPO's and not TRPO's. Imagined episodes have one length and never end, as in
-the author's code; their last rows bootstrap from the value. Rewards are known functions of observations (envs/rewards.py,
-or the environment's own method reward(obs, action, next_obs)).
+the author's code; their last rows bootstrap from the value. Rewards are known functions of observations
+(envs/rewards.py, or the environment's own method reward(obs, action, next_obs)).
 Metrics: those of MAML, of imagined rows, where adapt_0 ... are means over the update's updates of MAML, and
 maml_1/adapt_0 ... those of each (RLlib's MAMLIter...); model_loss: mean squared error of normalised changes of held-out
 rows after the fit, and model_epochs; model_error_1, _10 and _50: the squared error of predictions so many rows ahead,
@@ -62,6 +62,7 @@ class MBMPO(MAML):
     starts: Tensor
     rows_seen: Tensor
     starts_seen: Tensor
+    fits: Tensor
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:  # type: ignore[override]
@@ -93,20 +94,20 @@ class MBMPO(MAML):
             ("starts", (STARTS, *spec.observation.shape)),
         ):
             self.register_buffer(name, torch.zeros(shape, device=ctx.device))
-        for name in ("rows_seen", "starts_seen"):
+        for name in ("rows_seen", "starts_seen", "fits"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=ctx.device))
 
     # -- real rows -----------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, clock: Clock) -> Update:
-        cfg, fitted = self.cfg, clock.env_steps > self.cfg.random_steps and int(self.rows_seen) > 0
-        batch = batch.lived()
-        metrics: dict[str, Any] = self.prediction_errors(batch) if fitted else {}
+        cfg, batch = self.cfg, batch.lived()
+        metrics: dict[str, Any] = self.prediction_errors(batch) if int(self.fits) else {}
         self.remember(batch)
         metrics["model_rows"] = float(min(int(self.rows_seen), cfg.dynamics.capacity))
         if clock.env_steps < cfg.random_steps:
             return Update(metrics)
         metrics |= self.fit(clock)
+        self.fits += 1
         means, world = Means(), self.world()
         for number in range(cfg.maml_updates):
             told = super().update(self.imagined_rounds(world), clock).metrics

@@ -38,7 +38,8 @@ def main(words: list[str]) -> int:
     runs = find(places)
     asked = [name for name in (flags["--metric"] or return_metric(runs)).split(",") if name]
     names = [name if name == ADAPTATION else check_metric(name, runs) for name in asked]
-    figures = [charts.learning_curves(*(around if name == ADAPTATION else curves)(runs, name), name, "") for name in names]
+    drawn = [(around if name == ADAPTATION else curves)(runs, name) for name in names]
+    figures = [charts.learning_curves(*groups, name, "") for name, groups in zip(names, drawn)]
     try:
         if out.suffix == ".html":
             body = [

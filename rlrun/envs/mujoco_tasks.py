@@ -29,8 +29,8 @@ class HalfCheetahRandDirec(HalfCheetahEnv):
 
 
 class AntRandGoal(AntEnv):
-    """An ant that is paid for being near the goal [2] that is the task. Its episodes end by the limit alone, and it sees
-    where it is."""
+    """An ant that is paid for being near the goal [2] that is the task. Its episodes end by the limit alone, and it
+    sees where it is."""
 
     goal = np.zeros(2)
 

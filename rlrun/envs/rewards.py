@@ -1,5 +1,6 @@
-"""What Gymnasium's environments pay, as a function of observations and actions, for algorithms that learn a model of the
-dynamics alone. A user's own environment says it with a method reward(obs, action, next_obs) for batches, as in RLlib.
+"""What Gymnasium's environments pay, as a function of observations and actions, for algorithms that learn a model of
+the dynamics alone. A user's own environment says it with a method reward(obs, action, next_obs) for batches, as in
+RLlib.
 
 RLlib's HalfCheetah and Hopper pay for the velocity that is seen after the step, not for the distance of the step."""
 

@@ -1,8 +1,8 @@
 """Environments that are many tasks, from which an algorithm learns to learn, with RLlib's ranges of tasks.
 
-Such an environment has two methods, as in RLlib: sample_tasks(count) returns tasks, and set_task(task) makes one of them
-the task of this environment from its next reset on. A vectorised one has sample_tasks(count) and set_tasks(tasks), with
-a task for each of its columns.
+Such an environment has two methods, as in RLlib: sample_tasks(count) returns tasks, and set_task(task) makes one of
+them the task of this environment from its next reset on. A vectorised one has sample_tasks(count) and
+set_tasks(tasks), with a task for each of its columns.
 
 Without an algorithm that sets tasks, a pendulum has the mass 1, a cart the mass 1 and its pole the mass 0.1, a cheetah
 runs forwards and an ant's goal is where it stands."""

@@ -5,6 +5,7 @@ Source: Clavera et al. 2018, arXiv:1809.05214, section 4.1 and appendix A.2; the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Ensemble(nn.Module):
         widths = (self.inputs, *hidden, self.outputs)
         self.layers = nn.ModuleList(
             EnsembleLayer(members, before, after, weight_norm)
-            for before, after in zip(widths[:-1], widths[1:], strict=True)
+            for before, after in itertools.pairwise(widths)
         )
         for name, size in (("input", self.inputs), ("change", self.outputs)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
@@ -131,10 +132,12 @@ class LearntEnv:
             after = torch.empty_like(flat)
             after[rows] = self.ensemble.next(flat[rows], x[rows])
         else:
-            every = self.ensemble.next(flat.expand(self.ensemble.members, -1, -1), x.expand(self.ensemble.members, -1, -1))
+            members = self.ensemble.members
+            every = self.ensemble.next(flat.expand(members, -1, -1), x.expand(members, -1, -1))
             after = every[self.tasks.to(flat.device), torch.arange(self.count, device=flat.device)]
         before, self.obs = self.obs, after.view_as(self.obs)
-        paid = self.reward(before.cpu().numpy(), self.spec.action.to_env(np.asarray(action)), self.obs.cpu().numpy())
+        taken: Any = self.spec.action.to_env(action)
+        paid = self.reward(before.cpu().numpy(), taken, self.obs.cpu().numpy())
         nobody = np.zeros(self.count, dtype=bool)
         rows_after = {"observation": self.obs.cpu().numpy()}
         return Step(rows_after, np.asarray(paid, dtype=np.float32), nobody, nobody, ~nobody, nobody, {})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.func import vmap
 
@@ -21,8 +20,8 @@ from rlrun.policies.exploration import Explorer
 
 
 class AdaptedPolicy(DistributionPolicy):
-    """In training, environment i acts with the parameters of task i // envs_per_task. Elsewhere the policy acts with its
-    own parameters, those before any adaptation.
+    """In training, environment i acts with the parameters of task i // envs_per_task. Elsewhere the policy acts with
+    its own parameters, those before any adaptation.
 
     Source: Finn et al. 2017, arXiv:1703.03400."""
 
@@ -34,8 +33,8 @@ class AdaptedPolicy(DistributionPolicy):
             raise UserError("a policy that is adapted by gradients has no memory: leave out model=lstm, gru and gtrxl")
         if isinstance(self.action_head, AutoregressiveHead):
             raise UserError(
-                "model.autoregressive=true is for algorithms without tasks, because the parts of an action are chosen one"
-                " after the other and tasks together"
+                "model.autoregressive=true is for algorithms without tasks, because the parts of an action are chosen"
+                " one after the other, and tasks together"
             )
         self.tasks, self.envs_per_task = tasks, envs_per_task
         # Published to samplers but not saved: at a checkpoint every task has the policy's own parameters.

@@ -779,8 +779,9 @@ class Experiment(Translation):
                     self.made.values["stop.wall_sec"] = float(value)
                     how, became, why = "mapped", f"stop.wall_sec={flow(float(value))}", ""
                 elif last == "training_iteration" and self.core in META and steps is None:
-                    steps = float(value) * rows_of_iteration(self)
-                    why = f"iterations of {rows_of_iteration(self):,} env steps, where episodes are as long as a fragment"
+                    each = rows_of_iteration(self)
+                    steps = float(value) * each
+                    why = f"iterations of {each:,} env steps, where episodes are as long as a fragment"
                     how, became = "mapped", f"env_steps={flow(rounded(steps))}"
                 elif last == "training_iteration":
                     how, why = "dropped", "iterations of RLlib's loop have no fixed number of env steps"

@@ -1,5 +1,5 @@
-"""meta: tasks are played in rounds, each with policies that were adapted to the rounds before, and an update learns from
-all rounds together.
+"""meta: tasks are played in rounds, each with policies that were adapted to the rounds before, and an update learns
+from all rounds together.
 
 samplers --a round of whole episodes--> learner.adapt   (for every round but the last)
     ^  ^                                    |
@@ -9,7 +9,6 @@ samplers --a round of whole episodes--> learner.adapt   (for every round but the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -38,8 +37,8 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     assert tasks is not None
     if asked.cfg.inference == "batched":
         raise UserError(
-            "resources.inference=batched: every task has weights of its own, which samplers act with themselves (local or"
-            " serial)"
+            "resources.inference=batched: every task has weights of its own, which samplers act with themselves (local"
+            " or serial)"
         )
     if asked.cfg.inference == "auto" and asked.image:  # which would be batched on a GPU
         asked = replace(asked, cfg=replace(asked.cfg, inference="local" if machine.cores > 1 else "serial"))
@@ -59,8 +58,8 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     each = spread.per_learner // samplers.value
     if asked.cfg.envs_per_sampler not in ("auto", each):
         raise UserError(
-            f"resources.envs_per_sampler={asked.cfg.envs_per_sampler}: each of {samplers.value * learners.value} samplers"
-            f" has {each} of the {spread.total} environments (algo.num_tasks * algo.envs_per_task)"
+            f"resources.envs_per_sampler={asked.cfg.envs_per_sampler}: each of {samplers.value * learners.value}"
+            f" samplers has {each} of the {spread.total} environments (algo.num_tasks * algo.envs_per_task)"
         )
     envs = Choice(each, f"envs_per_sampler={each}: {spread.total} environments, of which each plays one task")
     threads = choices.waited_for_threads(asked, machine, where.value, learners.value, large=True)

@@ -282,8 +282,8 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
         raise UserError(f"{name} runs with {fitting}, not with runner={runner.name}")
     if needs.tasks is not None and needs.tasks.sampled and not spec.tasks:
         raise UserError(
-            f"{name} learns from many tasks, and {spec.name} has no sample_tasks() and set_task(); algo.sample_tasks=false"
-            " takes the environment as it is for every task"
+            f"{name} learns from many tasks, and {spec.name} has no sample_tasks() and set_task();"
+            " algo.sample_tasks=false takes the environment as it is for every task"
         )
     check_belongs(needs.replay, needs.columns, config.run.replay, name, runner.name)
 
