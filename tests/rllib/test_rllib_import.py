@@ -173,6 +173,9 @@ DREAMER = {
 }  # fmt: skip
 OTHERS |= {("dreamer", name): value for name, value in DREAMER.items()}
 
+# RLlib's MAML and MBMPO differentiate inner steps
+OTHERS |= {(algo, "first_order"): False for algo in ("maml", "mbmpo")}
+
 # RLlib's BC and MARWIL have neither of these; CQL's replay plays no part, and nothing is sampled
 IMITATION = {"entropy_coef": 0.0, "log_std_coef": 0.0, "weight_clip": 0.0, "sequence_length": None, "burn_in": 0}
 OTHERS |= {(algo, name): value for algo in ("bc", "marwil") for name, value in IMITATION.items()}
@@ -807,7 +810,7 @@ def test_numbers_that_yaml_reads_as_text():
         ("defaults:\n  - override /env: Pong\n", "is not one of RLlib's tuned files"),
         ("a: [1", "is not YAML"),
         ("", "is not one of RLlib's tuned files"),
-        ("x: {run: MAML, env: Pendulum-v1}", "rlrun is to have MAML in a later release"),
+        ("x: {run: MAML, env: Pendulum-v1}", "would not start: maml learns from many tasks"),
         ("x: {run: CQL, env: CartPole-v1}", "RLlib's CQL is for continuous actions.*algo=discrete_cql"),
         ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
         ("x: {run: PPO}", "it names no environment"),
