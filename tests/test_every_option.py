@@ -76,7 +76,7 @@ VALUES = {
     "target_noise_clip": [0.01], "target_entropy": [-5.0], "lambda_": [0.5], "eval_share": [0.9], "eval_epsilon": [1.0], "frame_skip": [2],
     "action_distribution": ["beta", "squashed_gaussian"], "value_head": ["test_every_option:Last"], "q_head": ["test_every_option:Last"], "conv_filters": [[[4, 4, 2]]],
     "exploration.kind": ["random", "test_every_option:Lazy"], "exploration.kwargs": [{"greedy": True}], "exploration.temperature": [1e-3], "stack": [2],
-    "model.size": ["size12m"], "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
+    "model.size": ["size12m"], "dynamics.patience": [0.0], "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
     "max_depth": [1], "puct_base": [1.0], "min_depth": [1, 2], "considered": [1], "value_scale": [10.0, 1e-3], "visit_offset": [0.0, 1e4], "temperature_moves": [1], "eval_simulations": [0], "initial_games": [0], "search.normalize": ["none"],
 }  # fmt: skip
 # Words without which an option cannot show what it does.
@@ -89,7 +89,7 @@ CONTEXT = {
     "model.size": ["model.units=null"], "model.depth": ["++env.kwargs.side=64"], "model.conv_activation": ["++env.kwargs.side=64"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
     "eval_simulations": ["env=Knapsack-v0"], "min_depth": ["env=Knapsack-v0", "algo.search.puct=0.01", "algo.lr=0.1"], "unvisited": ["env=TicTacToe-v0", "model=mlp", "algo.search.puct=0.3", "algo.lr=0.1"],
-    "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
+    "sample_tasks": ["env=PendulumMass-v0"], "dynamics.patience": ["algo.dynamics.max_epochs=20", "algo.dynamics.lr=0.1"], "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.
 WRAPPED = {

@@ -48,6 +48,14 @@ EXAMPLES = {
     "groupedtwostepgame": TWO_STEP,
     "twostepgamewithgroupedagents": TWO_STEP,
     "rockpaperscissors": ROCK_PAPER_SCISSORS,
+    "pendulummassenv": "PendulumMass-v0",
+    "cartpolemassenv": "CartPoleMass-v0",
+    "halfcheetahranddirecenv": "HalfCheetahRandDirec-v0",
+    "antrandgoalenv": "AntRandGoal-v0",
+    "cartpolewrapper": "CartPole-v1",
+    "pendulumwrapper": "Pendulum-v1",
+    "halfcheetahwrapper": "HalfCheetah-v5",
+    "hopperwrapper": "Hopper-v5",
     "multiagentcartpole": SEVERAL[0],
     "multiagentpendulum": SEVERAL[1],
     "interestevolutionrecsimenv": "rlrun/InterestEvolution-v0",
@@ -103,7 +111,7 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
         why = "" if "num_agents" in kwargs else "one agent, which is RLlib's default"
         return Environment(known, "agents", why, _spec(known, yaml.safe_dump(own)), own)
     if known is not None:
-        family = family_of(known)[0]
+        family = family_of(known, needed=False)[0]
         return Environment(known, family, "", _spec(known, "{}") if family == "agents" else None)
     zoo = name.startswith("pettingzoo.")
     if "." in name and "-v" not in name and not zoo:
@@ -172,7 +180,7 @@ def continuous_actions(env: Environment) -> bool | None:
     if env.spec is not None:
         action = env.spec.action
         return isinstance(action, Box) if isinstance(action, Box | Discrete) else None
-    if _entry_point(env.name).startswith("gymnasium.envs.mujoco"):
+    if _entry_point(env.name).startswith(("gymnasium.envs.mujoco", "rlrun.envs.mujoco")):
         return True  # also where MuJoCo is not installed
     found = _spaces(env.name)
     return None if found is None else isinstance(found[1], gymnasium.spaces.Box)

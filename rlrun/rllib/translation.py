@@ -43,6 +43,8 @@ RUNS = {
     "BC": "bc",
     "MARWIL": "marwil",
     "CQL": "cql",
+    "MAML": "maml",
+    "MBMPO": "mbmpo",
     "Dreamer": "dreamer",
     "DREAMER": "dreamer",
     "DreamerV3": "dreamerv3",
@@ -82,7 +84,8 @@ IMITATION = ("bc", "marwil")
 FROM_DATA = (*IMITATION, "cql")  # learn from data unless the experiment says otherwise
 EVOLUTION = ("es", "ars")
 OFF = "null: nothing is asked for"
-WITH_VALUE = ("a2c", "a3c", "ppo", "ddppo", "impala", "appo")  # a policy and a value of states
+META = ("maml", "mbmpo")  # adapt to tasks
+WITH_VALUE = ("a2c", "a3c", "ppo", "ddppo", "impala", "appo", *META)  # a policy and a value of states
 # Options that only the new API stack has; an experiment with one of them has that stack's defaults
 NEW = (
     "num_env_runners",

@@ -186,6 +186,8 @@ SLATES = {
 OTHERS |= {("slateq", name): value for name, value in SLATES.items()}
 BANDIT = {"items": None, "click": "click", "products": False, "scale": 1.0, "noise": "fixed", "noise_shape": 6.0, "noise_scale": 6.0, "initial_pulls": 0, "exploration.kind": "uncertainty"}  # fmt: skip
 OTHERS |= {(algo, name): value for algo in ("lin_ucb", "lin_ts") for name, value in BANDIT.items()}
+# RLlib's MAML and MBMPO differentiate inner steps
+OTHERS |= {(algo, "first_order"): False for algo in ("maml", "mbmpo")}
 
 # RLlib's BC and MARWIL have neither of these; CQL's replay plays no part, and nothing is sampled
 IMITATION = {"entropy_coef": 0.0, "log_std_coef": 0.0, "weight_clip": 0.0, "sequence_length": None, "burn_in": 0}
@@ -822,7 +824,7 @@ def test_numbers_that_yaml_reads_as_text():
         ("defaults:\n  - override /env: Pong\n", "is not one of RLlib's tuned files"),
         ("a: [1", "is not YAML"),
         ("", "is not one of RLlib's tuned files"),
-        ("x: {run: MAML, env: Pendulum-v1}", "rlrun is to have MAML in a later release"),
+        ("x: {run: MAML, env: Pendulum-v1}", "would not start: maml learns from many tasks"),
         ("x: {run: CQL, env: CartPole-v1}", "RLlib's CQL is for continuous actions.*algo=discrete_cql"),
         ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
         ("x: {run: PPO}", "it names no environment"),
