@@ -72,7 +72,9 @@ def main():
         for slow, fast in zip(target.parameters(), critic.parameters(), strict=True):
             slow.data.lerp_(fast.data, cfg.algo.critic.tau)
         data = {name: x.clone() for name, x in batch.items()}
-        train(fabric, world_model, actor, critic, target, *optimizers, data, None, cfg, not discrete, (actions,), moments)
+        train(
+            fabric, world_model, actor, critic, target, *optimizers, data, None, cfg, not discrete, (actions,), moments
+        )
 
     parameters = sum(p.numel() for net, _ in nets.values() for p in net.parameters())
     settings = {"threads": said.threads, "parameters": parameters, "precision": cfg.fabric.precision}
