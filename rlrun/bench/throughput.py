@@ -127,8 +127,8 @@ def _train(
     """Trains for so many seconds after learning began.
 
     Returns env steps/s and updates/s after warming up, the peak memory of the process tree in MB, the policy lag in
-    updates, the learner's shares of time by section, and the samplers' microseconds per env step in the environment and the policy.
-    UserError where fewer than three rows with updates were logged, as when a replay is still waiting for
+    updates, the learner's shares of time by section, and the samplers' microseconds per env step in the environment and
+    the policy. UserError where fewer than three rows with updates were logged, as when a replay is still waiting for
     algo.learning_starts env steps after FILL_SEC.
     """
 
