@@ -41,6 +41,7 @@ class FromReplay:
     starts_every: int = 1  # fragments begin at multiples of this number of rows
     sequences: bool = False  # a fragment whose first row is dead still counts if a later row is live
     priorities: bool = True  # updates write priorities of fragments; without them, replay=prioritized is refused
+    new_first: bool = False  # every row is drawn once with the fragments that are new, before any is drawn at random
     first_priority: bool = False  # Algorithm.first_priority gives the priority of fragments that are new to replay
     # A discount, for algorithms that learn from data alone and from single rows: the batch then also holds
     # return_to_go [1, B], the discounted sum of raw rewards from the row to the end of its trajectory, end_discount

@@ -103,8 +103,11 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
         why = f"D4RL's data are of an older {made[:-3]}, whose returns differ a little"
         return Environment(made, family_of(made, needed=False)[0], why)
     task = re.search(r"\bdm_control_suite\.([a-z]\w*)$", name)
-    if task:
-        return Environment(task[1], family_of(task[1], needed=False)[0])
+    registered = re.fullmatch(r"dm_control/([a-z]\w*)-(\w+)-v0", name)  # shimmy's ids
+    given = re.fullmatch(r"(?:DMC|dm_control|dmc)/([a-z][a-z0-9_]*)", name)  # RLlib's examples of DreamerV3
+    if task or registered or given:
+        made = (task or given)[1] if task or given else f"{registered[1]}_{registered[2]}"  # type: ignore[index]
+        return Environment(made, family_of(made, needed=False)[0])
     known = EXAMPLES.get(short.replace("_", "").lower())
     if known in SEVERAL:
         own = {"num_agents": 1, **kwargs}

@@ -56,7 +56,6 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER: tuple[str, ...] = ()  # algorithms that are planned
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
@@ -90,12 +89,7 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
     """
     run = str(experiment["run"])
     if run not in RUNS:
-        later = (
-            f"rlrun is to have {run} in a later release"
-            if run.upper() in LATER
-            else f"rlrun has no {run}.{closest(run, RUNS)}"
-        )
-        raise UserError(f"{source}, {name}: {later}")
+        raise UserError(f"{source}, {name}: rlrun has no {run}.{closest(run, RUNS)}")
     for part in PARTS[2:]:
         if not isinstance(experiment.get(part) or {}, dict):
             raise UserError(f"{source}, {name}: `{part}` must be a group of keys")
