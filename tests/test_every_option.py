@@ -22,7 +22,7 @@ import gymnasium
 import pytest
 import torch
 from conftest import compose, small
-from families import DISCRETE, EVOLVING, IMITATING, JOINT, SEVERAL, SLATES
+from families import DISCRETE, EVOLVING, IMITATING, JOINT, SEARCHING, SEVERAL, SLATES
 
 import rlrun
 from rlrun.cli import _dispatch
@@ -76,7 +76,8 @@ VALUES = {
     "target_noise_clip": [0.01], "target_entropy": [-5.0], "lambda_": [0.5], "eval_share": [0.9], "eval_epsilon": [1.0], "frame_skip": [2],
     "action_distribution": ["beta", "squashed_gaussian"], "value_head": ["test_every_option:Last"], "q_head": ["test_every_option:Last"], "conv_filters": [[[4, 4, 2]]],
     "exploration.kind": ["random", "test_every_option:Lazy"], "exploration.kwargs": [{"greedy": True}], "exploration.temperature": [1e-3], "stack": [2],
-    "model.size": ["size12m"], "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
+    "model.size": ["size12m"], "dynamics.patience": [0.0], "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
+    "max_depth": [1], "puct_base": [1.0], "min_depth": [1, 2], "considered": [1], "value_scale": [10.0, 1e-3], "visit_offset": [0.0, 1e4], "temperature_moves": [1], "eval_simulations": [0], "initial_games": [0], "search.normalize": ["none"],
 }  # fmt: skip
 # Words without which an option cannot show what it does.
 CONTEXT = {
@@ -87,7 +88,8 @@ CONTEXT = {
     "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "model.size": ["model.units=null"], "model.depth": ["++env.kwargs.side=64"], "model.conv_activation": ["++env.kwargs.side=64"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
-    "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
+    "eval_simulations": ["env=Knapsack-v0"], "min_depth": ["env=Knapsack-v0", "algo.search.puct=0.01", "algo.lr=0.1"], "unvisited": ["env=TicTacToe-v0", "model=mlp", "algo.search.puct=0.3", "algo.lr=0.1"],
+    "sample_tasks": ["env=PendulumMass-v0"], "dynamics.patience": ["algo.dynamics.max_epochs=20", "algo.dynamics.lr=0.1"], "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.
 WRAPPED = {
@@ -116,6 +118,7 @@ SET = {
     "target_noise": 0.2,
     "alpha_lr": 1e-3,
     "every": 50,
+    "enabled": True,
     "num_sgd_iter": 2,
     "conv_filters": [[4, 4, 2], [4, 3, 2]],
     "explore": True,
@@ -437,12 +440,14 @@ def value_in(values: dict, path: str):
 # -- one option --------------------------------------------------------------------------------------------------------
 
 
-BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING + JOINT + SEVERAL + SLATES]
+BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING + JOINT + SEVERAL + SEARCHING + SLATES]
 
 
 def env_of(algo: str) -> str:
     if algo in JOINT + SEVERAL:
         return "MultiAgentCartPole-v0"
+    if algo in SEARCHING:
+        return "CartPoleSparse-v0"
     if algo in SLATES:
         return "tests/Displays-v0"
     return "CartPole-v1" if algo in DISCRETE or algo in EVOLVING else "Pendulum-v1"
@@ -644,7 +649,7 @@ def first_to_have() -> dict[tuple, str]:
     """The algorithm that tries an option in the fast part. What stands in a class of an algorithm's own is tried with
     that algorithm; of the groups that algorithms share, each option is tried with one."""
     found: dict[tuple, str] = {}
-    for algo in sorted(options("algo"), key=lambda algo: (algo in JOINT + SEVERAL, inner_algorithm(algo) is not None)):
+    for algo in sorted(options("algo"), key=lambda algo: (algo in JOINT + SEVERAL + SEARCHING, inner_algorithm(algo) is not None)):
         for option in everything(type_config(compose(*base_words(algo)))):
             found.setdefault(key(algo, option), algo)
     return found
@@ -774,7 +779,7 @@ RUNNERS = {
 }
 MACHINES = {
     "inference": ["serial", "local", "batched"], "num_learners": [1, 2], "num_samplers": [1, 2, 4], "envs_per_sampler": [1, 2], "device": ["cpu", "cuda"], "precision": ["fp32", "bf16"],
-    "learner_threads": [3], "cuda_graphs": [False], "compile": [True],
+    "learner_threads": [3], "cuda_graphs": [False], "tapes": [False], "compile": [True],
 }  # fmt: skip
 
 
@@ -805,8 +810,10 @@ def test_options_of_the_machine_change_the_layout(runner):
     for option, others_ in MACHINES.items():
         if option == "cuda_graphs" and runner in ("async_gradients", "evolution"):
             continue  # there is nothing on a GPU that could be recorded
+        if option == "tapes" and runner == "evolution":
+            continue  # nothing is differentiated
         machine = WITH_GPU
-        if option in ("compile", "learner_threads", "precision"):
+        if option in ("compile", "learner_threads", "precision", "tapes"):
             machine = dataclasses.replace(WITH_GPU, gpus=(), gpu_memory=())
         before, refused = laid_out(values, machine), []
         for value in others_:

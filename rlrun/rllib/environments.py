@@ -11,7 +11,8 @@ import yaml
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete
-from rlrun.envs.agents import AgentsConfig, AgentsSpec, make_spec
+from rlrun.envs.agent_games import AgentsConfig
+from rlrun.envs.agents import AgentsSpec, make_spec
 from rlrun.envs.names import AGENT_GAMES, family_of, known_to, resolve, zoo_names
 
 NEWER = {
@@ -41,11 +42,20 @@ EXAMPLES = {
     "statelesscartpole": "StatelessCartPole-v0",
     "repeataftermeenv": "rlrun/RepeatAfterMe-v0",
     "parametricactionscartpole": "ParametricActionsCartPole-v0",
+    "cartpolesparserewards": "CartPoleSparse-v0",
     "twostepgame": TWO_STEP,
     "groupedtwostep": TWO_STEP,
     "groupedtwostepgame": TWO_STEP,
     "twostepgamewithgroupedagents": TWO_STEP,
     "rockpaperscissors": ROCK_PAPER_SCISSORS,
+    "pendulummassenv": "PendulumMass-v0",
+    "cartpolemassenv": "CartPoleMass-v0",
+    "halfcheetahranddirecenv": "HalfCheetahRandDirec-v0",
+    "antrandgoalenv": "AntRandGoal-v0",
+    "cartpolewrapper": "CartPole-v1",
+    "pendulumwrapper": "Pendulum-v1",
+    "halfcheetahwrapper": "HalfCheetah-v5",
+    "hopperwrapper": "Hopper-v5",
     "multiagentcartpole": SEVERAL[0],
     "multiagentpendulum": SEVERAL[1],
     "interestevolutionrecsimenv": "rlrun/InterestEvolution-v0",
@@ -93,15 +103,18 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
         why = f"D4RL's data are of an older {made[:-3]}, whose returns differ a little"
         return Environment(made, family_of(made, needed=False)[0], why)
     task = re.search(r"\bdm_control_suite\.([a-z]\w*)$", name)
-    if task:
-        return Environment(task[1], family_of(task[1], needed=False)[0])
+    registered = re.fullmatch(r"dm_control/([a-z]\w*)-(\w+)-v0", name)  # shimmy's ids
+    given = re.fullmatch(r"(?:DMC|dm_control|dmc)/([a-z][a-z0-9_]*)", name)  # RLlib's examples of DreamerV3
+    if task or registered or given:
+        made = (task or given)[1] if task or given else f"{registered[1]}_{registered[2]}"  # type: ignore[index]
+        return Environment(made, family_of(made, needed=False)[0])
     known = EXAMPLES.get(short.replace("_", "").lower())
     if known in SEVERAL:
         own = {"num_agents": 1, **kwargs}
         why = "" if "num_agents" in kwargs else "one agent, which is RLlib's default"
         return Environment(known, "agents", why, _spec(known, yaml.safe_dump(own)), own)
     if known is not None:
-        family = family_of(known)[0]
+        family = family_of(known, needed=False)[0]
         return Environment(known, family, "", _spec(known, "{}") if family == "agents" else None)
     zoo = name.startswith("pettingzoo.")
     if "." in name and "-v" not in name and not zoo:
@@ -170,7 +183,7 @@ def continuous_actions(env: Environment) -> bool | None:
     if env.spec is not None:
         action = env.spec.action
         return isinstance(action, Box) if isinstance(action, Box | Discrete) else None
-    if _entry_point(env.name).startswith("gymnasium.envs.mujoco"):
+    if _entry_point(env.name).startswith(("gymnasium.envs.mujoco", "rlrun.envs.mujoco")):
         return True  # also where MuJoCo is not installed
     found = _spaces(env.name)
     return None if found is None else isinstance(found[1], gymnasium.spaces.Box)

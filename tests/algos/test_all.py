@@ -38,6 +38,7 @@ CASES = {
     "agents": ["env=MultiAgentCartPole-v0"],
     "slates": ["env=rlrun/InterestEvolution-v0"],
     "agents' numbers": ["env=MultiAgentPendulum-v0"],
+    "simulator": ["env=CartPoleSparse-v0", "++env.kwargs.max_steps=12"],
     "gru, two trunks": ["env=CartPole-v1", "model=gru", "model.memory.size=4", "model.share_value=false"],
 }
 
