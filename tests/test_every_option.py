@@ -64,7 +64,7 @@ CHOICES = ("name", "family", "inner", "expected", "measured", "runner.name", "re
 ELSEWHERE = ("replay.device", "queue_timeout_sec", "num_shards", "max_weight_sync_delay", "learns_from")
 # Other values for options whose type does not say them, or where others would change nothing so soon.
 VALUES = {
-    "items": ["candidates"], "algo.click": ["again"], "algo.candidates": ["others"], "initial_pulls": [2], "noise_shape": [600.0], "noise_scale": [600.0], "memory": [24],
+    "items": ["items"], "algo.click": ["again"], "algo.candidates": ["others"], "algo.slates": ["top_k", "greedy"], "initial_pulls": [7, 0], "noise_shape": [600.0], "noise_scale": [600.0], "memory": [24],
     "policies": [{"a": ["agent_1"], "b": ["agent_*"]}], "fixed": [{"agent_1": "random"}], "algo.options": [{"agent_1": {"lr": 0.1}}],
     "encoder": ["test_every_option:Wide"], "encoder_kwargs": [{"width": 5}], "action_embedding": ["avail_actions"], "n_step": [2, 1], "target_update_interval": [1, 2],
     "policy_delay": [1, 3], "lr_kl_bounds": [[1e-2, 1.0]], "lr_kl_target": [1e-9], "stop_kl": [1e-9], "target_tau": [0.5], "discount": [0.5], "epsilon_min": [0.5],
@@ -81,7 +81,7 @@ VALUES = {
 }  # fmt: skip
 # Words without which an option cannot show what it does.
 CONTEXT = {
-    "items": ["env=tests/Displays-v0"], "products": ["env=tests/Displays-v0", "algo.items=candidates"],
+    "items": ["env=rlrun/ParametricItems-v0", "algo.initial_pulls=0"], "algo.slates": ["algo.exploration.epsilon=0.1"], "products": ["env=tests/Displays-v0", "algo.items=candidates"],
     "replay_slots": ["runner.replay_slots=1"], "replay_proportion": ["runner.replay_slots=2"], "advantage_bootstrap": ["algo.lambda_=0.5"], "value_lr": ["model.share_value=false"],
     "random_steps": ["algo.exploration.epsilon=0.1"], "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=0.3", "algo.replay_ratio=2"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
     "action_distribution": ["env=Pendulum-v1"], "exploration.kwargs": ["algo.exploration.kind=test_every_option:Lazy"], "use_critic": ["algo.vtrace=false"],
@@ -145,7 +145,7 @@ HOLDS = {
     kinds.OWN_ENCODERS: ["model.encoder=test_every_option:Wide"], kinds.ACTION_PARTS: ["env=rlrun/EverySpace-v0"],
     kinds.SAMPLERS: [], kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],
     kinds.NORMALIZED: ["model.hidden=[8]"], kinds.DRAWN: ["algo.actor.hidden=[4]"],
-    kinds.SLATES: ["env=tests/Displays-v0", "algo.items=candidates"],
+    kinds.SLATES: ["env=tests/Displays-v0", "algo.items=candidates", "algo.initial_pulls=0"],
     kinds.EXPERIENCE: [],  # the words of tests/small/ have runners that gather it
 }  # fmt: skip
 

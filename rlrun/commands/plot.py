@@ -4,7 +4,8 @@ Draws learning curves against env steps and against wall time, for single runs, 
 directory. Runs that differ only in their seed are drawn as one curve: the mean with its 95% interval, and the single
 runs as thin lines behind it. --metric takes one or several names from progress.jsonl, separated by commas; without it,
 returns are drawn, and those of evaluations if the runs learn from data. --metric adaptation draws the returns of
-algo=maml and mbmpo before and after adaptation in one picture. --out takes a file name that ends with .png,
+algo=maml and mbmpo before and after adaptation in one picture, and --metric regret the regret of bandits on a
+logarithmic axis, with that of arms drawn uniformly beside it. --out takes a file name that ends with .png,
 .svg or .html."""
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ ADAPTATION, MOST_ROUNDS = "adaptation", 12
 if TYPE_CHECKING:  # matplotlib is slow to import, and other commands do not need it
     from rlrun.bench.charts import Group
     from rlrun.experiments.runs import SavedRun
+
+
+REGRET, UNIFORM_REGRET = "sample/regret", "sample/regret_uniform"  # of bandits (core/metrics.py)
 
 
 def main(words: list[str]) -> int:
@@ -39,7 +43,7 @@ def main(words: list[str]) -> int:
     asked = [name for name in (flags["--metric"] or return_metric(runs)).split(",") if name]
     names = [name if name == ADAPTATION else check_metric(name, runs) for name in asked]
     drawn = [(around if name == ADAPTATION else curves)(runs, name) for name in names]
-    figures = [charts.learning_curves(*groups, name, "") for name, groups in zip(names, drawn)]
+    figures = [charts.learning_curves(*groups, name, "", name == REGRET) for name, groups in zip(names, drawn)]
     try:
         if out.suffix == ".html":
             body = [
@@ -92,7 +96,8 @@ def seeds(members: list[SavedRun]) -> str:
 
 
 def curves(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]:
-    """The groups of these runs against env steps and against wall time.
+    """The groups of these runs against env steps and against wall time; of a bandit's regret also those of arms drawn
+    uniformly.
 
     UserError where no run has logged a number for the metric.
     """
@@ -100,8 +105,10 @@ def curves(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]
     from rlrun.experiments.runs import groups
 
     def against(x: str) -> list[Group]:
+        drawn = [(metric, "")] + ([(UNIFORM_REGRET, "arms drawn uniformly: ")] if metric == REGRET else [])
         every = [
-            Group(label + seeds(members), [Curve(*run.series(metric, x)) for run in members])
+            Group(said + label + seeds(members), [Curve(*run.series(name, x)) for run in members])
+            for name, said in drawn
             for label, members in groups(runs)
         ]
         return [group for group in every if any(len(curve.x) for curve in group.curves)]
