@@ -41,12 +41,19 @@ class FromReplay:
     starts_every: int = 1  # fragments begin at multiples of this number of rows
     sequences: bool = False  # a fragment whose first row is dead still counts if a later row is live
     priorities: bool = True  # updates write priorities of fragments; without them, replay=prioritized is refused
+    new_first: bool = False  # every row is drawn once with the fragments that are new, before any is drawn at random
     first_priority: bool = False  # Algorithm.first_priority gives the priority of fragments that are new to replay
     # A discount, for algorithms that learn from data alone and from single rows: the batch then also holds
     # return_to_go [1, B], the discounted sum of raw rewards from the row to the end of its trajectory, end_discount
     # [1, B], discount ** (steps to that end), or 0 if the trajectory was terminated, and end, a Batch with obs and
     # is_first [1, B, ...] of the observation at that end.
     returns: float | None = None
+    # A discount, for algorithms that learn from how episodes ended: rows are drawn once their episode is over, and the
+    # batch then also holds return_to_go [1, B], the discounted sum of raw rewards from the row to the end, and
+    # episode_return [1, B], the sum of all rewards of the episode. Where a time limit cut an episode off, the recorded
+    # `value` of its last observation stands for what would have followed in return_to_go.
+    outcomes: float | None = None
+    drawn: str | None = None  # with outcomes: the name of a recorded bool field; only rows where it is true are drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +69,7 @@ class Needs:
     # kinds of action space that the algorithm supports
     actions: tuple[str, ...] = ("discrete", "multi_discrete", "multi_binary", "box", "nested")
     joint: bool = False  # learns all agents of an environment together, in one column
+    simulator: bool = False  # the policy searches in the environment's simulator (core/games.py)
     # All of the algorithm's networks can make their products in bf16; otherwise only convolutions can.
     low_precision: bool = False
     sees_reward: bool = False  # the policy is told the last reward, whether its memory asks for it or not

@@ -346,6 +346,9 @@ def register() -> None:
             vector_entry_point=StatelessCartPoleVector,
             max_episode_steps=500,
         )
+    for name, maker in (("CartPoleSparse-v0", "sparse_cartpole"), ("Knapsack-v0", "knapsack")):
+        if name not in gymnasium.registry:
+            gymnasium.register(name, entry_point=f"rlrun.envs.puzzles:{maker}")
     tasks.register()
 
 

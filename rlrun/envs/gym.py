@@ -22,7 +22,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
 from rlrun.envs import drawing
 from rlrun.envs.mujoco import listen, uses_mujoco
-from rlrun.envs.names import numbered
+from rlrun.envs.names import check_present, numbered
 from rlrun.envs.rewards import reward_of
 from rlrun.envs.wrapped import Pixels, Repeat
 
@@ -100,7 +100,7 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
 
     my_package is imported. Raises UserError if the import fails or the id is not registered.
     """
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+    import rlrun.envs.own  # noqa: F401  registers rlrun's own ids
 
     module, _, name_only = name.rpartition(":")
     if module:
@@ -232,6 +232,8 @@ def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
     except UserError:
         raise
     except Exception as error:  # the user's own constructor may raise anything
+        if isinstance(error, gymnasium.error.DependencyNotInstalled | ImportError):
+            check_present("gym", cfg.name)  # names rlrun's extra; a tuned file's env was not looked at before
         raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
 
 

@@ -23,6 +23,8 @@ AGENT_GAMES = (
     "RockPaperScissors-v0",
     "MultiAgentCartPole-v0",
     "MultiAgentPendulum-v0",
+    "TicTacToe-v0",
+    "ConnectFour-v0",
 )
 ZOO = re.compile(r"[a-z][a-z0-9_]*_v\d+")  # simple_spread_v3
 # Packages that register Gymnasium ids of environments with several agents, by how the ids begin.
@@ -181,7 +183,7 @@ def own_names() -> dict[str, str]:
 
 def _registered() -> list[str]:
     """Gymnasium's ids without those of Atari games and of packages whose environments have several agents."""
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+    import rlrun.envs.own  # noqa: F401  registers rlrun's own ids
 
     return [
         name

@@ -456,6 +456,7 @@ def resources(
         acting_precision=acting_precision(asked, machine, kind, place, digits.value),
         learner_threads=threads.value,
         cuda_graphs=graphs.value,
+        tapes=asked.cfg.tapes and place.type == "cpu" and learners.value == 1,
         compile=asked.cfg.compile,
         exact=asked.cfg.exact,
         why=tuple(choice.why for choice in chosen if choice.why),

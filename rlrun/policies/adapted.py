@@ -30,8 +30,8 @@ class AdaptedPolicy(DistributionPolicy):
     def __init__(
         self, spec: EnvSpec, model: Model, explorer: Explorer, tasks: int, envs_per_task: int, saved: bool = False
     ):
-        """saved: whether checkpoints hold the parameters of all tasks. Without them, every task begins with the policy's
-        when a run is resumed."""
+        """saved: whether checkpoints hold the parameters of all tasks. Without them, every task of a resumed run begins
+        with the policy's."""
         super().__init__(spec, model, explorer)
         if model.cfg.memory.kind != "none":
             raise UserError("a policy that is adapted by gradients has no memory: leave out model=lstm, gru and gtrxl")

@@ -13,7 +13,8 @@ from rlrun.core.errors import UserError
 from rlrun.core.policy import Act, Mode, Pass, Policy, action_rows_of
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec, leaves
-from rlrun.models.model import DistributionAndValueConfig, Model
+from rlrun.models.config import DistributionAndValueConfig
+from rlrun.models.model import Model
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.distributions import Distribution, without_masked
 from rlrun.policies.exploration import ExplorationConfig, Explorer, certain_log_prob, every_log_prob

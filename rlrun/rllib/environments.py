@@ -11,7 +11,8 @@ import yaml
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete
-from rlrun.envs.agents import AgentsConfig, AgentsSpec, make_spec
+from rlrun.envs.agent_games import AgentsConfig
+from rlrun.envs.agents import AgentsSpec, make_spec
 from rlrun.envs.names import AGENT_GAMES, family_of, known_to, resolve, zoo_names
 
 NEWER = {
@@ -41,6 +42,7 @@ EXAMPLES = {
     "statelesscartpole": "StatelessCartPole-v0",
     "repeataftermeenv": "rlrun/RepeatAfterMe-v0",
     "parametricactionscartpole": "ParametricActionsCartPole-v0",
+    "cartpolesparserewards": "CartPoleSparse-v0",
     "twostepgame": TWO_STEP,
     "groupedtwostep": TWO_STEP,
     "groupedtwostepgame": TWO_STEP,
@@ -56,6 +58,13 @@ EXAMPLES = {
     "hopperwrapper": "Hopper-v5",
     "multiagentcartpole": SEVERAL[0],
     "multiagentpendulum": SEVERAL[1],
+    "interestevolutionrecsimenv": "rlrun/InterestEvolution-v0",
+    "interestexplorationrecsimenv": "rlrun/InterestExploration-v0",
+    "longtermsatisfactionrecsimenv": "rlrun/LongTermSatisfaction-v0",
+    "simplecontextualbandit": "rlrun/SimpleBandit-v0",
+    "lineardiscreteenv": "rlrun/LinearBandit-v0",
+    "wheelbanditenv": "rlrun/WheelBandit-v0",
+    "parametricitemrecoenv": "rlrun/ParametricItems-v0",
 }
 
 # The environments of D4RL's data sets, which RLlib's examples name by functions such as d4rl_env.hopper_medium
@@ -94,8 +103,11 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
         why = f"D4RL's data are of an older {made[:-3]}, whose returns differ a little"
         return Environment(made, family_of(made, needed=False)[0], why)
     task = re.search(r"\bdm_control_suite\.([a-z]\w*)$", name)
-    if task:
-        return Environment(task[1], family_of(task[1], needed=False)[0])
+    registered = re.fullmatch(r"dm_control/([a-z]\w*)-(\w+)-v0", name)  # shimmy's ids
+    given = re.fullmatch(r"(?:DMC|dm_control|dmc)/([a-z][a-z0-9_]*)", name)  # RLlib's examples of DreamerV3
+    if task or registered or given:
+        made = (task or given)[1] if task or given else f"{registered[1]}_{registered[2]}"  # type: ignore[index]
+        return Environment(made, family_of(made, needed=False)[0])
     known = EXAMPLES.get(short.replace("_", "").lower())
     if known in SEVERAL:
         own = {"num_agents": 1, **kwargs}
@@ -193,7 +205,7 @@ def _entry_point(env: str) -> str:
     """Returns the module and class of a registered environment, or an empty string."""
     import gymnasium
 
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+    import rlrun.envs.own  # noqa: F401  registers rlrun's own ids
 
     found = getattr(gymnasium.registry.get(env), "entry_point", "")
     return found if isinstance(found, str) else f"{getattr(found, '__module__', '')}:"

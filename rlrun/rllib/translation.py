@@ -49,6 +49,16 @@ RUNS = {
     "DREAMER": "dreamer",
     "DreamerV3": "dreamerv3",
     "DREAMERV3": "dreamerv3",
+    "AlphaZero": "alphazero",
+    "ALPHAZERO": "alphazero",
+    "contrib/AlphaZero": "alphazero",
+    "LeelaChessZero": "alphazero",
+    "SlateQ": "slateq",
+    "SLATEQ": "slateq",
+    "BanditLinUCB": "lin_ucb",
+    "BanditLinTS": "lin_ts",
+    "contrib/LinUCB": "lin_ucb",
+    "contrib/LinTS": "lin_ts",
 }
 DEFAULTS_OF = {
     "SIMPLEQ": "SimpleQ",
@@ -56,9 +66,16 @@ DEFAULTS_OF = {
     "RAINBOW": "DQN",
     "DREAMER": "Dreamer",
     "DREAMERV3": "DreamerV3",
+    "ALPHAZERO": "AlphaZero",
+    "contrib/AlphaZero": "AlphaZero",
+    "LeelaChessZero": "AlphaZero",
+    "SLATEQ": "SlateQ",
+    "contrib/LinUCB": "BanditLinUCB",
+    "contrib/LinTS": "BanditLinTS",
 }
 APEX = {"dqn": "apex", "ddpg": "apex_ddpg", "qmix": "apex"}  # Ape-X around them
 DREAMING = ("dreamer", "dreamerv3")  # learn in the dreams of a world model
+SEARCHING = ("alphazero",)  # search in a simulator
 JOINT = ("qmix", "vdn", "iql")  # learn several agents together
 Q_LEARNING = ("dqn", "c51", "rainbow", "r2d2")
 SOFT = ("sac", "cql")  # actors that are drawn from, with a temperature

@@ -27,7 +27,8 @@ from rlrun.envs.recorded import RecordedConfig
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
-from rlrun.models.model import Model, ModelConfig, lower_precision
+from rlrun.models.config import ModelConfig
+from rlrun.models.model import Model, lower_precision
 from rlrun.policies.exploration import check_exploration
 from rlrun.policies.several import SeveralPolicies
 from rlrun.runners import distributed_replay, on_policy
@@ -205,6 +206,11 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
             f" {resources.inference}"
         )
+    if spec.game is not None and spec.game.copies and resources.inference == "batched":
+        raise UserError(
+            f"the search steps copies of {spec.name}, which are in the samplers' processes: resources.inference=serial"
+            " or local"
+        )
     check_evaluation(config)
     rows = needs.rows if needs.replay is None else needs.replay.fragment_length
     if whole:
@@ -247,7 +253,12 @@ def make_spec(config: Typed, needs: Needs) -> EnvSpec:
     """The environment with everything in its rows that the algorithm and its networks ask for."""
     prev_action, prev_reward = config.run.model.memory.previous
     spec = registry.make_spec(
-        config.env, prev_action, prev_reward or needs.sees_reward, joint=needs.joint, state=config.run.model.central
+        config.env,
+        prev_action,
+        prev_reward or needs.sees_reward,
+        joint=needs.joint,
+        state=config.run.model.central,
+        game=needs.simulator,
     )
     teams = {} if spec.agents is None else config.algorithm.teams(config.algo, spec.agents.names)
     return replace(spec, agents=replace(spec.agents, teams=tuple(teams.items()))) if teams else spec  # type: ignore[type-var]

@@ -68,7 +68,9 @@ SPACES = {
     "every space": CASES["every space"],
     "box": CASES["box"],
     "agents": CASES["agents"],
+    "slates": CASES["slates"],
     "agents' numbers": CASES["agents' numbers"],
+    "simulator": CASES["simulator"],
 }
 TOGETHER = [
     (algo, case)
