@@ -253,7 +253,7 @@ def test_every_column_plays_its_task_in_all_rounds_and_updates_have_tasks_of_the
         (["env=PendulumMass-v0", "model=lstm"], "has no memory"),
         (["env=PendulumMass-v0", "resources.inference=batched"], "every task has weights of its own"),
         (["env=PendulumMass-v0", "resources.envs_per_sampler=3"], "each plays one task|envs_per_sampler=3"),
-        (["env=rlrun/Identity-v0"], "makes room for the longest episode"),
+        (["env=rlrun/Identity-v0", "env.max_episode_steps=null"], "makes room for the longest episode"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_with_a_sentence(typed, words, said):
