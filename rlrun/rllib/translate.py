@@ -193,7 +193,7 @@ class Experiment(Translation):
             if kwargs:
                 self.made.lines.append(Line("env_config", kwargs, "dropped", "", why))
         elif self.env.family == "dmc":
-            task_options(self, kwargs)
+            task_options(self, env, kwargs)
         elif self.made.env == ROCK_PAPER_SCISSORS:
             for key, value in kwargs.items():
                 why = "the players have rock, paper and scissors, in 10 rounds"
