@@ -152,10 +152,10 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
     from rlrun.config.run import RunConfig, algorithm_class
     from rlrun.config.unused import conditional_in
     from rlrun.core.conditions import OnlyFor
-    from rlrun.envs.agents import AgentsConfig
+    from rlrun.envs.agent_games import AgentsConfig
     from rlrun.envs.dmc import DmcConfig
     from rlrun.envs.gym import GymConfig
-    from rlrun.models.model import AttentionConfig, ModelConfig
+    from rlrun.models.config import AttentionConfig, ModelConfig
     from rlrun.replay.layout import PrioritizedReplayConfig
 
     def config(algo: str) -> type:

@@ -3,7 +3,8 @@
 Draws learning curves against env steps and against wall time, for single runs, for a sweep, or for all runs below a
 directory. Runs that differ only in their seed are drawn as one curve: the mean with its 95% interval, and the single
 runs as thin lines behind it. --metric takes one or several names from progress.jsonl, separated by commas; without it,
-returns are drawn, and those of evaluations if the runs learn from data. --out takes a file name that ends with .png,
+returns are drawn, and those of evaluations if the runs learn from data. --metric adaptation draws the returns of
+algo=maml and mbmpo before and after adaptation in one picture. --out takes a file name that ends with .png,
 .svg or .html."""
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from rlrun.cli import take_flags
 from rlrun.core.errors import UserError
+
+ADAPTATION, MOST_ROUNDS = "adaptation", 12
 
 if TYPE_CHECKING:  # matplotlib is slow to import, and other commands do not need it
     from rlrun.bench.charts import Group
@@ -33,8 +36,10 @@ def main(words: list[str]) -> int:
     from rlrun.experiments.runs import check_metric, find, return_metric
 
     runs = find(places)
-    names = [check_metric(name, runs) for name in (flags["--metric"] or return_metric(runs)).split(",") if name]
-    figures = [charts.learning_curves(*curves(runs, name), name, "") for name in names]
+    asked = [name for name in (flags["--metric"] or return_metric(runs)).split(",") if name]
+    names = [name if name == ADAPTATION else check_metric(name, runs) for name in asked]
+    drawn = [(around if name == ADAPTATION else curves)(runs, name) for name in names]
+    figures = [charts.learning_curves(*groups, name, "") for name, groups in zip(names, drawn)]
     try:
         if out.suffix == ".html":
             body = [
@@ -59,6 +64,25 @@ def main(words: list[str]) -> int:
     for path in written:
         print(path)
     return 0
+
+
+def around(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]:
+    """The groups of returns before and after each step of adaptation, against env steps and against wall time.
+
+    UserError where no run adapts."""
+    steps: list[Group] = []
+    times: list[Group] = []
+    for number in range(MOST_ROUNDS):
+        try:
+            found = curves(runs, f"learn/adapt_{number}")
+        except UserError:
+            if number == 0:
+                raise UserError(f"--metric {ADAPTATION} is for runs of algo=maml and mbmpo that have learnt") from None
+            break
+        when = f"after {number} step{'s' * (number > 1)}" if number else "before adaptation"
+        for groups, more in ((steps, found[0]), (times, found[1])):
+            groups += [group._replace(label=f"{group.label}, {when}") for group in more]
+    return steps, times
 
 
 def seeds(members: list[SavedRun]) -> str:

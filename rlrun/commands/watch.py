@@ -95,7 +95,8 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
 
     from rlrun.core.seeding import Seeds
     from rlrun.envs import gym
-    from rlrun.envs.agents import AgentsConfig, AgentsEnv
+    from rlrun.envs.agent_games import AgentsConfig
+    from rlrun.envs.agents import AgentsEnv
     from rlrun.envs.atari import AtariConfig, AtariEnv
     from rlrun.envs.gym import GymEnv
     from rlrun.envs.recorded import NO_ENV, RecordedConfig

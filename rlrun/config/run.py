@@ -19,7 +19,7 @@ from rlrun.datasets.options import DataConfig
 from rlrun.envs import registry
 from rlrun.loggers.imagined import ImagineConfig
 from rlrun.machine.resources import ResourcesConfig
-from rlrun.models.model import ModelConfig
+from rlrun.models.config import ModelConfig
 from rlrun.replay.layout import ReplayConfig
 
 

@@ -24,6 +24,7 @@ from rlrun.core.policy import Policy, fix_kernels
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
+from rlrun.core.tasks import FromTasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,12 @@ class FromReplay:
     # [1, B], discount ** (steps to that end), or 0 if the trajectory was terminated, and end, a Batch with obs and
     # is_first [1, B, ...] of the observation at that end.
     returns: float | None = None
+    # A discount, for algorithms that learn from how episodes ended: rows are drawn once their episode is over, and the
+    # batch then also holds return_to_go [1, B], the discounted sum of raw rewards from the row to the end, and
+    # episode_return [1, B], the sum of all rewards of the episode. Where a time limit cut an episode off, the recorded
+    # `value` of its last observation stands for what would have followed in return_to_go.
+    outcomes: float | None = None
+    drawn: str | None = None  # with outcomes: the name of a recorded bool field; only rows where it is true are drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +69,7 @@ class Needs:
     # kinds of action space that the algorithm supports
     actions: tuple[str, ...] = ("discrete", "multi_discrete", "multi_binary", "box", "nested")
     joint: bool = False  # learns all agents of an environment together, in one column
+    simulator: bool = False  # the policy searches in the environment's simulator (core/games.py)
     # All of the algorithm's networks can make their products in bf16; otherwise only convolutions can.
     low_precision: bool = False
     sees_reward: bool = False  # the policy is told the last reward, whether its memory asks for it or not
@@ -74,6 +82,7 @@ class Needs:
     cut_share: float = 1.0  # once this share of the learners has filled its fragments, the others stop short
     replay: FromReplay | None = None
     population: FromPopulation | None = None
+    tasks: FromTasks | None = None
     counted_from: float = 0.0  # episodes count in statistics from this place (0 .. 1) among all columns on
 
 
@@ -296,6 +305,11 @@ class Algorithm(nn.Module):
         """Receives the table that perturbations are pieces of; called by runner=evolution."""
         raise NotImplementedError
 
+    def adapt(self, batch: Batch | None) -> None:
+        """Makes the policies of the tasks for the next round. None: every task begins with the policy itself. batch:
+        the round that was played last [T(+1), B, ...]. Called by runner=meta."""
+        raise NotImplementedError
+
     def live(self, valid: Tensor) -> Tensor:
         """The number of live rows in valid [T, B] over all learners [], at least 1. A sum over this learner's rows is
         divided by it."""
@@ -328,6 +342,11 @@ class Algorithm(nn.Module):
     def share(self, count: int) -> int:
         """This learner's part of a count that learners divide evenly."""
         return count // self.ctx.ranks.world
+
+    def own(self, count: int) -> slice:
+        """This learner's part of `count` things in a row that learners divide evenly."""
+        each = self.share(count)
+        return slice(self.ctx.ranks.rank * each, (self.ctx.ranks.rank + 1) * each)
 
     def part(self, x: float) -> float:
         """This learner's part of a coefficient whose term every learner adds to its share of the loss."""

@@ -251,7 +251,8 @@ class EnvSpec:
     """The facts of an environment that models, policies and samplers need."""
 
     name: str
-    # "observation", and "action_mask" (MultiBinary) if the env says which actions are legal; later also "state"
+    # "observation", and "action_mask" (MultiBinary) if the env says which actions are legal; also "state" and
+    # "game_state" where an algorithm asks for them.
     obs: dict[str, Any]
     action: Space
     # The field that a row holds for a reward. It has an axis if a column has several rewards, as one for each agent.
@@ -266,6 +267,10 @@ class EnvSpec:
     # The first axis of every part of `observation` holds this many last frames, so that replay can store each frame
     # only once. Frames from before an episode's first are 0. With 1, only Atari games have this axis.
     stack: int = 1
+    game: Any = None  # how a process makes its own simulator (core.games.GameSpec); None: it was not asked for
+    # package.module:Name of a class whose method reward(obs, action, next_obs) says what a step pays; None: not known
+    reward_class: str | None = None
+    tasks: bool = False  # whether columns can be given tasks (core/env.py: TaskEnv)
     notes: tuple[str, ...] = ()  # sentences about the environment for the first lines of a run
 
     @property

@@ -1,5 +1,4 @@
-"""Environments with several agents: PettingZoo's parallel and turn-based (AEC) ones, Gymnasium environments whose
-observations and actions are tuples over agents, and rlrun's own games.
+"""Environments with several agents as columns.
 
 Every agent is a column of its own (EnvSpec.agents). Where an agent is not there, because it has died or has not
 appeared yet, its rows are dead and its observation is 0. An agent that waits for its turn has a live row with one legal
@@ -8,274 +7,23 @@ action, number 0. After an end there is a row that is dead for all, and in which
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
 
-from rlrun.core.conditions import EACH_AGENT, REWARDS, OnlyFor
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest, told
-from rlrun.core.plugins import import_named, load_object
-from rlrun.core.ranges import Count
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Nested, Space, leaves, mask_size
-from rlrun.envs.games import GAMES, Together
+from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
 from rlrun.envs.gym import MASK, observation_spaces, to_space
-from rlrun.envs.names import check_present, numbered, petting_zoo
+from rlrun.envs.names import numbered
 
 GROUP = "agents"  # the name of the group of all agents, which share one policy
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentsConfig:
-    family: Literal["agents"]
-    name: str
-    kwargs: dict[str, Any]
-    return_of: tuple[str, ...]
-    agent_id: Annotated[bool, OnlyFor(EACH_AGENT)]
-    stack: Annotated[int, Count, OnlyFor(EACH_AGENT)]
-    max_episode_steps: Annotated[int, Count] | None
-    time_limit: Literal["truncation", "termination"]
-    reward_clip: Annotated[Literal["none", "sign"] | float, OnlyFor(REWARDS)]
-
-
-class AgentsStep(NamedTuple):
-    """What a step of one environment led to, by the names of the agents that took part in it."""
-
-    obs: dict[str, Any]  # also of agents that have just appeared
-    reward: dict[str, float]
-    terminated: dict[str, bool]
-    truncated: dict[str, bool]
-    info: dict[str, Any]
-
-
-class Game(Protocol):
-    """One environment with several agents."""
-
-    agents: tuple[str, ...]  # all that may take part
-    present: Sequence[str]  # those that are there now
-    deciding: Sequence[str]  # those of them that choose the next action; the others wait for their turn
-
-    def spaces(self, agent: str) -> tuple[gymnasium.Space, gymnasium.Space]:
-        """The observation and action spaces of an agent."""
-        ...
-
-    def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begins an episode and returns observations and infos by agent."""
-        ...
-
-    def step(self, actions: dict[str, Any]) -> AgentsStep: ...
-
-    def render(self) -> Any: ...
-
-    def close(self) -> None: ...
-
-
-class ParallelGame:
-    """An environment with PettingZoo's parallel interface: all agents that are there act at the same time."""
-
-    turns = False
-
-    def __init__(self, env: Any):
-        self.env, self.agents = env, tuple(env.possible_agents)
-        self.present: Sequence[str] = ()
-
-    @property
-    def deciding(self) -> Sequence[str]:
-        return self.present
-
-    def spaces(self, agent: str) -> tuple[gymnasium.Space, gymnasium.Space]:
-        return self.env.observation_space(agent), self.env.action_space(agent)
-
-    def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        obs, info = self.env.reset(seed=seed)
-        self.present = tuple(self.env.agents)
-        return obs, info
-
-    def step(self, actions: dict[str, Any]) -> AgentsStep:
-        outcome = AgentsStep(*self.env.step(actions))
-        self.present = tuple(self.env.agents)
-        return outcome
-
-    def render(self) -> Any:
-        return self.env.render()
-
-    def close(self) -> None:
-        self.env.close()
-
-
-class TurnsGame(ParallelGame):
-    """An environment with PettingZoo's AEC interface: one agent moves at a time, and the others wait.
-
-    An env step is one move. Every agent is paid what the move brought it, also while it waits."""
-
-    turns = True
-
-    @property
-    def deciding(self) -> Sequence[str]:
-        return (self.env.agent_selection,) if self.env.agents else ()
-
-    def _seen(self, agents: Sequence[str]) -> dict[str, Any]:
-        return {agent: self.env.observe(agent) for agent in agents}
-
-    def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        self.env.reset(seed=seed)
-        self._bury()
-        self.present = self._alive()
-        return self._seen(self.present), dict(self.env.infos)
-
-    def step(self, actions: dict[str, Any]) -> AgentsStep:
-        env, there = self.env, self.present
-        env.step(actions[env.agent_selection])
-        reward, terminated, truncated, info = (
-            {agent: source.get(agent, nothing) for agent in there}
-            for source, nothing in (
-                (env.rewards, 0.0),
-                (env.terminations, True),
-                (env.truncations, False),
-                (env.infos, {}),
-            )
-        )
-        obs = self._seen(there)
-        self._bury()
-        self.present = self._alive()
-        obs |= self._seen([agent for agent in self.present if agent not in obs])
-        return AgentsStep(obs, reward, terminated, truncated, info)
-
-    def _alive(self) -> tuple[str, ...]:
-        """The agents that go on. One that has ended stays in the environment's list until its turn comes."""
-        env = self.env
-        return tuple(a for a in env.agents if not (env.terminations[a] or env.truncations[a]))
-
-    def _bury(self) -> None:
-        """Takes out agents that have ended: the interface asks for a step with None for each."""
-        env = self.env
-        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
-            env.step(None)
-
-
-class TupleGame:
-    """A Gymnasium environment whose spaces are tuples over agents, with one end for all (RLlib's with_agent_groups).
-
-    Its rewards are a sequence over agents, or one number, which is divided among them."""
-
-    turns = False
-
-    def __init__(self, env: gymnasium.Env, limit: int | None):
-        """limit: env steps at which a termination is the time limit, which the environment itself does not tell."""
-        self.env, self.limit, self.taken = env, limit, 0
-        obs, action = env.observation_space, env.action_space
-        assert isinstance(obs, gymnasium.spaces.Tuple) and isinstance(action, gymnasium.spaces.Tuple)
-        self.agents = tuple(f"agent_{number}" for number in range(len(obs.spaces)))
-        self.both = dict(zip(self.agents, zip(obs.spaces, action.spaces, strict=True), strict=True))
-        self.present: Sequence[str] = ()
-
-    @property
-    def deciding(self) -> Sequence[str]:
-        return self.present
-
-    def spaces(self, agent: str) -> tuple[gymnasium.Space, gymnasium.Space]:
-        return self.both[agent]
-
-    def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        obs, _ = self.env.reset(seed=seed)
-        self.present, self.taken = self.agents, 0
-        return dict(zip(self.agents, obs, strict=True)), {}
-
-    def step(self, actions: dict[str, Any]) -> AgentsStep:
-        obs, reward, terminated, truncated, info = self.env.step(tuple(actions[agent] for agent in self.agents))
-        self.taken += 1
-        if terminated and self.limit is not None and self.taken >= self.limit:
-            terminated, truncated = False, True
-        many = len(self.agents)
-        given = np.asarray(reward, dtype=np.float64)
-        paid = given.tolist() if given.ndim else [float(given) / many] * many
-        if terminated or truncated:
-            self.present = ()
-
-        def each(values: Sequence[Any]) -> dict[str, Any]:
-            return dict(zip(self.agents, values, strict=True))
-
-        ended, cut = (each([bool(end)] * many) for end in (terminated, truncated))
-        return AgentsStep(each(obs), each(paid), ended, cut, {self.agents[0]: info})
-
-    def render(self) -> Any:
-        return self.env.render()
-
-    def close(self) -> None:
-        self.env.close()
-
-
-# -- from a name to a game ---------------------------------------------------------------------------------------------
-
-
-def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGame:
-    """Makes one environment. Raises UserError if it cannot be made or is none with several agents."""
-    try:
-        made = _made(cfg, {"render_mode": "rgb_array"} if render else {})
-    except UserError:
-        raise
-    except Exception as error:  # the user's own constructor may raise anything
-        raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
-    if hasattr(made, "possible_agents"):
-        return (
-            TurnsGame(made) if hasattr(made, "agent_selection") or hasattr(made, "agent_iter") else ParallelGame(made)
-        )
-    if isinstance(made, gymnasium.Env):
-        tuples = [isinstance(s, gymnasium.spaces.Tuple) for s in (made.observation_space, made.action_space)]
-        if all(tuples):
-            return TupleGame(made, _limit(made))
-    raise UserError(
-        f"env={cfg.name} makes {type(made).__name__}, which is no environment with several agents: neither PettingZoo's"
-        " (parallel or AEC) nor a Gymnasium environment whose observations and actions are tuples over agents"
-    )
-
-
-def _made(cfg: AgentsConfig, more: dict[str, Any]) -> Any:
-    options = dict(cfg.kwargs) | more
-    if cfg.name in GAMES:
-        return GAMES[cfg.name](**options)
-    module, _, name = cfg.name.rpartition(":")
-    if cfg.name in gymnasium.registry:  # with env.family=agents
-        return gymnasium.make(cfg.name, disable_env_checker=True, **options)
-    if not module:
-        zoo = petting_zoo(cfg.name)
-        try:
-            made = import_named(zoo, f"env={cfg.name}")
-        except ImportError as error:
-            needs = f"{zoo.rpartition('.')[0].replace('.', '[', 1)}]" if zoo.startswith("pettingzoo.") else "mpe2"
-            raise UserError(
-                f"env={cfg.name} needs a package that is not installed ({error}): pip install '{needs}'"
-            ) from None
-        return (made.parallel_env if hasattr(made, "parallel_env") else made.env)(**options)
-    check_present(module, cfg.name)
-    import_named(module, f"env={cfg.name}")
-    if name in gymnasium.registry:
-        return gymnasium.make(name, disable_env_checker=True, **options)  # the checker refuses lists of rewards
-    return load_object(cfg.name, "env", _bases())(**options)
-
-
-def _bases() -> tuple[type, ...]:
-    """The classes from which environments with several agents derive."""
-    if importlib.util.find_spec("pettingzoo") is None:
-        return (gymnasium.Env, Together)
-    from pettingzoo import AECEnv, ParallelEnv
-
-    return (gymnasium.Env, Together, ParallelEnv, AECEnv)
-
-
-def _limit(env: gymnasium.Env) -> int | None:
-    """The number of env steps after which an environment ends episodes by itself, if it tells."""
-    for name in ("_max_episode_steps", "max_episode_steps", "max_steps"):
-        value = getattr(env.unwrapped, name, None)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
 
 
 # -- spaces ------------------------------------------------------------------------------------------------------------

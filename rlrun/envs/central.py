@@ -10,7 +10,8 @@ import numpy as np
 from rlrun.core.env import Rows, Step
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete, EnvSpec
-from rlrun.envs.agents import AgentsConfig, AgentsEnv, AgentsSpec
+from rlrun.envs.agent_games import AgentsConfig
+from rlrun.envs.agents import AgentsEnv, AgentsSpec
 from rlrun.envs.joint import STATE, flat, read_state, state_size
 
 

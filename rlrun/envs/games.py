@@ -9,6 +9,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from rlrun.envs.boards import connect_four, tic_tac_toe
+
 
 class Together:
     """A game whose agents all act at every step. Subclasses implement _reset and _step over lists in the agents'
@@ -198,4 +200,6 @@ GAMES: dict[str, Callable[..., Any]] = {
     "RockPaperScissors-v0": RockPaperScissors,
     "MultiAgentCartPole-v0": _several("CartPole-v1"),
     "MultiAgentPendulum-v0": _several("Pendulum-v1"),
+    "TicTacToe-v0": tic_tac_toe,
+    "ConnectFour-v0": connect_four,
 }

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlrun.core.errors import UserError
-from rlrun.envs.agents import AgentsConfig, make_game
+from rlrun.envs.agent_games import AgentsConfig, make_game
 from rlrun.envs.gym import MASK
 from rlrun.envs.names import family_of
 

@@ -17,7 +17,8 @@ from rlrun.core.batch import Field
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, told
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
-from rlrun.envs.agents import AgentsConfig, AgentsEnv, AgentsSpec, make_game
+from rlrun.envs.agent_games import AgentsConfig, make_game
+from rlrun.envs.agents import AgentsEnv, AgentsSpec
 from rlrun.envs.gym import MASK
 
 ALIVE, STATE = "alive", "state"

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from rlrun.core.env import VectorEnv
 from rlrun.core.errors import UserError
+from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.envs import agents, atari, gym, recorded
-from rlrun.envs.agents import AgentsConfig, AgentsEnv
+from rlrun.envs.agent_games import AgentsConfig
+from rlrun.envs.agents import AgentsEnv
 from rlrun.envs.atari import AtariConfig
 from rlrun.envs.central import Central, with_state
 from rlrun.envs.crafter import CrafterConfig
@@ -18,6 +20,7 @@ from rlrun.envs.gym import GymConfig
 from rlrun.envs.joint import STATE, JointEnv, JointSpec, joint_spec, state_size
 from rlrun.envs.previous import Previous, with_previous
 from rlrun.envs.recorded import NO_ENV, RecordedConfig
+from rlrun.envs.simulated import WithGame, with_game
 from rlrun.envs.stacked import Stacked, with_stack, without_stack
 
 EnvConfig = AtariConfig | GymConfig | AgentsConfig | DmcConfig | CrafterConfig | RecordedConfig
@@ -41,6 +44,7 @@ class Factory:
     stream: str
     learning: bool  # False: a lost life is not a termination
     threads: int = 1  # threads that step the games, if the cores are idle at that time
+    new_tasks: bool = False  # every reset() gives each column a new task, if the environment has tasks
 
     def __call__(self, worker: int, count: int) -> VectorEnv:
         env: VectorEnv
@@ -59,8 +63,11 @@ class Factory:
                 env = Central(env, self.spec, state_size(self.cfg) is not None)
             env = Stacked(env, self.spec) if self.spec.stack > 1 else env
         else:
-            env = gym.GymEnv(self.cfg, without_stack(self.spec), self.seeds, self.stream, worker, count)
+            one = without_stack(self.spec)
+            new = self.new_tasks and self.spec.tasks
+            env = gym.GymEnv(self.cfg, one, self.seeds, self.stream, worker, count, new_tasks=new)
             env = Stacked(env, self.spec) if self.spec.stack > 1 else env
+        env = WithGame(env, self.spec) if GAME_STATE in self.spec.obs else env
         return Previous(env, self.spec) if {"prev_action", "prev_reward"} & self.spec.obs.keys() else env
 
 
@@ -70,12 +77,13 @@ def make_spec(
     prev_reward: bool = False,
     joint: bool = False,
     state: bool = False,
+    game: bool = False,
 ) -> EnvSpec:
     """Describes an environment, whose rows hold the last action and reward as asked for.
 
-    joint: whether all agents are in one column. state: whether each agent's rows hold the state of all. Raises
-    UserError if the environment cannot be made, has spaces that rlrun does not support, or has one agent alone where
-    several are asked for.
+    joint: whether all agents are in one column. state: whether each agent's rows hold the state of all. game: whether
+    they hold the state of the environment's simulator, for algorithms that search. Raises UserError if the environment
+    cannot be made, has spaces that rlrun does not support, or has one agent alone where several are asked for.
     """
     spec: EnvSpec
     if state and not isinstance(cfg, AgentsConfig | RecordedConfig):
@@ -99,4 +107,6 @@ def make_spec(
         else:
             made = gym.make_spec(cfg)
         spec = with_stack(made, cfg.stack)
+    if game:
+        spec = with_game(spec, cfg)
     return with_previous(spec, prev_action, prev_reward)

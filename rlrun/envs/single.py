@@ -13,7 +13,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
 from rlrun.envs import gym
-from rlrun.envs.agents import AgentsConfig, make_game
+from rlrun.envs.agent_games import AgentsConfig, make_game
 from rlrun.envs.gym import SingleConfig
 from rlrun.envs.recorded import NO_ENV, RecordedConfig
 from rlrun.envs.registry import Factory

@@ -25,8 +25,9 @@ from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.ranges import Count, Positive, PositiveShare
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import Box, Discrete, EnvSpec, leaves
+from rlrun.models.config import MemoryConfig
 from rlrun.models.encoders import flat_size, flatten, mlp
-from rlrun.models.model import MemoryConfig, Model
+from rlrun.models.model import Model
 from rlrun.models.normalizer import ObservationFilters
 
 CLIP = 10.0  # bound of normalised observations

@@ -39,11 +39,11 @@ class GraphRecorder:
         """Runs the function as it will be recorded, but without recording it."""
         raise NotImplementedError
 
-    def record(self, run: Callable[[], Any], rngs: Sequence[torch.Generator]) -> tuple[Any, Callable[[], None]]:
+    def record(self, run: Callable[[], Any], rngs: Sequence[torch.Generator]) -> tuple[Any, Callable[[], None] | None]:
         """Records the function; returns its result and a function that repeats it into the same memory.
 
-        If recording already ran the function, the first call of the returned function does nothing. Random numbers come
-        from `rngs`.
+        If recording already ran the function, the first call of the returned function does nothing. A recording that
+        ran a function which cannot be repeated returns None in its place. Random numbers come from `rngs`.
         """
         raise NotImplementedError
 
@@ -125,15 +125,22 @@ class _Way:
         self.clock = GraphClock(recorder.device)
         self.calls = 0
         self.replay: Callable[[], None] | None = None
+        self.plain = False  # it cannot be repeated
 
     def __call__(self, batch: Batch, leaves: list[Tensor], clock: Clock) -> Any:
         self.clock.renew(clock)
         if self.replay is None:
             self.calls += 1
+            if self.plain:
+                return self.recorder.plainly(lambda: self.function(batch, self.clock))
             if self.calls <= WARM_UP:
                 with RECORDING:
                     return self.recorder.plainly(lambda: self.function(batch, self.clock))
             self._record(batch)
+            if self.replay is None:
+                self.plain, made = True, self._copies()
+                del self.inputs, self.made, self.numbers
+                return made
         for mine, given in zip(self.inputs, leaves, strict=True):
             mine.copy_(given, non_blocking=True)
         assert self.replay is not None

@@ -26,6 +26,7 @@ class ResourcesConfig:
     precision: Literal["auto", "fp32", "bf16"]
     learner_threads: Literal["auto"] | Annotated[int, Count]
     cuda_graphs: bool
+    tapes: bool
     compile: Annotated[bool, OnlyFor(IMAGES)]
     exact: bool
 
@@ -79,6 +80,7 @@ class Resources:
     acting_precision: Precision
     learner_threads: tuple[int, ...]  # the fastest is found while the run goes on
     cuda_graphs: bool
+    tapes: bool
     compile: bool
     exact: bool
     why: tuple[str, ...]

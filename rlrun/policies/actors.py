@@ -13,10 +13,11 @@ from rlrun.core.errors import UserError
 from rlrun.core.policy import Act, Mode, Policy, action_rows_of
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec
+from rlrun.models.config import SquashedDistributionConfig
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig, mlp
 from rlrun.models.heads import SMALL_GAIN, OwnHead, action_head, temper
-from rlrun.models.model import Model, Seen, SquashedDistributionConfig, Trunk
+from rlrun.models.model import Model, Seen, Trunk
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.distributions import ActionDistribution, without_masked
 from rlrun.policies.exploration import ActionNoiseConfig, Explorer, certain_log_prob, every_log_prob

@@ -13,7 +13,8 @@ from rlrun.core.errors import UserError
 from rlrun.core.policy import Act, Mode, Pass, Policy, action_rows_of
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec, leaves
-from rlrun.models.model import DistributionAndValueConfig, Model
+from rlrun.models.config import DistributionAndValueConfig
+from rlrun.models.model import Model
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.distributions import Distribution, without_masked
 from rlrun.policies.exploration import ExplorationConfig, Explorer, certain_log_prob, every_log_prob
@@ -138,8 +139,7 @@ class DistributionPolicy(FiltersObservations, Policy):
         record: tuple[str, ...] = (),
     ) -> Act:
         mode = self.explorer.mode(mode)
-        core = Batch({name: state[name] for name in self.core_spec()})
-        outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), core)
+        outputs, after = self.acting(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         dist, who = outputs.dist[0], self.explorer.stand_in(mode, clock)
         changed: dict[str, Tensor] = {}
         if who is not None:
@@ -162,6 +162,10 @@ class DistributionPolicy(FiltersObservations, Policy):
             else:
                 recorded[name] = dist.record()
         return Act(action, Batch({**state, **after, **changed}), Batch(recorded))
+
+    def acting(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Outputs, Batch]:
+        """The outputs for one row, obs leaves [1, B, ...] and is_first [1, B], and the recurrent state after it."""
+        return self._forward(obs, is_first, Batch({name: state[name] for name in self.core_spec()}))
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)

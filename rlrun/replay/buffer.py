@@ -22,6 +22,7 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
 from rlrun.replay.layout import Layout, PrioritizedReplayConfig, ReplayConfig
+from rlrun.replay.outcomes import Outcomes
 from rlrun.replay.storage import Frames, Packed, Plain, Tree, build, in_files, in_memory, put, read, stores, write
 from rlrun.replay.sum_tree import SumTree
 
@@ -92,6 +93,10 @@ class Replay:
         self.next_row: list[int | None] = [None] * layout.blocks  # the sampler's number of that row
         self.first = 0  # absolute number of the first row that was ever stored, see forget()
         self.spots = self.length // layout.starts_every  # number of possible starts in a column
+        self.outcomes: Outcomes | None = None
+        if layout.outcomes is not None:
+            assert layout.rows == layout.starts_every == 1, "outcomes are those of single rows"
+            self.outcomes = Outcomes(self.tree, columns, self.length, layout.outcomes, layout.drawn)
         self.may_start = np.zeros(columns * self.spots, dtype=bool)  # starts at which a fragment may be drawn
         self.starts = 0  # number of true entries in may_start
         # With new_first: for each column, the absolute number of the row where the next fragment begins that is new.
@@ -134,7 +139,12 @@ class Replay:
             write(self.core, columns, slot // every, batch.core.map(lambda x: x[: rows // every]))
         by_column = self.valid.view(layout.columns, self.length)
         by_column[columns, slot : slot + rows] = valid.T
+        over = [] if self.outcomes is None else self.outcomes.add(columns, int(self.head[block]), fragment.batch)
         self._advance(block, rows)
+        for column, first, count in over:
+            row = np.arange(max(first, self._window(block)[0]), first + count)
+            alive = self._startable(np.full(row.shape, column), row)
+            self._set_starts(self._leaf(np.full(row.shape, column), row), alive, np.where(alive, self.largest, 0.0))
         self.next_row[block] = header.first_row + rows
 
     def forget(self, row: int) -> None:
@@ -145,6 +155,8 @@ class Replay:
         self.head[0], self.next_row = row, [None]
         self.new[:] = row
         self.first = row
+        if self.outcomes is not None:
+            self.outcomes.clear()
 
     def _break(self, block: int) -> None:
         """Inserts a fragment of dead rows. One dead row would suffice to mark the break, but with a whole fragment the
@@ -164,6 +176,8 @@ class Replay:
         assert isinstance(first, Plain)
         first.values[columns, slot + 1 : slot + layout.fragment_rows] = 0
         self.valid.view(layout.columns, self.length)[columns, slot : slot + layout.fragment_rows] = False
+        if self.outcomes is not None:
+            self.outcomes.break_off(columns)
         self._advance(block, layout.fragment_rows)
 
     def _advance(self, block: int, rows: int) -> None:
@@ -235,7 +249,7 @@ class Replay:
                 if alive.all():
                     break
                 alive = alive | valid[at + (row + after) % self.length]
-        return alive
+        return alive if self.outcomes is None else alive & self.outcomes.known(column, row)
 
     @property
     def blocks(self) -> int:
@@ -282,6 +296,9 @@ class Replay:
                 column * (self.length // layout.core_every) + row % self.length // layout.core_every
             )
             batch = batch.replace(core=read(self.core, self._sent(spot[None])))  # [1, B]
+        if self.outcomes is not None:
+            known = self.outcomes.read(column, row)
+            batch = batch.replace(**{name: torch.from_numpy(part[None]) for name, part in known.items()})
         return batch.replace(weight=torch.from_numpy(weight), key=torch.from_numpy(row * layout.columns + column))
 
     def _sent(self, index: Tensor) -> Tensor:
@@ -429,6 +446,7 @@ class Replay:
             "rng": self.rng.get_state(),
             "length": self.length,
             "columns": self.layout.columns,
+            **({} if self.outcomes is None else {"outcomes": self.outcomes.state()}),
         }
 
     def save_rows(self, folder: Path) -> None:
@@ -449,6 +467,8 @@ class Replay:
                 store.save(file, self.layout.columns, -(-filled // every))
             if self.tree_of_priorities is not None:
                 file.write(self.tree_of_priorities.leaves.tobytes())
+            for array in () if self.outcomes is None else self.outcomes.arrays():
+                file.write(array.tobytes())
 
     def load(self, state: dict, folder: Path | None) -> None:
         """Restores what state() and save_rows() saved.
@@ -477,6 +497,8 @@ class Replay:
                 if self.tree_of_priorities is not None:
                     leaves = np.frombuffer(file.read(8 * columns * self.spots), dtype=np.float64)
                     self.tree_of_priorities.set(np.arange(columns * self.spots), leaves)
+                for array in () if self.outcomes is None else self.outcomes.arrays():
+                    array[:] = np.frombuffer(file.read(array.nbytes), dtype=array.dtype).reshape(array.shape)
             except ValueError:
                 raise UserError(f"the replay in {folder} is damaged: its rows end too early") from None
         self.head, self.next_row, self.largest = (
@@ -485,6 +507,8 @@ class Replay:
             state["largest"],
         )
         self.rng.set_state(state["rng"])
+        if self.outcomes is not None:
+            self.outcomes.load_state(state["outcomes"])
         # Fragments of a checkpoint from before this counter existed count as drawn.
         heads = np.repeat(self.head, self.layout.block).tolist()
         self.new = np.array(state.get("new", heads), dtype=np.int64)

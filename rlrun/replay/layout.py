@@ -72,6 +72,8 @@ class Layout:
     stack: int = 1  # frames in every part of obs.observation; each frame is shared by this many rows
     capacity: int = 1
     reward: Field = SCALAR_REWARD  # EnvSpec.reward_row
+    outcomes: float | None = None  # FromReplay.outcomes
+    drawn: str | None = None  # FromReplay.drawn
 
     @property
     def columns(self) -> int:

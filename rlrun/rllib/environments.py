@@ -11,7 +11,8 @@ import yaml
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete
-from rlrun.envs.agents import AgentsConfig, AgentsSpec, make_spec
+from rlrun.envs.agent_games import AgentsConfig
+from rlrun.envs.agents import AgentsSpec, make_spec
 from rlrun.envs.names import AGENT_GAMES, family_of, known_to, resolve, zoo_names
 
 NEWER = {
@@ -41,13 +42,29 @@ EXAMPLES = {
     "statelesscartpole": "StatelessCartPole-v0",
     "repeataftermeenv": "rlrun/RepeatAfterMe-v0",
     "parametricactionscartpole": "ParametricActionsCartPole-v0",
+    "cartpolesparserewards": "CartPoleSparse-v0",
     "twostepgame": TWO_STEP,
     "groupedtwostep": TWO_STEP,
     "groupedtwostepgame": TWO_STEP,
     "twostepgamewithgroupedagents": TWO_STEP,
     "rockpaperscissors": ROCK_PAPER_SCISSORS,
+    "pendulummassenv": "PendulumMass-v0",
+    "cartpolemassenv": "CartPoleMass-v0",
+    "halfcheetahranddirecenv": "HalfCheetahRandDirec-v0",
+    "antrandgoalenv": "AntRandGoal-v0",
+    "cartpolewrapper": "CartPole-v1",
+    "pendulumwrapper": "Pendulum-v1",
+    "halfcheetahwrapper": "HalfCheetah-v5",
+    "hopperwrapper": "Hopper-v5",
     "multiagentcartpole": SEVERAL[0],
     "multiagentpendulum": SEVERAL[1],
+    "interestevolutionrecsimenv": "rlrun/InterestEvolution-v0",
+    "interestexplorationrecsimenv": "rlrun/InterestExploration-v0",
+    "longtermsatisfactionrecsimenv": "rlrun/LongTermSatisfaction-v0",
+    "simplecontextualbandit": "rlrun/SimpleBandit-v0",
+    "lineardiscreteenv": "rlrun/LinearBandit-v0",
+    "wheelbanditenv": "rlrun/WheelBandit-v0",
+    "parametricitemrecoenv": "rlrun/ParametricItems-v0",
 }
 
 # The environments of D4RL's data sets, which RLlib's examples name by functions such as d4rl_env.hopper_medium
@@ -97,7 +114,7 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
         why = "" if "num_agents" in kwargs else "one agent, which is RLlib's default"
         return Environment(known, "agents", why, _spec(known, yaml.safe_dump(own)), own)
     if known is not None:
-        family = family_of(known)[0]
+        family = family_of(known, needed=False)[0]
         return Environment(known, family, "", _spec(known, "{}") if family == "agents" else None)
     zoo = name.startswith("pettingzoo.")
     if "." in name and "-v" not in name and not zoo:
@@ -166,7 +183,7 @@ def continuous_actions(env: Environment) -> bool | None:
     if env.spec is not None:
         action = env.spec.action
         return isinstance(action, Box) if isinstance(action, Box | Discrete) else None
-    if _entry_point(env.name).startswith("gymnasium.envs.mujoco"):
+    if _entry_point(env.name).startswith(("gymnasium.envs.mujoco", "rlrun.envs.mujoco")):
         return True  # also where MuJoCo is not installed
     found = _spaces(env.name)
     return None if found is None else isinstance(found[1], gymnasium.spaces.Box)
@@ -188,7 +205,7 @@ def _entry_point(env: str) -> str:
     """Returns the module and class of a registered environment, or an empty string."""
     import gymnasium
 
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+    import rlrun.envs.own  # noqa: F401  registers rlrun's own ids
 
     found = getattr(gymnasium.registry.get(env), "entry_point", "")
     return found if isinstance(found, str) else f"{getattr(found, '__module__', '')}:"

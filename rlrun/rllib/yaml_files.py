@@ -35,6 +35,9 @@ GROUPS = (
     "optimization",
     "optimization_config",
     "dreamer_model",
+    "mcts_config",
+    "ranked_rewards",
+    "dynamics_model",
 )
 
 

@@ -89,6 +89,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         acting_precision=precision,
         learner_threads=(1,),
         cuda_graphs=False,
+        tapes=False,
         compile=cfg.compile,
         exact=cfg.exact,
         why=tuple(choice.why for choice in (inference, samplers, envs) if choice.why),

@@ -31,6 +31,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.evaluation import make_evaluation
 from rlrun.core.evolution import NoiseTable, check_noise
 from rlrun.core.learners import FollowingLearner
+from rlrun.core.plugins import is_path
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.run import Job, Run
@@ -43,6 +44,7 @@ from rlrun.machine.graphs import CudaGraphs, GraphRecorder
 from rlrun.machine.machine import Machine
 from rlrun.machine.products import Products
 from rlrun.machine.resources import Resources
+from rlrun.machine.tapes import Tapes
 from rlrun.machine.threads import HelperThread, TunedThreads
 from rlrun.models.encoders import ImageEncoder
 from rlrun.models.model import Model
@@ -112,6 +114,16 @@ class LearnerParts:
         first: this recorder belongs to the acting thread, whose work goes before the learner's."""
         return self.recorder or (CudaGraphs(self.device, first) if self.records else None)
 
+    def learning_recorder(self, policy: Policy) -> GraphRecorder | None:
+        """Returns a new recorder of updates. On a CPU, images and memory gain nothing from it, and code that is the
+        user's may do on the way what no tape shows."""
+        kind, model = self.config.algorithm, vars(self.config.run.model).values()
+        ours = kind.__module__.startswith("rlrun.") and not any(isinstance(x, str) and is_path(x) for x in model)
+        small = not any(isinstance(part, ImageEncoder) or hasattr(part, "fixed_kernels") for part in policy.modules())
+        if self.resources.tapes and ours and small and not kind.side_by_side:
+            return self.recorder or Tapes()
+        return self.make_recorder()
+
     @property
     def products(self) -> Products:
         """Chooses the library that multiplies matrices inside updates."""
@@ -142,7 +154,7 @@ class LearnerParts:
                     self.device,
                     rng,
                     self.beside,
-                    self.make_recorder(),
+                    self.learning_recorder(policy),
                     self.ranks,
                     model,
                     sparse=self.plan.whole_after is not None,
@@ -193,6 +205,7 @@ class LearnerParts:
             first=self.ranks.rank * made.samplers_per_learner,
             total=made.num_envs,
             callbacks=self.config.run.callbacks,
+            tasks=plan.needs.tasks,
         )
 
     def sampler(self, generation: int) -> Sampler:
@@ -279,6 +292,7 @@ class LearnerParts:
             threads=self.threads,
             learners=1 if self.plan.lockstep else self.resources.num_learners,
             learns_from_replay=self.needs.replay is not None,
+            rounds=1 if self.needs.tasks is None else self.needs.tasks.rounds,
             elsewhere=functools.partial(factories_elsewhere, self.plan),
         )
 

@@ -111,6 +111,8 @@ def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy) -> Dat
     offline = runner == "offline"
     if needs.replay is not None and needs.replay.returns is not None and not offline:
         raise UserError(f"{name} learns from whole recorded episodes: use runner=offline and data.path=DIR")
+    if needs.replay is not None and needs.replay.outcomes is not None and cfg.path is not None:
+        raise UserError(f"{name} learns from games that it plays itself, and not from recorded data: data.path=null")
     if offline and cfg.path is None:
         raise UserError("runner=offline learns from recorded data: say which with data.path=DIR")
     if cfg.path is None:

@@ -24,7 +24,8 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.families.fitted_q import FittedQ, FittedQConfig, PlayedRows
-from rlrun.models.model import Model, ModelConfig
+from rlrun.models.config import ModelConfig
+from rlrun.models.model import Model
 from rlrun.ops import estimators
 from rlrun.ops.estimators import Estimate, EstimateInterval
 from rlrun.runtime.played_value import PlayedValue

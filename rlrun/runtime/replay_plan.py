@@ -13,6 +13,7 @@ import torch
 from rlrun.core.algorithm import Algorithm, FromReplay, Needs
 from rlrun.core.checkpoint import ROWS, load_part
 from rlrun.core.errors import UserError
+from rlrun.core.games import STATE
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import Ranks
 from rlrun.core.seeding import Seeds
@@ -48,6 +49,8 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
                 f"{name}, as it is set up, learns from experience and not from recorded data, which are all that"
                 " runner=offline has; runner=on_policy or runner=actor_learner gather experience"
             )
+        if asked.outcomes is not None:
+            raise UserError(f"{name} learns from games that it plays itself, and not from recorded data")
         return  # data_plan.py says what else belongs to it
     if asked is None:
         if runner in RUNNERS:
@@ -264,7 +267,7 @@ def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, ma
     """Returns the layout of one learner's replay."""
     assert needs.replay is not None
     return Layout(
-        obs=spec.obs_rows,
+        obs={name: part for name, part in spec.obs_rows.items() if name != STATE},  # nobody learns from it
         action=spec.action_row,
         record=policy.record_spec(needs.record),
         core=policy.core_spec(),
@@ -281,4 +284,6 @@ def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, ma
         stack=spec.stack,
         capacity=-(-cfg.capacity // made.num_learners),
         reward=spec.reward_row,
+        outcomes=needs.replay.outcomes,
+        drawn=needs.replay.drawn,
     )

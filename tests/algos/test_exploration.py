@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import ANY_ACTION, BOX, DISCRETE, EXPLORING, simple
+from families import ANY_ACTION, BOX, DISCRETE, EXPLORING, SLATES, simple
 from test_all import batches, start
 from wired import Wired
 
@@ -75,6 +75,8 @@ def test_random_actions_do_not_depend_on_the_policy(typed, algo):
     if algo in DISCRETE:
         assert 0.2 < taken[0].action[taken[0].valid].float().mean() < 0.8
         assert not also or torch.allclose(taken[0].log_prob, torch.tensor(-math.log(2.0)))
+    elif algo in SLATES:
+        assert (taken[0].action[..., 0] != taken[0].action[..., 1]).all()
     else:
         assert 0 < taken[0].action.abs().max() < 1
 

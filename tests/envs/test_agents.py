@@ -16,7 +16,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import random_actions
 from rlrun.envs import names, registry
-from rlrun.envs.agents import make_game
+from rlrun.envs.agent_games import make_game
 from rlrun.ops.returns import gae
 
 SMALL = ("logger=[]", "resources=debug")

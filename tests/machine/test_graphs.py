@@ -13,6 +13,7 @@ from rlrun.core.errors import RunFailed
 from rlrun.core.optimizer import MAX_SKIPPED, Optimizer
 from rlrun.core.schedule import Clock, GraphClock, Schedule
 from rlrun.machine.graphs import MOST_SHAPES, RECORDING, WARM_UP, Recorded, map_tensors
+from rlrun.machine.tapes import Tapes as CpuTapes
 
 ADAM = optimizer_config()
 FALLING = Schedule(((0.0, 1.0), (100.0, 0.0)))
@@ -130,14 +131,25 @@ def batches(wiring):
 
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
+    """A CUDA graph's stand-in comes close to the weights of plain updates, and a tape has its weights to the bit."""
     words = [f"algo={case.split()[0]}", "resources=debug", "model.hidden=[8]", "logger=[]", *CASES[case]]
-    plain, recorded, tapes = Wired(typed(*words)), Wired(typed(*words)), Tapes()
-    recorded.recorder = tapes
+    plain, recorded, taped, tapes = *(Wired(typed(*words)) for _ in range(3)), Tapes()
+    recorded.recorder, taped.recorder = tapes, CpuTapes()
     rows = batches(plain)
-    one, other = plain.algorithm(), recorded.algorithm()
+    one, other, third = plain.algorithm(), recorded.algorithm(), taped.algorithm()
     other.load_state(one.state())
+    third.load_state(one.state())
     for batch, clock in zip(rows, clocks(), strict=True):
-        wanted, got = one.update(batch, clock), other.update(batch, clock)
+        wanted, got, again = (made.update(batch, clock) for made in (one, other, third))
+        for name, value in (again.metrics | (again.writes or {})).items():
+            torch.testing.assert_close(
+                torch.as_tensor(value),
+                torch.as_tensor((got.metrics | (got.writes or {}))[name]),
+                atol=0.0,
+                rtol=0.0,
+                equal_nan=True,
+                msg=name,
+            )
         assert wanted.metrics.keys() == got.metrics.keys()
         for name, value in wanted.metrics.items():
             torch.testing.assert_close(
@@ -152,8 +164,11 @@ def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
     for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4, msg=name)
     assert tapes.recordings >= 1 and tapes.replayed >= UPDATES // 2 - WARM_UP
-    a, b = one.state(), other.state()
+    for (name, a), b in zip(other.state_dict().items(), third.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    a, b, c = one.state(), other.state(), third.state()
     assert torch.equal(a["rng"], b["rng"])  # both drew the same number of random numbers
+    assert torch.equal(a["rng"], c["rng"])
 
 
 def test_a_filter_that_learns_between_replays(typed):

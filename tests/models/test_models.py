@@ -58,7 +58,7 @@ def test_images_with_channels_last_are_turned():
 def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
     spec = EnvSpec(name="x", obs={"observation": PIXELS}, action=Discrete(n=6))
     torch.manual_seed(0)
-    from rlrun.models.model import DistributionAndValueConfig, MemoryConfig
+    from rlrun.models.config import DistributionAndValueConfig, MemoryConfig
 
     cfg = DistributionAndValueConfig(
         encoder="auto", value_sees="observation", hidden=(), activation="relu", conv_filters=None, conv_padding="none", conv_hidden="auto", conv_activation="auto", free_log_std=True, value_head="linear", init="orthogonal", share_value=True, action_distribution="gaussian", log_std=0.0,

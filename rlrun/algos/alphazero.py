@@ -1,0 +1,148 @@
+"""AlphaZero: learning to guess what a tree search finds (Silver et al. 2018, doi:10.1126/science.aar6404), for two
+players, or for one with ranked rewards (Laterre et al. 2018, arXiv:1807.01672).
+
+Rows: single rows from replay whose episodes are over; those in which a player only waited are not drawn. The state of
+the environment's simulator is in the rows while they are acted on (core/games.py), and is not stored.
+Recorded: search_policy, what the search recommends; searched, whether it was this column's turn; value, what the search
+found, which stands for what follows where a time limit cut an episode off.
+Two players are one policy that sees the game from the side to move, as two columns that wait for each other. One player
+without ranked rewards learns discounted returns, and the search stretches values of siblings over [0, 1] (as MuZero,
+Schrittwieser et al. 2020, over the tree). With ranked rewards, an episode counts 1 if its return is above a percentile
+of the last returns, and -1 if it is below; the search judges ends of games by the same number, and replayed rows are
+judged by the newest one.
+Options: search.root=gumbel (Danihelka et al. 2022, "Policy improvement by planning with Gumbel") for few simulations;
+search.min_depth, at which every move is tried once first; temperature, also for a first part of the game alone.
+Differs from the paper: the tree is not kept for the next move. Differs from RLlib: docs/alphazero.md.
+Metrics: learn/policy_loss: mean cross-entropy of the search's policy and the network's; value_loss: mean squared error;
+entropy of the network's policy; kl of the search's policy and the network's, which falls as the search finds less that
+is new; explained_variance of the values; with ranked rewards threshold and won, the share of the labels that are 1;
+grad_norm before clipping; lr.
+Checked: tests/algos/test_tree_search.py (a recursive search; known answers), tests/algos/test_alphazero.py,
+tuned/alphazero/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlrun.core.algorithm import Algorithm, FromReplay, LearnerContext, Needs, Update, recorded
+from rlrun.core.batch import Batch
+from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor, OnlyWith
+from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.ranges import Count, NotNegative, Positive
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import EnvSpec
+from rlrun.models.model import Model
+from rlrun.policies import ActingConfig
+from rlrun.policies.planning import RankedConfig, SearchPolicy
+from rlrun.policies.search import SearchConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ActingConfig):
+    name: str
+    fragment_length: Annotated[int, Count, OnlyFor(EXPERIENCE)]
+    num_envs: Annotated[int, Count, OnlyFor(EXPERIENCE)]
+    batch_size: Annotated[int, Count]
+    replay_ratio: Annotated[float, Positive, OnlyFor(PACED), OnlyFor(EXPERIENCE)]
+    learning_starts: Annotated[int, Count, OnlyFor(EXPERIENCE)]
+    lr: Annotated[Schedule, NotNegative]
+    optimizer: OptimizerConfig
+    max_grad_norm: Annotated[float, NotNegative]
+    value_coef: Annotated[float, NotNegative]
+    search: SearchConfig
+    temperature: Annotated[Schedule, NotNegative, OnlyWith("algo.search.root", "puct")]
+    temperature_moves: Annotated[Annotated[int, Count] | None, OnlyWith("algo.search.root", "puct")]
+    eval_simulations: Annotated[int, NotNegative] | None
+    ranked: RankedConfig
+
+
+class AlphaZero(Algorithm):
+    cfg: Config
+    policy: SearchPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return Needs(
+            rows=1,
+            columns=cfg.batch_size,
+            actions=("discrete",),
+            record=("search_policy", "searched", "value"),
+            simulator=True,
+            replay=FromReplay(
+                fragment_length=cfg.fragment_length,
+                num_envs=cfg.num_envs,
+                learning_starts=cfg.learning_starts,
+                ratio=cfg.replay_ratio,
+                priorities=False,
+                outcomes=cfg.search.discount,
+                drawn="searched",
+            ),
+        )
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> SearchPolicy:
+        return SearchPolicy(
+            spec,
+            model,
+            cfg.search,
+            cfg.explorer(spec),
+            cfg.temperature,
+            cfg.temperature_moves,
+            cfg.eval_simulations,
+            cfg.ranked,
+        )
+
+    def __init__(self, policy: SearchPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        if cfg.ranked.enabled:
+            seed = int(torch.randint(2**62, (), generator=ctx.rng, device=ctx.device))
+            policy.begin_ranks(np.random.default_rng(seed))
+
+    @recorded
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        loss, shares, same = self.loss(batch)
+        steps = self.optimizer.step(loss, clock)
+        return Update(self.report(shares, steps, same))
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Returns this learner's shares of l = (z - v)^2 - pi^T log p [] and of metrics, and metrics that all know.
+
+        batch is [1, B]."""
+        cfg, pi = self.cfg, batch.search_policy
+        z, same = self.outcome(batch)
+        log_p, v = self.policy.unroll(Batch(obs=batch.obs[:1]))
+        cross = -(pi * log_p).sum(-1)
+        policy_loss, value_loss = self.mean(cross), self.mean((z - v).square())
+        loss = policy_loss + cfg.value_coef * value_loss
+        with torch.no_grad():
+            own = -(pi * pi.clamp(min=1e-12).log()).sum(-1)
+            shares = {
+                "policy_loss": policy_loss,
+                "value_loss": value_loss,
+                "entropy": self.mean(-(log_p.exp() * log_p).sum(-1)),
+                "kl": self.mean(cross - own),
+            }
+            if cfg.ranked.enabled:
+                shares["won"] = self.mean((z > 0).float())
+            same["explained_variance"] = self.explained_variance(z, v.detach(), torch.ones_like(z, dtype=torch.bool))
+        return loss, shares, same
+
+    @torch.no_grad()
+    def outcome(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns z [1, B]: the return behind each row, or, with ranked rewards, 1 or -1 for its episode."""
+        if not self.cfg.ranked.enabled:
+            return batch.return_to_go, {}
+        threshold, total = self.policy.ranked_threshold, batch.episode_return.double()
+        same = torch.ones_like(batch.reward)
+        if self.cfg.ranked.ties == "random":
+            same = torch.where(self.ctx.rand(batch.reward.shape) < 0.5, same, -same)
+        close = (total - threshold).abs() <= 1e-6 * threshold.abs().clamp(min=1.0)
+        z = torch.where(close, same, torch.where(total > threshold, 1.0, -1.0))
+        return z, {"threshold": threshold.clone()}

@@ -1,0 +1,293 @@
+"""Puts the state of an environment's simulator beside its observations, for algorithms that search (core/games.py).
+
+rlrun's own games have simulators of their own. A Gymnasium environment of the user's with get_state() and set_state(),
+as RLlib's AlphaZero asks for, is stepped in a copy instead, one state at a time."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlrun.core.env import Rows, Step, VectorEnv, map_rows
+from rlrun.core.errors import UserError, told
+from rlrun.core.games import BEHIND, STATE, GameSpec, Moved, Simulator
+from rlrun.core.specs import Box, Discrete, EnvSpec
+from rlrun.envs import gym
+from rlrun.envs.agent_games import AgentsConfig, TurnsGame, make_game
+from rlrun.envs.agents import AgentsEnv
+from rlrun.envs.gym import GymConfig, GymEnv
+
+MAKER = f"{__name__}:simulator_of"
+NEEDS = (
+    "algorithms that search try moves before they make one, which takes one of rlrun's games (CartPoleSparse-v0,"
+    " Knapsack-v0, TicTacToe-v0, ConnectFour-v0), a game for two of yours (a BoardEnv with a simulator), or a Gymnasium"
+    " environment with get_state() and set_state(state)"
+)
+
+
+def with_game(spec: EnvSpec, cfg: Any) -> EnvSpec:
+    """Adds the simulator and its state to an environment. Raises UserError if it has none, or if a state does not
+    restore."""
+    _check_options(spec, cfg)
+    game = simulator_of(cfg)
+    if not isinstance(spec.action, Discrete) or spec.action.n != game.actions:
+        raise UserError(f"algorithms that search choose one of several actions; {spec.name} has {spec.action}")
+    copies = isinstance(game, CopiedGame)
+    if isinstance(game, CopiedGame):
+        check_restores(game, cfg.name)
+    state = Box(shape=(game.size + BEHIND,), dtype=game.dtype, low=(-np.inf,), high=(np.inf,))
+    made = GameSpec(MAKER, cfg, game.players, copies)
+    said: tuple[str, ...] = ()
+    if copies:
+        said = (f"the search steps copies of {cfg.name}, one at a time; a simulator that steps many would be faster",)
+    return replace(spec, obs={**spec.obs, STATE: state}, game=made, notes=(*spec.notes, *said))
+
+
+def _check_options(spec: EnvSpec, cfg: Any) -> None:
+    """Raises UserError for options with which the simulator would show something else than the environment."""
+    if not isinstance(cfg, GymConfig | AgentsConfig):
+        raise UserError(f"env={cfg.name} has no simulator: {NEEDS}")
+    changed = {"env.stack": cfg.stack > 1}
+    if isinstance(cfg, GymConfig):
+        changed |= {
+            "env.wrappers": bool(cfg.wrappers),
+            "env.observation": cfg.draws,
+            "env.action_repeat": cfg.action_repeat > 1,
+        }
+    else:
+        changed |= {"env.agent_id": cfg.agent_id}
+    for option in (name for name, is_so in changed.items() if is_so):
+        raise UserError(f"{option} changes what is seen, and a search sees {spec.name} itself: leave it at its default")
+
+
+def simulator_of(cfg: Any) -> Simulator:
+    """Makes the simulator of an environment. Raises UserError if it has none."""
+    if isinstance(cfg, AgentsConfig):
+        game = make_game(cfg)
+        try:
+            simulator = getattr(getattr(game, "env", None), "simulator", None)
+            if not isinstance(game, TurnsGame) or simulator is None:
+                raise UserError(f"env={cfg.name} has no simulator: {NEEDS}")
+            return simulator
+        finally:
+            game.close()
+    env = gym.make_one(cfg)
+    simulator = getattr(env.unwrapped, "simulator", None)
+    if simulator is not None:
+        env.close()
+        return simulator
+    missing = [name for name in ("get_state", "set_state") if not callable(getattr(env.unwrapped, name, None))]
+    if missing:
+        env.close()
+        raise UserError(f"env={cfg.name} has no {' and no '.join(missing)}: {NEEDS}")
+    return CopiedGame(cfg, env)
+
+
+# -- environments with get_state and set_state -------------------------------------------------------------------------
+
+
+class HeldState(NamedTuple):
+    """A state of an environment, which rows name by a number."""
+
+    state: Any  # what get_state() returned; None at an end
+    rows: Rows  # what is seen there, leaves [1, ...]
+    paid: float  # rewards of the episode before it
+
+
+_KEPT: dict[int, HeldState] = {}  # of this process: environments and the searches that begin at them share it
+_numbers = itertools.count(1)
+
+
+def keep(kept: HeldState) -> int:
+    number = next(_numbers)
+    _KEPT[number] = kept
+    return number
+
+
+class CopiedGame:
+    """Steps one copy of an environment from state to state. States are numbers [B, 1] of what `keep` holds."""
+
+    players, size, dtype = 1, 1, "float64"  # which holds whole numbers up to 2 ** 53
+
+    def __init__(self, cfg: GymConfig, env: Any):
+        self.env, self.inside = env, env.unwrapped
+        self.spec = gym.make_spec(cfg)
+        self.actions = self.spec.action.n if isinstance(self.spec.action, Discrete) else 0
+        self.name = cfg.name
+        self.made: list[int] = []
+        self.env.reset(seed=0)  # many environments cannot be stepped before, whatever set_state() does
+
+    def _rows(self, obs: Any) -> Rows:
+        """One observation of the environment -> leaves [1, ...]."""
+        return map_rows(gym.to_rows(self.spec, _batched(obs)), np.array)
+
+    def _keep(self, kept: HeldState) -> int:
+        self.made.append(keep(kept))
+        return self.made[-1]
+
+    def start(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        numbers = []
+        for seed in rng.integers(2**31, size=count).tolist():
+            obs, _ = self.env.reset(seed=seed)
+            numbers.append(self._keep(HeldState(self.inside.get_state(), self._rows(obs), 0.0)))
+        return np.array(numbers, dtype=np.float64)[:, None]
+
+    def observe(self, state: np.ndarray) -> Rows:
+        rows = [_KEPT[number].rows for number in state[:, 0].tolist()]
+        return _joined(rows)
+
+    def step(self, state: np.ndarray, action: np.ndarray) -> Moved:
+        after, reward, over = [], np.zeros(len(state), dtype=np.float32), np.zeros(len(state), dtype=bool)
+        start = self.spec.action.start if isinstance(self.spec.action, Discrete) else 0
+        for i, (number, move) in enumerate(zip(state[:, 0].tolist(), action.tolist(), strict=True)):
+            kept = _KEPT[number]
+            self.inside.set_state(kept.state)
+            obs, reward[i], terminated, truncated, _ = self.inside.step(move + start)
+            over[i] = terminated or truncated
+            held = None if over[i] else self.inside.get_state()
+            after.append(self._keep(HeldState(held, self._rows(obs), kept.paid + float(reward[i]))))
+        return Moved(np.array(after, dtype=np.float64)[:, None], reward, over)
+
+    def paid(self, state: np.ndarray) -> np.ndarray:
+        return np.array([_KEPT[number].paid for number in state[:, 0].tolist()], dtype=np.float32)
+
+    def known(self, state: np.ndarray) -> np.ndarray:
+        return np.array([number in _KEPT and _KEPT[number].state is not None for number in state[:, 0].tolist()])
+
+    def forget(self) -> None:
+        for number in self.made:
+            _KEPT.pop(number, None)
+        self.made.clear()
+
+
+def _batched(obs: Any) -> Any:
+    """One observation as a batch of one."""
+    if isinstance(obs, dict):
+        return {key: _batched(part) for key, part in obs.items()}
+    return tuple(_batched(part) for part in obs) if isinstance(obs, tuple) else np.asarray(obs)[None]
+
+
+def _joined(rows: list[Rows]) -> Rows:
+    return {
+        name: _joined([one[name] for one in rows])
+        if isinstance(part, dict)
+        else np.concatenate([r[name] for r in rows])
+        for name, part in rows[0].items()
+    }
+
+
+def check_restores(game: CopiedGame, name: str) -> None:
+    """Raises UserError unless an episode goes on from a restored state as it did before."""
+    try:
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            state = game.start(rng, 1)
+            moves: list[np.ndarray] = []
+            for _ in range(4):  # somewhere behind the beginning
+                legal = _legal(game, state, rng)
+                played = game.step(state, legal)
+                if played.over[0]:
+                    break
+                state = played.state
+            first = _path(game, state, rng, moves)
+            again = _path(game, state, rng, moves)
+            if first != again:
+                raise UserError(
+                    f"env={name}: set_state() does not restore what get_state() returned: the same actions then led to"
+                    " other observations, rewards or ends (are states copies, with the random generator among them?)"
+                )
+    except UserError:
+        raise
+    except Exception as error:  # the user's own
+        raise UserError(f"env={name}: get_state() and set_state() fail: {told(error, __file__)}") from None
+    finally:
+        game.forget()
+
+
+def _legal(game: CopiedGame, state: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    rows = game.observe(state)
+    weight = rng.random((1, game.actions))
+    return (weight * (rows["action_mask"] != 0) if "action_mask" in rows else weight).argmax(1)
+
+
+def _path(game: CopiedGame, state: np.ndarray, rng: np.random.Generator, moves: list[np.ndarray]) -> list[Any]:
+    """What a few moves lead to; those of `moves`, to which missing ones are added."""
+    found: list[Any] = []
+    for number in range(5):
+        if number == len(moves):
+            moves.append(_legal(game, state, rng))
+        state, reward, over = game.step(state, moves[number])
+        seen = []
+        map_rows(game.observe(state), lambda part: seen.append(part.tobytes()))  # noqa: B023
+        found += [seen, reward.tolist(), over.tolist()]
+        if over[0]:
+            break
+    return found
+
+
+# -- beside the observations -------------------------------------------------------------------------------------------
+
+
+class WithGame:
+    """Adds game_state to the rows of an environment."""
+
+    def __init__(self, env: VectorEnv, spec: EnvSpec):
+        assert spec.game is not None or STATE in spec.obs
+        self.env, self.spec, self.count = env, spec, env.count
+        space = spec.obs[STATE]
+        self.rows = np.zeros((env.count, *space.shape), dtype=space.dtype)
+        self.paid = np.zeros(env.count)
+        self.held: dict[int, int] = {}  # of environments that are copied: the number of the state that is kept of each
+
+    def _with(self, obs: Rows) -> Rows:
+        self.rows[:] = 0
+        if isinstance(self.env, AgentsEnv):
+            many = len(self.env.names)
+            for number, game in enumerate(self.env.games):
+                if not self.env.ended[number]:
+                    columns = slice(number * many, (number + 1) * many)
+                    made: Any = game.env
+                    self.rows[columns, :-BEHIND] = made.game_state
+                    self.rows[number * many + self.env.index[game.deciding[0]], -1] = 1
+            return {**obs, STATE: self.rows}
+        assert isinstance(self.env, GymEnv)
+        for number, env in enumerate(self.env.env.envs):
+            self._one(number, env.unwrapped, obs)
+        return {**obs, STATE: self.rows}
+
+    def _one(self, number: int, env: Any, obs: Rows) -> None:
+        assert isinstance(self.env, GymEnv)
+        going = not self.env.ended[number]
+        if hasattr(env, "game_state"):
+            self.rows[number, :-BEHIND] = env.game_state
+        elif going:
+            seen = map_rows(obs, lambda part: np.array(part[number : number + 1]))
+            self.rows[number, 0] = self._replace(number, HeldState(env.get_state(), seen, float(self.paid[number])))
+        self.rows[number, -BEHIND:] = self.paid[number], going
+
+    def _replace(self, number: int, kept: HeldState) -> int:
+        """Keeps an environment's state in place of the one before it."""
+        _KEPT.pop(self.held.get(number, 0), None)
+        self.held[number] = keep(kept)
+        return self.held[number]
+
+    def reset(self, generation: int) -> Rows:
+        self.paid[:] = 0.0
+        return self._with(self.env.reset(generation))
+
+    def step(self, action: Any) -> Step:
+        step = self.env.step(action)
+        if step.reward.ndim == 1:
+            self.paid = np.where(step.is_first, 0.0, self.paid + step.reward)
+        return step._replace(obs=self._with(step.obs))
+
+    def frame(self) -> np.ndarray:
+        return self.env.frame()  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        for number in self.held.values():
+            _KEPT.pop(number, None)
+        self.env.close()

@@ -1,0 +1,347 @@
+"""scripts/docs [--check]
+
+Makes those pages of docs/ whose facts are in the code, in conf/, in tuned/ and in tuned/results/."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT))
+
+from rlrun.commands.list import docstring  # noqa: E402
+from rlrun.config.paths import inner_algorithm, options, runner_of  # noqa: E402
+from rlrun.core.errors import UserError  # noqa: E402
+
+MADE = "<!-- scripts/docs makes this page; change what it is made from. -->\n"
+ACTIONS = {
+    "discrete": "one choice",
+    "multi_discrete": "several choices",
+    "multi_binary": "switches",
+    "box": "numbers",
+    "nested": "Dict and Tuple",
+}
+TEAM = {"multi_discrete": "each agent's choice", "box": "each agent's numbers"}
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(" ".join(str(cell).replace("|", "\\|").split()) for cell in line) + " |" for line in lines) + "\n"
+
+
+# -- algorithms --------------------------------------------------------------------------------------------------------
+
+
+def planned(*words: str) -> Any:
+    """The plan of `rlrun train words...` on a small machine without a GPU. Raises UserError."""
+    from hydra import compose, initialize_config_dir
+
+    from rlrun.config.hydra_plugins import install
+    from rlrun.config.run import type_config
+    from rlrun.config.types import plain
+    from rlrun.machine.machine import Machine
+    from rlrun.runtime.plan import plan
+
+    install()
+    with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
+        values = plain(compose("train", overrides=[*words, "logger=[]"]))
+    return plan(type_config(values), Machine(cores=4, env_step_sec=lambda make_env, count: 1e-3))
+
+
+# What makes algorithms that learn from data learn from an environment, which can be planned without data.
+PLAYING = {name: ["runner=replay"] for name in ("bc", "cql", "discrete_cql", "implicit_q", "td3_bc")} | {
+    "marwil": ["runner=on_policy", "algo.learns_from=experience"]
+}
+
+
+def algorithms() -> str:
+    rows, papers = [], []
+    for name in options("algo"):
+        needs = _planned_somewhere(name).needs
+        core = inner_algorithm(name)
+        source = "recorded data" if runner_of(name) == "offline" else "replay" if needs.replay else "new rows"
+        if needs.population:
+            source = "returns of perturbed policies"
+        kinds = [TEAM.get(kind, ACTIONS[kind]) if needs.joint else ACTIONS[kind] for kind in needs.actions]
+        actions = "those of the algorithm inside" if core else ", ".join(kinds)
+        agents = "a team, together" if needs.joint else "a policy for each" if needs.several else "one policy"
+        rows.append(
+            (
+                f"[`{name}`](#{name})",
+                actions,
+                source,
+                agents,
+                _can(name, "model=lstm", *_with_memory(name)),
+                _can(name, "resources.num_learners=2"),
+                runner_of(name) or runner_of(core or "") or "that of the algorithm inside",
+            )
+        )
+        papers.append(f"### {name}\n\n{_paragraphs(docstring(name))}\n")
+    head = ("algorithm", "actions", "learns from", "agents", "memory (LSTM)", "several learners", "runner")
+    return f"""{MADE}
+# Algorithms
+
+Each algorithm is one file of `rlrun/algos`, which names its paper and what differs from it. `rlrun explain NAME` prints
+that, every option with its comment, and the names that RLlib and the paper have for it.
+
+{table(head, rows)}
+- *one choice* is a Discrete space, *several choices* MultiDiscrete, *switches* MultiBinary, *numbers* a Box. Observations
+  may be vectors, images, numbers of places, and nested Dict and Tuple spaces of these. Text, graphs and sequences of
+  changing length cannot be observed.
+- Algorithms with *one policy* train games with several agents as well: all agents then share it. `algo=multi` gives
+  each agent, or each group, a policy of its own, and [Several agents](multi_agent.md) says more.
+- With `resources=debug` an interrupted run that is resumed from a checkpoint gives the same weights, to the bit, as one
+  that was not interrupted. Runners of several processes restore all of their state, but processes overtake one another.
+- *Several learners* sum their gradients, on GPUs of their own or on the cores of a CPU (`resources.num_learners=2`).
+
+## What each file says
+
+{chr(10).join(papers)}"""
+
+
+def _planned_somewhere(name: str, *words: str) -> Any:
+    """The plan of an algorithm on the first environment that it can learn."""
+    errors = []
+    for env in ("CartPole-v1", "Pendulum-v1", "MultiAgentCartPole-v0"):
+        try:
+            return planned(f"algo={name}", f"env={env}", *PLAYING.get(name, ()), *words)
+        except UserError as error:
+            errors.append(str(error))
+    raise UserError("; ".join(errors))
+
+
+def _with_memory(name: str) -> list[str]:
+    if name == "bc":
+        return ["algo.sequence_length=5", "algo.batch_size=20"]
+    return []
+
+
+def _can(name: str, *words: str) -> str:
+    try:
+        _planned_somewhere(name, *words)
+    except UserError:
+        return ""
+    return "yes"
+
+
+def _paragraphs(text: str) -> str:
+    """A docstring as Markdown: lines that begin with a capitalised label and a colon are paragraphs of their own."""
+    return re.sub(r"\n(?=[A-Z][A-Za-z ]{2,40}: )", "\n\n", text)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def results() -> str:
+    met, missed, waiting = [], [], []
+    for name in options("tuned"):
+        values = yaml.safe_load((ROOT / "tuned" / f"{name}.yaml").read_text())
+        bar, found = values.get("expected"), values.get("measured")
+        if not bar or bar.get("return") is None:
+            continue
+        mark = f"{float(bar['return']):g} within {float(bar['env_steps']):,.0f}"
+        if bar.get("metric") == "greedy":
+            mark += ", greedy"
+        if not found or found.get("return") is None:
+            waiting.append((f"`{name}`", mark, bar.get("source", "")))
+            continue
+        returns, steps, seconds, seeds = (_list(found.get(key)) for key in ("return", "env_steps", "wall_sec", "seeds"))
+        reached = [float(r) >= float(bar["return"]) and float(at) <= 1.01 * float(bar["env_steps"]) for r, at in zip(returns, steps)]
+        row = (
+            f"`{name}`",
+            mark,
+            ", ".join(f"{float(r):g}" for r in returns),
+            ", ".join(f"{float(at):,.0f}" for at in steps),
+            ", ".join(f"{float(sec):,.0f}" for sec in seconds) or "not noted",
+            ", ".join(map(str, seeds)) or "not noted",
+            f"`{found['command']}`" if found.get("command") else "not noted",
+            found.get("machine", "not noted"),
+        )
+        (met if all(reached) else missed).append(row)
+    head = ("tuned file", "bar (return within env steps)", "return", "at env steps", "seconds", "seeds", "command", "machine")
+    return f"""{MADE}
+# Results
+
+A tuned file holds hyperparameters, a bar, and what was measured: `rlrun train tuned=NAME`. A return is that of the full
+game, never clipped. It is the mean of the last 100 training games or, where the bar says greedy, of 100 greedy games on
+seeds that training never used. Env steps are decisions of the agent; in Atari games each is four frames. Other work ran
+beside most of these runs, so that seconds are upper bounds. `rlrun benchmark tuned` measures them again.
+
+RLlib's published tables, with what rlrun measured beside them, are in [TABLES.md](../tuned/results/TABLES.md). The
+defaults of rlrun beside those of other libraries are in [learning.md](learning.md).
+
+## Bars that are met on the seeds named
+
+{table(head, met)}
+## Bars that are not met yet
+
+{table(head, missed)}
+## Tuned files that have not been run to their bar
+
+{table(("tuned file", "bar (return within env steps)", "where the bar is from"), waiting)}
+## Curves
+
+![Pong with IMPALA](../tuned/results/impala_pong.png)
+
+`rlrun train tuned=impala/pong seed=1`; its numbers, with versions and hardware, are in `tuned/results/impala_pong.json`.
+
+![Pong at 42x42](../tuned/results/pong42.png)
+
+`rlrun train tuned=rainbow/pong42 seed=1` and `rlrun train tuned=pqn/pong42 seed=1`, drawn by `rlrun plot` from
+`tuned/results/rainbow_pong42.json` and `tuned/results/pqn_pong42.json`.
+"""
+
+
+def _list(value: Any) -> list:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+# -- speed -------------------------------------------------------------------------------------------------------------
+
+NAMES = {
+    "rlrun": "rlrun",
+    "rllib": "RLlib",
+    "sample_factory": "Sample Factory",
+    "stable_baselines3": "Stable-Baselines3",
+    "cleanrl_style": "a plain loop in one file",
+}
+
+
+def speed() -> str:
+    peers = json.loads((ROOT / "tuned/results/peers_2cores.json").read_text())
+    parts = []
+    for run in peers["runs"]:
+        rows = []
+        for algo, sides in run["results"].items():
+            ours = dict(map(tuple, sides["rlrun"]["rates"]))
+            for side, found in sides.items():
+                rates = dict(map(tuple, found["rates"]))
+                faster = "" if side == "rlrun" else _spread([ours[at] / rates[at] for at in rates if at in ours], ".1f")
+                version = next((f" {v}" for k, v in found["versions"].items() if k not in ("torch", "gymnasium", "rlrun")), "")
+                rows.append((algo, NAMES.get(side, side) + version * (side != "cleanrl_style"), _spread(rates.values(), ",.0f"), faster))
+        head = ("algorithm", "library", "env steps/s on Pong", "rlrun is as many times as fast")
+        note = run.get("note") or f"{peers['machine'].removeprefix('of the first two runs: ')}, {peers['date']}"
+        parts.append(f"`{run['command']}` ({note})\n\n{table(head, rows)}")
+    growth = json.loads((ROOT / "tuned/results/growth_impala_pong_bf16.json").read_text())
+    rows = [
+        (axis, point["label"], f"{point['result']['reached']:,.0f}", f"{point['result']['ratio']:.2f}")
+        for run in growth["runs"]
+        for axis, points in run["axes"].items()
+        for point in points
+    ]
+    return f"""{MADE}
+# Speed
+
+An env step is a decision of the agent, four frames of an Atari game. Machines with two shared cores differ by a tenth
+from one minute to the next, and by a third in bad hours. Therefore libraries take turns in one run, and figures are
+medians with the lowest and the highest in parentheses.
+
+## Beside other libraries
+
+All do the same work. Each library runs with the fastest of its settings on that machine. rlrun computes in bf16 where
+the processor has it, as it does by itself; the others compute in float32, as they do.
+
+{chr(10).join(parts)}
+## Parts and bound
+
+`rlrun benchmark throughput algo=impala env=Pong` measures the parts alone, computes the speed that no arrangement of
+them could exceed on this machine, and shows what training reaches.
+
+## Growth
+
+`rlrun benchmark growth` varies samplers, environments, fragments and the model, one short run for each point. On
+{growth['machine']}:
+
+{table(("axis", "value", "env steps/s", "share of the bound"), rows)}
+![Growth with environments per sampler](../tuned/results/growth_impala_pong_envs.png)
+
+## What is not measured yet
+
+No figure is from a GPU, because none was at hand. `scripts/gpu_check` tests and measures rlrun on a machine with one, in
+under ten minutes.
+"""
+
+
+def _spread(values: Iterable[float], form: str) -> str:
+    values = sorted(values)
+    return f"{statistics.median(values):{form}} ({values[0]:{form}} to {values[-1]:{form}})" if values else "not measured"
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def every_option() -> str:
+    """All files of conf/, each option with its default and its comment."""
+    parts = []
+    groups = {path.relative_to(ROOT / "conf").parts[0] for path in (ROOT / "conf").rglob("*.yaml") if path.parent.name != "conf"}
+    for file in [ROOT / "conf" / "train.yaml", *(f for g in sorted(groups) for f in sorted((ROOT / "conf" / g).rglob("*.yaml")))]:
+        name = file.relative_to(ROOT / "conf").with_suffix("").as_posix()
+        rows = list(_options(file.read_text()))
+        if rows:
+            parts.append(f"## {name}\n\n{table(('option', 'default', 'what it does'), rows)}")
+    return f"""{MADE}
+# Every option
+
+Groups are chosen by `algo=NAME`, `env=NAME`, `runner=NAME`, `replay=NAME`, `model=NAME`, `resources=NAME` and
+`logger=NAME`. Their options are written with the group in front: `algo.lr=1e-3`. A file that names another one under
+`defaults` has the other's options too. `rlrun explain NAME` shows all options of one algorithm together.
+
+{chr(10).join(parts)}"""
+
+
+def _options(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yields (option, default, comment) of a file of options. A comment stands above its option or behind it."""
+    above: list[str] = []
+    inside: list[tuple[int, str]] = []
+    skipped = False
+    for line in text.splitlines():
+        if not line.strip():
+            above = []
+        elif line.lstrip().startswith("#"):
+            above.append(line.strip().lstrip("# "))
+        elif option := re.match(r"( *)([A-Za-z_][\w-]*):(?: +(.*?))?(?: +# (.*))?$", line):
+            depth = len(option[1])
+            skipped = option[2] in ("defaults", "hydra", "by_observation") if not depth else skipped
+            inside = [part for part in inside if part[0] < depth]
+            name = ".".join([*(part[1] for part in inside), option[2]])
+            inside.append((depth, option[2]))
+            comment = " ".join([*above, *([option[4]] if option[4] else [])])
+            above = []
+            if not skipped and (option[3] or comment):
+                yield f"`{name}`", f"`{option[3]}`" if option[3] else "", comment
+
+
+# -- all ---------------------------------------------------------------------------------------------------------------
+
+PAGES = {"algorithms.md": algorithms, "results.md": results, "speed.md": speed, "options.md": every_option}
+
+
+def main() -> int:
+    words = set(sys.argv[1:])
+    if words - {"--check"}:
+        print(__doc__)
+        return 2
+    stale = []
+    for name, make in PAGES.items():
+        text, path = make().rstrip() + "\n", DOCS / name
+        if not path.exists() or path.read_text() != text:
+            stale.append(f"docs/{name}")
+            if "--check" not in words:
+                path.write_text(text)
+    for name in stale:
+        print(f"{name} {'is not what scripts/docs writes' if '--check' in words else 'is written'}")
+    return int("--check" in words and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

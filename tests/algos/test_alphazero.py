@@ -1,0 +1,411 @@
+"""AlphaZero: its losses and labels by hand, simulators against the environments that they stand for, outcomes in the
+replay by their definition, runs as a whole, and what is refused."""
+
+import copy
+import itertools
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from conftest import compose, small
+from test_actor_learner import run_wired
+from test_all import batches, start
+from wired import Wired, checked
+
+from rlrun.cli import _dispatch
+from rlrun.config.run import type_config
+from rlrun.core.errors import UserError
+from rlrun.core.games import STATE, random_returns
+from rlrun.core.schedule import Clock
+from rlrun.envs.boards import ConnectFour, TicTacToe
+from rlrun.envs.puzzles import Knapsack, SparseCartPole, optimum
+from rlrun.policies.planning import GuidedGame
+from rlrun.policies.search import Leaf, search
+
+SPARSE = ["env=CartPoleSparse-v0", "++env.kwargs.max_steps=12"]
+RANKED = [*SPARSE, "algo.ranked.enabled=true", "algo.ranked.games=20", "algo.ranked.initial_games=10"]
+
+
+# -- environments of a user's own ---------------------------------------------------------------------------------------
+
+
+class Copied(gymnasium.Env):
+    """CartPoleSparse as a user of RLlib writes it, whose state is any object."""
+
+    faults = ()
+
+    def __init__(self, max_steps: int = 12):
+        self.rules = SparseCartPole(max_steps)
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "obs": gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32),
+                "action_mask": gymnasium.spaces.Box(0, 1, (2,), np.int8),
+            }
+        )
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def _seen(self):
+        return {"obs": self.rules.observe(self.now)["observation"][0], "action_mask": np.ones(2, np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now, self.count = self.rules.start(self.np_random, 1), 0
+        return self._seen(), {}
+
+    def step(self, action):
+        self.count += 1
+        self.now, reward, over = self.rules.step(self.now, np.array([action]))
+        extra = 0.1 * self.count if "hidden" in self.faults else 0.0
+        return self._seen(), float(reward[0]) + extra, bool(over[0]), False, {}
+
+    def get_state(self):
+        return {"inner": [copy.deepcopy(self.now)]}
+
+    def set_state(self, state):
+        self.now = copy.deepcopy(state["inner"][0])
+        return self._seen()
+
+
+class Forgetful(Copied):
+    """Rewards depend on a counter that set_state() does not restore."""
+
+    faults = ("hidden",)
+
+
+class Unrestorable(Copied):
+    set_state = None
+
+
+for name in ("Copied", "Forgetful", "Unrestorable"):
+    gymnasium.register(f"tests/{name}-v0", entry_point=globals()[name])
+
+
+# -- simulators ---------------------------------------------------------------------------------------------------------
+
+
+def test_sparse_cartpole_moves_as_gymnasiums():
+    theirs, rules = gymnasium.make("CartPole-v1").unwrapped, SparseCartPole(200)
+    obs, _ = theirs.reset(seed=3)
+    state = np.concatenate([theirs.state, [0]])[None]
+    for step in range(200):
+        action = int(obs[2] > 0) if step % 7 else step % 2
+        obs, _, fallen, _, _ = theirs.step(action)
+        state, reward, over = rules.step(state, np.array([action]))
+        np.testing.assert_allclose(rules.observe(state)["observation"][0], obs, rtol=1e-5)
+        assert over[0] == (fallen or step == 199) and reward[0] == (step + 1 if over[0] else 0)
+        if over[0]:
+            break
+    assert step > 20
+
+
+def test_a_board_is_won_by_lines_alone():
+    """Against four_in_a_row by convolutions, and tic-tac-toe's eight lines, in random games."""
+    from rlrun.policies.players import four_in_a_row
+
+    rng, eight = (
+        np.random.default_rng(0),
+        [[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]],
+    )
+    wins = {TicTacToe: 0, ConnectFour: 0}
+    for kind in wins:
+        game = kind()
+        state = game.start(rng, 100)
+        while len(state):
+            legal = game.legal(state)
+            action = (rng.random(legal.shape) * legal).argmax(1)
+            state, reward, over = game.step(state, action)
+            own = game.seen(state, -1)[..., 0]  # of the side that has moved
+            if kind is ConnectFour:
+                won = four_in_a_row(torch.from_numpy(own).float()).numpy()
+                board = own + game.seen(state)[..., 0]
+                assert (np.diff(board, axis=1) >= 0).all(), "pieces lie on each other"
+            else:
+                won = own.reshape(-1, 9)[:, eight].all(-1).any(-1)
+            full = (state[:, :-1] != 0).all(1)
+            assert (reward == won).all() and (over == (won | full)).all()
+            wins[kind] += int(won.sum())
+            state = state[~over]
+    assert all(20 < count <= 100 for count in wins.values())
+
+
+def test_the_knapsack_is_packed_as_said():
+    rng, game = np.random.default_rng(1), Knapsack(8)
+    for state in game.start(rng, 30):
+        weight, value = np.split(state[5:], 2)
+        assert (np.diff(value / weight) <= 1e-12).all() and state[4] == weight.sum() // 2
+        room = int(state[4])
+        best = max(
+            sum(value[list(chosen)])
+            for many in range(9)
+            for chosen in itertools.combinations(range(8), many)
+            if sum(weight[list(chosen)]) <= room
+        )
+        assert optimum(weight.astype(int), value, room) == best <= state[3] + 1e-9
+        reached, now = set(), state[None]
+        todo = [now]
+        while todo:
+            now = todo.pop()
+            for action in (0, 1):
+                after, reward, over = game.step(now, np.array([action]))
+                assert after[0, 1] >= 0
+                (reached.add(float(after[0, 2])) or None) if over[0] else todo.append(after)
+                assert not over[0] or reward[0] == pytest.approx(after[0, 2] / state[3])
+        assert max(reached) == best
+        greedy = state[None]
+        over = np.zeros(1, bool)
+        while not over[0]:
+            greedy, _, over = game.step(greedy, np.array([1]))
+        told = game.results(greedy[0])
+        assert told["of_optimum"] == pytest.approx(told["greedy_of_optimum"]) == pytest.approx(greedy[0, 2] / best)
+
+
+def test_copies_of_an_environment_are_searched_as_its_simulator(typed):
+    """The search of an environment with get_state() and set_state() is that of the same game as a pure function."""
+    _, made, _ = start(typed, "alphazero", "env=tests/Copied-v0", "algo.search.simulations=30")
+    _, pure, _ = start(
+        typed, "alphazero", "env=CartPoleSparse-v0", "++env.kwargs.max_steps=12", "algo.search.simulations=30"
+    )
+    rng = np.random.default_rng(0)
+    copies = made.policy.game.start(rng, 3)
+    states = np.concatenate([_kept(number)["inner"][0] for number in copies[:, 0]])
+    found = []
+    for policy, at in ((made.policy, copies), (pure.policy, states)):
+        root = Leaf(np.log([[0.5, 0.5]] * 3).astype(np.float32), np.zeros(3, np.float32))
+        guide = GuidedGame(policy, rng)
+        guide.evaluate = lambda state: Leaf(np.zeros((len(state), 2), np.float32), np.zeros(len(state), np.float32))
+        found.append(search(policy.cfg, guide, at, root, 1, True))
+    assert (found[0].visits == found[1].visits).all() and (found[0].value == found[1].value).all()
+    made.policy.game.forget()
+    assert not made.policy.game.known(copies).any(), "what is not needed any more is gone"
+
+
+def _kept(number):
+    from rlrun.envs import simulated
+
+    return simulated._KEPT[int(number)].state
+
+
+# -- outcomes -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_drawn_when_their_episode_is_over_with_what_followed(typed):
+    wiring, _, sampler = start(typed, "alphazero", *SPARSE, "algo.search.discount=0.9", "algo.search.simulations=2")
+    replay, rows = wiring.replay(0), []
+    for _ in range(12):
+        (fragment,) = sampler.take(1)
+        replay.add(fragment)
+        rows.append(fragment.batch.clone())
+        sampler.free([fragment])
+        whole = {
+            name: torch.cat([batch[name][: len(batch.valid)] for batch in rows])
+            for name in ("reward", "valid", "terminated")
+        }
+        wanted = {}
+        for b in range(2):
+            begun = 0
+            for t in range(len(whole["valid"])):
+                if not whole["valid"][t, b]:
+                    begun = t + 1
+                elif whole["terminated"][t, b]:
+                    paid = whole["reward"][begun : t + 1, b].double()
+                    for row in range(begun, t + 1):
+                        ahead = sum(float(r) * 0.9**i for i, r in enumerate(paid[row - begun :]))
+                        wanted[b, row] = (ahead, float(paid.sum()))
+        assert replay.starts == len(wanted)
+        if not wanted:
+            continue
+        drawn = replay.sample(200, Clock())
+        for key, ahead, total in zip(
+            drawn.key.tolist(), drawn.return_to_go[0].tolist(), drawn.episode_return[0].tolist(), strict=True
+        ):
+            assert (ahead, total) == pytest.approx(wanted[key % 2, key // 2], rel=1e-5)
+    replay.check_valid()
+    assert replay.starts > 50 and STATE not in replay.sample(2, Clock()).obs
+
+
+def test_two_players_learn_from_their_own_turns_and_what_one_wins_the_other_loses(typed):
+    wiring, _, sampler = start(typed, "alphazero", "env=TicTacToe-v0", "model=mlp")
+    replay = wiring.replay(0)
+    for _ in range(20):
+        (fragment,) = sampler.take(1)
+        batch = fragment.batch
+        mine = batch.obs[STATE][..., -1] > 0
+        assert (mine[:-1] == batch.searched).all() and (mine.view(len(mine), -1, 2).sum(-1) <= 1).all()
+        turn = batch.searched & batch.valid
+        legal = batch.obs.action_mask[:-1].bool()
+        assert legal.gather(-1, batch.action.unsqueeze(-1)).all() and not batch.search_policy[turn][~legal[turn]].any()
+        pair = batch.reward.view(len(batch.reward), -1, 2)
+        assert (pair.sum(-1) == 0).all()
+        replay.add(fragment)
+        sampler.free([fragment])
+    drawn = replay.sample(300, Clock())
+    assert drawn.searched.all() and set(drawn.return_to_go.unique().tolist()) <= {-1.0, 0.0, 1.0}
+    # A full board has as many pieces of the first player as it has turns before the other's.
+    pieces = drawn.obs.observation[0].sum((1, 2))
+    assert ((pieces[:, 0] - pieces[:, 1]) <= 0).all() and ((pieces[:, 1] - pieces[:, 0]) <= 1).all()
+
+
+# -- losses -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_the_papers(typed):
+    wiring, made, sampler = start(typed, "alphazero", *SPARSE, "algo.value_coef=0.5")
+    (batch,) = batches(wiring, sampler, 1)
+    loss, shares, _ = made.loss(batch)
+    guess = made.policy.guess(batch.obs[:1])
+    want = 0.0
+    for b in range(20):
+        z, v = batch.return_to_go[0, b], guess.value[0, b]
+        cross = -sum(batch.search_policy[0, b, a] * guess.log_probs[0, b, a] for a in range(2))
+        want = want + (cross + 0.5 * (z - v) ** 2) / 20
+    torch.testing.assert_close(loss, want)
+    assert float(shares["kl"]) >= 0 and guess.value.abs().max() < 1e3
+
+
+def test_ranked_rewards_judge_by_the_last_returns(typed):
+    wiring, made, sampler = start(typed, "alphazero", *RANKED)
+    policy = made.policy
+    assert int(policy.ranked_count) == 10
+    policy._add_returns(np.arange(40.0))  # the last 20 are 20 .. 39
+    assert policy.ranked_threshold == np.quantile(np.arange(20.0, 40.0), 0.75) == 34.25
+    (batch,) = batches(wiring, sampler, 1)
+    batch = batch.replace(episode_return=torch.linspace(30, 40, 20)[None])
+    z, _ = made.outcome(batch)
+    assert (z == torch.where(batch.episode_return > 34.25, 1.0, -1.0)).all()
+    policy._add_returns(np.full(20, 7.0))  # all are equal
+    labels = torch.cat([made.outcome(batch.replace(episode_return=torch.full((1, 20), 7.0)))[0] for _ in range(50)])
+    assert abs(float(labels.mean())) < 0.12 and set(labels.unique().tolist()) == {-1.0, 1.0}
+    guide = GuidedGame(policy, np.random.default_rng(0))
+    drawn = guide.labels(np.full(1000, 7.0))
+    assert abs(drawn.mean()) < 0.12 and (guide.labels(np.array([6.9, 7.1])) == [-1, 1]).all()
+    state = policy.game.start(np.random.default_rng(0), 2)
+    state[:, 4] = [11, 5]  # the first ends with the next step, with the return 12
+    _, reward, over = guide.step(state, np.array([0, 1]))
+    assert reward.tolist() == [1.0, 0.0] and over.tolist() == [True, False]
+    _, won, _ = start(typed, "alphazero", *RANKED, "algo.ranked.ties=won")
+    won.policy._add_returns(np.full(20, 7.0))
+    assert (won.outcome(batch.replace(episode_return=torch.full((1, 20), 7.0)))[0] == 1).all()
+
+
+def test_the_returns_of_episodes_reach_the_ranks_through_moments(typed):
+    _, made, sampler = start(typed, "alphazero", *RANKED)
+    ended = []
+    for _ in range(8):
+        (fragment,) = sampler.take(1)
+        ended += [episode.ret for episode in fragment.header.episodes]
+        made.absorb_rows([made.policy.moments(fragment.batch)])
+        sampler.free([fragment])
+    count = int(made.policy.ranked_count) - 10
+    held = made.policy.ranked_returns.tolist()
+    assert len(ended) <= count <= len(ended) + 2 and set(ended) <= {held[(10 + i) % 20] for i in range(count)}
+
+
+def test_random_games_have_the_returns_of_random_play():
+    returns = random_returns(SparseCartPole(500), np.random.default_rng(0), 400)
+    assert 20 < returns.mean() < 25
+    first = random_returns(TicTacToe(), np.random.default_rng(0), 4000)
+    assert first.mean() == pytest.approx(0.585 - 0.288, abs=0.04)  # known shares of won and lost random games
+
+
+# -- acting and runs ----------------------------------------------------------------------------------------------------
+
+
+def test_greedy_play_is_the_same_every_time_and_training_explores(typed):
+    _, made, _ = start(
+        typed, "alphazero", "env=TicTacToe-v0", "model=mlp", "algo.search.simulations=20", "algo.temperature_moves=2"
+    )
+    policy, env = made.policy, None
+    wiring = Wired(typed(*small("alphazero", "tiny"), "env=TicTacToe-v0", "model=mlp", "resources=debug", "logger=[]"))
+    env = wiring.plan.make_env()(0, 4)
+    from rlrun.samplers.evaluator import to_torch
+
+    obs, first = to_torch(env.reset(0)), torch.ones(8, dtype=torch.bool)
+
+    def act(mode, seed, state=None):
+        state = policy.initial_state(8) if state is None else state
+        return policy.act(obs, first, state, Clock(), mode, torch.Generator().manual_seed(seed), ("log_prob",))
+
+    assert all(torch.equal(act("greedy", 0).action, act("greedy", seed).action) for seed in range(1, 4))
+    assert len({tuple(act("explore", seed).action.tolist()) for seed in range(8)}) > 1
+    late = policy.initial_state(8).replace(moves=torch.full((8,), 2))
+    first = torch.zeros(8, dtype=torch.bool)
+    sure = act("explore", 5, late)
+    assert (sure.record.log_prob == 0).all() and (sure.state["moves"] == 3).all()
+    assert (act("explore", 5).record.log_prob[::2] < 0).all()
+
+
+def test_a_run_of_two_players_evaluates_against_all_kinds_of_players(tmp_path, capsys):
+    run = tmp_path / "run"
+    words = [
+        "tuned=alphazero/tic_tac_toe",
+        "env_steps=300",
+        "algo.learning_starts=100",
+        "algo.search.simulations=4",
+        "logger=[]",
+        "resources=debug",
+        f"run_dir={run}",
+    ]
+    assert _dispatch(["train", *words]) == 0
+    assert (
+        _dispatch(
+            [
+                "train",
+                *words[:-2],
+                "algo.search.root=gumbel",
+                "algo.temperature_moves=null",
+                "resources=debug",
+                f"run_dir={run}2",
+            ]
+        )
+        == 0
+    )
+    for player in ("random", "Minimax1", "PlainMCTS", f"{run}2"):
+        word = player if player == "random" or "/" in player else f"rlrun.policies.players:{player}"
+        assert _dispatch(["evaluate", str(run), f"opponent={word}", "episodes=2"]) == 0
+        assert "won" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [SPARSE, RANKED, ["env=tests/Copied-v0"], ["env=Knapsack-v0", "algo.search.root=gumbel"]]
+)
+def test_a_run_learns_from_its_games(typed, tmp_path, words):
+    _, job, rows = run_wired(
+        Wired(
+            typed(
+                *small("alphazero", "tiny"),
+                *words,
+                "env_steps=200",
+                "resources=debug",
+                "logger=[]",
+                "log_every_sec=0.01",
+            )
+        ),
+        tmp_path,
+    )
+    learnt = [row for row in rows if row.get("learn/kl") is not None][-1]
+    assert job.status == "COMPLETED"
+    assert all(np.isfinite(learnt[f"learn/{name}"]) for name in ("policy_loss", "value_loss", "kl"))
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["env=CartPole-v1"], "has no get_state and no set_state"),
+        (["env=tests/Unrestorable-v0"], "has no set_state"),
+        (["env=tests/Forgetful-v0"], "does not restore what get_state"),
+        (["env=TicTacToe-v0", "algo.ranked.enabled=true"], "has two players"),
+        (["env=MultiAgentCartPole-v0"], "has no simulator"),
+        (["env=CartPoleSparse-v0", "env.stack=2"], "env.stack changes what is seen"),
+        (["env=CartPoleSparse-v0", "model=lstm"], "a search guesses from single states"),
+        (["env=CartPoleSparse-v0", "replay=prioritized"], "writes no priorities"),
+        (["env=CartPoleSparse-v0", "runner=offline", "data.path=/nowhere"], "learns from games that it plays itself"),
+        (["env=tests/Copied-v0", "resources.inference=batched"], "copies"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(words, said):
+    with pytest.raises(UserError, match=said):
+        checked(type_config(compose("algo=alphazero", "resources.device=cpu", "logger=[]", *words)))
