@@ -109,10 +109,13 @@ that, every option with its comment, and the names that RLlib and the paper have
 {chr(10).join(papers)}"""
 
 
+SLATES = "rlrun/InterestEvolution-v0"
+
+
 def _planned_somewhere(name: str, *words: str) -> Any:
     """The plan of an algorithm on the first environment that it can learn."""
     errors = []
-    for env in ("CartPole-v1", "Pendulum-v1", "MultiAgentCartPole-v0"):
+    for env in ("CartPole-v1", "Pendulum-v1", "MultiAgentCartPole-v0", "PendulumMass-v0", "TicTacToe-v0", SLATES):
         try:
             return planned(f"algo={name}", f"env={env}", *PLAYING.get(name, ()), *words)
         except UserError as error:
