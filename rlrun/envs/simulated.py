@@ -16,7 +16,8 @@ from rlrun.core.errors import UserError, told
 from rlrun.core.games import BEHIND, STATE, GameSpec, Moved, Simulator
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs import gym
-from rlrun.envs.agents import AgentsConfig, AgentsEnv, TurnsGame, make_game
+from rlrun.envs.agent_games import AgentsConfig, TurnsGame, make_game
+from rlrun.envs.agents import AgentsEnv
 from rlrun.envs.gym import GymConfig, GymEnv
 
 MAKER = f"{__name__}:simulator_of"

@@ -112,7 +112,7 @@ that, every option with its comment, and the names that RLlib and the paper have
 def _planned_somewhere(name: str, *words: str) -> Any:
     """The plan of an algorithm on the first environment that it can learn."""
     errors = []
-    for env in ("CartPole-v1", "Pendulum-v1", "MultiAgentCartPole-v0"):
+    for env in ("CartPole-v1", "Pendulum-v1", "MultiAgentCartPole-v0", "CartPoleSparse-v0"):
         try:
             return planned(f"algo={name}", f"env={env}", *PLAYING.get(name, ()), *words)
         except UserError as error:
