@@ -17,12 +17,15 @@ SEVERAL = [algo for algo, needs in EVERY.items() if needs.several]  # learn seve
 SEARCHING = [algo for algo, needs in EVERY.items() if needs.simulator]  # need an environment with a simulator
 # Of the joint ones those that choose by action values.
 JOINT_VALUES = [algo for algo in JOINT if "box" not in EVERY[algo].actions]
-NEEDS = {
-    algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL + SEARCHING
-}  # learn one policy of one agent
+# Imagine the rows that they learn from, for which the environment must be a known one; tests/algos/test_mbmpo.py.
+IMAGINING = ["mbmpo"]
+# Learn one policy of one agent.
+NEEDS = {algo: needs for algo, needs in EVERY.items() if algo not in JOINT + SEVERAL + SEARCHING + IMAGINING}
 DREAMING = ["dreamer", "dreamerv3"]  # learn in dreams, which have no action masks
+SLATES = ["slateq"]  # answer with slates of candidates that they are shown
 IMITATING = ["bc", "marwil"]  # learn the actions of data, and do not explore
 REPLAYING = [algo for algo, needs in NEEDS.items() if needs.replay is not None and algo not in IMITATING]
+BANDITS = ["lin_ucb", "lin_ts", "neural_linear"]  # learn rewards alone, and not what follows a row
 EVOLVING = [algo for algo, needs in NEEDS.items() if needs.population is not None]  # learn from returns, not from rows
 ROWS = [algo for algo in NEEDS if algo not in EVOLVING]
 EXPLORING = [algo for algo in ROWS if algo not in IMITATING]
@@ -30,7 +33,8 @@ EXPLORING = [algo for algo in ROWS if algo not in IMITATING]
 FRESH = [algo for algo in ROWS if NEEDS[algo].replay is None or algo == "marwil"]
 DISCRETE = [algo for algo in ROWS if "discrete" in NEEDS[algo].actions]
 BOX = [algo for algo in ROWS if "box" in NEEDS[algo].actions]
-ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions]
+ADAPTING = [algo for algo, needs in NEEDS.items() if needs.tasks is not None]  # adapt to tasks, without a memory
+ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions and algo not in ADAPTING]
 # Actor and critics, learnt from a replay.
 ACTORS = [algo for algo in REPLAYING if "box" in NEEDS[algo].actions and algo not in DREAMING]
 SAMPLING = ["sac", "tqc", "cql", "implicit_q"]  # of them those whose policy is a distribution
@@ -45,10 +49,16 @@ def fits(algo: str, case: str) -> bool:
         return algo in SEARCHING and case == "simulator"
     if algo in JOINT:
         return case == "agents" or (case == "agents' numbers" and algo not in JOINT_VALUES)
+    if case == "slates" or algo in SLATES:
+        return case == "slates" and algo in SLATES
+    if algo in IMAGINING:
+        return False
     if case in ("discrete", "masked"):
         return algo in DISCRETE and not (case == "masked" and algo in DREAMING)
     if case.startswith("agents"):
         return False
+    if algo in ADAPTING:
+        return case in ("box", "every space")
     return (
         algo in ANY_ACTION
         or (case == "lstm" and algo in MEMORY)
@@ -69,4 +79,6 @@ def simple(algo: str) -> str:
         return "MultiAgentCartPole-v0"
     if algo in SEARCHING:
         return "CartPoleSparse-v0"
+    if algo in SLATES:
+        return "rlrun/InterestExploration-v0"  # no two candidates are alike
     return "CartPole-v1" if algo in DISCRETE else "Pendulum-v1"

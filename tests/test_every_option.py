@@ -22,7 +22,7 @@ import gymnasium
 import pytest
 import torch
 from conftest import compose, small
-from families import DISCRETE, EVOLVING, IMITATING, JOINT, SEARCHING, SEVERAL
+from families import DISCRETE, EVOLVING, IMITATING, JOINT, SEARCHING, SEVERAL, SLATES
 
 import rlrun
 from rlrun.cli import _dispatch
@@ -64,6 +64,7 @@ CHOICES = ("name", "family", "inner", "expected", "measured", "runner.name", "re
 ELSEWHERE = ("replay.device", "queue_timeout_sec", "num_shards", "max_weight_sync_delay", "learns_from")
 # Other values for options whose type does not say them, or where others would change nothing so soon.
 VALUES = {
+    "items": ["items"], "algo.click": ["again"], "algo.candidates": ["others"], "algo.slates": ["top_k", "greedy"], "initial_pulls": [7, 0], "noise_shape": [600.0], "noise_scale": [600.0], "memory": [24],
     "policies": [{"a": ["agent_1"], "b": ["agent_*"]}], "fixed": [{"agent_1": "random"}], "algo.options": [{"agent_1": {"lr": 0.1}}],
     "encoder": ["test_every_option:Wide"], "encoder_kwargs": [{"width": 5}], "action_embedding": ["avail_actions"], "n_step": [2, 1], "target_update_interval": [1, 2],
     "policy_delay": [1, 3], "lr_kl_bounds": [[1e-2, 1.0]], "lr_kl_target": [1e-9], "stop_kl": [1e-9], "target_tau": [0.5], "discount": [0.5], "epsilon_min": [0.5],
@@ -75,11 +76,12 @@ VALUES = {
     "target_noise_clip": [0.01], "target_entropy": [-5.0], "lambda_": [0.5], "eval_share": [0.9], "eval_epsilon": [1.0], "frame_skip": [2],
     "action_distribution": ["beta", "squashed_gaussian"], "value_head": ["test_every_option:Last"], "q_head": ["test_every_option:Last"], "conv_filters": [[[4, 4, 2]]],
     "exploration.kind": ["random", "test_every_option:Lazy"], "exploration.kwargs": [{"greedy": True}], "exploration.temperature": [1e-3], "stack": [2],
-    "model.size": ["size12m"], "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
+    "model.size": ["size12m"], "dynamics.patience": [0.0], "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
     "max_depth": [1], "puct_base": [1.0], "min_depth": [1, 2], "considered": [1], "value_scale": [10.0, 1e-3], "visit_offset": [0.0, 1e4], "temperature_moves": [1], "eval_simulations": [0], "initial_games": [0], "search.normalize": ["none"],
 }  # fmt: skip
 # Words without which an option cannot show what it does.
 CONTEXT = {
+    "items": ["env=rlrun/ParametricItems-v0", "algo.initial_pulls=0"], "algo.slates": ["algo.exploration.epsilon=0.1"], "products": ["env=tests/Displays-v0", "algo.items=candidates"],
     "replay_slots": ["runner.replay_slots=1"], "replay_proportion": ["runner.replay_slots=2"], "advantage_bootstrap": ["algo.lambda_=0.5"], "value_lr": ["model.share_value=false"],
     "random_steps": ["algo.exploration.epsilon=0.1"], "target_tau": ["algo.target_update_interval=1"], "double": ["algo.lr=0.3", "algo.replay_ratio=2"], "exploration.kind": ["algo.exploration.epsilon=0.1", "algo.exploration.scale_min=null"], "return_processing": ["env=Pendulum-v1", "env.max_episode_steps=20"],
     "action_distribution": ["env=Pendulum-v1"], "exploration.kwargs": ["algo.exploration.kind=test_every_option:Lazy"], "use_critic": ["algo.vtrace=false"],
@@ -87,7 +89,7 @@ CONTEXT = {
     "model.size": ["model.units=null"], "model.depth": ["++env.kwargs.side=64"], "model.conv_activation": ["++env.kwargs.side=64"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
     "eval_simulations": ["env=Knapsack-v0"], "min_depth": ["env=Knapsack-v0", "algo.search.puct=0.01", "algo.lr=0.1"], "unvisited": ["env=TicTacToe-v0", "model=mlp", "algo.search.puct=0.3", "algo.lr=0.1"],
-    "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
+    "sample_tasks": ["env=PendulumMass-v0"], "dynamics.patience": ["algo.dynamics.max_epochs=20", "algo.dynamics.lr=0.1"], "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.
 WRAPPED = {
@@ -124,6 +126,7 @@ SET = {
     "use_critic": True,
     "share": True,
     "min_q_weight": 0.5,
+    "items": "candidates",
     "lagrangian": True,
     "beta": 0.5,
 }
@@ -142,6 +145,7 @@ HOLDS = {
     kinds.OWN_ENCODERS: ["model.encoder=test_every_option:Wide"], kinds.ACTION_PARTS: ["env=rlrun/EverySpace-v0"],
     kinds.SAMPLERS: [], kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],
     kinds.NORMALIZED: ["model.hidden=[8]"], kinds.DRAWN: ["algo.actor.hidden=[4]"],
+    kinds.SLATES: ["env=tests/Displays-v0", "algo.items=candidates", "algo.initial_pulls=0"],
     kinds.EXPERIENCE: [],  # the words of tests/small/ have runners that gather it
 }  # fmt: skip
 
@@ -233,6 +237,35 @@ class Pixels(gymnasium.Env):
 
 
 gymnasium.register("tests/Pixels-v0", entry_point=Pixels)
+
+
+class Displays(gymnasium.Env):
+    """Shows two sets of candidates, of which a slate of two may be made, and what was chosen last of both."""
+
+    def __init__(self):
+        spaces = gymnasium.spaces
+        items = {name: spaces.Box(-1.0, 1.0, (4, 3), "float32") for name in ("candidates", "others")}
+        clicks = {name: spaces.Discrete(3) for name in ("click", "again")}
+        self.observation_space = spaces.Dict({**items, **clicks, "user": spaces.Box(-1.0, 1.0, (3,), "float32")})
+        self.action_space = spaces.MultiDiscrete([4, 4])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 9
+        return self.shown(), {}
+
+    def shown(self):
+        drawn = self.np_random.uniform
+        numbers = {name: drawn(-1, 1, (4, 3)).astype("float32") for name in ("candidates", "others")}
+        places = {name: int(self.np_random.integers(3)) for name in ("click", "again")}
+        return {**numbers, **places, "user": drawn(-1, 1, 3).astype("float32")}
+
+    def step(self, action):
+        self.left -= 1
+        return self.shown(), float(action[0]), self.left == 0, False, {}
+
+
+gymnasium.register("tests/Displays-v0", entry_point=Displays)
 
 
 class Option(typing.NamedTuple):
@@ -407,7 +440,7 @@ def value_in(values: dict, path: str):
 # -- one option --------------------------------------------------------------------------------------------------------
 
 
-BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING + JOINT + SEVERAL + SEARCHING]
+BOX_ONLY = [algo for algo in options("algo") if algo not in DISCRETE + EVOLVING + JOINT + SEVERAL + SEARCHING + SLATES]
 
 
 def env_of(algo: str) -> str:
@@ -415,6 +448,8 @@ def env_of(algo: str) -> str:
         return "MultiAgentCartPole-v0"
     if algo in SEARCHING:
         return "CartPoleSparse-v0"
+    if algo in SLATES:
+        return "tests/Displays-v0"
     return "CartPole-v1" if algo in DISCRETE or algo in EVOLVING else "Pendulum-v1"
 
 

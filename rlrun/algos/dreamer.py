@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, FromReplay, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor, OnlyWith
 from rlrun.core.open_loop import OpenLoop
@@ -37,6 +37,7 @@ from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, Range, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import Box, EnvSpec
+from rlrun.families.dreaming import needs_of_sequences
 from rlrun.families.off_policy import step_metrics
 from rlrun.models.gaussian_world_model import Belief, GaussianDecoder, dense
 from rlrun.models.model import Model
@@ -86,25 +87,7 @@ class Dreamer(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        sequences = FromReplay(
-            fragment_length=cfg.fragment_length,
-            num_envs=cfg.num_envs,
-            learning_starts=cfg.learning_starts,
-            ratio=cfg.train_ratio,
-            rows_from=cfg.batch_length,
-            rows_learnt=cfg.batch_length,
-            obs="all",
-            sequences=True,
-            priorities=False,
-        )
-        return Needs(
-            rows=cfg.batch_length,
-            columns=cfg.batch_size,
-            core_every=1,
-            actions=("discrete", "box"),
-            low_precision=True,
-            replay=sequences,
-        )
+        return needs_of_sequences(cfg, cfg.batch_length, cfg.batch_length, ("discrete", "box"))
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> GaussianDreamerPolicy:

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, FromReplay, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor
 from rlrun.core.open_loop import OpenLoop
@@ -36,9 +36,10 @@ from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Range, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import Box, EnvSpec
+from rlrun.families.dreaming import needs_of_sequences
 from rlrun.models.model import Model
 from rlrun.models.observations import WorldDecoder, rows_of
-from rlrun.models.world_model import Head, State
+from rlrun.models.world_model import Head, State, side_by_side
 from rlrun.ops.percentiles import ReturnRange
 from rlrun.ops.returns import bootstrapped_returns
 from rlrun.ops.symlog import expected, symexp_bins, two_hot_loss
@@ -84,6 +85,7 @@ class Config(ActingConfig):
     replay_context: Annotated[int, Count]
     train_ratio: Annotated[float, Positive, OnlyFor(PACED), OnlyFor(EXPERIENCE)]
     learning_starts: Annotated[int, OnlyFor(EXPERIENCE)]
+    online_queue: Annotated[bool, OnlyFor(EXPERIENCE)]
     imag_length: Annotated[int, Count]
     horizon: Annotated[float, Range(1)]
     contdisc: bool
@@ -122,25 +124,8 @@ class DreamerV3(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        sequences = FromReplay(
-            fragment_length=cfg.fragment_length,
-            num_envs=cfg.num_envs,
-            learning_starts=cfg.learning_starts,
-            ratio=cfg.train_ratio,
-            rows_from=cfg.rows,
-            rows_learnt=cfg.batch_length,
-            obs="all",
-            sequences=True,
-            priorities=False,
-        )
-        return Needs(
-            rows=cfg.rows,
-            columns=cfg.batch_size,
-            actions=("discrete", "multi_discrete", "multi_binary", "box"),
-            core_every=1,
-            low_precision=True,
-            replay=sequences,
-        )
+        actions = ("discrete", "multi_discrete", "multi_binary", "box")
+        return needs_of_sequences(cfg, cfg.rows, cfg.batch_length, actions, new_first=cfg.online_queue)
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DreamerPolicy:
@@ -272,7 +257,7 @@ class DreamerV3(Algorithm):
             parts.append(seen)
         last = State(*(part[-1] for part in parts[-1]))
         dreamt, _ = rssm.imagine(last, lambda _, step: actions[context - 1 + step], uniform[context:])
-        parts += [State(*(part.unsqueeze(0) for part in state)) for state in dreamt[1:]]
+        parts.append(State.of(dreamt[1:].float(), rssm.deter))
         states = State(*(torch.cat(every) for every in zip(*parts, strict=True)))  # [T + 1, B, ...]
         flat, true = State(*(part.flatten(0, 1) for part in states)), rows_of(batch.obs.observation)
         go_on = in_pieces(self.continues, states.features[1:]).squeeze(-1).sigmoid()
@@ -314,24 +299,17 @@ class DreamerV3(Algorithm):
 
         draw = self.ctx.randn if isinstance(self.spec.action, Box) else self.ctx.rand
         noise, uniform = by_step(draw((*shape, actor.size))), by_step(self.ctx.rand((*shape, rssm.stoch)))
-        seen: list[Tensor] = []
-
-        def act(state: State, t: int) -> Tensor:
-            seen.append(state.features.to(self.policy.compute))
-            return actor.chosen(seen[-1], noise[t])
-
-        states, actions = rssm.imagine(start, act, uniform)
-        features = torch.stack((*seen, states[-1].features.to(self.policy.compute)))  # [H + 1, N, F]
+        # Features [H + 1, N, F] and actions [H, N, A].
+        features, actions = rssm.imagine(start, lambda seen, t: actor.chosen(seen, noise[t]), uniform)
         logits = self.value(features[:-1])  # [H, N, bins]
         with torch.no_grad():
-            reward = self.predicted(self.reward, features[1:])  # [H, N], those that come with states 1 to H
-            go_on = in_pieces(self.continues, features).squeeze(-1).sigmoid()  # [H + 1, N], discount included
+            reward, go_on, slow = in_pieces(self.judged, features).unbind(-1)  # [H + 1, N]; of going on with discount
             if not cfg.contdisc:
                 go_on = go_on * cfg.discount
             value = torch.cat((in_pieces(self.mean_of, logits), self.predicted(self.value, features[-1:])))
-            slow = self.predicted(self.slow_value, features if cfg.slow_target else features[:-1])
             base = slow if cfg.slow_target else value
-            returns = bootstrapped_returns(reward, go_on[1:], base[1:], cfg.lambda_)
+            # Rewards that come with the states 1 to H.
+            returns = bootstrapped_returns(reward[1:], go_on[1:], base[1:], cfg.lambda_)
             # The first factor is that of the root, so that dreams that begin at an end weigh almost nothing.
             weight = go_on[:-1].cumprod(0) / (1.0 if cfg.contdisc else cfg.discount)
             scale = self.returns.follow(self.of_all(returns.flatten()))
@@ -345,11 +323,16 @@ class DreamerV3(Algorithm):
             "advantage_abs": advantage.abs(),
             "return_mean": returns,
             "value_mean": value,
-            "reward_mean": reward,
+            "reward_mean": reward[1:],
             "continue_mean": go_on,
         }
         losses = {"policy": -(weight * gain).mean(0), "value": (weight * critic).mean(0)}
         return losses, returns[0], {name: each.mean(0) for name, each in told.items()}
+
+    def judged(self, features: Tensor) -> Tensor:
+        """Reward, probability of going on and slow value [..., 3] for features [..., F]."""
+        reward, go_on, slow = side_by_side((self.reward, self.continues, self.slow_value), features)
+        return torch.stack((self.mean_of(reward), go_on.squeeze(-1).sigmoid(), self.mean_of(slow)), -1)
 
     def mean_of(self, logits: Tensor) -> Tensor:
         return expected(logits, self.bins)

@@ -135,8 +135,10 @@ def time_unit(largest: float) -> tuple[float, str]:
     return (3600.0, "hours") if largest >= 2 * 3600 else (60.0, "minutes") if largest >= 120 else (1.0, "seconds")
 
 
-def learning_curves(steps: Sequence[Group], times: Sequence[Group], metric: str, title: str) -> Any:
-    """Draws the same runs side by side, against env steps and against wall time."""
+def learning_curves(
+    steps: Sequence[Group], times: Sequence[Group], metric: str, title: str, logarithmic: bool = False
+) -> Any:
+    """Draws the same runs side by side, against env steps and against wall time. logarithmic: the metric's axis is."""
     made, axes = figure(10.0, 3.6, ncols=2, sharey=True)
     scale, name = unit(max((curve.x[-1] for group in steps for curve in group.curves if len(curve.x)), default=1.0))
     draw(axes[0], steps, f"env steps, {name}".rstrip(", "), scale)
@@ -145,6 +147,8 @@ def learning_curves(steps: Sequence[Group], times: Sequence[Group], metric: str,
     )
     draw(axes[1], times, f"wall time, {name}", scale)
     axes[0].set_ylabel(metric)
+    if logarithmic:
+        axes[0].set_yscale("log")
     axes[0].legend(frameon=False, fontsize=8)
     made.suptitle(title, fontsize=10, x=0.01, ha="left")
     made.tight_layout()

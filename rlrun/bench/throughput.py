@@ -22,47 +22,27 @@ import os
 import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from rlrun.bench.parts import PartsOfEvolution, PartsOfRows
 from rlrun.config.run import Typed
-from rlrun.core.batch import Batch, allocate
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.duties import CheckpointConfig, EvalConfig, LogConfig, StopConfig
-from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
 from rlrun.core.estimates import NO_ESTIMATES
 from rlrun.core.run import Run
-from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
-from rlrun.core.specs import random_actions
-from rlrun.core.timing import Timers
-from rlrun.dataflow.reuse import Gatherer
-from rlrun.dataflow.slots import Fragment, Header
 from rlrun.machine.machine import cores, measured
 from rlrun.machine.memory import keep_freed
 from rlrun.machine.resources import Resources
-from rlrun.replay.buffer import Replay
-from rlrun.replay.grouped import GroupedReplay
-from rlrun.runners import actor_learner
-from rlrun.runners.evolution import gathered
 from rlrun.runtime.build import LearnerParts, build, train
 from rlrun.runtime.plan import plan
 from rlrun.runtime.rundir import command_line, hardware, versions
-from rlrun.samplers.acting import ActingCopy
-from rlrun.samplers.collector import Collector, act_row
-from rlrun.samplers.evaluator import to_torch
-from rlrun.samplers.population import Order, Player
 
-PART_SEC = 1.0
-DIFFERENT = 8  # different fragments in a large train batch; more are repeats of these
-REPLAYED = 2000  # rows in the replay with which the parts are measured, but at least 8 fragments
-LATE = Clock(2**40)  # a time when exploration schedules have ended
 WARM_SHARE = 0.25  # share of the learning time that is not counted, because the run warms up
 FILL_SEC = 600.0  # the longest time that a replay may take to fill before learning begins
 
@@ -72,9 +52,9 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     keep_freed()
     parts = build(plan(config, measured()))
     torch.set_num_threads(1)
-    each = _Parts(parts) if parts.needs.population is None else _PartsOfEvolution(parts)
+    each = PartsOfRows(parts) if parts.needs.population is None else PartsOfEvolution(parts)
     before = each.measure()
-    reached, memory, lag, shares, spent = _train(parts, seconds)
+    reached, updates, memory, lag, shares, spent = _train(parts, seconds)
     parts.threads.take(1)
     after = each.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
@@ -89,6 +69,7 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
         "bound": bound,
         "reached": reached,
         "ratio": reached / bound,
+        "updates": {"learning": fastest / each.steps, "bound": bound / each.steps, "reached": updates},
         "parts": rates,
         "learning_alone": alone,
         "of_learning_alone": reached / fastest,
@@ -127,237 +108,6 @@ def bound_of(made: Resources, rates: dict[str, float], used: int) -> float:
     return used / sum(1.0 / rate for rate in rates.values())
 
 
-class _Parts:
-    def __init__(self, parts: LearnerParts):
-        self.parts, made = parts, parts.resources
-        self.env = parts.plan.make_env()(0, made.envs_per_group)
-        self.columns = self.env.count
-        self.policy = parts.policy_factory(acting=True)()
-        self.rng = parts.seeds.generator("policy", 0, device=str(made.device) if made.inference == "batched" else "cpu")
-        layout = parts.plan.fragment
-        self.on_gpu = made.device.type == "cuda"
-        self.out = allocate(layout, pin=self.on_gpu)  # pinned, as a run's fragments are
-        self.algorithm = parts.algorithm()
-        self.products = parts.products
-        collector = Collector(
-            self.env, parts.seeds.generator("policy", 0), parts.needs.record, parts.needs.core_every, 0, 0, 0
-        )
-        acting = parts.policy_factory(acting=True)()
-        fragments = []
-        self.replay: Replay | GroupedReplay | None = None
-        needed = parts.needs.columns // self.columns
-        for number in range(
-            max(8, REPLAYED // (parts.plan.fragment_rows * self.columns))
-            if parts.needs.replay is not None
-            else min(needed, DIFFERENT)
-        ):
-            batch = allocate(layout, pin=self.on_gpu)
-            header = collector.collect(batch, acting, 1, Clock(), 0)
-            if parts.needs.replay is not None:
-                self.replay = self.replay or parts.replay(0)
-                for block in range(self.replay.blocks):  # every producer stores the same rows
-                    self.replay.add(Fragment(header._replace(worker=block), batch))
-            if number < 64:
-                fragments.append(batch)
-        self.obs = collector.columns.obs
-        self.fragments = (
-            fragments if parts.needs.replay is not None else [fragments[i % len(fragments)] for i in range(needed)]
-        )
-        self.batch: Batch | None = None
-        self.out.copy_(fragments[0])
-
-    def measure(self) -> dict[str, list[float]]:
-        """Three measurements of each part, in env steps/s."""
-        rows = self.parts.plan.fragment_rows
-        rng = np.random.default_rng(0)
-        spec = self.parts.spec
-        masked = "action_mask" in spec.obs
-        # Actions are drawn beforehand, because drawing them is not part of the environment's work.
-        actions = [random_actions(spec, self.obs, self.columns, rng) for _ in range(64)]
-        count = 0
-
-        def env() -> int:
-            nonlocal count
-            count += 1
-            self.obs = self.env.step(
-                random_actions(spec, self.obs, self.columns, rng) if masked else actions[count % 64]
-            ).obs
-            return self.columns
-
-        inference = self._together(rows) if self.parts.resources.inference == "batched" else self._alone(rows)
-        asked, replay = self.parts.needs.replay, self.replay
-        if asked is not None and replay is not None:
-            steps = self.parts.needs.columns * asked.rows_learnt / asked.ratio  # env steps that one update stands for
-            drawn = replay.sample(self.parts.needs.columns, Clock()).to(self.parts.resources.device)
-            headers = dict.fromkeys(range(replay.blocks), 0)
-
-            def from_replay() -> float:
-                with self.products:
-                    writes = self.algorithm.update(drawn, Clock()).writes
-                if self.on_gpu:
-                    torch.cuda.synchronize()
-                self.writes: dict[str, Any] = writes or {}
-                return steps
-
-            def storing() -> float:
-                batch = replay.sample(self.parts.needs.columns, Clock())
-                if self.writes:
-                    replay.write(batch.key, **self.writes)
-                self.owed += steps
-                while self.owed >= rows * self.columns:
-                    self.owed -= rows * self.columns
-                    self.count += 1
-                    block = self.count % replay.blocks
-                    headers[block] += 1
-                    fragment = self.fragments[headers[block] % len(self.fragments)]
-                    first = replay.next_row[block]
-                    assert first is not None
-                    replay.add(Fragment(Header(block, 0, first, 0, 0, 0, (), (0.0, 0.0)), fragment))
-                return steps
-
-            self.writes = {}
-            self.owed, self.count = 0.0, 0
-            four = (("env", env), ("inference", inference), ("learning", from_replay), ("replay", storing))
-            return {name: [_rate(call) for _ in range(3)] for name, call in four} | self._threaded(from_replay)
-
-        gathers = Gatherer(self.parts.resources.device, Timers())
-        steps_learnt = rows * self.parts.needs.columns / updates_per_row(self.parts.config.runner)
-
-        def learning() -> float:
-            self.batch = gathers(self.fragments, self.batch)
-            with self.products:
-                self.algorithm.update(self.batch, Clock())
-            if self.on_gpu:
-                torch.cuda.synchronize()
-            return steps_learnt
-
-        three = (("env", env), ("inference", inference), ("learning", learning))
-        return {name: [_rate(call) for _ in range(3)] for name, call in three} | self._threaded(learning)
-
-    def _alone(self, rows: int) -> Callable[[], int]:
-        """The call that acts on a sampler's own columns."""
-        state = self.policy.initial_state(self.columns)
-
-        def inference() -> int:
-            with torch.inference_mode():
-                for t in range(rows):
-                    act_row(
-                        self.policy,
-                        self.out,
-                        t,
-                        state,
-                        self.parts.needs.core_every,
-                        LATE,
-                        self.rng,
-                        self.parts.needs.record,
-                    )
-            return rows * self.columns
-
-        return inference
-
-    def _together(self, rows: int) -> Callable[[], int]:
-        """The call that acts as the inference thread does, on one of each sampler's two groups."""
-        made, samplers = self.parts.resources, self.parts.resources.samplers_per_learner
-        copy = ActingCopy(
-            self.policy,
-            made.device,
-            self.rng,
-            self.parts.needs.record,
-            self.columns,
-            samplers,
-            self.parts.make_recorder(),
-        )
-        state = copy.policy.initial_state(self.columns)
-        groups = [[Batch(obs=self.out.obs[t], is_first=self.out.is_first[t])] * samplers for t in range(rows)]
-
-        def inference() -> int:
-            with torch.no_grad():
-                for row in groups:
-                    copy.act(row, [state] * samplers)
-            return rows * self.columns * samplers
-
-        return inference
-
-    def _threaded(self, learning: Callable[[], float]) -> dict[str, list[float]]:
-        """Three measurements of learning for each number of threads above one that the run may use."""
-        rates = {}
-        for number in (n for n in self.parts.resources.learner_threads if n > 1):
-            self.parts.threads.take(number)
-            rates[f"learning, {number} threads"] = [_rate(learning) for _ in range(3)]
-        self.parts.threads.take(1)
-        return rates
-
-
-def updates_per_row(runner: Any) -> float:
-    """How many updates each row takes part in (runners/actor_learner.py).
-
-    It is above 1 where train batches are learnt from several times or contain earlier fragments. Epochs that an
-    algorithm makes inside one update are not counted.
-    """
-    return runner.num_sgd_iter * (1.0 + runner.replay_proportion) if isinstance(runner, actor_learner.Config) else 1.0
-
-
-class _PartsOfEvolution:
-    """The parts of an evolution run.
-
-    Inference acts with different parameters in each column. Learning is counted by the env steps of the episodes that
-    an update is made from.
-    """
-
-    def __init__(self, parts: LearnerParts):
-        self.parts, self.columns = parts, parts.resources.envs_per_group * parts.spec.columns_per_env
-        noise, asked = parts.noise(), parts.needs.population
-        assert asked is not None
-        self.algorithm = parts.algorithm()
-        self.algorithm.attach_noise(noise)
-        self.player = Player(parts.crew(noise), 0, parts.policy_factory(acting=True)())
-        few = max(1, min(asked.pairs, self.columns // 2))
-        report = self.player.play(Order(0, 0, few, 0), Clock())
-        times = -(-asked.pairs // few)
-        self.batch = gathered([report] * times)  # an update's number of pairs, although some are repeats
-        self.steps = max(report.env_steps * times, asked.min_env_steps)
-
-    def measure(self) -> dict[str, list[float]]:
-        """Three measurements of each part, in env steps/s."""
-        policy, rng, spec = self.player.policy, np.random.default_rng(0), self.parts.spec
-        rows: Rows = map_rows(self.player.env.reset(0), np.array)
-        actions = [random_actions(spec, rows, self.columns, rng) for _ in range(64)]
-        parameters, first, seen = (
-            policy.vector().detach().repeat(self.columns, 1),
-            torch.zeros(self.columns, dtype=torch.bool),
-            to_torch(rows),
-        )
-        count = 0
-
-        def env() -> int:
-            nonlocal count
-            count += 1
-            self.player.env.step(actions[count % 64])
-            return self.columns
-
-        def inference() -> int:
-            with torch.inference_mode():
-                policy.act_with(parameters, seen, first)
-            return self.columns
-
-        def learning() -> int:
-            self.algorithm.update(self.batch, LATE)
-            return self.steps
-
-        return {
-            name: [_rate(call) for _ in range(3)]
-            for name, call in (("env", env), ("inference", inference), ("learning", learning))
-        }
-
-
-def _rate(call: Callable[[], float]) -> float:
-    call()
-    started, done = time.perf_counter(), 0.0
-    while time.perf_counter() - started < PART_SEC:
-        done += call()
-    return done / (time.perf_counter() - started)
-
-
 class _Rows:
     """Keeps the rows that a run logs, and calls learns() when the first update has been logged."""
 
@@ -373,12 +123,12 @@ class _Rows:
 
 def _train(
     parts: LearnerParts, seconds: float
-) -> tuple[float, float, float | None, dict[str, float], dict[str, float]]:
+) -> tuple[float, float, float, float | None, dict[str, float], dict[str, float]]:
     """Trains for so many seconds after learning began.
 
-    Returns env steps/s after warming up, the peak memory of the process tree in MB, the policy lag in updates, the
-    learner's shares of time by section, and the samplers' microseconds per env step in the environment and the policy.
-    UserError where fewer than three rows with updates were logged, as when a replay is still waiting for
+    Returns env steps/s and updates/s after warming up, the peak memory of the process tree in MB, the policy lag in
+    updates, the learner's shares of time by section, and the samplers' microseconds per env step in the environment and
+    the policy. UserError where fewer than three rows with updates were logged, as when a replay is still waiting for
     algo.learning_starts env steps after FILL_SEC.
     """
 
@@ -439,8 +189,11 @@ def _train(
         )
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
     counted = [row for row in learnt if row["time_sec"] >= warm]
+    if counted[0]["time_sec"] == counted[-1]["time_sec"]:  # updates take so long that few rows were logged
+        counted = learnt
     first, last = (row["env_steps"] + row.get("sample/ahead", 0) for row in (counted[0], counted[-1]))
-    reached = (last - first) / (counted[-1]["time_sec"] - counted[0]["time_sec"])
+    elapsed = counted[-1]["time_sec"] - counted[0]["time_sec"]
+    reached, updates = (last - first) / elapsed, (counted[-1]["updates"] - counted[0]["updates"]) / elapsed
     lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
     names = {
         name
@@ -455,6 +208,7 @@ def _train(
     }
     return (
         reached,
+        updates,
         peak[0],
         statistics.mean(lags) if lags else None,
         shares,
@@ -516,6 +270,11 @@ def table(result: dict[str, Any]) -> str:
         f"{bound:<30}{result['bound']:>10,.0f}",
         f"{'reached in training':<30}{result['reached']:>10,.0f}",
         f"{'ratio':<30}{result['ratio']:>10.2f}",
+        "updates/s: "
+        + ", ".join(
+            f"{result['updates'][name]:.3g} {said}"
+            for name, said in (("learning", "learning alone"), ("bound", "the bound"), ("reached", "reached"))
+        ),
         f"{'ratio to learning alone':<30}{result['of_learning_alone']:>10.2f}",
         f"{'policy lag, updates':<30}{result['policy_lag'] or 0:>10.1f}",
         f"{'memory of the tree (PSS), MB':<30}{result['memory_pss_mb']:>10,.0f}",

@@ -8,6 +8,9 @@ random, the directory of another run, or package.module:Name, a subclass of rlru
 the run's agent. opponent=snapshots lets a run of algo=self_play play so many episodes against each snapshot that its
 checkpoint holds.
 
+A run of algo=maml plays `episodes` new tasks, each as often as in training, before any adaptation and after every inner
+step, with drawn actions (greedy does not matter). It shows the mean return over tasks, and the mean gain of a task.
+
 With several players, every pair plays so many episodes, in which both play every agent equally often, and a table shows
 the points that each row took from each column in a game: 1 for a win, 0.5 for a draw. Beside it are the Elo ratings
 that fit all results best (Bradley-Terry, with one more drawn game in every pair, and a mean of 1200) and their 95%
@@ -24,12 +27,15 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rlrun.cli import run_dir_argument, take_trust
 from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative
+
+if TYPE_CHECKING:
+    from rlrun.runtime.trained import Trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +110,8 @@ def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -
     from rlrun.samplers.evaluator import Evaluator, FullGame
 
     trained = load(path, str(options.checkpoint), trusted)
+    if trained.config.algorithm.needs(trained.config.algo).tasks is not None and options.opponent is None:
+        return adapting(trained, options, as_json)
     seeds = Seeds(options.seed)
     mode: Mode = "greedy" if options.greedy else "explore"
     others: list[Competitor] = [] if options.opponent is None else opponents(trained, options.opponent, trusted)
@@ -177,6 +185,49 @@ def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -
             for one in result["snapshots"]
         ]
         print("\n" + text_table(rows, ("against", "points", *OUTCOMES, "games")))
+    return 0
+
+
+def adapting(trained: Trained, options: EvaluateOptions, as_json: bool) -> int:
+    """Plays new tasks before and after adaptation."""
+    import numpy as np
+
+    from rlrun.bench.charts import t95
+    from rlrun.runtime.adaptation import adapted_returns
+
+    returns = adapted_returns(trained, options.episodes, options.seed)  # [rounds, tasks]
+    count = returns.shape[1]
+
+    def told(values: Any) -> tuple[float, float | None]:
+        error = None if count < 2 else t95(count) * float(np.std(values, ddof=1)) / math.sqrt(count)
+        return float(np.mean(values)), error
+
+    each = [told(values) for values in returns]
+    gain, error = told(returns[-1] - returns[0])
+    if as_json:
+        result: dict[str, Any] = {
+            "run_dir": str(trained.run_dir),
+            "env": trained.spec.name,
+            "checkpoint_env_steps": trained.clock.env_steps,
+            "tasks": count,
+            "seed": options.seed,
+            **{f"adapt_{number}": mean for number, (mean, _) in enumerate(each)},
+            **{f"adapt_{number}_95": [m - e, m + e] for number, (m, e) in enumerate(each) if e is not None},
+            "adaptation_delta": gain,
+            "adaptation_delta_95": None if error is None else [gain - error, gain + error],
+            "returns": returns.tolist(),
+        }
+        print(json.dumps(result))
+        return 0
+
+    def words(mean: float, error: float | None) -> str:
+        return f"{mean:.2f}" + ("" if error is None else f" +- {error:.2f} (95%)")
+
+    print(f"{trained.spec.name} at {trained.clock.env_steps:,} env steps: mean returns of {count} new tasks, sampled")
+    for number, (mean, wide) in enumerate(each):
+        when = f"after {number} step{'s' * (number > 1)}" if number else "before adaptation"
+        print(f"  {when:<18} {words(mean, wide)}")
+    print(f"  {'gain of a task':<18} {words(gain, error)}")
     return 0
 
 

@@ -3,7 +3,9 @@
 Draws learning curves against env steps and against wall time, for single runs, for a sweep, or for all runs below a
 directory. Runs that differ only in their seed are drawn as one curve: the mean with its 95% interval, and the single
 runs as thin lines behind it. --metric takes one or several names from progress.jsonl, separated by commas; without it,
-returns are drawn, and those of evaluations if the runs learn from data. --out takes a file name that ends with .png,
+returns are drawn, and those of evaluations if the runs learn from data. --metric adaptation draws the returns of
+algo=maml and mbmpo before and after adaptation in one picture, and --metric regret the regret of bandits on a
+logarithmic axis, with that of arms drawn uniformly beside it. --out takes a file name that ends with .png,
 .svg or .html."""
 
 from __future__ import annotations
@@ -14,9 +16,14 @@ from typing import TYPE_CHECKING
 from rlrun.cli import take_flags
 from rlrun.core.errors import UserError
 
+ADAPTATION, MOST_ROUNDS = "adaptation", 12
+
 if TYPE_CHECKING:  # matplotlib is slow to import, and other commands do not need it
     from rlrun.bench.charts import Group
     from rlrun.experiments.runs import SavedRun
+
+
+REGRET, UNIFORM_REGRET = "sample/regret", "sample/regret_uniform"  # of bandits (core/metrics.py)
 
 
 def main(words: list[str]) -> int:
@@ -33,8 +40,10 @@ def main(words: list[str]) -> int:
     from rlrun.experiments.runs import check_metric, find, return_metric
 
     runs = find(places)
-    names = [check_metric(name, runs) for name in (flags["--metric"] or return_metric(runs)).split(",") if name]
-    figures = [charts.learning_curves(*curves(runs, name), name, "") for name in names]
+    asked = [name for name in (flags["--metric"] or return_metric(runs)).split(",") if name]
+    names = [name if name == ADAPTATION else check_metric(name, runs) for name in asked]
+    drawn = [(around if name == ADAPTATION else curves)(runs, name) for name in names]
+    figures = [charts.learning_curves(*groups, name, "", name == REGRET) for name, groups in zip(names, drawn)]
     try:
         if out.suffix == ".html":
             body = [
@@ -61,6 +70,25 @@ def main(words: list[str]) -> int:
     return 0
 
 
+def around(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]:
+    """The groups of returns before and after each step of adaptation, against env steps and against wall time.
+
+    UserError where no run adapts."""
+    steps: list[Group] = []
+    times: list[Group] = []
+    for number in range(MOST_ROUNDS):
+        try:
+            found = curves(runs, f"learn/adapt_{number}")
+        except UserError:
+            if number == 0:
+                raise UserError(f"--metric {ADAPTATION} is for runs of algo=maml and mbmpo that have learnt") from None
+            break
+        when = f"after {number} step{'s' * (number > 1)}" if number else "before adaptation"
+        for groups, more in ((steps, found[0]), (times, found[1])):
+            groups += [group._replace(label=f"{group.label}, {when}") for group in more]
+    return steps, times
+
+
 def seeds(members: list[SavedRun]) -> str:
     """How many runs one curve averages, as words behind its label; empty for one run."""
     count, different = len(members), len({run.seed for run in members})
@@ -68,7 +96,8 @@ def seeds(members: list[SavedRun]) -> str:
 
 
 def curves(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]:
-    """The groups of these runs against env steps and against wall time.
+    """The groups of these runs against env steps and against wall time; of a bandit's regret also those of arms drawn
+    uniformly.
 
     UserError where no run has logged a number for the metric.
     """
@@ -76,8 +105,10 @@ def curves(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]
     from rlrun.experiments.runs import groups
 
     def against(x: str) -> list[Group]:
+        drawn = [(metric, "")] + ([(UNIFORM_REGRET, "arms drawn uniformly: ")] if metric == REGRET else [])
         every = [
-            Group(label + seeds(members), [Curve(*run.series(metric, x)) for run in members])
+            Group(said + label + seeds(members), [Curve(*run.series(name, x)) for run in members])
+            for name, said in drawn
             for label, members in groups(runs)
         ]
         return [group for group in every if any(len(curve.x) for curve in group.curves)]

@@ -116,6 +116,7 @@ def of_run(run) -> str:
                 charts.svg(charts.learning_curves(*curves([run], "eval/return_mean"), "mean of evaluation games", ""))
             ),
         ]
+    body += regret_of([run])
     body += games_of(run)
     known = [name for name in FIRST if name in metrics([run]) and len(run.series(name)[0]) > 1][:DRAWN]
     if known:
@@ -138,6 +139,19 @@ def of_run(run) -> str:
     ]
     lead = typed(run.summary["command"]) if run.summary.get("command") else str(run.path)
     return page.page(f"{run.title}, seed {run.seed}", lead, body, f"Made by rlrun report from {run.path}.")
+
+
+def regret_of(runs) -> list[str]:
+    """The regret of bandits, beside that of arms drawn uniformly; nothing for other runs."""
+    from rlrun.bench import charts, page
+    from rlrun.commands.plot import REGRET, curves
+
+    if not any(run.series(REGRET)[0] for run in runs):
+        return []
+    last = [run.series("sample/regret_share")[1][-1] for run in runs if run.series("sample/regret_share")[0]]
+    said = f"{_mean(last):.2%} of what arms drawn uniformly would have cost." if last else ""
+    made = charts.learning_curves(*curves(runs, REGRET), "regret of all steps so far", "", logarithmic=True)
+    return ["<h2>Regret</h2>", f'<p class="soft">{said}</p>', page.picture(charts.svg(made))]
 
 
 def games_of(run) -> list[str]:
@@ -219,6 +233,7 @@ def of_many(runs, places: list[Path]) -> str:
             "<h2>Return</h2>",
             page.picture(charts.svg(charts.learning_curves(*curves(runs, metric), f"mean of {last_games(runs)}", ""))),
         ]
+    body += regret_of(runs)
     if any(run.series(ELO)[0] for run in runs):
         body += [
             "<h2>Elo</h2>",

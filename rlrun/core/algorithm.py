@@ -24,6 +24,7 @@ from rlrun.core.policy import Policy, fix_kernels
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
+from rlrun.core.tasks import FromTasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class FromReplay:
     starts_every: int = 1  # fragments begin at multiples of this number of rows
     sequences: bool = False  # a fragment whose first row is dead still counts if a later row is live
     priorities: bool = True  # updates write priorities of fragments; without them, replay=prioritized is refused
+    new_first: bool = False  # every row is drawn once with the fragments that are new, before any is drawn at random
     first_priority: bool = False  # Algorithm.first_priority gives the priority of fragments that are new to replay
     # A discount, for algorithms that learn from data alone and from single rows: the batch then also holds
     # return_to_go [1, B], the discounted sum of raw rewards from the row to the end of its trajectory, end_discount
@@ -80,6 +82,7 @@ class Needs:
     cut_share: float = 1.0  # once this share of the learners has filled its fragments, the others stop short
     replay: FromReplay | None = None
     population: FromPopulation | None = None
+    tasks: FromTasks | None = None
     counted_from: float = 0.0  # episodes count in statistics from this place (0 .. 1) among all columns on
 
 
@@ -302,6 +305,11 @@ class Algorithm(nn.Module):
         """Receives the table that perturbations are pieces of; called by runner=evolution."""
         raise NotImplementedError
 
+    def adapt(self, batch: Batch | None) -> None:
+        """Makes the policies of the tasks for the next round. None: every task begins with the policy itself. batch:
+        the round that was played last [T(+1), B, ...]. Called by runner=meta."""
+        raise NotImplementedError
+
     def live(self, valid: Tensor) -> Tensor:
         """The number of live rows in valid [T, B] over all learners [], at least 1. A sum over this learner's rows is
         divided by it."""
@@ -334,6 +342,11 @@ class Algorithm(nn.Module):
     def share(self, count: int) -> int:
         """This learner's part of a count that learners divide evenly."""
         return count // self.ctx.ranks.world
+
+    def own(self, count: int) -> slice:
+        """This learner's part of `count` things in a row that learners divide evenly."""
+        each = self.share(count)
+        return slice(self.ctx.ranks.rank * each, (self.ctx.ranks.rank + 1) * each)
 
     def part(self, x: float) -> float:
         """This learner's part of a coefficient whose term every learner adds to its share of the loss."""

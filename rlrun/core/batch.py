@@ -134,6 +134,22 @@ class Batch(Mapping[str, "Tensor | Batch"]):
             }
         )
 
+    def lived(self) -> Batch:
+        """The rows [T(+1), B, ...] without those behind the first one in which no column lives any more. Without a dead
+        row at the end, or with recurrent state, nothing is left out."""
+        alive = self["valid"].any(1).nonzero()  # type: ignore[union-attr]
+        rows = len(self["valid"])
+        count = min(rows, int(alive[-1]) + 2 if len(alive) else 1)
+        if count == rows or "core" in self:
+            return self
+
+        def cut(name: str, value: Tensor | Batch) -> Tensor | Batch:
+            if isinstance(value, Batch):
+                return Batch({key: cut(name, part) for key, part in value.items()})
+            return value[: count + (name in ("obs", "is_first"))]
+
+        return Batch({name: cut(name, value) for name, value in self.items()})
+
     def ends(self) -> Batch:
         """A fragment's first row and its end, leaves [2, B, ...] of obs and is_first. The end is the first dead row, or
         row T if all rows are live. If replay has already left out the other rows, the result is the same rows."""

@@ -3,7 +3,7 @@ libraries' environments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -72,6 +72,25 @@ class VectorEnv(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class TaskEnv(VectorEnv, Protocol):
+    """A VectorEnv that is many tasks (EnvSpec.tasks)."""
+
+    def sample_tasks(self, count: int, seed: int) -> list[Any]:
+        """Draws tasks, which depend on the seed alone. Every environment must be reset afterwards."""
+        ...
+
+    def set_tasks(self, tasks: Sequence[Any]) -> None:
+        """Gives every column its task, from the next reset on."""
+        ...
+
+
+def task_env(env: Any) -> TaskEnv:
+    """The part of an environment, which may be inside of others, that has tasks."""
+    while not hasattr(env, "set_tasks"):
+        env = env.env
+    return env
 
 
 class EnvFactory(Protocol):

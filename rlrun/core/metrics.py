@@ -56,14 +56,20 @@ def spread(name: str, values: Sequence[float]) -> dict[str, float]:
     }
 
 
+# Info entries of bandits whose sums over the whole run are logged: what a step cost against the best arm, and what an
+# arm drawn uniformly would have cost.
+REGRET, UNIFORM_REGRET = "regret", "regret_uniform"
+
+
 class EpisodeStatistics:
-    """Statistics of the last `window` finished episodes."""
+    """Statistics of the last `window` finished episodes, and the regret of all."""
 
     def __init__(self, window: int = 100):
         self.returns: deque[float] = deque(maxlen=window)
         self.lengths: deque[int] = deque(maxlen=window)
         self.infos: deque[Mapping[str, float]] = deque(maxlen=window)
         self.count = 0
+        self.regrets: dict[str, float] = {}  # sums over all finished episodes
 
     def add(self, ret: float, length: int, info: Mapping[str, float]) -> None:
         """Adds one episode. `info` holds the numeric entries of the environment's info."""
@@ -71,6 +77,9 @@ class EpisodeStatistics:
         self.lengths.append(length)
         self.infos.append(info)
         self.count += 1
+        for name in (REGRET, UNIFORM_REGRET):
+            if name in info:
+                self.regrets[name] = self.regrets.get(name, 0.0) + info[name] * length
 
     @property
     def full(self) -> bool:
@@ -85,7 +94,19 @@ class EpisodeStatistics:
             return {**dict.fromkeys(spread("return", [0.0])), "episode_length_mean": None, "episodes": self.count}
         lengths = spread("episode_length", self.lengths)
         del lengths["episode_length_std"]
-        return {**spread("return", self.returns), **lengths, "episodes": self.count, **self._info_means()}
+        return {
+            **spread("return", self.returns),
+            **lengths,
+            "episodes": self.count,
+            **self._info_means(),
+            **self._regrets(),
+        }
+
+    def _regrets(self) -> dict[str, float]:
+        """regret and regret_uniform, the sums so far, and regret_share, the first as a share of the second."""
+        uniform = self.regrets.get(UNIFORM_REGRET, 0.0)
+        share = {"regret_share": self.regrets[REGRET] / uniform} if uniform > 0 and REGRET in self.regrets else {}
+        return self.regrets | share
 
     def _info_means(self) -> dict[str, float]:
         """success_rate, info/<name>, custom/<name> and return/<agent or group>: means over those of the last episodes
@@ -109,6 +130,7 @@ class EpisodeStatistics:
             "lengths": list(self.lengths),
             "infos": [dict(info) for info in self.infos],
             "count": self.count,
+            "regrets": dict(self.regrets),
         }
 
     def load(self, state: dict) -> None:
@@ -116,6 +138,7 @@ class EpisodeStatistics:
         self.lengths.extend(state["lengths"])
         self.infos.extend(state.get("infos", []))
         self.count = state["count"]
+        self.regrets = dict(state.get("regrets", {}))
 
 
 def finite(metrics: dict[str, float | int | None]) -> dict[str, float | int | None]:

@@ -268,6 +268,9 @@ class EnvSpec:
     # only once. Frames from before an episode's first are 0. With 1, only Atari games have this axis.
     stack: int = 1
     game: Any = None  # how a process makes its own simulator (core.games.GameSpec); None: it was not asked for
+    # package.module:Name of a class whose method reward(obs, action, next_obs) says what a step pays; None: not known
+    reward_class: str | None = None
+    tasks: bool = False  # whether columns can be given tasks (core/env.py: TaskEnv)
     notes: tuple[str, ...] = ()  # sentences about the environment for the first lines of a run
 
     @property

@@ -6,6 +6,8 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 
+from rlrun.envs import tasks
+
 
 class Counting(gymnasium.Env):
     """An environment whose rows can be checked wherever they arrive.
@@ -347,6 +349,7 @@ def register() -> None:
     for name, maker in (("CartPoleSparse-v0", "sparse_cartpole"), ("Knapsack-v0", "knapsack")):
         if name not in gymnasium.registry:
             gymnasium.register(name, entry_point=f"rlrun.envs.puzzles:{maker}")
+    tasks.register()
 
 
 register()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -20,7 +22,8 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
 from rlrun.envs import drawing
 from rlrun.envs.mujoco import listen, uses_mujoco
-from rlrun.envs.names import numbered
+from rlrun.envs.names import check_present, numbered
+from rlrun.envs.rewards import reward_of
 from rlrun.envs.wrapped import Pixels, Repeat
 
 
@@ -97,7 +100,7 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
 
     my_package is imported. Raises UserError if the import fails or the id is not registered.
     """
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+    import rlrun.envs.own  # noqa: F401  registers rlrun's own ids
 
     module, _, name_only = name.rpartition(":")
     if module:
@@ -209,6 +212,8 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
                 raise UserError(f"env.observation=pixels: pictures would leave out the action_mask of {cfg.name}")
             _check_drawing(env, cfg.name)
         limit = cfg.limit(env)
+        pays = None if cfg.draws or cfg.wrappers else reward_of(cfg.name, env.unwrapped)
+        tasks = all(env.has_wrapper_attr(name) for name in ("sample_tasks", "set_task"))
     finally:
         env.close()
     for _, part in leaves(action):
@@ -218,7 +223,7 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
             and any(low >= high for low, high in zip(part.low, part.high, strict=True))
         ):
             raise UserError(f"{cfg.name} has an action whose lowest value is its highest: {env.action_space}")
-    return EnvSpec(name=cfg.name, obs=obs, action=action, max_episode_steps=limit)
+    return EnvSpec(name=cfg.name, obs=obs, action=action, max_episode_steps=limit, tasks=tasks, reward_class=pays)
 
 
 def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
@@ -227,6 +232,8 @@ def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
     except UserError:
         raise
     except Exception as error:  # the user's own constructor may raise anything
+        if isinstance(error, gymnasium.error.DependencyNotInstalled | ImportError):
+            check_present("gym", cfg.name)  # names rlrun's extra; a tuned file's env was not looked at before
         raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
 
 
@@ -281,6 +288,19 @@ def render_modes(cfg: SingleConfig) -> list[str]:
         env.close()
 
 
+@contextmanager
+def global_generators(seed: int) -> Iterator[None]:
+    """Lets Python's and NumPy's global generators begin with a seed, and restores them."""
+    states = random.getstate(), np.random.get_state()
+    random.setstate(random.Random(seed).getstate())
+    np.random.set_state(np.random.RandomState(seed).get_state())
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
 class _Named(gymnasium.Wrapper):
     """Adds the environment's name, number, seed and last action to its errors."""
 
@@ -322,9 +342,18 @@ class GymEnv:
     """`count` environments with Gymnasium's NEXT_STEP autoreset: the row after an end is dead and only resets."""
 
     def __init__(
-        self, cfg: SingleConfig, spec: EnvSpec, seeds: Seeds, stream: str, worker: int, count: int, render: bool = False
+        self,
+        cfg: SingleConfig,
+        spec: EnvSpec,
+        seeds: Seeds,
+        stream: str,
+        worker: int,
+        count: int,
+        render: bool = False,
+        new_tasks: bool = False,
     ):
-        self.cfg, self.spec, self.count = cfg, spec, count
+        """new_tasks: whether reset() gives every column a new task; otherwise tasks are set by set_tasks()."""
+        self.cfg, self.spec, self.count, self.new_tasks = cfg, spec, count, new_tasks
         self.seeds, self.stream, self.worker = seeds, stream, worker
         self.name, self.numbers = numbered(cfg.name, stream, worker, count)
         self.env: Any
@@ -348,6 +377,10 @@ class GymEnv:
         self.ended = np.zeros(count, dtype=bool)
 
     def reset(self, generation: int) -> Rows:
+        if self.new_tasks:
+            self.set_tasks(
+                self.sample_tasks(self.count, self.seeds.integer(f"{self.stream}-tasks", self.worker, generation))
+            )
         self.env_seeds = [self.seeds.integer(self.stream, self.worker, slot, generation) for slot in range(self.count)]
         obs, _ = self._call("reset", lambda: self.env.reset(seed=self.env_seeds[0] if self.native else self.env_seeds))
         self.ended = np.zeros(self.count, dtype=bool)
@@ -372,6 +405,34 @@ class GymEnv:
             began,
             numbers(info),
         )
+
+    def sample_tasks(self, count: int, seed: int) -> list[Any]:
+        one = self.env if self.native else self.env.envs[0]
+
+        def sample() -> Any:
+            with global_generators(seed):  # RLlib's examples draw from NumPy's global generator
+                one.reset(seed=seed)
+                return one.sample_tasks(count) if self.native else one.get_wrapper_attr("sample_tasks")(count)
+
+        tasks = self._call("sample_tasks", sample)
+        try:
+            made = list(tasks)
+        except TypeError:
+            made = []
+        if len(made) != count:
+            what = f"returned {' '.join(repr(tasks).split())} from sample_tasks({count}), which are not {count} tasks"
+            raise EnvError(self.name, self.numbers[:1], seed, what)
+        return made
+
+    def set_tasks(self, tasks: Sequence[Any]) -> None:
+        def set_all() -> None:
+            if self.native:
+                self.env.set_tasks(tasks)
+                return
+            for env, task in zip(self.env.envs, tasks, strict=True):
+                env.get_wrapper_attr("set_task")(task)
+
+        self._call("set_task", set_all)
 
     def _call(self, doing: str, call: Callable[[], Any]) -> Any:
         try:

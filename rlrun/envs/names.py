@@ -77,6 +77,7 @@ NEEDS = {
     "dmc": ("dm_control", "dm-control", "dmc"),
     "crafter": ("crafter", "Crafter", "crafter"),
     "gymnasium.envs.mujoco": ("mujoco", "MuJoCo", "mujoco"),
+    "rlrun.envs.mujoco_tasks": ("mujoco", "MuJoCo", "mujoco"),
     "gymnasium.envs.box2d": ("Box2D", "Box2D", "box2d"),
 }
 # What PettingZoo 1.27 and mpe2 1.1 have, for messages where they are not installed.
@@ -182,7 +183,7 @@ def own_names() -> dict[str, str]:
 
 def _registered() -> list[str]:
     """Gymnasium's ids without those of Atari games and of packages whose environments have several agents."""
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+    import rlrun.envs.own  # noqa: F401  registers rlrun's own ids
 
     return [
         name

@@ -44,6 +44,7 @@ class Factory:
     stream: str
     learning: bool  # False: a lost life is not a termination
     threads: int = 1  # threads that step the games, if the cores are idle at that time
+    new_tasks: bool = False  # every reset() gives each column a new task, if the environment has tasks
 
     def __call__(self, worker: int, count: int) -> VectorEnv:
         env: VectorEnv
@@ -62,7 +63,9 @@ class Factory:
                 env = Central(env, self.spec, state_size(self.cfg) is not None)
             env = Stacked(env, self.spec) if self.spec.stack > 1 else env
         else:
-            env = gym.GymEnv(self.cfg, without_stack(self.spec), self.seeds, self.stream, worker, count)
+            one = without_stack(self.spec)
+            new = self.new_tasks and self.spec.tasks
+            env = gym.GymEnv(self.cfg, one, self.seeds, self.stream, worker, count, new_tasks=new)
             env = Stacked(env, self.spec) if self.spec.stack > 1 else env
         env = WithGame(env, self.spec) if GAME_STATE in self.spec.obs else env
         return Previous(env, self.spec) if {"prev_action", "prev_reward"} & self.spec.obs.keys() else env

@@ -389,13 +389,14 @@ def replay_threads(asked: Asked, machine: Machine, inference: Inference, where: 
     return _threads(asked, where, learners, free if asked.image or asked.update_rows >= THREADED_ROWS else 1)
 
 
-def waited_for_threads(asked: Asked, machine: Machine, where: torch.device, learners: int) -> Choice:
+def waited_for_threads(
+    asked: Asked, machine: Machine, where: torch.device, learners: int, large: bool = False
+) -> Choice:
     """Chooses the numbers of threads to try for a learner that samplers wait for.
 
-    All other cores are idle while it learns from images."""
-    return _threads(
-        asked, where, learners, machine.cores if asked.image and not asked.needs.every_process_learns else 1
-    )
+    All other cores are idle while it learns from images, or makes products that are as large (`large`)."""
+    gains = (asked.image or large) and not asked.needs.every_process_learns
+    return _threads(asked, where, learners, machine.cores if gains else 1)
 
 
 def one_thread(asked: Asked) -> Choice:

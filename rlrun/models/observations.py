@@ -15,6 +15,7 @@ from rlrun.core.batch import Batch, at
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space, leaves
 from rlrun.models.encoders import channels_last, flat_size, flatten
+from rlrun.models.world_core import activated
 from rlrun.models.world_model import (
     FACTORS,
     BlockProduct,
@@ -22,7 +23,6 @@ from rlrun.models.world_model import (
     Product,
     State,
     WorldModelConfig,
-    activated,
     draw,
     stack,
 )

@@ -1,4 +1,5 @@
-"""Evaluates one net with different parameters for every column, for evolution strategies and parameter noise."""
+"""Evaluates one net with different parameters for every column, for evolution strategies and parameter noise, or for
+every task, for MAML. The parameters of a column or task are a vector."""
 
 from __future__ import annotations
 
@@ -10,6 +11,32 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from rlrun.core.batch import Batch
+
+
+def size_of(net: nn.Module) -> int:
+    """The number of parameters P of a net."""
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def vector_of(net: nn.Module) -> Tensor:
+    """A copy [P] of a net's own parameters, in the order of net.parameters(), which is differentiable if gradients are
+    on."""
+    # This is reshape() and not view() because the weights of convolutions are channels-last.
+    return torch.cat([parameter.reshape(-1) for parameter in net.parameters()])
+
+
+def named_parts(net: nn.Module, vectors: Tensor) -> dict[str, Tensor]:
+    """Splits vectors [..., P] into views [..., *shape], by the names of a net's parameters."""
+    named, start = {}, 0
+    for name, parameter in net.named_parameters():
+        named[name] = vectors[..., start : start + parameter.numel()].view(*vectors.shape[:-1], *parameter.shape)
+        start += parameter.numel()
+    return named
+
+
+def with_vector(net: nn.Module, vector: Tensor, *inputs: Any) -> Any:
+    """The net's output for some inputs if its parameters were vector [P]. Gradients reach the vector."""
+    return functional_call(net, named_parts(net, vector), inputs)
 
 
 def _as_it_is(said: Tensor) -> Tensor:
@@ -32,38 +59,29 @@ class PerColumn:
     @property
     def size(self) -> int:
         """The number of parameters P."""
-        return sum(parameter.numel() for parameter in self.net.parameters())
+        return size_of(self.net)
 
     def vector(self) -> Tensor:
         """A copy [P] of the net's own parameters, which is differentiable if gradients are on."""
-        # This is reshape() and not view() because the weights of convolutions are channels-last.
-        return torch.cat([parameter.reshape(-1) for parameter in self.net.parameters()])
+        return vector_of(self.net)
 
     def outputs(self, parameters: Tensor, obs: Batch, is_first: Tensor) -> Tensor:
         """parameters [B, P], obs [B, ...], is_first [B] -> the output of every column's net [B, ...]."""
         if not self.at_once:
             return torch.stack(
-                [self._one(self._named(own), _plain(obs[b]), is_first[b]) for b, own in enumerate(parameters)]
+                [self._one(named_parts(self.net, own), plain(obs[b]), is_first[b]) for b, own in enumerate(parameters)]
             )
         if self.last is None or self.last[0] is not parameters:
-            self.last = parameters, self._named(parameters)
-        return vmap(self._one)(self.last[1], _plain(obs), is_first)
+            self.last = parameters, named_parts(self.net, parameters)
+        return vmap(self._one)(self.last[1], plain(obs), is_first)
 
     def disturbed(self, noise: Tensor, obs: Batch, is_first: Tensor) -> Tensor:
         """The outputs [B, ...] with noise [B, P] added to the net's own parameters. Columns are computed one by one."""
-        return torch.stack([self._one(self._moved(own), _plain(obs[b]), is_first[b]) for b, own in enumerate(noise)])
-
-    def _named(self, vectors: Tensor) -> dict[str, Tensor]:
-        """Splits vectors [..., P] into views [..., *shape], by the names of the net's parameters."""
-        named, start = {}, 0
-        for name, parameter in self.net.named_parameters():
-            named[name] = vectors[..., start : start + parameter.numel()].view(*vectors.shape[:-1], *parameter.shape)
-            start += parameter.numel()
-        return named
+        return torch.stack([self._one(self._moved(own), plain(obs[b]), is_first[b]) for b, own in enumerate(noise)])
 
     def _moved(self, noise: Tensor) -> dict[str, Tensor]:
         """The net's parameters plus noise [P], by name. Each sum has its parameter's memory format."""
-        moves = self._named(noise)
+        moves = named_parts(self.net, noise)
         return {name: parameter + moves[name] for name, parameter in self.net.named_parameters()}
 
     def _one(self, parameters: dict[str, Tensor], rows: Mapping[str, Any], is_first: Tensor) -> Tensor:
@@ -72,9 +90,9 @@ class PerColumn:
         return self.choose(said[0])[0]
 
 
-def _plain(rows: Batch) -> dict[str, Any]:
+def plain(rows: Batch) -> dict[str, Any]:
     """The rows as nested dictionaries, which vmap accepts."""
-    return {name: _plain(value) if isinstance(value, Batch) else value for name, value in rows.items()}
+    return {name: plain(value) if isinstance(value, Batch) else value for name, value in rows.items()}
 
 
 def _batch(rows: Mapping[str, Any]) -> Batch:

@@ -11,7 +11,7 @@ over classes are then sums over whole rows of `stoch` numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from rlrun.core.conditions import CONTINUOUS, IMAGES, OnlyFor
 from rlrun.core.ranges import Count, NotNegative, Positive, Range, Share
 from rlrun.models.encoders import one_hot
+from rlrun.models.world_core import Core, Follow, Posterior, Weights, activated, grown
 
-EPSILON = 1e-4  # added to the mean square in RMSNorm
+FEW = 128  # rows below which bfloat16 does not pay on a CPU
 FACTORS = (2, 3, 4, 4)  # channels of the convolutions, in multiples of depth; each halves height and width
 
 
@@ -120,6 +121,14 @@ def draw(weight: Tensor, inputs: int, scale: float = 1.0) -> None:
         nn.init.trunc_normal_(weight, 0.0, deviation, -2.0 * deviation, 2.0 * deviation)
 
 
+def precision(compute: torch.dtype, x: Tensor) -> torch.dtype:
+    """That of products with x [..., K]. On a CPU those of a few rows are float32, because bfloat16 weights are put into
+    another order for each product, which takes longer than the product itself."""
+    if compute == torch.float32 or x.device.type != "cpu" or torch.compiler.is_exporting():
+        return compute
+    return compute if x.shape[:-1].numel() >= FEW else torch.float32
+
+
 class Product(nn.Module):
     """A linear layer whose product is made in `compute` precision, and whose outputs are float32."""
 
@@ -130,7 +139,7 @@ class Product(nn.Module):
         draw(self.weight, inputs, scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        low = self.compute
+        low = precision(self.compute, x)
         return F.linear(x.to(low), self.weight.to(low), self.bias.to(low)).float()
 
 
@@ -143,11 +152,6 @@ class BlockProduct(nn.Module):
         self.weight = nn.Parameter(torch.empty(blocks, inputs // blocks, outputs // blocks))
         self.bias = nn.Parameter(torch.zeros(outputs))
         draw(self.weight, inputs)
-
-
-def activated(x: Tensor, scale: Tensor) -> Tensor:
-    """SiLU(RMSNorm(x)) for x [..., K] and scale [K]."""
-    return F.silu(F.rms_norm(x, scale.shape, scale, EPSILON))
 
 
 class NormedProduct(Product):
@@ -183,6 +187,19 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.layers(x))
 
+    def behind_first(self, product: Tensor) -> Tensor:
+        """What it puts out, given the product of its first layer, before the norm."""
+        return self.last(self.layers[1:](activated(product, self.first.scale)))
+
+
+def side_by_side(heads: Sequence[Head], x: Tensor) -> list[Tensor]:
+    """What each head puts out for x. Their first layers are one product."""
+    firsts = [head.first for head in heads]
+    low = precision(firsts[0].compute, x)
+    weight, bias = (torch.cat([getattr(layer, name) for layer in firsts]).to(low) for name in ("weight", "bias"))
+    products = F.linear(x.to(low), weight, bias).float().split([len(layer.bias) for layer in firsts], -1)
+    return [head.behind_first(product) for head, product in zip(heads, products, strict=True)]
+
 
 # -- the state-space model ---------------------------------------------------------------------------------------------
 
@@ -196,45 +213,10 @@ class State(NamedTuple):
         """What heads see [N, deter + classes * stoch]."""
         return torch.cat((self.h, self.z), -1)
 
-
-class Core:
-    """The step of the memory, with weights that were brought into the form that products need.
-
-    It is made once for many steps: each use of a weight in a loop would convert it again, and add to its gradient."""
-
-    def __init__(self, rssm: RSSM):
-        low, part = rssm.compute, rssm.deter // rssm.blocks
-        self.rssm, self.low = rssm, low
-        self.of_h, self.of_z = ((layer.weight.t().to(low), layer.bias.to(low)) for layer in (rssm.of_h, rssm.of_z))
-        weight = rssm.mixed.weight.to(low)  # [blocks, part + 3 hidden, part]
-        self.of_blocks = weight[:, :part]
-        # Every block sees the same 3 * hidden numbers, so one product serves all blocks.
-        self.of_inputs = weight[:, part:].transpose(0, 1).reshape(-1, rssm.deter)
-        self.mixed_bias = rssm.mixed.bias.to(low)
-        self.gates = rssm.gates.weight.to(low), rssm.gates.bias.to(low).view(rssm.blocks, 1, 3 * part)
-
-    def __call__(self, h: Tensor, z: Tensor, action: Tensor) -> Tensor:
-        """h [N, deter], z [N, S] and an embedded action [N, hidden] -> the next h [N, deter]."""
-        rssm, low = self.rssm, self.low
-        rows, blocks = h.shape[0], rssm.blocks
-        fast = h.to(low)
-        inputs = torch.cat(
-            (
-                activated(torch.addmm(self.of_h[1], fast, self.of_h[0]).float(), rssm.of_h.scale),
-                activated(torch.addmm(self.of_z[1], z.to(low), self.of_z[0]).float(), rssm.of_z.scale),
-                action,
-            ),
-            -1,
-        ).to(low)
-        common = torch.addmm(self.mixed_bias, inputs, self.of_inputs).view(rows, blocks, -1).transpose(0, 1)
-        mixed = torch.baddbmm(common, fast.view(rows, blocks, -1).transpose(0, 1), self.of_blocks)
-        mixed = activated(mixed.transpose(0, 1).reshape(rows, -1).float(), rssm.mixed_scale).to(low)
-        gates = torch.baddbmm(self.gates[1], mixed.view(rows, blocks, -1).transpose(0, 1), self.gates[0]).float()
-        reset, candidate, update = gates.chunk(3, -1)  # [blocks, N, part]
-        # tanh(x) is 2 sigmoid(2 x) - 1, and PyTorch's sigmoid is several times as fast on a CPU.
-        candidate = (reset.sigmoid() * candidate * 2.0).sigmoid() * 2.0 - 1.0
-        new = torch.lerp(h.view(rows, blocks, -1).transpose(0, 1), candidate, (update - 1.0).sigmoid())
-        return new.transpose(0, 1).reshape(rows, -1)
+    @classmethod
+    def of(cls, features: Tensor, deter: int) -> State:
+        """The state whose features [..., F] these are; deter: numbers in h."""
+        return cls(features[..., :deter], features[..., deter:])
 
 
 class RSSM(nn.Module):
@@ -277,7 +259,8 @@ class RSSM(nn.Module):
         ends = known.cumsum(1)
         # Rounding must not put a number behind the last end.
         place = (uniform * (1.0 - 1e-6)).unsqueeze(1) * ends[:, -1:]
-        hard = ((ends > place) & (ends - known <= place)).to(known.dtype)
+        above = ends.gt_(place)  # 0.0 for the classes before the one that is drawn, and 1.0 from there on
+        hard = torch.cat((above[:, :1], above[:, 1:] - above[:, :-1]), 1)
         return (hard + (probabilities - known) if probabilities.requires_grad else hard).flatten(1)
 
     def best(self, probabilities: Tensor) -> Tensor:
@@ -288,11 +271,31 @@ class RSSM(nn.Module):
         """Logits [N, S] of the posterior, from h [N, deter] and an encoded observation [N, E]."""
         return self.posterior(torch.cat((h, tokens), -1))
 
+    def core(self, like: Tensor) -> Core:
+        """For states whose h is `like` [N, deter]."""
+        return Core(self.weights(precision(self.compute, like)))
+
+    def weights(self, low: torch.dtype) -> Weights:
+        """low: the precision of products."""
+        part = self.deter // self.blocks
+        mixed, gates = self.mixed.weight.to(low), self.gates  # [blocks, part + 3 hidden, part]
+        of_h, of_z = self.of_h, self.of_z
+        return Weights(
+            *(of_h.weight.to(low), of_h.bias.to(low), grown(of_h.scale)),
+            *(of_z.weight.to(low), of_z.bias.to(low), grown(of_z.scale)),
+            of_inputs=mixed[:, part:].transpose(0, 1).reshape(-1, self.deter),
+            mixed_bias=self.mixed.bias.to(low),
+            of_blocks=mixed[:, :part],
+            mixed_scale=grown(self.mixed_scale),
+            gates=gates.weight.to(low),
+            gates_bias=gates.bias.to(low).view(self.blocks, 1, 3 * part),
+        )
+
     def first(self) -> Tensor:
         """h at the beginning of an episode [1, deter]: one step from zeros, without an action."""
         like = self.mixed_scale
         h, z, action = (like.new_zeros(1, n) for n in (self.deter, self.size, self.of_action.weight.shape[1]))
-        return Core(self)(h, z, self.embedded(action))
+        return self.core(h)(h, z, self.embedded(action))
 
     def observe(
         self, state: State, tokens: Tensor, actions: Tensor, is_first: Tensor, uniform: Tensor
@@ -301,36 +304,35 @@ class RSSM(nn.Module):
 
         Where is_first, the row's memory begins anew: state and action before it become 0 by a mask.
 
-        Args: state, that of the row before; tokens [T, B, E]; actions [T, B, A], those before each row; is_first
-        [T, B]; uniform [T, B, stoch]."""
-        core, keep = Core(self), (~is_first).float().unsqueeze(-1)  # [T, B, 1]
-        rows = is_first.shape
+        Args: state, that of the row before, which gets no gradient; tokens [T, B, E]; actions [T, B, A], those before
+        each row; is_first [T, B]; uniform [T, B, stoch]."""
+        keep, rows = (~is_first).float().unsqueeze(-1), is_first.shape  # [T, B, 1]
+        low = precision(self.compute, state.h)
         action = self.embedded((actions * keep).flatten(0, 1)).unflatten(0, rows)
         # The part of the posterior's first layer that does not depend on h is made for all rows at once.
         layer, last = self.posterior.first, self.posterior.last
         seen = F.linear(tokens.to(self.compute), layer.weight[:, self.deter :].to(self.compute)).float() + layer.bias
-        of_h, out = layer.weight[:, : self.deter].t(), last.weight.t()
-        h, z = state
-        made: list[tuple[Tensor, Tensor, Tensor]] = []
-        for t in range(len(tokens)):
-            h = core(h * keep[t], z * keep[t], action[t])
-            hidden = activated(torch.addmm(seen[t], h, of_h), layer.scale)
-            logits = torch.addmm(last.bias, hidden, out)
-            z = self.draw(self.probabilities(logits), uniform[t])
-            made.append((h, z, logits))
-        hs, zs, all_logits = (torch.stack(parts) for parts in zip(*made, strict=True))
-        return State(hs, zs), all_logits
+        posterior = Posterior(layer.weight[:, : self.deter], grown(layer.scale), last.weight, last.bias)
+        made = Follow.apply(  # type: ignore[no-untyped-call]
+            self.draw, self.unimix, keep, uniform, *state, action, seen, *self.weights(low), *posterior
+        )
+        return State(*made[:2]), made[2]
 
     @torch.no_grad()
-    def imagine(self, state: State, act: Callable[[State, int], Tensor], uniform: Tensor) -> tuple[list[State], Tensor]:
-        """Dreams H steps from N states by the prior. Returns the H + 1 states, of which the first is the one given, and
-        the flat actions [H, N, A] that act(state, step) chose.
+    def imagine(self, state: State, act: Callable[[Tensor, int], Tensor], uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Dreams H steps from N states by the prior. Returns the features [H + 1, N, F] of all states, of which the
+        first is the one given, in the precision of products, and the flat actions [H, N, A] that act(features, step)
+        chose.
 
         uniform: [H, N, stoch]."""
-        core, states, actions = Core(self), [state], []
+        core, actions = self.core(state.h), []
+        features = state.h.new_empty(len(uniform) + 1, len(state.h), self.features, dtype=core.low)
+        all_h, all_z = features.split((self.deter, self.size), -1)
+        all_h[0], all_z[0] = state
+        h = core.cut(state.h).contiguous()
         for step in range(len(uniform)):
-            actions.append(act(state, step))
-            h = core(state.h, state.z, self.embedded(actions[-1]))
-            state = State(h, self.draw(self.probabilities(self.prior(h)), uniform[step]))
-            states.append(state)
-        return states, torch.stack(actions)
+            actions.append(act(features[step], step))
+            h, _ = core.step(h, all_h[step], all_z[step], self.embedded(actions[-1]))
+            core.cut(all_h[step + 1]).copy_(h)
+            all_z[step + 1] = self.draw(self.probabilities(self.prior(all_h[step + 1])), uniform[step])
+        return features, torch.stack(actions)

@@ -47,12 +47,13 @@ def two_hot_loss(logits: Tensor, bins: Tensor, *targets: tuple[Tensor, float]) -
     [...] and softmax(logits).
 
     Args: logits [..., K]; bins [K], ascending."""
-    total = sum(weight for _, weight in targets) * logits.logsumexp(-1)
-    for target, weight in targets:
+    places, weights = [], []
+    for target, factor in targets:
         lower, upper, share = two_hot(target, bins)
-        picked = logits.gather(-1, torch.stack((lower, upper), -1))
-        total = total - weight * torch.lerp(picked[..., 0], picked[..., 1], share)
-    return total
+        places += [lower, upper]
+        weights += [factor * (1.0 - share), factor * share]
+    picked = logits.log_softmax(-1).gather(-1, torch.stack(places, -1))
+    return -(picked * torch.stack(weights, -1)).sum(-1)
 
 
 def expected(logits: Tensor, bins: Tensor) -> Tensor:
@@ -61,6 +62,6 @@ def expected(logits: Tensor, bins: Tensor) -> Tensor:
     Bins with opposite values are subtracted first. Equal logits therefore give exactly 0, as the initial logits of
     rewards and values are meant to."""
     middle = len(bins) // 2
-    weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    difference = weights[..., middle + 1 :] - weights[..., :middle].flip(-1)
-    return (difference * bins[middle + 1 :]).sum(-1) / weights.sum(-1)
+    chances = logits.softmax(-1)
+    difference = chances[..., middle + 1 :] - chances[..., :middle].flip(-1)
+    return (difference * bins[middle + 1 :]).sum(-1)

@@ -1,6 +1,7 @@
 """The policies that algorithms share."""
 
 from rlrun.policies.actors import Actor, DeterministicPolicy, StochasticActor
+from rlrun.policies.adapted import AdaptedPolicy
 from rlrun.policies.distribution import DistributionPolicy, Outputs, without_meaning
 from rlrun.policies.exploration import ActingConfig, ActionNoiseConfig, ValueExplorationConfig
 from rlrun.policies.joint import JointQPolicy
@@ -12,6 +13,7 @@ __all__ = [
     "ActingConfig",
     "ActionNoiseConfig",
     "Actor",
+    "AdaptedPolicy",
     "CategoricalPolicy",
     "DeterministicPolicy",
     "DistributionPolicy",

@@ -139,8 +139,7 @@ class DistributionPolicy(FiltersObservations, Policy):
         record: tuple[str, ...] = (),
     ) -> Act:
         mode = self.explorer.mode(mode)
-        core = Batch({name: state[name] for name in self.core_spec()})
-        outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), core)
+        outputs, after = self.acting(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
         dist, who = outputs.dist[0], self.explorer.stand_in(mode, clock)
         changed: dict[str, Tensor] = {}
         if who is not None:
@@ -163,6 +162,10 @@ class DistributionPolicy(FiltersObservations, Policy):
             else:
                 recorded[name] = dist.record()
         return Act(action, Batch({**state, **after, **changed}), Batch(recorded))
+
+    def acting(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Outputs, Batch]:
+        """The outputs for one row, obs leaves [1, B, ...] and is_first [1, B], and the recurrent state after it."""
+        return self._forward(obs, is_first, Batch({name: state[name] for name in self.core_spec()}))
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         outputs, after = self._forward(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)

@@ -29,7 +29,7 @@ from rlrun.models.gaussian_world_model import (
 )
 from rlrun.models.model import Model
 from rlrun.models.observations import WorldEncoder, entries_of
-from rlrun.models.world_model import RSSM, Core, Product, State, WorldModelConfig, stack
+from rlrun.models.world_model import RSSM, Product, State, WorldModelConfig, stack
 from rlrun.ops.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical, SquashedGaussian
 from rlrun.ops.gumbel import gumbel
 from rlrun.policies.exploration import EXPLORING, ExplorationConfig, Explorer
@@ -277,7 +277,7 @@ class DreamerPolicy(WorldPolicy):
         return self.rssm.best(belief)
 
     def after(self, state: State, action: Tensor) -> Tensor:
-        return Core(self.rssm)(*state, self.rssm.embedded(self.actor.flat(action)))
+        return self.rssm.core(state.h)(*state, self.rssm.embedded(self.actor.flat(action)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,8 @@ class Replay:
             self.outcomes = Outcomes(self.tree, columns, self.length, layout.outcomes, layout.drawn)
         self.may_start = np.zeros(columns * self.spots, dtype=bool)  # starts at which a fragment may be drawn
         self.starts = 0  # number of true entries in may_start
+        # With new_first: for each column, the absolute number of the row where the next fragment begins that is new.
+        self.new = np.zeros(columns, dtype=np.int64)
         self.priorities = cfg if isinstance(cfg, PrioritizedReplayConfig) else None
         self.tree_of_priorities = None if self.priorities is None else SumTree(columns * self.spots)
         self.largest_weight = 1.0  # largest P^-beta in the last batch, by which its weights were divided
@@ -151,6 +153,7 @@ class Replay:
         self.valid.zero_()
         self._set_starts(np.arange(len(self.may_start)), False, 0.0)
         self.head[0], self.next_row = row, [None]
+        self.new[:] = row
         self.first = row
         if self.outcomes is not None:
             self.outcomes.clear()
@@ -306,6 +309,39 @@ class Replay:
         """Returns columns [count], absolute rows [count] and weights [count] float32."""
         if self.tree_of_priorities is not None:
             return self._draw_by_priority(count, clock, self.tree_of_priorities)
+        if self.layout.new_first and (new := self._new(count)):
+            begun = np.array(new, dtype=np.int64)
+            column, row = begun.T
+            if len(new) < count:
+                others = self._draw_any(count - len(new))
+                column, row = np.concatenate((column, others[0])), np.concatenate((row, others[1]))
+            return column, row, np.ones(count, dtype=np.float32)
+        return self._draw_any(count)
+
+    def _new(self, count: int) -> list[tuple[int, int]]:
+        """Takes up to `count` fragments that were never drawn, those with the oldest rows first, as (column, row).
+
+        Those of a column follow each other, and the row behind one fragment, whose observation it has too, is its own
+        (the online queue of danijar/dreamerv3 @ e3f0224, embodied/core/replay.py). Fragments whose rows are gone, or
+        that hold dead rows alone, are passed over."""
+        layout = self.layout
+        found: list[tuple[int, int]] = []
+        bounds = np.repeat([self._window(block) for block in range(layout.blocks)], layout.block, axis=0)
+        step = -(-(layout.rows + 1) // layout.starts_every) * layout.starts_every
+        behind = np.maximum(bounds[:, 0] - self.new, 0)
+        self.new += -(-behind // step) * step
+        while len(found) < count:
+            column = int(np.where(self.new < bounds[:, 1], self.new, np.iinfo(np.int64).max).argmin())
+            row = int(self.new[column])
+            if row >= bounds[column, 1]:
+                break
+            self.new[column] += step
+            if self.may_start[self._leaf(np.array([column]), np.array([row]))][0]:
+                found.append((column, row))
+        return found
+
+    def _draw_any(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draws uniformly over all starts."""
         layout, every = self.layout, self.layout.starts_every
         windows = [self._window(block) for block in range(layout.blocks)]
         sizes = np.array([(high - low) // every for low, high in windows])
@@ -406,6 +442,7 @@ class Replay:
             "head": self.head.tolist(),
             "next_row": list(self.next_row),
             "largest": self.largest,
+            **({"new": self.new.tolist()} if self.layout.new_first else {}),
             "rng": self.rng.get_state(),
             "length": self.length,
             "columns": self.layout.columns,
@@ -472,6 +509,9 @@ class Replay:
         self.rng.set_state(state["rng"])
         if self.outcomes is not None:
             self.outcomes.load_state(state["outcomes"])
+        # Fragments of a checkpoint from before this counter existed count as drawn.
+        heads = np.repeat(self.head, self.layout.block).tolist()
+        self.new = np.array(state.get("new", heads), dtype=np.int64)
         valid = self.tree["valid"]
         assert isinstance(valid, Plain)
         self.valid.copy_(valid.flat)

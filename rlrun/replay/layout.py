@@ -68,6 +68,7 @@ class Layout:
     ends: bool  # whether only the observations of a fragment's first row and of its end are drawn
     starts_every: int  # fragments begin at multiples of this number of rows
     sequences: bool  # whether fragments may begin with a dead row if a later row is live
+    new_first: bool = False  # whether fragments that were never drawn, one behind the other, come before random ones
     stack: int = 1  # frames in every part of obs.observation; each frame is shared by this many rows
     capacity: int = 1
     reward: Field = SCALAR_REWARD  # EnvSpec.reward_row

@@ -21,10 +21,6 @@ def data(one: Translation) -> None:
         _ask(one)
     one.taken |= {key for key in INPUTS if key not in one.given}
     one.say("input_config", "dropped", why="it is read with input: dataset alone")
-    evaluated = "evaluation_config.input"
-    if one.given.get(evaluated) == SAMPLER:
-        one.say(evaluated, "dropped", why="evaluation always plays")
-    one.say(evaluated, "not mapped", why="evaluation plays; eval.estimate.path=DIR judges by data")
     normalized = one.given.get("actions_in_input_normalized")
     if "data.path" not in one.made.places:
         one.say("actions_in_input_normalized", "dropped", why="there are no data to which it could apply")

@@ -48,8 +48,23 @@ EXAMPLES = {
     "groupedtwostepgame": TWO_STEP,
     "twostepgamewithgroupedagents": TWO_STEP,
     "rockpaperscissors": ROCK_PAPER_SCISSORS,
+    "pendulummassenv": "PendulumMass-v0",
+    "cartpolemassenv": "CartPoleMass-v0",
+    "halfcheetahranddirecenv": "HalfCheetahRandDirec-v0",
+    "antrandgoalenv": "AntRandGoal-v0",
+    "cartpolewrapper": "CartPole-v1",
+    "pendulumwrapper": "Pendulum-v1",
+    "halfcheetahwrapper": "HalfCheetah-v5",
+    "hopperwrapper": "Hopper-v5",
     "multiagentcartpole": SEVERAL[0],
     "multiagentpendulum": SEVERAL[1],
+    "interestevolutionrecsimenv": "rlrun/InterestEvolution-v0",
+    "interestexplorationrecsimenv": "rlrun/InterestExploration-v0",
+    "longtermsatisfactionrecsimenv": "rlrun/LongTermSatisfaction-v0",
+    "simplecontextualbandit": "rlrun/SimpleBandit-v0",
+    "lineardiscreteenv": "rlrun/LinearBandit-v0",
+    "wheelbanditenv": "rlrun/WheelBandit-v0",
+    "parametricitemrecoenv": "rlrun/ParametricItems-v0",
 }
 
 # The environments of D4RL's data sets, which RLlib's examples name by functions such as d4rl_env.hopper_medium
@@ -88,15 +103,18 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
         why = f"D4RL's data are of an older {made[:-3]}, whose returns differ a little"
         return Environment(made, family_of(made, needed=False)[0], why)
     task = re.search(r"\bdm_control_suite\.([a-z]\w*)$", name)
-    if task:
-        return Environment(task[1], family_of(task[1], needed=False)[0])
+    # Of RLlib's examples of DreamerV3 (DMC/cartpole/swingup), and shimmy's ids (dm_control/cartpole-swingup-v0).
+    pair = re.fullmatch(r"DMC/([A-Za-z]\w*)/(\w+)", name) or re.fullmatch(r"dm_control/([A-Za-z]\w*)-(\w+)-v0", name)
+    if task or pair:
+        short = task[1] if task else f"{pair[1]}_{pair[2]}"  # type: ignore[index]
+        return Environment(short, family_of(short, needed=False)[0])
     known = EXAMPLES.get(short.replace("_", "").lower())
     if known in SEVERAL:
         own = {"num_agents": 1, **kwargs}
         why = "" if "num_agents" in kwargs else "one agent, which is RLlib's default"
         return Environment(known, "agents", why, _spec(known, yaml.safe_dump(own)), own)
     if known is not None:
-        family = family_of(known)[0]
+        family = family_of(known, needed=False)[0]
         return Environment(known, family, "", _spec(known, "{}") if family == "agents" else None)
     zoo = name.startswith("pettingzoo.")
     if "." in name and "-v" not in name and not zoo:
@@ -165,7 +183,7 @@ def continuous_actions(env: Environment) -> bool | None:
     if env.spec is not None:
         action = env.spec.action
         return isinstance(action, Box) if isinstance(action, Box | Discrete) else None
-    if _entry_point(env.name).startswith("gymnasium.envs.mujoco"):
+    if _entry_point(env.name).startswith(("gymnasium.envs.mujoco", "rlrun.envs.mujoco")):
         return True  # also where MuJoCo is not installed
     found = _spaces(env.name)
     return None if found is None else isinstance(found[1], gymnasium.spaces.Box)
@@ -187,7 +205,7 @@ def _entry_point(env: str) -> str:
     """Returns the module and class of a registered environment, or an empty string."""
     import gymnasium
 
-    import rlrun.envs.debug  # noqa: F401  registers rlrun's own ids
+    import rlrun.envs.own  # noqa: F401  registers rlrun's own ids
 
     found = getattr(gymnasium.registry.get(env), "entry_point", "")
     return found if isinstance(found, str) else f"{getattr(found, '__module__', '')}:"

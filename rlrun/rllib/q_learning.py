@@ -67,6 +67,7 @@ def replayed(
     starts = (
         "num_steps_sampled_before_learning_starts",
         "replay_buffer_config.learning_starts",
+        "replay_buffer_config.min_size_for_sampling",
         "learning_starts",
     )
     fewest = one.get("n_step", default=1)
@@ -272,10 +273,11 @@ def _epsilons(one: Translation, kind: str, keys: tuple[str, ...]) -> None:
         deviation = float(one.get(f"{group}.initial_stddev", default=1.0))
         one.set(f"{at}.exploration.noise_std", deviation, f"{group}.initial_stddev")
         return
-    one.set(f"{at}.exploration.epsilon", _schedule(one), *keys)
+    one.set(f"{at}.exploration.epsilon", epsilon_schedule(one), *keys)
 
 
-def _schedule(one: Translation) -> Any:
+def epsilon_schedule(one: Translation) -> Any:
+    """Returns the probability of a random action over time."""
     group = "exploration_config"
     if one.given.get("epsilon") is not None or (one.era == "new" and "epsilon" in one.defaults):
         if not any(key.startswith(f"{group}.") for key in one.given):

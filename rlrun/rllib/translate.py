@@ -19,10 +19,13 @@ from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.data import data
 from rlrun.rllib.dreamer import dreamer, task_options
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
+from rlrun.rllib.estimates import estimates
 from rlrun.rllib.joint import joint, sequence_of
 from rlrun.rllib.maddpg import maddpg
+from rlrun.rllib.meta import meta, rows_of_iteration
 from rlrun.rllib.networks import memories, networks, sequence_length
 from rlrun.rllib.q_learning import q_learning, replayed
+from rlrun.rllib.slates import BANDITS, OWN, slates, world_options
 from rlrun.rllib.team import GROUP, Team, team_of, told
 from rlrun.rllib.translation import (
     DREAMING,
@@ -30,6 +33,7 @@ from rlrun.rllib.translation import (
     FROM_DATA,
     IMITATION,
     JOINT,
+    META,
     OFF,
     OFF_POLICY,
     RUNS,
@@ -52,7 +56,6 @@ from rlrun.rllib.yaml_files import (
     slug,
 )
 
-LATER = ("MAML", "MBMPO", "SLATEQ")
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
@@ -86,12 +89,7 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
     """
     run = str(experiment["run"])
     if run not in RUNS:
-        later = (
-            f"rlrun is to have {run} in a later release"
-            if run.upper() in LATER
-            else f"rlrun has no {run}.{closest(run, RUNS)}"
-        )
-        raise UserError(f"{source}, {name}: {later}")
+        raise UserError(f"{source}, {name}: rlrun has no {run}.{closest(run, RUNS)}")
     for part in PARTS[2:]:
         if not isinstance(experiment.get(part) or {}, dict):
             raise UserError(f"{source}, {name}: `{part}` must be a group of keys")
@@ -160,13 +158,16 @@ class Experiment(Translation):
         maddpg(self)
         dreamer(self)
         alphazero(self)
-        if self.core not in (*JOINT, *DREAMING, "maddpg"):
+        slates(self)
+        meta(self)
+        if self.core not in (*JOINT, *DREAMING, *BANDITS, "maddpg", "slateq"):
             networks(self)
             dense_model(self)
         self._losses()
         self._sampling()
         agents(self, lambda other: Experiment(name, run, env, other, {}, source, place, team_of(other, place, run)))
         data(self)
+        estimates(self)
         self._evaluation()
         self._optimizer()
         self._the_rest()
@@ -197,7 +198,9 @@ class Experiment(Translation):
             if kwargs:
                 self.made.lines.append(Line("env_config", kwargs, "dropped", "", why))
         elif self.env.family == "dmc":
-            task_options(self, kwargs)
+            task_options(self, env, kwargs)
+        elif self.made.env in OWN:
+            world_options(self, kwargs)
         elif self.made.env == ROCK_PAPER_SCISSORS:
             for key, value in kwargs.items():
                 why = "the players have rock, paper and scissors, in 10 rounds"
@@ -232,7 +235,10 @@ class Experiment(Translation):
             plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
             if self.offline and plain in SAMPLERS:
                 self.say(key, "dropped", why="nothing is sampled; data.readers= says how many threads read the data")
-            if plain in unseen and not (plain in ("num_workers", "num_env_runners") and self.core in ("a3c", "ddppo")):
+            learns = (plain in ("num_workers", "num_env_runners") and self.core in ("a3c", "ddppo")) or (
+                plain in (*SAMPLERS, "num_rollout_workers") and self.core in META
+            )
+            if plain in unseen and not learns:
                 self.say(key, "dropped", why=unseen[plain])
 
     # Numbers of rows and environments
@@ -250,7 +256,7 @@ class Experiment(Translation):
             batch = float(batch) * learners
         if self.core in IMITATION and self.offline:
             self._drawn(int(batch), batches)
-        elif self.core in ("pg", "a2c", "ppo", "marwil"):
+        elif self.core in ("pg", "a2c", "ppo", "marwil", *BANDITS):
             rows, columns = self._whole(length, float(batch), envs)
             total = rows * columns
             why = f"of {columns} environments" + (f", where RLlib's {envs} take turns" if columns > envs else "")
@@ -290,20 +296,20 @@ class Experiment(Translation):
             self.set(
                 f"{at}.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows"
             )
-        elif self.core not in (*EVOLUTION, *DREAMING, *SEARCHING):
+        elif self.core not in (*EVOLUTION, *DREAMING, *SEARCHING, *META):
             steps = self.get("n_step", default=1)
             automatic = max(steps) if isinstance(steps, list) else steps  # as RLlib's `auto`
             sequence = sequence_of(self) if self.core in JOINT else 1
             rows = int(automatic if length == "auto" else length)
             replayed(self, rows, int(batch), envs, lengths, batches, sequence)
         mode = self.get("batch_mode")
-        if self.core in (*DREAMING, *SEARCHING):
+        if self.core in (*DREAMING, *SEARCHING, *META):
             return
         if self.core in EVOLUTION:
             self.say("batch_mode", "dropped", why="whole episodes are played")
         elif self.offline:
             self.say("batch_mode", "dropped", why="data are whole episodes already")
-        elif self.core in ("pg", "a2c", "ppo", "ddppo", "marwil"):
+        elif self.core in ("pg", "a2c", "ppo", "ddppo", "marwil", *BANDITS):
             self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
             if self.core == "ddppo" and mode == "complete_episodes":
                 self.set(f"{at}.cut_share", 1.0, why="episodes that are cut are not complete")
@@ -583,6 +589,8 @@ class Experiment(Translation):
         elif interval:
             why = "iterations of RLlib's loop last for a time here; eval.every= counts env steps and is off by default"
             self.say("evaluation_interval", "not mapped", why=why)
+        if "eval.estimate.methods" in self.made.values and "eval.every" not in self.made.values:
+            self.set("eval.every", LOOK_EVERY, why="RLlib estimates in every iteration of its loop")
 
     def _iteration(self) -> int | None:
         """Returns the env steps of an iteration of RLlib's loop, or None if a clock ends it."""
@@ -776,6 +784,11 @@ class Experiment(Translation):
                 elif last == "time_total_s":
                     self.made.values["stop.wall_sec"] = float(value)
                     how, became, why = "mapped", f"stop.wall_sec={flow(float(value))}", ""
+                elif last == "training_iteration" and self.core in META and steps is None:
+                    each = rows_of_iteration(self)
+                    steps = float(value) * each
+                    why = f"iterations of {each:,} env steps, where episodes are as long as a fragment"
+                    how, became = "mapped", f"env_steps={flow(rounded(steps))}"
                 elif last == "training_iteration":
                     how, why = "dropped", "iterations of RLlib's loop have no fixed number of env steps"
                 self.made.lines.append(Line(name, value, how, became, why))  # type: ignore[arg-type]

@@ -43,6 +43,8 @@ RUNS = {
     "BC": "bc",
     "MARWIL": "marwil",
     "CQL": "cql",
+    "MAML": "maml",
+    "MBMPO": "mbmpo",
     "Dreamer": "dreamer",
     "DREAMER": "dreamer",
     "DreamerV3": "dreamerv3",
@@ -51,6 +53,12 @@ RUNS = {
     "ALPHAZERO": "alphazero",
     "contrib/AlphaZero": "alphazero",
     "LeelaChessZero": "alphazero",
+    "SlateQ": "slateq",
+    "SLATEQ": "slateq",
+    "BanditLinUCB": "lin_ucb",
+    "BanditLinTS": "lin_ts",
+    "contrib/LinUCB": "lin_ucb",
+    "contrib/LinTS": "lin_ts",
 }
 DEFAULTS_OF = {
     "SIMPLEQ": "SimpleQ",
@@ -61,6 +69,9 @@ DEFAULTS_OF = {
     "ALPHAZERO": "AlphaZero",
     "contrib/AlphaZero": "AlphaZero",
     "LeelaChessZero": "AlphaZero",
+    "SLATEQ": "SlateQ",
+    "contrib/LinUCB": "BanditLinUCB",
+    "contrib/LinTS": "BanditLinTS",
 }
 APEX = {"dqn": "apex", "ddpg": "apex_ddpg", "qmix": "apex"}  # Ape-X around them
 DREAMING = ("dreamer", "dreamerv3")  # learn in the dreams of a world model
@@ -73,7 +84,8 @@ IMITATION = ("bc", "marwil")
 FROM_DATA = (*IMITATION, "cql")  # learn from data unless the experiment says otherwise
 EVOLUTION = ("es", "ars")
 OFF = "null: nothing is asked for"
-WITH_VALUE = ("a2c", "a3c", "ppo", "ddppo", "impala", "appo")  # a policy and a value of states
+META = ("maml", "mbmpo")  # adapt to tasks
+WITH_VALUE = ("a2c", "a3c", "ppo", "ddppo", "impala", "appo", *META)  # a policy and a value of states
 # Options that only the new API stack has; an experiment with one of them has that stack's defaults
 NEW = (
     "num_env_runners",

@@ -37,6 +37,7 @@ GROUPS = (
     "dreamer_model",
     "mcts_config",
     "ranked_rewards",
+    "dynamics_model",
 )
 
 

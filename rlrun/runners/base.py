@@ -55,4 +55,5 @@ class Factories(NamedTuple):
     data_columns: int = 0  # columns of this learner's part of a train batch that are drawn from data
     learners: int = 1  # number of processes, for runners whose learners do not work in lockstep
     learns_from_replay: bool = False
+    rounds: int = 1  # rounds in a train batch, for runner=meta
     elsewhere: Callable[[int], Any] = lambda number: None  # makes the Factories of process i there; picklable

@@ -205,6 +205,7 @@ class LearnerParts:
             first=self.ranks.rank * made.samplers_per_learner,
             total=made.num_envs,
             callbacks=self.config.run.callbacks,
+            tasks=plan.needs.tasks,
         )
 
     def sampler(self, generation: int) -> Sampler:
@@ -291,6 +292,7 @@ class LearnerParts:
             threads=self.threads,
             learners=1 if self.plan.lockstep else self.resources.num_learners,
             learns_from_replay=self.needs.replay is not None,
+            rounds=1 if self.needs.tasks is None else self.needs.tasks.rounds,
             elsewhere=functools.partial(factories_elsewhere, self.plan),
         )
 

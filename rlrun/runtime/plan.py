@@ -121,7 +121,15 @@ class Plan:
 
     def eval_env(self) -> registry.Factory:
         """Returns the factory of evaluation environments: full games with seeds that training never uses."""
-        return registry.Factory(cfg=self.config.env, spec=self.spec, seeds=self.seeds, stream="eval", learning=False)
+        tasks = self.needs.tasks
+        return registry.Factory(
+            cfg=self.config.env,
+            spec=self.spec,
+            seeds=self.seeds,
+            stream="eval",
+            learning=False,
+            new_tasks=tasks is not None and tasks.sampled,
+        )
 
     def evaluation(self) -> EvaluationPlan:
         """Returns how this run evaluates."""
@@ -176,7 +184,9 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     needs: Needs = config.algorithm.needs(config.algo)
     spec = make_spec(config, needs)
     check_fitting(config, spec, needs)
-    whole = isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
+    whole = needs.tasks is not None or (
+        isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
+    )
     seeds = Seeds(config.run.seed)
     make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True)
     runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
@@ -278,6 +288,14 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
     if (needs.population is not None) != (runner.name == "evolution"):
         fitting = "runner=evolution" if needs.population is not None else "another runner than evolution"
         raise UserError(f"{name} runs with {fitting}, not with runner={runner.name}")
+    if (needs.tasks is not None) != (runner.name == "meta"):
+        fitting = "runner=meta" if needs.tasks is not None else "another runner than meta"
+        raise UserError(f"{name} runs with {fitting}, not with runner={runner.name}")
+    if needs.tasks is not None and needs.tasks.sampled and not spec.tasks:
+        raise UserError(
+            f"{name} learns from many tasks, and {spec.name} has no sample_tasks() and set_task();"
+            " algo.sample_tasks=false takes the environment as it is for every task"
+        )
     check_belongs(needs.replay, needs.columns, config.run.replay, name, runner.name)
 
 
@@ -292,9 +310,10 @@ def room_for_episodes(spec: EnvSpec, needs: Needs, resources: Resources) -> int:
         )
     if limit is None or limit > MAX_EPISODE:
         known = "has no limit" if limit is None else f"may last {limit} steps"
+        asks = "runner=meta" if needs.tasks is not None else "runner.complete_episodes=true"
         raise UserError(
-            f"runner.complete_episodes=true makes room for the longest episode, and one of {spec.name} {known}; "
-            f"set {spec.limit_option}, for {MAX_EPISODE} steps or less"
+            f"{asks} makes room for the longest episode, and one of {spec.name} {known}; set {spec.limit_option}, for"
+            f" {MAX_EPISODE} steps or less"
         )
     return -(-(limit + 1) // every) * every
 
@@ -310,6 +329,8 @@ def fragments_per_producer(config: Typed, needs: Needs, resources: Resources) ->
     held = columns // resources.envs_per_group  # fragments that a train batch holds before it frees them
     if needs.replay is not None:
         return 2  # one is filled while the other is stored
+    if needs.tasks is not None:
+        return 1  # a sampler plays a round and waits for the next one's policies
     if runner.synchronous:
         return held // resources.producers_per_learner
     return max(runner.requests_in_flight, -(-(held + 1) // resources.producers_per_learner))
@@ -394,7 +415,10 @@ def _batch(plan: Plan) -> str:
         if plan.learners_in_lockstep > 1
         else ""
     )
-    return f"an update learns from {needs.columns} columns x {needs.rows} rows{each}"
+    rounds = ""
+    if needs.tasks is not None:
+        rounds = f", in {needs.tasks.rounds} rounds of {needs.tasks.count} tasks"
+    return f"an update learns from {needs.columns} columns x {needs.rows} rows{each}{rounds}"
 
 
 def _spaces(spec: EnvSpec, policies: Mapping[str, tuple[int, ...]]) -> str:

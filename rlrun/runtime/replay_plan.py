@@ -280,6 +280,7 @@ def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, ma
         ends=needs.replay.obs == "ends",
         starts_every=needs.replay.starts_every,
         sequences=needs.replay.sequences,
+        new_first=needs.replay.new_first,
         stack=spec.stack,
         capacity=-(-cfg.capacity // made.num_learners),
         reward=spec.reward_row,

@@ -114,6 +114,7 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.LEARNERS: lambda plan: plan.resources.num_learners > 1,
     conditions.REWARDS: _rewards,
     conditions.LEARNT_VALUES: _learnt_values,
+    conditions.SLATES: lambda plan: isinstance(plan.spec.action, MultiDiscrete),
     conditions.EACH_AGENT: lambda plan: not plan.spec.joint,
     conditions.SEVERAL_AGENTS: lambda plan: plan.spec.agents is not None,
     conditions.EXPERIENCE: lambda plan: plan.config.runner.name != "offline",

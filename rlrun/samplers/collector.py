@@ -12,6 +12,7 @@ from rlrun.core.callbacks import EnvCallback
 from rlrun.core.env import VectorEnv
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
+from rlrun.core.tasks import TaskGiver
 from rlrun.dataflow.cut import LearnersCut
 from rlrun.dataflow.slots import Header
 from rlrun.samplers.columns import Columns
@@ -33,9 +34,11 @@ class Collector:
         whole_after: int | None = None,
         place: torch.Tensor | None = None,
         callbacks: Sequence[EnvCallback] = (),
+        tasks: TaskGiver | None = None,
     ):
         self.columns = Columns(env, first_env, generation, return_discount, whole_after, callbacks)
         self.rng, self.record, self.core_every, self.worker, self.place = rng, record, core_every, worker, place
+        self.tasks = tasks
         self.state: Batch | None = None  # the policy's state, created at the first row
 
     def collect(
@@ -62,6 +65,8 @@ class Collector:
         there = None if device.type == "cpu" else device
         view = out.numpy()
         first_row = columns.row
+        if self.tasks is not None:
+            self.tasks.give(clock.updates)
         columns.begin(view)
         with torch.inference_mode():
             for t in range(rows):

@@ -23,6 +23,25 @@ from rlrun.samplers.collector import Collector
 from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
 
+def make_collector(plan: SamplerPlan, number: int, device: str = "cpu") -> Collector:
+    """Makes the collector of sampler `number`. device: where its policy acts."""
+    env = plan.make_env(number, plan.envs)
+    return Collector(
+        env,
+        plan.seeds.generator("policy", number, plan.generation, device=device),
+        plan.record,
+        plan.core_every,
+        number,
+        number * plan.envs,
+        plan.generation,
+        plan.return_discount,
+        plan.whole_after,
+        plan.place(number),
+        plan.env_callbacks(),
+        plan.giver(env, number),
+    )
+
+
 class SamplerJob(NamedTuple):
     """The arguments of a sampler process (pickled)."""
 
@@ -36,19 +55,7 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
     """Receives slot keys and answers each with the Header of a filled slot, until the pipe closes."""
     plan, number = job.plan, job.number
     policy = plan.make_policy()
-    collector = Collector(
-        plan.make_env(number, plan.envs),
-        plan.seeds.generator("policy", number, plan.generation),
-        plan.record,
-        plan.core_every,
-        number,
-        number * plan.envs,
-        plan.generation,
-        plan.return_discount,
-        plan.whole_after,
-        plan.place(number),
-        plan.env_callbacks(),
-    )
+    collector = make_collector(plan, number)
     views = {}
     version, clock, made = 0, Clock(), 0
     pipe.send(READY)

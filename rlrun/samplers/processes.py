@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,9 +10,10 @@ import torch
 
 from rlrun.core.batch import RowSpec
 from rlrun.core.callbacks import EnvCallback, make_callbacks
-from rlrun.core.env import EnvFactory
+from rlrun.core.env import EnvFactory, VectorEnv
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
+from rlrun.core.tasks import FromTasks, TaskGiver
 from rlrun.dataflow.slots import Slots
 from rlrun.dataflow.stores import FragmentStore
 from rlrun.dataflow.workers import Worker, Workers
@@ -37,6 +39,7 @@ class SamplerPlan:
     whole_after: int | None = None  # see Columns: collect whole episodes of at least this many rows in all
     first: int = 0  # number of the first worker, which continues the numbers of the learners before this one
     total: int = 0  # number of environments of all learners together
+    tasks: FromTasks | None = None
     callbacks: tuple[str, ...] = ()  # the run's callbacks, of which EnvCallbacks are made with the environments
 
     @property
@@ -47,6 +50,12 @@ class SamplerPlan:
     def env_callbacks(self) -> list[EnvCallback]:
         """Makes the callbacks of one group of environments."""
         return make_callbacks(self.callbacks, EnvCallback)
+
+    def giver(self, env: VectorEnv, producer: int) -> TaskGiver | None:
+        """Returns what gives this producer's environments their tasks, or None if they have none."""
+        if self.tasks is None or not self.tasks.sampled:
+            return None
+        return TaskGiver(env, self.tasks, producer * self.envs, functools.partial(self.seeds.integer, "tasks"))
 
     def place(self, producer: int) -> torch.Tensor:
         """Returns the relative positions [columns] of this producer's environments among all, from 0 to 1. The columns

@@ -15,7 +15,7 @@ from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.cut import LearnersCut
 from rlrun.dataflow.slots import Fragment
-from rlrun.samplers.collector import Collector
+from rlrun.samplers.local import make_collector
 from rlrun.samplers.processes import SamplerPlan
 
 
@@ -28,20 +28,7 @@ class SerialSampler:
         self.total_columns = self.columns * self.groups
         self.layout = plan.layout
         self.collectors = [
-            Collector(
-                plan.make_env(number, plan.envs),
-                plan.seeds.generator("policy", number, plan.generation, device=str(device)),
-                plan.record,
-                plan.core_every,
-                number,
-                number * plan.envs,
-                plan.generation,
-                plan.return_discount,
-                plan.whole_after,
-                plan.place(number),
-                plan.env_callbacks(),
-            )
-            for number in range(plan.first, plan.first + plan.workers)
+            make_collector(plan, number, str(device)) for number in range(plan.first, plan.first + plan.workers)
         ]
         self.cut = cut
         self.policy: Policy | None = None

@@ -4,10 +4,12 @@
 Makes data sets as D4RL's are: of a random, a medium and an expert policy, and the replay of the run that led to the
 medium one. --levels replay makes the replay of the whole run that led to the expert, which trains it again. The
 sampling policies of this repository (tuned/offline/NAME-LEVEL.safetensors, with NAME.json saying how they were trained)
-play; with --train they are trained anew and replaced, and the replay is recorded meanwhile.
+play; with --train they are trained anew and replaced, and the replay is recorded meanwhile. Without names, cartpole and
+pendulum are made; halfcheetah and hopper need '.[mujoco]'. Without --levels, those are made that have a policy.
 Each set is FOLDER/NAME-LEVEL, and holds the mean returns of the random and the expert policy as references for
 normalised scores, which are measured in 100 episodes each. `medium` is the first policy that gets a third of the way
-from the random return to the expert's. A set has another name until it is complete. The sum that is printed with it is
+from the random return to the expert's. Where nobody has trained an expert yet, sets hold no references, and
+`medium` is the last policy of its run (`last` in NAME.json). A set has another name until it is complete. The sum that is printed with it is
 that of its rows (`rlrun data` shows it too): on one kind of machine, a set that is made again has the same one, wherever
 and whenever it is made."""
 
@@ -73,6 +75,19 @@ def loaded(name: str, level: str) -> Trained:
     return Trained(POLICIES, config, spec, policy, Clock(steps, 0))
 
 
+def last_level(name: str) -> str:
+    """The level of the policy at the end of a run: expert, or medium where no expert has been trained."""
+    return described(name).get("last", "expert")
+
+
+def can_make(name: str, level: str, train: bool = False) -> bool:
+    """Whether a set can be made: by random actions, or by a policy that is there or will be trained."""
+    policy = {"medium_replay": "medium", "replay": "expert"}.get(level, level)
+    if train:
+        return policy != "expert" or last_level(name) == "expert"
+    return policy == "random" or policy in described(name)["levels"]
+
+
 def sampled(name: str, level: str, folder: Path, rows: int, command: str, seed: int = 0) -> dict[str, Any]:
     """Records a set. Policies are sampled, as D4RL's are."""
     way: Any = "random" if level == "random" else "explore"
@@ -108,11 +123,13 @@ def train(name: str, folder: Path) -> None:
                 wish = Wish(20, None)
                 return record(load(run, str(at)), Path(other) / "set", wish, "explore", 2000, 8, "")["return_mean"]
 
-        random, best = reference(name, "random"), played(steps[-1])
-        wanted = random + THIRD * (best - random)
-        medium = next(at for at in steps if played(at) >= wanted)
+        kept = {last_level(name): steps[-1]}
+        if "medium" not in kept:
+            random, best = reference(name, "random"), played(steps[-1])
+            wanted = random + THIRD * (best - random)
+            kept = {"medium": next(at for at in steps if played(at) >= wanted), **kept}
         facts["levels"] = {}
-        for level, at in (("medium", medium), ("expert", steps[-1])):
+        for level, at in kept.items():
             weights = load(run, str(at)).policy.state_dict()
             path = POLICIES / f"{name}-{level}.safetensors"
             save_file({key: value.contiguous() for key, value in weights.items()}, str(path))
@@ -146,20 +163,25 @@ def content(folder: Path) -> str:
 def main() -> int:
     known = sorted(path.stem for path in POLICIES.glob("*.json"))
     parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("names", nargs="*", default=known)
+    parser.add_argument("names", nargs="*", default=[name for name in known if "extra" not in described(name)])
     parser.add_argument("--folder", type=Path, default=Path("data"))
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--levels", default=",".join(LEVELS))
+    parser.add_argument("--levels", help=f"of {', '.join(ALL)}")
     parser.add_argument("--train", action="store_true")
     said = parser.parse_args()
-    unknown = set(said.names) - set(known) | set(said.levels.split(",")) - set(ALL)
+    levels = said.levels.split(",") if said.levels else list(LEVELS)
+    unknown = set(said.names) - set(known) | set(levels) - set(ALL)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}, and the levels {', '.join(ALL)}")
+    wanted = {name: [level for level in levels if can_make(name, level, said.train)] for name in said.names}
+    missing = [f"{name}-{level}" for name in said.names for level in levels if level not in wanted[name]]
+    if missing and said.levels:
+        parser.error(f"nobody has trained a policy for {', '.join(missing)} yet")
     torch.set_num_threads(1)
     for name in said.names:
         if said.train:
             train(name, said.folder / f"{name}-medium_replay")
-        for level in said.levels.split(","):
+        for level in wanted[name]:
             folder = said.folder / f"{name}-{level}"
             if folder.exists() and not (said.train and level == "medium_replay"):
                 print(f"{folder} is there already")
@@ -174,7 +196,8 @@ def main() -> int:
                 folder.rename(made)  # train() has recorded it
             else:
                 replay(name, made, "medium")
-            set_references(made, reference(name, "random"), reference(name, "expert"))
+            if can_make(name, "expert"):
+                set_references(made, reference(name, "random"), reference(name, "expert"))
             made.rename(folder)
             print(f"{folder} {content(folder)}", flush=True)
     return 0

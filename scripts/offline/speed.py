@@ -72,7 +72,12 @@ def main() -> int:
                 for way, buffer in (("memory", total * 2), ("files", total // 10)):
                     run = place / f"{way}-{number}"
                     words: list[Any] = ["algo=bc", f"env={env}", f"data.path={place / 'set'}", f"data.buffer={buffer}"]
-                    stop = [f"stop.wall_sec={said.seconds}", "env_steps=1e10", "log_every_sec=1", "log_every_steps=null"]
+                    stop = [
+                        f"stop.wall_sec={said.seconds}",
+                        "env_steps=1e10",
+                        "log_every_sec=1",
+                        "log_every_steps=null",
+                    ]
                     threads = ["resources.learner_threads=1", "checkpoint.every_sec=null", "checkpoint.every=null"]
                     rlrun("train", *words, *sizes, *stop, *threads, "logger=[]", f"run_dir={run}")
                     found[way].append(rate(run))

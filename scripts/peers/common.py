@@ -6,6 +6,7 @@ It runs in a peer's environment, which does not have rlrun.
 import argparse
 import importlib.metadata
 import json
+import sys
 import time
 
 
@@ -59,3 +60,50 @@ class Meter:
             return False
         self.rate = (env_steps - self.warm[1]) / (now - self.warm[0])
         return True
+
+
+# Of Dreamer's updates: numbers in an observation and in an action, and whether actions are choices.
+SPACES = {"cartpole": (4, 2, True), "pendulum": (3, 1, False)}
+
+
+def game_and_threads():
+    """Parses `GAME THREADS` with options of the program's own behind them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("game", choices=list(SPACES))
+    parser.add_argument("threads", type=int, choices=[1, 2])
+    parser.add_argument("words", nargs="*")
+    said = parser.parse_args()
+    sys.modules["torch"].set_num_threads(said.threads)
+    return said
+
+
+def rows_of_dreamer(torch, obs, actions, discrete, batch, length):
+    """A batch of random rows [B, T, ...] with some ends of episodes."""
+    rng = torch.Generator().manual_seed(1)
+    taken = torch.randn(batch, length, actions, generator=rng)
+    if discrete:
+        taken = torch.nn.functional.one_hot(taken.argmax(-1), actions).float()
+    last = torch.rand(batch, length, generator=rng) < 0.02
+    first = torch.cat([torch.ones(batch, 1, dtype=torch.bool), last[:, :-1]], 1)
+    return {
+        "obs": torch.randn(batch, length, obs, generator=rng),
+        "prevact": taken,
+        "reward": torch.rand(batch, length, generator=rng),
+        "is_first": first,
+        "is_last": last,
+        "is_terminal": last,
+    }
+
+
+def serve(update, settings, packages):
+    """Makes three updates to warm up, and as many as each line of the input says. For each line it prints their
+    wall-clock and CPU seconds. The first line is what the program is."""
+    for _ in range(3):
+        update()
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    print(json.dumps({"settings": settings, "versions": versions}), flush=True)
+    for line in sys.stdin:
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(int(line)):
+            update()
+        print(json.dumps({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}), flush=True)

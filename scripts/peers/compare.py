@@ -32,6 +32,7 @@ PACKAGES = {  # in addition to torch, which has the version of scripts/constrain
     "stable_baselines3": ["stable-baselines3==2.9.2", "gymnasium[atari,box2d]", "ale-py", "opencv-python-headless"],
     "cleanrl_style": ["gymnasium[atari]", "ale-py", "opencv-python-headless"],
 }
+OFFLINE_PACKAGES = {"d3rlpy": ["d3rlpy==2.8.1"]}  # of the peers that offline.py compares with
 KNOWN = {"impala": list(PACKAGES), "ppo": list(PACKAGES), "dqn": ["stable_baselines3", "cleanrl_style"]}
 # Where rlrun's defaults differ from the others', rlrun uses the others'.
 SAME_WORK = {"dqn": ["replay.capacity=30000", "algo.double=false", "algo.head.dueling=false"]}
@@ -74,14 +75,15 @@ def last(lines: list[str], code: int) -> str:
 def make_environment(peer: str, folder: Path) -> Path:
     """The Python of a peer's environment, which is made where it is missing or out of date. Failed where that fails."""
     place = folder / peer
-    python, stamp, wanted = place / "bin" / "python", place / ".installed", "\n".join(PACKAGES[peer])
+    packages = (PACKAGES | OFFLINE_PACKAGES)[peer]
+    python, stamp, wanted = place / "bin" / "python", place / ".installed", "\n".join(packages)
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
     torch = next(
         line for line in (ROOT / "scripts" / "constraints.txt").read_text().splitlines() if line.startswith("torch==")
     )
     print(f"Installing {peer} into {place} ...", flush=True)
-    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", torch, *PACKAGES[peer]]
+    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", torch, *packages]
     for command in ([sys.executable, "-m", "venv", "--clear", str(place)], install):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

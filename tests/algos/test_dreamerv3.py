@@ -164,9 +164,8 @@ def test_dreams_by_hand(typed):
     imagine = made.policy.rssm.imagine
     made.policy.rssm.imagine = lambda *args: told.setdefault("dream", imagine(*args))
     losses, first, _ = made.dream(start_rows, batch, Clock())
-    (states, actions), steps = told["dream"], cfg.imag_length
+    (features, actions), steps = told["dream"], cfg.imag_length
     with torch.no_grad():
-        features = torch.stack([state.features for state in states])
         reward, value, slow = (made.mean_of(net(features)).numpy() for net in (made.reward, made.value, made.slow_value))
         go_on = made.continues(features).squeeze(-1).sigmoid().numpy()
         log_p = made.policy.actor(features[:-1]).log_probs.numpy()
@@ -386,7 +385,7 @@ def test_a_world_model_of_a_chain_learns_it(typed):
         at = (place == 2) & known
         states = State(*(x[at] for x in states))
         dreamt, _ = made.policy.rssm.imagine(
-            states, lambda state, t: torch.eye(6)[torch.zeros(len(state.h), dtype=torch.long)],
+            states, lambda seen, t: torch.eye(6)[torch.zeros(len(seen), dtype=torch.long)],
             torch.rand(1, len(states.h), made.policy.rssm.stoch, generator=rng))  # fmt: skip
-        after = made.decoder(dreamt[1])["observation"]
+        after = made.decoder(State.of(dreamt[1], 32))["observation"]
         assert (after.argmax(-1) == 3).all()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import ANY_ACTION, BOX, DISCRETE, EXPLORING, simple
+from families import ADAPTING, ANY_ACTION, BOX, DISCRETE, EXPLORING, SLATES, simple
 from test_all import batches, start
 from wired import Wired
 
@@ -75,6 +75,8 @@ def test_random_actions_do_not_depend_on_the_policy(typed, algo):
     if algo in DISCRETE:
         assert 0.2 < taken[0].action[taken[0].valid].float().mean() < 0.8
         assert not also or torch.allclose(taken[0].log_prob, torch.tensor(-math.log(2.0)))
+    elif algo in SLATES:
+        assert (taken[0].action[..., 0] != taken[0].action[..., 1]).all()
     else:
         assert 0 < taken[0].action.abs().max() < 1
 
@@ -86,6 +88,8 @@ def test_without_exploration_training_takes_the_greedy_actions(typed, algo):
     wiring, made, sampler = start(typed, algo, *words, also=also)
     for parameter in made.policy.parameters():  # so that the best action is not the same everywhere
         torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
+    if algo in ADAPTING:
+        made.adapt(None)
     batch = batches(wiring, sampler, 1)[0]
     state = made.policy.initial_state(batch.action.shape[1])
     state = batch["core"][0] if "core" in batch else state

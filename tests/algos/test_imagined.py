@@ -17,7 +17,8 @@ from rlrun.models.world_model import State
 
 def test_open_loop_predictions_by_hand(typed):
     """Five rows by the posterior, one after another as the policy follows them, and then the prior's rollout."""
-    made, (batch,) = begun(typed, "algo.batch_length=20", "algo.fragment_length=4", "algo.horizon=10")
+    made, (batch,) = begun(
+        typed, "algo.batch_length=20", "algo.fragment_length=4", "algo.horizon=10", "algo.online_queue=false")  # fmt: skip
     policy, rssm, context = made.policy, made.policy.rssm, 5
     assert batch.is_first[1:context].any(), "an episode ends inside the context"
     before = made.ctx.rng.get_state()

@@ -12,13 +12,17 @@ PEERS = Path(__file__).parents[2] / "scripts" / "peers"
 
 
 def load(name):
+    sys.path.insert(0, str(PEERS))  # these programs import each other by name
     spec = importlib.util.spec_from_file_location(f"peers_{name}", PEERS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(PEERS))
     return module
 
 
-compare, common = load("compare"), load("common")
+compare, common, offline = load("compare"), load("common"), load("offline")
 
 
 def test_the_first_quarter_of_the_time_is_not_counted():
@@ -144,3 +148,25 @@ def test_what_is_printed_as_json_is_what_is_read(capsys, monkeypatch):
     common.result(12.5, {"workers": 2}, ["ray"])
     told = json.loads(capsys.readouterr().out)
     assert told["env_steps_per_sec"] == 12.5 and set(told["versions"]) == {"ray", "torch", "gymnasium", "ale-py"}
+
+
+def cql(wall, cpu):
+    return [{"updates_per_sec": a, "cpu_sec_per_update": b, "versions": {"torch": "2"}} for a, b in zip(wall, cpu, strict=True)]
+
+
+def test_cql_is_compared_with_the_faster_peer_of_every_round():
+    found = {"rlrun": cql([6.0, 8.0, 3.0], [0.1] * 3), "d3rlpy": cql([4.0, 4.0, 2.0], [0.2] * 3), "corl_style": cql([2.0, 5.0, 1.0], [0.3] * 3)}
+    text, reached = offline.table("3x256", found)
+    assert reached and "rlrun is 1.50 (1.50 to 1.60) x the faster peer: the bar of 1.5 is met" in text
+    assert "rlrun is 1.50 (1.50 to 2.00) x, and 2.00 (2.00 to 2.00) x by CPU" in text
+    for one in found["rlrun"]:
+        one["updates_per_sec"] -= 0.1
+    assert offline.table("3x256", found)[1] is False
+
+
+@pytest.mark.parametrize("peer", ["corl_style", "rlrun"])
+def test_programs_of_cql_learn_from_the_same_rows_and_say_how_fast(peer):
+    """The third program needs d3rlpy."""
+    told = compare.program([sys.executable, str(PEERS / f"{peer}_cql_peer.py"), "2x256", "1 thread", "0.5"], 0.5)
+    assert told["updates_per_sec"] > 0 and 0.002 < told["cpu_sec_per_update"] < 5
+    assert all((PEERS / f"{name}_cql_peer.py").is_file() for name in (*offline.PEERS, "rlrun"))

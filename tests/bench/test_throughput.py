@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlrun.bench.throughput import _sampler_time, bound_of, updates_per_row
+from rlrun.bench.parts import updates_per_row
+from rlrun.bench.throughput import _sampler_time, bound_of
 
 
 def made(inference, samplers=2, learners=1):

@@ -125,7 +125,7 @@ def test_watch_draws_gymnasium_environments(tmp_path):
 
 
 def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
+    monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
     file = tmp_path / "result.json"
     words = [
         "algo=impala",
@@ -142,13 +142,16 @@ def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
     assert set(parts) == {"env", "inference", "learning"}
     assert result["bound"] == pytest.approx(result["cores"] / sum(1 / rate for rate in parts.values()))
     assert result["reached"] > 100 and result["ratio"] == pytest.approx(result["reached"] / result["bound"])
+    updates = result["updates"]  # one for every 20 env steps
+    assert updates["bound"] == pytest.approx(result["bound"] / 20) and updates["learning"] >= parts["learning"] / 20 * 0.999
+    assert 0.3 < updates["reached"] / (result["reached"] / 20) < 3.0
     assert "bound of" in capsys.readouterr().out and result["memory_pss_mb"] > 100
     with pytest.raises(UserError, match="seconds must be at least 5"):
         _dispatch(["benchmark", "throughput", *words, "seconds=1"])
 
 
 def test_throughput_counts_an_update_by_the_env_steps_it_stands_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
+    monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
     file = tmp_path / "result.json"
     words = [
         "algo=dqn",
@@ -168,7 +171,7 @@ def test_throughput_counts_an_update_by_the_env_steps_it_stands_for(tmp_path, mo
 
 
 def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
+    monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
     monkeypatch.setattr("rlrun.machine.machine.cores", lambda: 2)
     file = tmp_path / "result.json"
     words = [
@@ -191,7 +194,7 @@ def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("algo", ["es", "ars"])
 def test_throughput_of_evolution(tmp_path, monkeypatch, algo):
-    monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
+    monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
     file = tmp_path / "result.json"
     batch = (
         ["algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"]
@@ -209,7 +212,7 @@ def test_throughput_of_evolution(tmp_path, monkeypatch, algo):
 
 
 def test_throughput_of_a_replay_that_never_fills_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlrun.bench.throughput.PART_SEC", 0.05)
+    monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
     monkeypatch.setattr("rlrun.bench.throughput.FILL_SEC", 1.0)
     words = [
         "algo=dqn",

@@ -68,6 +68,7 @@ SPACES = {
     "every space": CASES["every space"],
     "box": CASES["box"],
     "agents": CASES["agents"],
+    "slates": CASES["slates"],
     "agents' numbers": CASES["agents' numbers"],
     "simulator": CASES["simulator"],
 }
@@ -95,12 +96,13 @@ def updates(ranks: Ranks, algo: str, case: str):
     wiring.ranks = ranks
     wiring.plan = replace(wiring.plan, whole_after=5 if case == "whole episodes" else None)
     made = wiring.algorithm()
-    share = wiring.needs.columns // ranks.world
+    rounds = 1 if wiring.needs.tasks is None else wiring.needs.tasks.rounds
+    columns = torch.arange(wiring.needs.columns).view(rounds, ranks.world, -1)[:, ranks.rank].flatten()
     for number, batch in enumerate(data):
         valid = batch.valid.clone()
         for row, column in ((1, 0), (2, -1), (3, -1)):  # gives learners unequal numbers of live rows
             valid[row : row + 1, column] = False
-        mine = part(batch.replace(valid=valid), slice(ranks.rank * share, (ranks.rank + 1) * share))
+        mine = part(batch.replace(valid=valid), columns)
         returns = [moments_of(torch.arange(1.0 + 10 * part, 4.0 + 10 * part)) for part in range(2)]
         made.absorb_returns(returns[ranks.rank :: ranks.world])
         metrics = made.update(mine, Clock(100 * number, number)).metrics
@@ -108,7 +110,7 @@ def updates(ranks: Ranks, algo: str, case: str):
     return made, {name: float(value) for name, value in metrics.items()}
 
 
-def part(batch: Batch, columns: slice) -> Batch:
+def part(batch: Batch, columns: torch.Tensor) -> Batch:
     """Returns these columns of a batch. `weight` and `key`, which replay adds, have no row dimension."""
     single = {name: batch[name][columns] for name in ("weight", "key") if name in batch}
     return Batch(

@@ -332,12 +332,46 @@ def test_the_observation_filter_is_that_of_the_data_and_stays(recorded, tmp_path
         assert torch.equal(value, before[name])
 
 
-def test_a_set_that_is_made_again_elsewhere_has_the_same_sum_of_rows(tmp_path, monkeypatch, capsys, written):
-    """The files differ, since they name folders and times; the rows of random play, and of a run that learns, do not."""
+def make_data():
+    """The program behind scripts/make_offline_data."""
     path = Path(__file__).parents[2] / "scripts" / "offline" / "make_data.py"
     spec = importlib.util.spec_from_file_location("make_data", path)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
+
+
+def test_sets_of_policies_that_nobody_trained_are_refused_or_left_out(tmp_path, monkeypatch, capsys):
+    """Without --levels the others are made. A run that ends at a medium policy is not trained to an expert."""
+    script = make_data()
+    script.POLICIES = tmp_path
+    tiny = {"words": [*small("dqn", "tiny"), "env=rlrun/Identity-v0"], "levels": {}, "last": "medium"}
+    (tmp_path / "tiny.json").write_text(json.dumps(tiny))
+    (tmp_path / "other.json").write_text(json.dumps({**tiny, "extra": "mujoco"}))
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["make_data.py", "--folder", str(tmp_path / "data"), "--rows", "100", *words])
+        return script.main()
+
+    for words, said in (
+        (["--levels", "random,expert"], "nobody has trained a policy for tiny-expert yet"),
+        (["--levels", "replay", "--train"], "tiny-replay yet"),
+        (["--levels", "best"], "best: there are other, tiny"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            run(*words)
+        assert stopped.value.code == 2 and said in capsys.readouterr().err
+    assert run() == 0 and [path.name for path in (tmp_path / "data").iterdir()] == ["tiny-random"]
+    facts = json.loads((tmp_path / "data" / "tiny-random" / "dataset.json").read_text())["facts"]
+    assert facts.get("expert_return") is None, "there is no expert whose return could be a reference"
+    assert script.can_make("tiny", "medium_replay", train=True) and not script.can_make("tiny", "medium_replay")
+    (tmp_path / "tiny.json").write_text(json.dumps({**tiny, "levels": {"medium": {"env_steps": 9}}}))
+    assert script.can_make("tiny", "medium_replay") and not script.can_make("tiny", "replay")
+
+
+def test_a_set_that_is_made_again_elsewhere_has_the_same_sum_of_rows(tmp_path, monkeypatch, capsys, written):
+    """The files differ, since they name folders and times; the rows of random play, and of a run that learns, do not."""
+    script = make_data()
     tiny = {"words": [*small("dqn", "tiny"), "env=rlrun/Identity-v0"], "levels": {"expert": {"env_steps": 120}}}
     monkeypatch.setattr(script, "described", lambda name: tiny)
 

@@ -1,6 +1,7 @@
 """dm-control and Crafter: what their rows hold, their ends, their names, and what is said where something is missing."""
 
 import json
+import sys
 
 import fake_suites
 import numpy as np
@@ -189,6 +190,18 @@ def test_a_missing_extra_is_named(monkeypatch, capsys, name, package, extra):
     if extra in ("dmc", "crafter"):
         assert _dispatch(["list", "envs"]) == 0
         assert f"{short:<32} {package}, not installed: pip install 'rlrun[{extra}]'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tuned", ["sac/halfcheetah", "cql/hopper_random"])
+def test_a_missing_extra_is_named_where_a_tuned_file_names_the_environment(monkeypatch, tuned):
+    """Words of the command line alone are looked at before the environment is made."""
+    there = names.installed
+    monkeypatch.setattr(names, "installed", lambda module: module != "mujoco" and there(module))
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    for module in [one for one in sys.modules if one.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(UserError, match=r"MuJoCo, which is not installed: pip install 'rlrun\[mujoco\]'$"):
+        _dispatch(["train", "--plan", f"tuned={tuned}"])
 
 
 def test_the_table_of_names_is_that_of_the_package():

@@ -14,7 +14,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested
 from rlrun.models.model import Model
 from rlrun.models.observations import WorldDecoder, WorldEncoder, entries_of, pixels
-from rlrun.models.world_model import RSSM, SIZES, Core, Head, State
+from rlrun.models.world_model import RSSM, SIZES, Head, State, side_by_side
 from rlrun.ops.symlog import symexp, symlog
 from rlrun.policies.dreamer import DreamerPolicy, Explorer
 from rlrun.policies.exploration import ExplorationConfig
@@ -174,7 +174,7 @@ def test_the_memory_is_the_papers_gru_in_blocks():
         u = sigmoid(update - 1)
         wanted.append(u * np.tanh(sigmoid(reset) * candidate) + (1 - u) * old)
     as_float = [torch.from_numpy(each).float() for each in (h, z, action)]
-    made = Core(rssm)(*as_float[:2], rssm.embedded(as_float[2]))
+    made = rssm.core(as_float[0])(*as_float[:2], rssm.embedded(as_float[2]))
     np.testing.assert_allclose(made.detach().numpy(), np.concatenate(wanted, -1), atol=1e-5)
 
 
@@ -246,15 +246,77 @@ def test_rows_in_two_halves_are_the_whole_rows():
 def test_dreams_from_a_posterior_are_the_priors_rollout():
     rssm = rssm_of()
     start, _, actions, uniform = rows(rssm, 5)
-    states, taken = rssm.imagine(start, lambda state, step: actions[step], uniform)
-    assert torch.equal(taken, actions) and states[0] is start and len(states) == 6
+    features, taken = rssm.imagine(start, lambda seen, step: actions[step], uniform)
+    assert torch.equal(taken, actions) and torch.equal(features[0], start.features) and len(features) == 6
     h, z = start
     with torch.no_grad():
         for step in range(5):
-            h = Core(rssm)(h, z, rssm.embedded(actions[step]))
+            h = rssm.core(h)(h, z, rssm.embedded(actions[step]))
             z = rssm.draw(rssm.probabilities(rssm.prior(h)), uniform[step])
-            torch.testing.assert_close(states[step + 1].h, h)
-            assert torch.equal(states[step + 1].z, z)
+            state = State.of(features[step + 1], 16)
+            torch.testing.assert_close(state.h, h)
+            assert torch.equal(state.z, z)
+
+
+def slowly(rssm, state, tokens, actions, is_first, uniform):
+    """RSSM.observe, with the gradients that autograd makes of it."""
+
+    def f(x, scale):
+        return torch.nn.functional.silu(x * (x.square().mean(-1, keepdim=True) + 1e-4).rsqrt() * scale)
+
+    def layer(x, net):
+        return f(torch.nn.functional.linear(x, net.weight, net.bias), net.scale)
+
+    def blocks(parts, net):
+        made = [part @ weight for part, weight in zip(parts, net.weight, strict=True)]
+        return torch.cat(made, -1) + net.bias
+
+    (h, z), made = state, []
+    for t in range(len(tokens)):
+        keep = (~is_first[t]).float().unsqueeze(-1)
+        old = h * keep
+        clipped = actions[t] * keep / (actions[t] * keep).detach().abs().clamp(min=1.0)
+        x = torch.cat([layer(old, rssm.of_h), layer(z * keep, rssm.of_z), layer(clipped, rssm.of_action)], -1)
+        mixed = f(blocks([torch.cat([part, x], -1) for part in old.chunk(2, -1)], rssm.mixed), rssm.mixed_scale)
+        gates = zip(mixed.chunk(2, -1), rssm.gates.weight, rssm.gates.bias.chunk(2), strict=True)
+        reset, candidate, update = (
+            torch.cat(parts, -1)
+            for parts in zip(*((part @ weight + bias).chunk(3, -1) for part, weight, bias in gates), strict=True)
+        )
+        update = (update - 1).sigmoid()
+        h = update * (reset.sigmoid() * candidate).tanh() + (1 - update) * old
+        logits = rssm.posterior.last(layer(torch.cat([h, tokens[t]], -1), rssm.posterior.first))
+        z = rssm.draw(rssm.probabilities(logits), uniform[t])
+        made.append((h, z, logits))
+    h, z, logits = (torch.stack(parts) for parts in zip(*made, strict=True))
+    return State(h, z), logits
+
+
+def test_gradients_of_following_rows_are_those_of_autograd():
+    rssm = rssm_of()
+    start, tokens, actions, uniform = rows(rssm, 7)
+    is_first = torch.zeros(7, 3, dtype=torch.bool)
+    is_first[3, 1] = is_first[0, 2] = True
+    rng, found = torch.Generator().manual_seed(4), []
+    weights = [torch.randn(7, 3, size, generator=rng) for size in (16, 12, 12)]
+    for follow in (rssm.observe, slowly):
+        given = [x.clone().requires_grad_() for x in (tokens, actions)]
+        follow = follow if follow == rssm.observe else lambda *args: slowly(rssm, *args)
+        states, logits = follow(start, *given, is_first, uniform)
+        rssm.zero_grad()
+        sum((x * weight).sum() for x, weight in zip((*states, logits), weights, strict=True)).backward()
+        learnt = {name: p.grad for name, p in rssm.named_parameters() if not name.startswith("prior")}
+        found.append((states.h, states.z, logits, learnt, {"tokens": given[0].grad, "actions": given[1].grad}))
+    assert all(gradient is not None and gradient.abs().max() > 1e-3 for gradient in found[0][3].values())
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_heads_side_by_side_put_out_what_each_does_alone():
+    heads = [Head(6, outputs, 4, layers, torch.float32) for outputs, layers in ((3, 1), (1, 2), (5, 3))]
+    x = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(0))
+    for made, head in zip(side_by_side(heads, x), heads, strict=True):
+        torch.testing.assert_close(made, head(x))
 
 
 PARTS = Nested(

@@ -107,13 +107,15 @@ def config(**changes) -> ReplayConfig:
 
 
 def layout(
-    *, ends=True, rows=3, rows_from=None, fragment_rows=4, starts_every=1, stacked=True, capacity=60, blocks=2, block=3
-) -> Layout:
+    *, ends=True, rows=3, rows_from=None, fragment_rows=4, starts_every=1, stacked=True, capacity=60, blocks=2, block=3,
+    new_first=False,
+) -> Layout:  # fmt: skip
     pixels = Field((S, 1, 2), torch.uint8) if stacked else Field((1,), torch.float32)
     return Layout(
         obs={"observation": pixels, "extra": Field((), torch.int64)}, action=Field((), torch.int64), record={"q": Field((), torch.float32)},
         core={} if ends else {"h": Field((), torch.float32)}, core_every=starts_every, block=block, blocks=blocks, fragment_rows=fragment_rows, rows=rows,
         rows_from=rows_from or rows, ends=ends, starts_every=starts_every, sequences=not ends, stack=S if stacked else 1, capacity=capacity,
+        new_first=new_first,
     )  # fmt: skip
 
 
@@ -437,3 +439,53 @@ def test_a_field_that_nobody_recorded_cannot_be_written():
     for field in ("reward", "core", "no_such_field"):
         with pytest.raises(KeyError, match=field):
             replay.write(key, **{field: torch.zeros(1, 2)})
+
+
+def test_fragments_that_are_new_come_first_and_once(tmp_path):
+    """As the author's online queue of DreamerV3 has it, also across a checkpoint."""
+    shape = {"ends": False, "rows": 4, "fragment_rows": 2, "blocks": 2, "block": 2, "stacked": False, "capacity": 160}
+    replay, sources = make(config(), layout(**shape, new_first=True))
+    assert replay.length == 42 and replay.layout.columns == 4
+
+    def add(times):
+        for _ in range(times):
+            for source in sources:
+                replay.add(source.fragment())
+
+    def drawn(count):
+        keys = replay.sample(count, Clock()).key.numpy()
+        return [(int(key // 4), int(key % 4)) for key in keys]
+
+    def wanted(first, last):  # fragments of 4 rows and the observation behind them
+        alive = replay._startable
+        both = [(row, column) for row in range(first, last, 5) for column in range(4)]
+        return [(row, column) for row, column in both if alive(np.array([column]), np.array([row]))[0]]
+
+    add(5)  # rows 0 to 9: fragments that begin at 0 and 5
+    expected = wanted(0, 10)
+    assert len(expected) > 5
+    first = drawn(3)
+    assert first == expected[:3], "those with the oldest rows first"
+    state = replay.state()
+    replay.save_rows(tmp_path)
+    again, _ = make(config(), replay.layout)
+    again.load(state, tmp_path)
+    rest = drawn(20)
+    assert rest[: len(expected) - 3] == expected[3:]
+    assert torch.equal(again.sample(20, Clock()).key, torch.tensor([row * 4 + column for row, column in rest])), "to the bit"
+    assert torch.equal(again.rng.get_state(), replay.rng.get_state())
+    before = replay.rng.get_state()
+    add(3)  # rows 10 to 15: fragments at 10
+    fresh = wanted(10, 12)
+    assert drawn(len(fresh)) == fresh and torch.equal(replay.rng.get_state(), before), "nothing is drawn at random"
+    add(40)  # most fragments are overwritten before they are drawn
+    low = replay._window(0)[0]
+    kept = drawn(64)
+    new = [pair for pair in wanted(-(-low // 5) * 5, 93) if pair[0] >= low]
+    assert kept[: len(new)] == new and min(row for row, _ in kept) >= low
+    old, _ = make(config(), replay.layout)
+    state = replay.state()
+    del state["new"]
+    replay.save_rows(tmp_path)
+    old.load(state, tmp_path)
+    assert old._new(8) == [], "a checkpoint without the counters: all count as drawn"

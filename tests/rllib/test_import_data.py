@@ -1,6 +1,7 @@
 """RLlib's options of the offline data API become data.path, record and their neighbours, or get a reason."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_inputs_without_a_counterpart_get_a_reason(run, value, why):
 
 def test_the_rest_of_the_api_is_dropped_or_said_to_be_lost():
     names = {
-        "input_evaluation": ["is", "wis"], "off_policy_estimation_methods": {"is": {"type": "is"}}, "postprocess_inputs": True, "shuffle_buffer_size": 10,
+        "postprocess_inputs": True, "shuffle_buffer_size": 10,
         "output_max_file_size": 5000000, "output_compress_columns": ["obs"], "output_write_episodes": True, "input_read_episodes": True, "input_read_sample_batches": True,
         "materialize_data": True, "map_batches_kwargs": {"concurrency": 2}, "iter_batches_kwargs": {"prefetch_batches": 1}, "dataset_num_iters_per_learner": 1,
         "ignore_final_observation": False, "input_read_schema": {}, "evaluation_config": {"input": "sampler"},
@@ -66,16 +67,61 @@ def test_the_rest_of_the_api_is_dropped_or_said_to_be_lost():
     assert all(lines[key].how == "not mapped" for key in ("ignore_final_observation", "input_read_schema", "evaluation_config.input", "prelearner_class"))
 
 
+def judged(run, **config):
+    """What becomes of an experiment's estimates: the methods, their data, eval.every, and the lines."""
+    (one,) = translate("x", {"run": run, "env": {**POSITIONS, "DDPG": "Pendulum-v1", "MARWIL": "CartPole-v1", "BC": "CartPole-v1"}[run], "config": config}, "x")
+    found = {**one.values, **one.places}
+    wanted = [found.get(key) for key in ("eval.estimate.methods", "eval.estimate.path", "eval.every")]
+    return wanted, {line.key: line for line in one.lines if line.given}
+
+
+TYPES = {"a": {"type": "ray.rllib.offline.estimators.ImportanceSampling"}, "wis": {"type": "wis"}, "b": {"type": "DirectMethod", "q_model_config": {"n_iters": 4}}, "dr": {}}  # fmt: skip
+
+
+@pytest.mark.parametrize("run, config, wanted", [
+    ("DQN", {"input": "/out", "input_evaluation": ["is", "wis"]}, [["pdis", "step_wis"], None, 50000]),
+    ("MARWIL", {"input": ["/out"], "input_evaluation": ["wis", "simulation"], "evaluation_interval": 2, "train_batch_size": 500}, [["step_wis"], None, 1000]),
+    ("SAC", {"input": "/out", "off_policy_estimation_methods": TYPES}, [["pdis", "step_wis", "dm", "dr"], None, 50000]),
+    ("BC", {"input": {"/a": 0.5, "/b": 0.5}, "input_evaluation": ["is"], "evaluation_config": {"input": "/held/out"}}, [["pdis"], "/held/out", 50000]),
+    ("PPO", {"input_evaluation": ["is"], "evaluation_config": {"input": ["/held"]}}, [["pdis"], "/held", 50000]),
+    ("DDPG", {"input": "/out", "off_policy_estimation_methods": {"x": {"type": "dm"}}}, [["dm"], None, 50000]),
+])  # fmt: skip
+def test_estimates_of_the_value_go_on_where_data_are_known(run, config, wanted):
+    """RLlib's `is` has cumulative weights for every reward, as pdis; its `wis` divides by their mean at every step."""
+    found, lines = judged(run, **config)
+    assert found == wanted
+    assert all(lines[key].how == "mapped" for key in ("input_evaluation", "off_policy_estimation_methods") if key in config)
+    if "/held" in str(config):
+        assert lines["evaluation_config.input"].how == "mapped"
+
+
+@pytest.mark.parametrize("run, config, how, why", [
+    ("MARWIL", {"input": "d4rl.hopper", "input_evaluation": ["is", "wis"]}, "not mapped", "add eval.estimate.methods=[pdis, step_wis]"),
+    ("BC", {"input_evaluation": ["is"]}, "not mapped", "names no data"),
+    ("MARWIL", {"input": "sampler", "input_evaluation": ["is", "wis"]}, "dropped", "needs no estimate"),
+    ("PPO", {"input_evaluation": ["is", "wis"]}, "dropped", "needs no estimate"),
+    ("DQN", {"input": {"/a": 0.5, "/b": 0.5}, "input_evaluation": ["is"]}, "not mapped", "there are 2: eval.estimate.path=DIR"),
+    ("DDPG", {"input": "/out", "input_evaluation": ["is"]}, "not mapped", "[dm] needs none"),
+    ("DQN", {"input": "/out", "input_evaluation": ["my.Own"]}, "not mapped", "no estimator my.Own"),
+    ("DQN", {"input": "/out", "input_evaluation": ["simulation"]}, "dropped", "evaluations play"),
+    ("DQN", {"input": "/out", "input_evaluation": []}, "dropped", "evaluations play"),
+])  # fmt: skip
+def test_estimates_that_are_not_made_get_a_sentence(run, config, how, why):
+    found, lines = judged(run, **config)
+    assert found[:2] == [None, None]
+    assert lines["input_evaluation"].how == how and why in lines["input_evaluation"].why
+
+
 @pytest.mark.parametrize("run", ["DQN", "SAC"])
 def test_an_imported_file_trains_from_rllibs_own_files(tmp_path, run, capsys):
     count, rng = 200, np.random.default_rng(0)
     width, actions = (4, rng.integers(2, size=count)) if run == "DQN" else (3, rng.uniform(-1, 1, (count, 1)))
     obs = rng.normal(size=(count + 1, width))
     done = np.arange(count) % 20 == 19
-    batch = {"type": "SampleBatch", "obs": obs[:-1], "new_obs": obs[1:], "actions": actions, "rewards": np.ones(count), "dones": done, "eps_id": np.arange(count) // 20}
+    batch = {"type": "SampleBatch", "obs": obs[:-1], "new_obs": obs[1:], "actions": actions, "rewards": np.ones(count), "dones": done, "eps_id": np.arange(count) // 20, "action_prob": np.full(count, 0.5)}
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "output.json").write_text(json.dumps({key: value.tolist() if key != "type" else value for key, value in batch.items()}) + "\n")
-    config = {"input": str(tmp_path / "data"), "actions_in_input_normalized": True, "train_batch_size": 16}
+    config = {"input": str(tmp_path / "data"), "actions_in_input_normalized": True, "train_batch_size": 16, "input_evaluation": ["is", "wis"]}
     file = tmp_path / "offline.yaml"
     file.write_text(yaml.safe_dump({"offline": {"run": run, "env": POSITIONS[run], "config": config}}))
     assert _dispatch(["import-rllib", str(file), "--dir", str(tmp_path / "out")]) == 0
@@ -83,9 +129,11 @@ def test_an_imported_file_trains_from_rllibs_own_files(tmp_path, run, capsys):
     assert f"rlrun train --config-dir {tmp_path / 'out'} tuned={run.lower()}/offline data.path={tmp_path / 'data'}" in said
     text = (tmp_path / "out" / "tuned" / run.lower() / "offline.yaml").read_text()
     assert "# The command line has to say data.path=" in text and "\n  path:" not in text
-    words = [f"data.path={tmp_path / 'data'}", "--config-dir", str(tmp_path / "out"), f"tuned={run.lower()}/offline", f"run_dir={tmp_path / 'run'}", "env_steps=320", "logger=[]", "resources=debug"]
+    words = [f"data.path={tmp_path / 'data'}", "--config-dir", str(tmp_path / "out"), f"tuned={run.lower()}/offline", f"run_dir={tmp_path / 'run'}", "env_steps=320", "logger=[]", "resources=debug", "eval.every=160", "eval.episodes=1"]
     assert _dispatch(["train", *words]) == 0
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert config["runner"]["name"] == "offline" and config["data"]["path"] == str(tmp_path / "data")
     rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
     assert rows[-1]["env_steps"] >= 320
+    judged = [row for row in rows if "estimate/pdis" in row]
+    assert len(judged) >= 2 and all(math.isfinite(row["estimate/step_wis"]) for row in judged)

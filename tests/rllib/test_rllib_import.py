@@ -177,6 +177,17 @@ OTHERS |= {("dreamer", name): value for name, value in DREAMER.items()}
 SEARCH = {"root": "puct", "min_depth": 0, "max_depth": None, "considered": 16, "value_scale": 0.1, "visit_offset": 50.0}
 OTHERS |= {("alphazero", f"search.{name}"): value for name, value in SEARCH.items()}
 OTHERS |= {("alphazero", name): None for name in ("temperature_moves", "eval_simulations")}
+# RLlib's SlateQ has one kind of slate, and no places; its networks are not those of model.*. Its bandits have no prior.
+SLATES = {
+    "optimizer.kind": "rmsprop", "candidates": "candidates", "click": "click", "slates": "optimal", "train_slates": "optimal", "place_factors": False,
+    "q.activation": "relu", "q.layer_norm": False, "choice_net.activation": "relu", "choice_net.hidden": [64, 32], "choice_net.layer_norm": False,
+    "exploration.kind": "epsilon_greedy", "model.observation_filter": "none",
+}  # fmt: skip
+OTHERS |= {("slateq", name): value for name, value in SLATES.items()}
+BANDIT = {"items": None, "click": "click", "products": False, "scale": 1.0, "noise": "fixed", "noise_shape": 6.0, "noise_scale": 6.0, "initial_pulls": 0, "exploration.kind": "uncertainty"}  # fmt: skip
+OTHERS |= {(algo, name): value for algo in ("lin_ucb", "lin_ts") for name, value in BANDIT.items()}
+# RLlib's MAML and MBMPO differentiate inner steps
+OTHERS |= {(algo, "first_order"): False for algo in ("maml", "mbmpo")}
 
 # RLlib's BC and MARWIL have neither of these; CQL's replay plays no part, and nothing is sampled
 IMITATION = {"entropy_coef": 0.0, "log_std_coef": 0.0, "weight_clip": 0.0, "sequence_length": None, "burn_in": 0}
@@ -198,7 +209,8 @@ def leaves(values, path=""):
 @pytest.mark.parametrize("run", RUNS)
 def test_what_is_not_written_means_what_rllib_does(run):
     env = "Pendulum-v1" if run in ("DDPG", "TD3", "SAC", "CQL", "APEX_DDPG") else "CartPole-v1"
-    (one,) = translate("a", {"run": run, "env": "TwoStepGame" if run == "MADDPG" else env}, "a")
+    env = {"MADDPG": "TwoStepGame", "SlateQ": "InterestEvolutionRecSimEnv", "SLATEQ": "InterestEvolutionRecSimEnv"}.get(run, env)
+    (one,) = translate("a", {"run": run, "env": env}, "a")
     if one.algo == "dreamerv3":  # RLlib's is the algorithm of 2023, with other networks, optimisers and losses
         assert any(line.key == "model_size" and "which is of 2023" in line.why for line in one.lines)
         return
@@ -812,7 +824,7 @@ def test_numbers_that_yaml_reads_as_text():
         ("defaults:\n  - override /env: Pong\n", "is not one of RLlib's tuned files"),
         ("a: [1", "is not YAML"),
         ("", "is not one of RLlib's tuned files"),
-        ("x: {run: MAML, env: Pendulum-v1}", "rlrun is to have MAML in a later release"),
+        ("x: {run: MAML, env: Pendulum-v1}", "would not start: maml learns from many tasks"),
         ("x: {run: CQL, env: CartPole-v1}", "RLlib's CQL is for continuous actions.*algo=discrete_cql"),
         ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
         ("x: {run: PPO}", "it names no environment"),

@@ -1,0 +1,143 @@
+"""NeuralLinear: Thompson sampling on the last hidden layer of a network (Riquelme et al. 2018, arXiv:1802.09127).
+
+A network learns rewards by regression. What it makes of an observation in its last hidden layer are the features of a
+Bayesian linear regression for every arm, whose weights are drawn for every row.
+
+Rows: fragments [T, B] of the newest policy; all are kept, up to `memory`, the oldest first to go. Every train_interval
+updates the network makes train_steps steps on random rows of the memory. Then its features of all rows in the memory
+are computed anew, and the regression with them. (DeepBandits' code leaves out the rows since the last time.)
+Recorded: nothing.
+Options: those of lin_ts.py; net, the hidden layers; lr, optimizer, max_grad_norm, minibatch_size: of the network's own
+regression, whose last layer samplers do not have; items: the network then reads an item and the rest of the
+observation.
+Differs from the paper: the prior of the noise is that of the code (shape 6, scale 6), and so is the ridge, 0.25.
+Metrics: learn/error: mean |reward - mean reward predicted|; pulls: rows in the regression; noise_deviation; loss: mean
+squared error of the network in its last training; grad_norm; lr.
+Checked: tests/algos/test_bandits.py (the regression after training in closed form, forgotten rows),
+tuned/neural_linear/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.algos.lin_ts import SamplingConfig, publish, sampling_policy
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
+from rlrun.core.batch import Batch
+from rlrun.core.metrics import Means
+from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.ranges import Count, NotNegative
+from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.specs import EnvSpec
+from rlrun.families.bandits import Pulls, Regression, pulls_of
+from rlrun.models.encoders import NetConfig
+from rlrun.models.model import Model
+from rlrun.policies.bandits import BanditPolicy
+
+ROWS_AT_ONCE = 4096  # rows whose features are computed together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(SamplingConfig):
+    net: NetConfig
+    train_interval: Annotated[int, Count]
+    train_steps: Annotated[int, Count]
+    minibatch_size: Annotated[int, Count]
+    memory: Annotated[int, Count]
+    lr: Annotated[Schedule, NotNegative]
+    optimizer: OptimizerConfig
+    max_grad_norm: Annotated[float, NotNegative]
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.memory < self.batch_size:
+            raise ValueError(f"memory {self.memory} must hold the {self.batch_size} rows of an update")
+
+
+class NeuralLinear(Algorithm):
+    cfg: Config
+    policy: BanditPolicy
+
+    @classmethod
+    def needs(cls, cfg: Config) -> Needs:
+        return cfg.needs
+
+    @classmethod
+    def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> BanditPolicy:
+        return sampling_policy(spec, model, cfg, net=cfg.net)
+
+    def __init__(self, policy: BanditPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
+        super().__init__(policy, spec, cfg, ctx)
+        arms, size = policy.mean.shape
+        self.regression = Regression(arms, size, cfg.ridge).to(ctx.device)
+        self.last = nn.Linear(size - cfg.intercept, arms).to(ctx.device)  # of the network's own regression
+        trained = [*policy.features.parameters(), *self.last.parameters()]
+        self.optimizer = ctx.optimizer(trained, cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        places = policy.arms.places or 1
+        self.register_buffer("inputs", torch.zeros(cfg.memory * places, policy.features.inputs, device=ctx.device))
+        self.register_buffer("rewards", torch.zeros(cfg.memory * places, device=ctx.device))
+        self.register_buffer("taken", torch.zeros(cfg.memory * places, dtype=torch.int64, device=ctx.device))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))  # rows that the memory was given so far
+        self.inputs: Tensor
+        self.rewards: Tensor
+        self.taken: Tensor
+        self.seen: Tensor
+
+    def update(self, batch: Batch, clock: Clock) -> Update:
+        cfg, told = self.cfg, {}
+        with torch.no_grad():
+            pulls = pulls_of(self.policy, batch, cfg.click, raw=True)
+            features = pulls._replace(x=self.policy.features.of(pulls.x))
+            predicted = (features.x * self.policy.mean[pulls.arm]).sum(-1)
+            shares = {"error": self.mean((pulls.y - predicted).abs(), pulls.valid)}
+            self.regression.add([self.total(part) for part in self.regression.of(features)])
+            self.remember(pulls)
+        if (clock.updates + 1) % cfg.train_interval == 0 and self.filled:
+            told = self.train_network(clock)
+            self.read_again()
+        return Update(self.report(shares, publish(self.policy, self.regression, cfg), told))
+
+    @property
+    def filled(self) -> int:
+        """The number of rows in the memory."""
+        return min(int(self.seen), len(self.rewards))
+
+    def remember(self, pulls: Pulls) -> None:
+        """Puts the live rows of all learners into the memory of each."""
+        valid = self.of_all(pulls.valid.to(pulls.y)) > 0
+        x = torch.stack([self.of_all(column) for column in pulls.x.unbind(-1)], -1)
+        y, arm = self.of_all(pulls.y), self.of_all(pulls.arm.to(pulls.y)).long()
+        count = int(valid.sum())
+        places = (int(self.seen) + torch.arange(count, device=y.device)) % len(self.rewards)
+        self.inputs[places], self.rewards[places], self.taken[places] = x[valid], y[valid], arm[valid]
+        self.seen += count
+
+    def train_network(self, clock: Clock) -> dict[str, Any]:
+        """Makes train_steps steps on the squared error of rewards."""
+        means = Means()
+        for _ in range(self.cfg.train_steps):
+            rows = (self.ctx.rand((self.share(self.cfg.minibatch_size),)) * self.filled).long()
+            predicted = self.last(self.hidden(self.inputs[rows])).gather(1, self.taken[rows, None]).squeeze(1)
+            loss = self.mean((predicted - self.rewards[rows]).square())
+            means.add(self.optimizer.step(loss, clock) | {"loss": self.total(loss.detach())})
+        return means.tensors()
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """The network's last hidden layer [N, F] for inputs [N, D]."""
+        made = self.policy.features.of(x)
+        return made[:, :-1] if self.cfg.intercept else made
+
+    @torch.no_grad()
+    def read_again(self) -> None:
+        """Computes the regression anew, with the network's features of all rows in the memory."""
+        self.regression.clear()
+        filled = self.filled
+        for start in range(0, filled, ROWS_AT_ONCE):
+            part = slice(start, min(start + ROWS_AT_ONCE, filled))
+            live = torch.ones(part.stop - part.start, dtype=torch.bool, device=self.rewards.device)
+            x = self.policy.features.of(self.inputs[part])
+            self.regression.add(self.regression.of(Pulls(x, self.rewards[part], self.taken[part], live)))

@@ -1,0 +1,156 @@
+"""LinUCB, LinTS and NeuralLinear: the regression in closed form, draws, and what they reach in small worlds."""
+
+import json
+
+import pytest
+import torch
+from test_all import batches, start
+
+from rlrun.cli import _dispatch
+from rlrun.core.batch import Batch
+from rlrun.core.schedule import Clock
+from rlrun.families.bandits import pulls_of
+
+ITEMS = ["env=rlrun/ParametricItems-v0", "algo.items=items"]
+SLATES = ["env=rlrun/InterestEvolution-v0", "algo.items=candidates", "algo.click=click"]
+
+
+def closed_form(x, y, ridge):
+    gram = x.double().T @ x.double() + ridge * torch.eye(x.shape[1], dtype=torch.float64)
+    return torch.linalg.solve(gram, x.double().T @ y.double()), torch.linalg.inv(gram)
+
+
+@pytest.mark.parametrize("algo", ["lin_ucb", "lin_ts"])
+@pytest.mark.parametrize("words", [["env=rlrun/LinearBandit-v0"], [*ITEMS, "algo.intercept=false"], [*ITEMS, "algo.products=true", "++env.kwargs.num_users=3"]], ids=["arms", "items", "products"])  # fmt: skip
+def test_after_any_rows_the_policy_holds_the_ridge_in_closed_form(typed, algo, words):
+    """Known answer 32."""
+    wiring, made, sampler = start(typed, algo, *words, "algo.ridge=0.5")
+    data = batches(wiring, sampler, 3)
+    for number, batch in enumerate(data):
+        made.update(batch, Clock(0, number))
+    rows = [pulls_of(made.policy, batch, None) for batch in data]
+    x, y, arm, valid = (torch.cat([getattr(one, name) for one in rows]) for name in ("x", "y", "arm", "valid"))
+    for k in range(len(made.policy.mean)):
+        mine = valid & (arm == k)
+        theta, covariance = closed_form(x[mine], y[mine], 0.5)
+        torch.testing.assert_close(made.policy.mean[k].double(), theta, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            (made.policy.root[k] @ made.policy.root[k].T).double(), covariance, rtol=1e-4, atol=1e-4
+        )
+    if "algo.products=true" in words:
+        assert made.policy.features.size == 16 + 16 * 3 + 1
+
+
+def test_the_items_features_and_rewards_are_those_of_the_arm_taken(typed):
+    wiring, made, sampler = start(typed, "lin_ucb", *ITEMS, "algo.intercept=false")
+    (batch,) = batches(wiring, sampler, 1)
+    pulls = pulls_of(made.policy, batch, None)
+    rows = len(batch.reward)
+    for b in range(batch.reward.shape[1]):
+        for t in range(rows):
+            item = batch["obs"]["observation"]["items"][t, b, batch.action[t, b]]
+            assert torch.equal(pulls.x[b * rows + t], item) and pulls.y[b * rows + t] == batch.reward[t, b]
+
+
+def test_of_a_slate_the_chosen_item_is_paid_and_the_others_nothing(typed):
+    wiring, made, sampler = start(typed, "lin_ucb", *SLATES, "algo.intercept=false")
+    (batch,) = batches(wiring, sampler, 1)
+    pulls = pulls_of(made.policy, batch, "click")
+    rows, places = len(batch.reward), 2
+    observation = batch["obs"]["observation"]
+    for b in range(batch.reward.shape[1]):
+        for t in range(rows):
+            for place in range(places):
+                at = (b * rows + t) * places + place
+                assert torch.equal(pulls.x[at], observation["candidates"][t, b, batch.action[t, b, place]])
+                chosen = observation["click"][t + 1, b] == place
+                assert pulls.y[at] == (batch.reward[t, b] if chosen else 0.0)
+    assert (batch.action[..., 0] != batch.action[..., 1]).all()
+
+
+def test_draws_have_the_covariance_of_the_weights_and_alpha_0_is_greedy(typed):
+    """Known answer 32: the covariance of 10^5 draws is A^-1 within 2% of its largest entry."""
+    wiring, made, sampler = start(typed, "lin_ts", "env=rlrun/LinearBandit-v0", "algo.scale=2")
+    made.update(batches(wiring, sampler, 1)[0], Clock())
+    policy = made.policy
+    drawn = policy.drawn(100_000, torch.Generator().manual_seed(0)).detach().double()
+    for k in range(len(policy.mean)):
+        wanted = 4 * (policy.root[k] @ policy.root[k].T).double()
+        off = (torch.cov(drawn[:, k].T) - wanted).abs().max() / wanted.abs().max()
+        assert off < 0.02
+        assert (drawn[:, k].mean(0) - policy.mean[k]).abs().max() < 0.02 * wanted.max().sqrt()
+    wiring, made, sampler = start(typed, "lin_ucb", "env=rlrun/LinearBandit-v0", "algo.alpha=0")
+    (batch,) = batches(wiring, sampler, 1)
+    made.update(batch, Clock())
+    row = (batch["obs"][0], batch["is_first"][0], Batch())
+    acted = made.policy.act(*row, Clock(), "explore", torch.Generator().manual_seed(0))
+    assert torch.equal(acted.action, made.policy.greedy(*row)[0])
+
+
+def test_the_bound_of_lin_ucb_is_the_papers(typed):
+    wiring, made, sampler = start(typed, "lin_ucb", "env=rlrun/LinearBandit-v0", "algo.alpha=1.5")
+    (batch,) = batches(wiring, sampler, 1)
+    made.update(batch, Clock())
+    policy, x = made.policy, made.policy.of(batch[:1].replace(obs=batch["obs"][:1], is_first=batch["is_first"][:1]))[0]
+    score = policy.scores(x, "explore", torch.Generator())
+    for k in range(4):
+        covariance = policy.root[k] @ policy.root[k].T
+        wanted = x[:, 0] @ policy.mean[k] + 1.5 * (x[:, 0] * (x[:, 0] @ covariance)).sum(-1).sqrt()
+        torch.testing.assert_close(score[:, k], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("algo", ["lin_ucb", "lin_ts"])
+def test_rllibs_simple_bandit_is_solved_exactly(algo, tmp_path):
+    """RLlib's test asks for exactly 10.0 after 500 rows with one row in an update."""
+    run = tmp_path / "run"
+    words = ["env=rlrun/SimpleBandit-v0", "env_steps=500", "resources.inference=serial", "logger=[]", "seed=3"]
+    assert _dispatch(["train", f"algo={algo}", *words, f"run_dir={run}"]) == 0
+    last = json.loads((run / "progress.jsonl").read_text().splitlines()[-1])
+    assert last["sample/return_mean"] == 10.0 and last["sample/info/regret"] == 0.0
+    assert 0 < last["sample/regret"] < 0.05 * last["sample/regret_uniform"]
+
+
+def test_neural_linears_regression_is_about_its_own_features_of_all_rows(typed):
+    """After a training, and with the oldest rows forgotten."""
+    wiring, made, sampler = start(
+        typed,
+        "neural_linear",
+        "env=rlrun/LinearBandit-v0",
+        "++env.kwargs.length=50",
+        "algo.net.hidden=[6]",
+        "algo.memory=45",
+        "algo.ridge=0.5",
+    )
+    data = batches(wiring, sampler, 4)
+    rows = [pulls_of(made.policy, batch, None, raw=True) for batch in data]
+    before = [p.clone() for p in made.policy.features.parameters()]
+    for number, batch in enumerate(data):
+        told = made.update(batch, Clock(0, number)).metrics
+    assert "loss" in told and any(not torch.equal(a, b) for a, b in zip(before, made.policy.features.parameters()))
+    x, y, arm, valid = (torch.cat([getattr(one, name) for one in rows]) for name in ("x", "y", "arm", "valid"))
+    x, y, arm = x[valid][-45:], y[valid][-45:], arm[valid][-45:]
+    features = made.policy.features.of(x).detach()
+    for k in range(4):
+        theta, _ = closed_form(features[arm == k], y[arm == k], 0.5)
+        torch.testing.assert_close(made.policy.mean[k].double(), theta, rtol=1e-3, atol=1e-3)
+    assert float(told["pulls"]) == 45
+
+
+def test_each_arm_is_taken_first_as_often_as_asked(typed):
+    wiring, made, sampler = start(
+        typed,
+        "lin_ts",
+        "env=rlrun/LinearBandit-v0",
+        "algo.initial_pulls=3",
+        "algo.batch_size=1",
+        "algo.fragment_length=1",
+    )
+    taken = []
+    for number in range(30):
+        (batch,) = batches(wiring, sampler, 1)
+        taken += batch.action[batch.valid].tolist()
+        made.update(batch, Clock(number, number))
+        sampler.publish(made.policy, Clock(number, number))
+        if len(taken) == 12:
+            break
+    assert sorted(taken) == sorted([0, 1, 2, 3] * 3)
