@@ -70,7 +70,7 @@ class MBMPO(MAML):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> AdaptedPolicy:  # type: ignore[override]
-        return AdaptedPolicy(spec, model, cfg.explorer(spec), cfg.num_tasks, envs_per_task=1)
+        return AdaptedPolicy(spec, model, cfg.explorer(spec), cfg.num_tasks, envs_per_task=1, saved=True)
 
     def __init__(self, policy: AdaptedPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         if ctx.learners > 1:

@@ -32,7 +32,7 @@ REPLAYED = 2000  # rows in the replay with which the parts are measured, but at 
 LATE = Clock(2**40)  # a time when exploration schedules have ended
 
 
-class Parts:
+class PartsOfRows:
     """The parts of a run that learns from rows."""
 
     def __init__(self, parts: LearnerParts):

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from rlrun.bench.parts import Parts, PartsOfEvolution
+from rlrun.bench.parts import PartsOfEvolution, PartsOfRows
 from rlrun.config.run import Typed
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.duties import CheckpointConfig, EvalConfig, LogConfig, StopConfig
@@ -52,7 +52,7 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     keep_freed()
     parts = build(plan(config, measured()))
     torch.set_num_threads(1)
-    each = Parts(parts) if parts.needs.population is None else PartsOfEvolution(parts)
+    each = PartsOfRows(parts) if parts.needs.population is None else PartsOfEvolution(parts)
     before = each.measure()
     reached, updates, memory, lag, shares, spent = _train(parts, seconds)
     parts.threads.take(1)
@@ -189,6 +189,8 @@ def _train(
         )
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
     counted = [row for row in learnt if row["time_sec"] >= warm]
+    if counted[0]["time_sec"] == counted[-1]["time_sec"]:  # updates take so long that few rows were logged
+        counted = learnt
     first, last = (row["env_steps"] + row.get("sample/ahead", 0) for row in (counted[0], counted[-1]))
     elapsed = counted[-1]["time_sec"] - counted[0]["time_sec"]
     reached, updates = (last - first) / elapsed, (counted[-1]["updates"] - counted[0]["updates"]) / elapsed

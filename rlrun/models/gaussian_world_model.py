@@ -219,7 +219,7 @@ def check_images(name: str, entries: Entries) -> None:
         height, width = entries.side
         raise UserError(
             f"{name} shows images of {height} x {width}, and dreamer's convolutions are those of the paper, for images"
-            f" of {SIDE} x {SIDE}"
+            f" of {SIDE} x {SIDE}: env.size={SIDE} makes them so"
         )
 
 

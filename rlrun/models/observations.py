@@ -99,7 +99,7 @@ def entries_of(spec: EnvSpec) -> Entries:
             raise UserError(
                 f"{spec.name} shows images of {height} x {width}, and a world model needs sides that are multiples of"
                 f" {2 ** len(FACTORS)} from {SMALLEST * 2 ** len(FACTORS)} to {LARGEST * 2 ** len(FACTORS)}, such as 64"
-                " x 64 or 96 x 96"
+                " x 64 or 96 x 96: env.size=64 makes them so"
             )
         if part.space.dtype != "uint8" and not part.space.bounded:
             raise UserError(f"{spec.name} shows images without bounds, {part.space}, which no world model can scale")

@@ -27,7 +27,11 @@ class AdaptedPolicy(DistributionPolicy):
 
     adapted: Tensor
 
-    def __init__(self, spec: EnvSpec, model: Model, explorer: Explorer, tasks: int, envs_per_task: int):
+    def __init__(
+        self, spec: EnvSpec, model: Model, explorer: Explorer, tasks: int, envs_per_task: int, saved: bool = False
+    ):
+        """saved: whether checkpoints hold the parameters of all tasks. Without them, every task of a resumed run begins
+        with the policy's."""
         super().__init__(spec, model, explorer)
         if model.cfg.memory.kind != "none":
             raise UserError("a policy that is adapted by gradients has no memory: leave out model=lstm, gru and gtrxl")
@@ -37,8 +41,8 @@ class AdaptedPolicy(DistributionPolicy):
                 " one after the other, and tasks together"
             )
         self.tasks, self.envs_per_task = tasks, envs_per_task
-        # Published to samplers but not saved: at a checkpoint every task has the policy's own parameters.
-        self.register_buffer("adapted", vector_of(self).detach().repeat(tasks, 1), persistent=False)  # [tasks, P]
+        # [tasks, P], published to samplers with the policy
+        self.register_buffer("adapted", vector_of(self).detach().repeat(tasks, 1), persistent=saved)
 
     @property
     def size(self) -> int:

@@ -32,14 +32,19 @@ REPORTS = ("report_images_and_videos", "report_dream_data")
 OPTIMIZERS = ("world_model_lr", "actor_lr", "critic_lr", "lr", "lr_schedule")
 
 
-def task_options(one: Translation, kwargs: dict[str, Any]) -> None:
-    """Sets how a task of dm-control is shown, as RLlib's examples do: by images of 64 x 64."""
-    key = "env_config.frame_skip"
-    repeat = int(kwargs.get("frame_skip", FRAME_SKIP))
-    one.set("env.observation", "pixels", why="RLlib's examples show images of 64 x 64")
-    one.set("env.action_repeat", repeat, *([key] if "frame_skip" in kwargs else []), why="RLlib's default is 2")
+def task_options(one: Translation, env: str, kwargs: dict[str, Any]) -> None:
+    """Sets how a task of dm-control is shown, as RLlib's examples do: by images of 64 x 64, with actions taken twice.
+    shimmy's ids (dm_control/...) show the task's own entries, and take actions once."""
+    own = env.startswith("dm_control/") or kwargs.get("from_pixels") is False
+    key, default = "env_config.frame_skip", 1 if env.startswith("dm_control/") else FRAME_SKIP
+    repeat = int(kwargs.get("frame_skip", default))
+    why = "the task's own numbers" if own else "RLlib's examples show images of 64 x 64"
+    shown = ["env_config.from_pixels"] if "from_pixels" in kwargs else []
+    one.set("env.observation", "entries" if own else "pixels", *shown, why=why)
+    why = "shimmy's tasks have 1" if default == 1 else "RLlib's default is 2"
+    one.set("env.action_repeat", repeat, *([key] if "frame_skip" in kwargs else []), why=why)
     one.repeat = repeat if one.core == "dreamer" else 1
-    for other in kwargs.keys() - {"frame_skip"}:
+    for other in kwargs.keys() - {"frame_skip", "from_pixels"}:
         one.say(f"env_config.{other}", "not mapped", why="tasks of dm-control have no such option here")
 
 

@@ -103,11 +103,11 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
         why = f"D4RL's data are of an older {made[:-3]}, whose returns differ a little"
         return Environment(made, family_of(made, needed=False)[0], why)
     task = re.search(r"\bdm_control_suite\.([a-z]\w*)$", name)
-    registered = re.fullmatch(r"dm_control/([a-z]\w*)-(\w+)-v0", name)  # shimmy's ids
-    given = re.fullmatch(r"(?:DMC|dm_control|dmc)/([a-z][a-z0-9_]*)", name)  # RLlib's examples of DreamerV3
-    if task or registered or given:
-        made = (task or given)[1] if task or given else f"{registered[1]}_{registered[2]}"  # type: ignore[index]
-        return Environment(made, family_of(made, needed=False)[0])
+    # Of RLlib's examples of DreamerV3 (DMC/cartpole/swingup), and shimmy's ids (dm_control/cartpole-swingup-v0).
+    pair = re.fullmatch(r"DMC/([A-Za-z]\w*)/(\w+)", name) or re.fullmatch(r"dm_control/([A-Za-z]\w*)-(\w+)-v0", name)
+    if task or pair:
+        short = task[1] if task else f"{pair[1]}_{pair[2]}"  # type: ignore[index]
+        return Environment(short, family_of(short, needed=False)[0])
     known = EXAMPLES.get(short.replace("_", "").lower())
     if known in SEVERAL:
         own = {"num_agents": 1, **kwargs}

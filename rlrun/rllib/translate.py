@@ -198,7 +198,7 @@ class Experiment(Translation):
             if kwargs:
                 self.made.lines.append(Line("env_config", kwargs, "dropped", "", why))
         elif self.env.family == "dmc":
-            task_options(self, kwargs)
+            task_options(self, env, kwargs)
         elif self.made.env in OWN:
             world_options(self, kwargs)
         elif self.made.env == ROCK_PAPER_SCISSORS:

@@ -58,6 +58,15 @@ def planned(*words: str) -> Any:
     return plan(type_config(values), Machine(cores=4, env_step_sec=lambda make_env, count: 1e-3))
 
 
+# Environments of which each algorithm can learn one.
+ENVIRONMENTS = (
+    "CartPole-v1",
+    "Pendulum-v1",
+    "MultiAgentCartPole-v0",
+    "CartPoleSparse-v0",
+    "rlrun/InterestExploration-v0",
+    "PendulumMass-v0",
+)
 # What makes algorithms that learn from data learn from an environment, which can be planned without data.
 PLAYING = {name: ["runner=replay"] for name in ("bc", "cql", "discrete_cql", "implicit_q", "td3_bc")} | {
     "marwil": ["runner=on_policy", "algo.learns_from=experience"]
@@ -112,7 +121,7 @@ that, every option with its comment, and the names that RLlib and the paper have
 def _planned_somewhere(name: str, *words: str) -> Any:
     """The plan of an algorithm on the first environment that it can learn."""
     errors = []
-    for env in ("CartPole-v1", "Pendulum-v1", "MultiAgentCartPole-v0"):
+    for env in ENVIRONMENTS:
         try:
             return planned(f"algo={name}", f"env={env}", *PLAYING.get(name, ()), *words)
         except UserError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import ANY_ACTION, BOX, DISCRETE, EXPLORING, SLATES, simple
+from families import ADAPTING, ANY_ACTION, BOX, DISCRETE, EXPLORING, SLATES, simple
 from test_all import batches, start
 from wired import Wired
 
@@ -88,6 +88,8 @@ def test_without_exploration_training_takes_the_greedy_actions(typed, algo):
     wiring, made, sampler = start(typed, algo, *words, also=also)
     for parameter in made.policy.parameters():  # so that the best action is not the same everywhere
         torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
+    if algo in ADAPTING:
+        made.adapt(None)
     batch = batches(wiring, sampler, 1)[0]
     state = made.policy.initial_state(batch.action.shape[1])
     state = batch["core"][0] if "core" in batch else state

@@ -253,7 +253,7 @@ def test_every_column_plays_its_task_in_all_rounds_and_updates_have_tasks_of_the
         (["env=PendulumMass-v0", "model=lstm"], "has no memory"),
         (["env=PendulumMass-v0", "resources.inference=batched"], "every task has weights of its own"),
         (["env=PendulumMass-v0", "resources.envs_per_sampler=3"], "each plays one task|envs_per_sampler=3"),
-        (["env=rlrun/Identity-v0"], "makes room for the longest episode"),
+        (["env=rlrun/Identity-v0", "env.max_episode_steps=null"], "makes room for the longest episode"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_with_a_sentence(typed, words, said):
@@ -321,3 +321,23 @@ def test_a_sine_is_learnt_from_five_points():
         x, y = sines(2000, 5, torch.Generator().manual_seed(2))
         before, one, ten = (float(vmap(lambda x, y, n=n: after(x, y, n))(x, y).mean()) for n in (0, 1, 10))
     assert 2.5 < before < 3.1 and one <= 0.75 and ten <= 0.45, (before, one, ten)
+
+
+@pytest.mark.parametrize("algo", ["maml", "mbmpo"])
+def test_a_resumed_exact_run_equals_one_without_a_pause(tmp_path, algo):
+    from rlrun.cli import _dispatch
+    from rlrun.core.checkpoint import Checkpoints
+
+    env = ["env=PendulumMass-v0", "algo.sample_tasks=true"] if algo == "maml" else ["env=Pendulum-v1"]
+    steps = 160 if algo == "maml" else 60
+    words = ["train", *small(algo, "tiny"), *env, "env.max_episode_steps=10", "resources=debug", "logger=[]"]
+    words += [f"checkpoint.every={steps}", "checkpoint.every_sec=null"]
+    runs = [tmp_path / "whole", tmp_path / "parts"]
+    assert _dispatch([*words, f"run_dir={runs[0]}", f"env_steps={2 * steps}"]) == 0
+    assert _dispatch([*words, f"run_dir={runs[1]}", f"env_steps={steps}"]) == 0
+    assert _dispatch(["resume", str(runs[1]), f"env_steps={2 * steps}"]) == 0
+    saved = [Checkpoints(run / "checkpoints", keep=3).load(None, parts=("algorithm",)) for run in runs]
+    (one, facts), (other, others) = saved
+    assert facts["env_steps"] == others["env_steps"] >= 2 * steps and facts["updates"] == others["updates"] > 2
+    for name, value in one["algorithm"]["module"].items():
+        assert torch.equal(value, other["algorithm"]["module"][name]), name

@@ -161,7 +161,7 @@ def test_with_one_true_model_it_is_maml_on_the_environment(typed):
             seen = step.obs["observation"].copy()
     same_options = ["algo.num_tasks=1", "algo.envs_per_task=3", "algo.fragment_length=6", "algo.inner_lr=1e-3", "algo.clip=0.5"]
     _, maml, _ = start(typed, "maml", *TRUE, *same_options, "algo.outer_steps=2")
-    maml.policy.load_state_dict(made.policy.state_dict())
+    maml.policy.load_state_dict(made.policy.state_dict(), strict=False)  # without the policies of tasks
     expected = maml.update(rounds, Clock()).metrics
     told = super(type(made), made).update(rounds, Clock()).metrics
     torch.testing.assert_close(made.policy.vector(), maml.policy.vector(), rtol=0, atol=0)

@@ -4,6 +4,7 @@ import pytest
 from conftest import compose
 
 from rlrun.config.run import type_config
+from rlrun.core.errors import UserError
 from rlrun.rllib.option_map import option_map
 from rlrun.rllib.translate import translate
 
@@ -96,3 +97,21 @@ def test_options_of_dreamer_keep_their_meaning():
     assert {name: made.values.get(name) for name in wanted} == wanted
     rows = {row["rllib"] for row in option_map("dreamer")}
     assert {name for name in CONTROL["config"] if name not in ("num_gpus", "framework")} <= rows | {"clip_actions", "horizon"}
+
+
+@pytest.mark.parametrize("name, task, shown, repeat", [
+    ("DMC/cartpole/swingup", "cartpole_swingup", "pixels", 2),  # RLlib's dm_control_suite_vision_dreamerv3.py
+    ("dm_control/ball_in_cup-catch-v0", "ball_in_cup_catch", "entries", 1),  # shimmy
+    ("ray.rllib.examples.env.dm_control_suite.cheetah_run", "cheetah_run", "pixels", 2),
+])  # fmt: skip
+def test_names_of_dm_controls_tasks_become_ours(name, task, shown, repeat):
+    (made,) = translate("one", {"run": "DreamerV3", "env": name, "config": {"training_ratio": 512}}, "file.yaml")
+    assert made.env == task and made.values["env.observation"] == shown and made.values["env.action_repeat"] == repeat
+    assert {line.how for line in made.lines} <= {"mapped", "added", "dropped"}
+    words = [f"{option}={value}" for option, value in made.values.items()]
+    assert type_config(compose("algo=dreamerv3", f"env={task}", *words)).run is not None
+
+
+def test_a_task_that_dm_control_does_not_have_is_said():
+    with pytest.raises(UserError, match="There is no env 'cartpole_fly'"):
+        translate("one", {"run": "DreamerV3", "env": "DMC/cartpole/fly", "config": {}}, "file.yaml")
