@@ -118,6 +118,8 @@ that, every option with its comment, and the names that RLlib and the paper have
 {chr(10).join(papers)}"""
 
 
+
+
 def _planned_somewhere(name: str, *words: str) -> Any:
     """The plan of an algorithm on the first environment that it can learn."""
     errors = []
