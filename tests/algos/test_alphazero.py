@@ -77,8 +77,17 @@ class Unrestorable(Copied):
     set_state = None
 
 
+class Endless(Copied):
+    """It pays 1 a step and ends by Gymnasium's time limit alone, of which its state knows nothing."""
+
+    def step(self, action):
+        seen, _, _, _, _ = super().step(action)
+        return seen, 1.0, False, False, {}
+
+
 for name in ("Copied", "Forgetful", "Unrestorable"):
     gymnasium.register(f"tests/{name}-v0", entry_point=globals()[name])
+gymnasium.register("tests/Endless-v0", entry_point=Endless, max_episode_steps=15)
 
 
 # -- simulators ---------------------------------------------------------------------------------------------------------
@@ -299,6 +308,11 @@ def test_the_returns_of_episodes_reach_the_ranks_through_moments(typed):
     count = int(made.policy.ranked_count) - 10
     held = made.policy.ranked_returns.tolist()
     assert len(ended) <= count <= len(ended) + 2 and set(ended) <= {held[(10 + i) % 20] for i in range(count)}
+
+
+def test_games_of_random_moves_end_by_the_environments_time_limit(typed):
+    _, made, _ = start(typed, "alphazero", "env=tests/Endless-v0", *RANKED[2:])
+    assert int(made.policy.ranked_count) == 10 and made.policy.ranked_returns[:10].tolist() == [15.0] * 10
 
 
 def test_random_games_have_the_returns_of_random_play():
