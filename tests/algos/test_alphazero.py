@@ -414,6 +414,7 @@ def test_a_run_learns_from_its_games(typed, tmp_path, words):
         (["env=TicTacToe-v0", "algo.ranked.enabled=true"], "has two players"),
         (["env=MultiAgentCartPole-v0"], "has no simulator"),
         (["env=CartPoleSparse-v0", "env.stack=2"], "env.stack changes what is seen"),
+        (["env=TicTacToe-v0", "env.max_episode_steps=4"], "cuts games of two players off"),
         (["env=CartPoleSparse-v0", "model=lstm"], "a search guesses from single states"),
         (["env=CartPoleSparse-v0", "replay=prioritized"], "writes no priorities"),
         (["env=CartPoleSparse-v0", "runner=offline", "data.path=/nowhere"], "learns from games that it plays itself"),
