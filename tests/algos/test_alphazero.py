@@ -424,3 +424,14 @@ def test_a_run_learns_from_its_games(typed, tmp_path, words):
 def test_bad_input_is_refused_with_a_sentence(words, said):
     with pytest.raises(UserError, match=said):
         checked(type_config(compose("algo=alphazero", "resources.device=cpu", "logger=[]", *words)))
+
+
+def test_simulators_whose_rewards_do_not_fit_are_refused(monkeypatch):
+    """Values of games for two are between -1 and 1, and returns of one player stand beside the state in its dtype."""
+    words, step = ("algo=alphazero", "resources.device=cpu", "logger=[]"), TicTacToe.step
+    monkeypatch.setattr(TicTacToe, "step", lambda self, *at: (made := step(self, *at))._replace(reward=5 * made.reward))
+    with pytest.raises(UserError, match="for two pays 5, and values of games for two lie between -1 and 1"):
+        checked(type_config(compose(*words, "env=TicTacToe-v0")))
+    monkeypatch.setattr(SparseCartPole, "dtype", "int16")
+    with pytest.raises(UserError, match="has states of int16, which cannot hold the rewards"):
+        checked(type_config(compose(*words, "env=CartPoleSparse-v0")))
