@@ -105,6 +105,8 @@ REFUSES = {
     **{(algo, option): JOINT_REFUSES for algo in ("qmix", "vdn", "iql") for option in ("exploration.kind", "exploration.kwargs", "exploration.temperature", "exploration.noise_std", "exploration.noise_epsilon", "head.noisy", "head.sigma0")},
     **{(algo, option): ("is for agents that are columns of their own", JOINT_REFUSES[1] if algo != "maddpg" else "it is for one agent: model.observation_filter")
        for algo in ("qmix", "vdn", "iql", "maddpg") for option in ("observation_filter", "observation_clip")},
+    **{(algo, option): ("changes what a feature means from row to row", "Refused: model.observation_filter, whose moments change what features mean")
+       for algo in ("lin_ucb", "lin_ts", "neural_linear") for option in ("observation_filter", "observation_clip")},
     **{("pqn", option): ("is for algorithms with a replay", "it is for algorithms with a replay: head.noisy") for option in ("head.noisy", "head.sigma0")},
     ("multi", "normalize_reward"): ("because it scales rewards by the returns of all agents", "it would scale by the returns of all agents: normalize_reward"),
 }  # fmt: skip

@@ -10,6 +10,7 @@ the variance is drawn too (Riquelme et al. 2018, arXiv:1802.09127, section 4.1, 
 noise_scale, both 6, with ridge 0.25 and intercept); initial_pulls, how often each arm is taken first; items, products,
 ridge and intercept as in lin_ucb.py.
 Differs from the paper: all rows of a batch are added at once. Every environment's row has its own draw.
+Refused: model.observation_filter, whose moments change what features mean while they are added up.
 Metrics: learn/error: mean |reward - mean reward predicted|; pulls: rows learnt from so far; noise_deviation: root of
 the mean variance of noise, where it is learnt. sample/regret, where the environment knows it (envs/bandits.py).
 Checked: tests/ops/test_ridge.py, tests/algos/test_bandits.py (the covariance of draws, exactly 10.0 on RLlib's simple

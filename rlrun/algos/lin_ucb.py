@@ -12,6 +12,7 @@ paid the reward, and the others 0.
 Differs from the paper: all rows of a batch are added at once. RLlib multiplies the covariance by its alpha before it
 takes the root, so that its alpha is the square of this one, and multiplies the bound by 0.3 where items describe the
 arms; it has no intercept.
+Refused: model.observation_filter, whose moments change what features mean while they are added up.
 Metrics: learn/error: mean |reward - mean reward predicted|; bound: mean of sqrt(x' A^-1 x) of the arms taken; pulls:
 rows learnt from so far. sample/regret, where the environment knows it (envs/bandits.py).
 Checked: tests/ops/test_ridge.py, tests/algos/test_bandits.py (the regression in closed form, exactly 10.0 on RLlib's

@@ -77,12 +77,16 @@ class MBMPO(MAML):
             raise ValueError("one learner fits the models: set resources.num_learners=1")
         if not isinstance(spec.observation, Box) or spec.image or spec.columns_per_env > 1 or len(spec.obs) > 1:
             raise ValueError(f"models of the dynamics are for one agent that sees numbers, not for {spec.name}")
+        if spec.stack > 1:
+            raise ValueError("env.stack must be 1: models of the dynamics predict one observation from one")
         if spec.reward_class is None:
             raise ValueError(
-                f"rewards of imagined steps must be known, and {spec.name} has no method reward(obs, action, next_obs)"
+                f"rewards of imagined steps must be known, and {spec.name} has no method reward(obs, action, next_obs);"
+                " those of Gymnasium's environments that rlrun knows are not for env.wrappers, env.action_repeat or"
+                " env.kwargs that change them"
             )
         super().__init__(policy, spec, cfg, ctx)
-        self.reward = load_object(spec.reward_class, "env", object)().reward
+        self.reward = load_object(spec.reward_class, "env", object)(**spec.reward_kwargs).reward
         dynamics = cfg.dynamics
         self.ensemble = Ensemble(spec, dynamics.members, dynamics.hidden, dynamics.weight_norm, dynamics.normalize)
         self.ensemble.to(ctx.device)

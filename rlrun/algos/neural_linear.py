@@ -11,6 +11,7 @@ Options: those of lin_ts.py; net, the hidden layers; lr, optimizer, max_grad_nor
 regression, whose last layer samplers do not have; items: the network then reads an item and the rest of the
 observation.
 Differs from the paper: the prior of the noise is that of the code (shape 6, scale 6), and so is the ridge, 0.25.
+Refused: model.observation_filter, whose moments change what features mean while they are added up.
 Metrics: learn/error: mean |reward - mean reward predicted|; pulls: rows in the regression; noise_deviation; loss: mean
 squared error of the network in its last training; grad_norm; lr.
 Checked: tests/algos/test_bandits.py (the regression after training in closed form, forgotten rows),

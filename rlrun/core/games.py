@@ -96,15 +96,17 @@ def split_state(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(rows[:, :-BEHIND]), rows[:, -1] > 0
 
 
-def random_returns(game: Simulator, rng: np.random.Generator, count: int) -> np.ndarray:
-    """Returns the returns [count] of the first player in `count` games of random legal moves."""
+def random_returns(game: Simulator, rng: np.random.Generator, count: int, limit: int | None = None) -> np.ndarray:
+    """Returns the returns [count] of the first player in `count` games of random legal moves, which are broken off
+    after `limit` moves if they are not over, since a simulator does not know the environment's time limit."""
     state, total = game.start(rng, count), np.zeros(count, dtype=np.float32)
-    going, sign = np.arange(count), 1.0
-    while going.size:
+    going, sign, moves = np.arange(count), 1.0, 0
+    while going.size and (limit is None or moves < limit):
         state, reward, over = game.step(state, random_legal(game.observe(state), game.actions, rng))
         total[going] += sign * reward
         state, going = state[~over], going[~over]
         sign = -sign if game.players == 2 else sign
+        moves += 1
     game.forget()
     return total
 

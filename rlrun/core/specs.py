@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -270,6 +270,7 @@ class EnvSpec:
     game: Any = None  # how a process makes its own simulator (core.games.GameSpec); None: it was not asked for
     # package.module:Name of a class whose method reward(obs, action, next_obs) says what a step pays; None: not known
     reward_class: str | None = None
+    reward_kwargs: dict[str, Any] = field(default_factory=dict)  # the arguments with which that class is made
     tasks: bool = False  # whether columns can be given tasks (core/env.py: TaskEnv)
     notes: tuple[str, ...] = ()  # sentences about the environment for the first lines of a run
 

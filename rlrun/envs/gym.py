@@ -20,10 +20,9 @@ from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
-from rlrun.envs import drawing
+from rlrun.envs import drawing, rewards
 from rlrun.envs.mujoco import listen, uses_mujoco
 from rlrun.envs.names import check_present, numbered
-from rlrun.envs.rewards import reward_of
 from rlrun.envs.wrapped import Pixels, Repeat
 
 
@@ -212,7 +211,11 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
                 raise UserError(f"env.observation=pixels: pictures would leave out the action_mask of {cfg.name}")
             _check_drawing(env, cfg.name)
         limit = cfg.limit(env)
-        pays = None if cfg.draws or cfg.wrappers else reward_of(cfg.name, env.unwrapped)
+        kwargs = dict(cfg.kwargs) if isinstance(cfg, GymConfig) else {}
+        repeats = isinstance(cfg, GymConfig) and cfg.action_repeat > 1  # a step pays for several of the environment's
+        pays = None if cfg.draws or cfg.wrappers or repeats else rewards.reward_of(cfg.name, env.unwrapped, kwargs)
+        if pays is not None and isinstance(cfg, GymConfig):
+            kwargs = dict(find(cfg.name).kwargs) | kwargs
         tasks = all(env.has_wrapper_attr(name) for name in ("sample_tasks", "set_task"))
     finally:
         env.close()
@@ -223,7 +226,15 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
             and any(low >= high for low, high in zip(part.low, part.high, strict=True))
         ):
             raise UserError(f"{cfg.name} has an action whose lowest value is its highest: {env.action_space}")
-    return EnvSpec(name=cfg.name, obs=obs, action=action, max_episode_steps=limit, tasks=tasks, reward_class=pays)
+    return EnvSpec(
+        name=cfg.name,
+        obs=obs,
+        action=action,
+        max_episode_steps=limit,
+        tasks=tasks,
+        reward_class=pays,
+        reward_kwargs={} if pays is None or pays.startswith(f"{rewards.__name__}:") else kwargs,
+    )
 
 
 def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:

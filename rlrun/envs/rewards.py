@@ -7,6 +7,8 @@ RLlib's HalfCheetah and Hopper pay for the velocity that is seen after the step,
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -45,11 +47,17 @@ class Hopper:
 KNOWN = {"CartPole": CartPole, "Pendulum": Pendulum, "HalfCheetah": HalfCheetah, "Hopper": Hopper}
 
 
-def reward_of(name: str, env: object) -> str | None:
+# Arguments of these environments that change neither what they pay nor what is seen.
+HARMLESS = {"Pendulum": {"g"}, "HalfCheetah": {"reset_noise_scale"}, "Hopper": {"reset_noise_scale"}}
+
+
+def reward_of(name: str, env: object, kwargs: Mapping[str, Any]) -> str | None:
     """The path of a class with the method reward() for an environment, or None if it is not known. name: as env= takes
-    it. env: the environment itself, without wrappers."""
+    it. env: the environment itself, without wrappers. kwargs: arguments that the user gave it, most of which make the
+    rewards of Gymnasium's environments other ones than those here."""
     kind = type(env)
     if callable(getattr(kind, "reward", None)):
         return f"{kind.__module__}:{kind.__qualname__}"
-    known = KNOWN.get(name.rpartition("-v")[0])
-    return None if known is None else f"{__name__}:{known.__name__}"
+    base = name.rpartition("-v")[0]
+    known = KNOWN.get(base)
+    return None if known is None or set(kwargs) - HARMLESS.get(base, set()) else f"{__name__}:{known.__name__}"

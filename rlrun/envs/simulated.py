@@ -13,7 +13,7 @@ import numpy as np
 
 from rlrun.core.env import Rows, Step, VectorEnv, map_rows
 from rlrun.core.errors import UserError, told
-from rlrun.core.games import BEHIND, STATE, GameSpec, Moved, Simulator
+from rlrun.core.games import BEHIND, STATE, GameSpec, Moved, Simulator, random_returns
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs import gym
 from rlrun.envs.agent_games import AgentsConfig, TurnsGame, make_game
@@ -35,6 +35,7 @@ def with_game(spec: EnvSpec, cfg: Any) -> EnvSpec:
     game = simulator_of(cfg)
     if not isinstance(spec.action, Discrete) or spec.action.n != game.actions:
         raise UserError(f"algorithms that search choose one of several actions; {spec.name} has {spec.action}")
+    _check_rewards(game, spec.name)
     copies = isinstance(game, CopiedGame)
     if isinstance(game, CopiedGame):
         check_restores(game, cfg.name)
@@ -59,8 +60,30 @@ def _check_options(spec: EnvSpec, cfg: Any) -> None:
         }
     else:
         changed |= {"env.agent_id": cfg.agent_id}
+        if cfg.max_episode_steps is not None and cfg.time_limit == "truncation":
+            raise UserError(
+                "env.max_episode_steps cuts games of two players off, and what would have followed is known for the"
+                " side to move alone: leave it null, or set env.time_limit=termination, with which they are over"
+            )
     for option in (name for name, is_so in changed.items() if is_so):
         raise UserError(f"{option} changes what is seen, and a search sees {spec.name} itself: leave it at its default")
+
+
+def _check_rewards(game: Simulator, name: str) -> None:
+    """Raises UserError for a simulator whose rewards a search cannot hold."""
+    if game.players == 1:
+        if not np.issubdtype(np.dtype(game.dtype), np.floating):
+            raise UserError(
+                f"the simulator of {name} has states of {game.dtype}, which cannot hold the rewards of an episode that"
+                " stand beside them: give it a dtype of floating-point numbers"
+            )
+        return
+    most = float(np.abs(random_returns(game, np.random.default_rng(0), 64, 1000)).max())
+    if most > 1.0:
+        raise UserError(
+            f"a game of {name} for two pays {most:g}, and values of games for two lie between -1 and 1: divide its"
+            " rewards by the most that a game pays"
+        )
 
 
 def simulator_of(cfg: Any) -> Simulator:

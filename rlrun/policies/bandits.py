@@ -164,6 +164,11 @@ class BanditPolicy(FiltersObservations, Policy):
         super().__init__()
         if model.cfg.memory.kind != "none":
             raise UserError("a bandit's rewards depend on one row; it has no use for a memory (lstm, gru, gtrxl)")
+        if model.cfg.observation_filter != "none":
+            raise UserError(
+                "model.observation_filter changes what a feature means from row to row, and a bandit adds up the"
+                " features of all rows; use none"
+            )
         self.spec, self.explorer, self.rule, self.scale, self.pulls = spec, explorer, rule, scale, pulls
         self.arms = arms_of(spec, items, click)
         if pulls and self.arms.items is not None:

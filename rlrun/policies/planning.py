@@ -244,7 +244,8 @@ class SearchPolicy(FiltersObservations, Policy):
     def begin_ranks(self, rng: np.random.Generator) -> None:
         """Fills the buffer of returns with games of random moves."""
         if self.ranked.initial_games:
-            self._add_returns(random_returns(self.game, rng, self.ranked.initial_games))
+            limit = self.spec.max_episode_steps
+            self._add_returns(random_returns(self.game, rng, self.ranked.initial_games, limit))
 
     def _add_returns(self, returns: np.ndarray) -> None:
         for value in returns.tolist():

@@ -25,6 +25,7 @@ from rlrun.policies.exploration import EXPLORING, ExplorationConfig, Explorer
 
 Choice = Literal["network", "affinity"]
 NETWORK = OnlyWith("..choice", "network")
+LEAST = 1e-30  # weight of a candidate, relative to the most attractive one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,8 @@ class SlatePolicy(FiltersObservations, Policy):
         """What the policy says of rows as above. values: those of another network, in place of values(rows)."""
         values = self.values(rows) if values is None else values
         logits = self.choice_net(self.seen(rows["obs"]), rows["is_first"])
-        weights = (logits - logits.max(-1, keepdim=True).values).exp()
+        # The bound keeps the chances in a slate defined whose documents are all far less attractive than another one.
+        weights = (logits - logits.max(-1, keepdim=True).values).exp().clamp(min=LEAST)
         null = values[..., -1] if self.null_value else torch.zeros_like(values[..., -1])
         return Pairs(weights[..., :-1], weights[..., -1], values[..., :-1], null, self.log_places().exp())
 

@@ -77,8 +77,17 @@ class Unrestorable(Copied):
     set_state = None
 
 
+class Endless(Copied):
+    """It pays 1 a step and ends by Gymnasium's time limit alone, of which its state knows nothing."""
+
+    def step(self, action):
+        seen, _, _, _, _ = super().step(action)
+        return seen, 1.0, False, False, {}
+
+
 for name in ("Copied", "Forgetful", "Unrestorable"):
     gymnasium.register(f"tests/{name}-v0", entry_point=globals()[name])
+gymnasium.register("tests/Endless-v0", entry_point=Endless, max_episode_steps=15)
 
 
 # -- simulators ---------------------------------------------------------------------------------------------------------
@@ -301,6 +310,11 @@ def test_the_returns_of_episodes_reach_the_ranks_through_moments(typed):
     assert len(ended) <= count <= len(ended) + 2 and set(ended) <= {held[(10 + i) % 20] for i in range(count)}
 
 
+def test_games_of_random_moves_end_by_the_environments_time_limit(typed):
+    _, made, _ = start(typed, "alphazero", "env=tests/Endless-v0", *RANKED[2:])
+    assert int(made.policy.ranked_count) == 10 and made.policy.ranked_returns[:10].tolist() == [15.0] * 10
+
+
 def test_random_games_have_the_returns_of_random_play():
     returns = random_returns(SparseCartPole(500), np.random.default_rng(0), 400)
     assert 20 < returns.mean() < 25
@@ -400,6 +414,7 @@ def test_a_run_learns_from_its_games(typed, tmp_path, words):
         (["env=TicTacToe-v0", "algo.ranked.enabled=true"], "has two players"),
         (["env=MultiAgentCartPole-v0"], "has no simulator"),
         (["env=CartPoleSparse-v0", "env.stack=2"], "env.stack changes what is seen"),
+        (["env=TicTacToe-v0", "env.max_episode_steps=4"], "cuts games of two players off"),
         (["env=CartPoleSparse-v0", "model=lstm"], "a search guesses from single states"),
         (["env=CartPoleSparse-v0", "replay=prioritized"], "writes no priorities"),
         (["env=CartPoleSparse-v0", "runner=offline", "data.path=/nowhere"], "learns from games that it plays itself"),
@@ -409,3 +424,14 @@ def test_a_run_learns_from_its_games(typed, tmp_path, words):
 def test_bad_input_is_refused_with_a_sentence(words, said):
     with pytest.raises(UserError, match=said):
         checked(type_config(compose("algo=alphazero", "resources.device=cpu", "logger=[]", *words)))
+
+
+def test_simulators_whose_rewards_do_not_fit_are_refused(monkeypatch):
+    """Values of games for two are between -1 and 1, and returns of one player stand beside the state in its dtype."""
+    words, step = ("algo=alphazero", "resources.device=cpu", "logger=[]"), TicTacToe.step
+    monkeypatch.setattr(TicTacToe, "step", lambda self, *at: (made := step(self, *at))._replace(reward=5 * made.reward))
+    with pytest.raises(UserError, match="for two pays 5, and values of games for two lie between -1 and 1"):
+        checked(type_config(compose(*words, "env=TicTacToe-v0")))
+    monkeypatch.setattr(SparseCartPole, "dtype", "int16")
+    with pytest.raises(UserError, match="has states of int16, which cannot hold the rewards"):
+        checked(type_config(compose(*words, "env=CartPoleSparse-v0")))

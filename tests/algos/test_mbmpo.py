@@ -1,9 +1,11 @@
 """MBMPO: the ensemble, early stopping, imagination, and MAML on the true environment in place of the ensemble."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from conftest import small
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from test_all import batches, changed_by_an_update, same, start
 from wired import checked
 
@@ -129,6 +131,33 @@ def test_known_rewards_are_those_of_the_environment(typed, env):
     np.testing.assert_allclose(paid[going], batch.reward[live].numpy()[going], rtol=1e-4, atol=1e-4)
 
 
+class Scaled(PendulumEnv):
+    """A pendulum whose own method says what it pays, in units that an argument sets."""
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.scale = scale
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, self.scale * reward, *rest
+
+    def reward(self, obs, action, next_obs):
+        return self.scale * rewards.Pendulum().reward(obs, action, next_obs)
+
+
+gymnasium.register("tests/Scaled-v0", entry_point=Scaled, max_episode_steps=200, kwargs={"scale": 2.0})
+
+
+@pytest.mark.parametrize("words", [[], ["++env.kwargs.scale=3"]])
+def test_an_environments_own_reward_has_its_arguments(typed, words):
+    wiring, made, sampler = start(typed, "mbmpo", "env=tests/Scaled-v0", *words)
+    batch = batches(wiring, sampler, 1)[0]
+    obs, after = (rows[batch.valid].numpy() for rows in (batch.obs.observation[:-1], batch.obs.observation[1:]))
+    paid = made.reward(obs, made.spec.action.to_env(batch.action[batch.valid].numpy()), after)
+    np.testing.assert_allclose(paid, batch.reward[batch.valid].numpy(), rtol=1e-4, atol=1e-3)
+
+
 # -- MAML on it --------------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +244,9 @@ def test_nothing_is_learnt_before_the_random_steps_are_over(typed):
     "words, said",
     [
         (["env=Acrobot-v1"], "rewards of imagined steps must be known"),
+        (["env=CartPole-v1", "++env.kwargs.sutton_barto_reward=true"], "rewards of imagined steps must be known"),
+        (["env=CartPole-v1", "env.action_repeat=2"], "rewards of imagined steps must be known"),
+        (["env=CartPole-v1", "env.stack=2"], "env.stack must be 1"),
         (["env=rlrun/EverySpace-v0"], "needs discrete or box actions"),
         (["env=CartPole-v1", "resources.num_learners=2", "algo.num_tasks=4"], "one learner fits the models"),
     ],

@@ -129,6 +129,23 @@ def test_sarsa_takes_the_slate_that_was_shown_and_behind_an_end_the_best(typed):
     torch.testing.assert_close(made.targets(batch)[0], best[0])
 
 
+def test_a_slate_without_a_far_more_attractive_document_has_a_value(typed):
+    """As where documents have large numbers. exp() of the difference is 0 in single precision."""
+    made, batch = made_and_batch(typed)
+    logits = torch.full((made.policy.display.count + 1,), -200.0)
+    logits[0] = 0.0
+    made.policy.choice_net.forward = lambda obs, is_first: logits.expand(*is_first.shape, -1)
+    values = torch.cat([torch.tensor([-1.0]), torch.arange(1.0, len(logits))]).expand(1, batch.reward.shape[1], -1)
+    pairs = made.policy.pairs(first_row(batch), values)
+    slate = pairs.best("optimal")
+    size, best = slate.shape[-1], made.policy.display.count
+    null = best if made.policy.null_value else 0
+    assert (slate.sort(-1).values == torch.arange(best - size, best)).all()
+    want = (sum(range(best - size, best)) + null) / (size + 1)
+    torch.testing.assert_close(pairs.worth(slate), torch.full_like(pairs.worth(slate), want))
+
+
+
 def test_exploring_draws_different_documents_and_records_their_chances(typed):
     for words in (["algo.exploration.kind=soft_q", "algo.exploration.epsilon=0.2"], ["algo.exploration.epsilon=0.5"]):
         _, made, sampler = start(typed, "slateq", *EVOLUTION, *words, also=("log_prob",))

@@ -132,6 +132,7 @@ def test_a_document_that_stands_twice_counts_once():
     (["algo=lin_ts", "env=rlrun/ParametricItems-v0", "algo.items=items", "algo.initial_pulls=2"], "algo.items describes arms"),
     (["algo=lin_ts", "env=rlrun/WheelBandit-v0", "algo.items=items"], "has no such part"),
     (["algo=lin_ucb", "env=CartPole-v1", "model=lstm"], "it has no use for a memory"),
+    (["algo=lin_ts", "env=rlrun/LinearBandit-v0", "model.observation_filter=mean_std"], "adds up the features of all rows"),
 ])  # fmt: skip
 def test_bad_input_gets_a_sentence(words, said, tmp_path):
     """A UserError is exit code 2; no run has begun."""
