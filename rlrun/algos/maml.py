@@ -14,9 +14,9 @@ linear regression for each task and round (Duan et al. 2016), as the paper does,
 is for environments without tasks.
 Differs from the paper: the outer step is PPO's in place of TRPO's. Advantages are normalised over each task. The inner
 surrogate is ratio * advantage (ProMP's likelihood ratio) and not log-probability * advantage, so that its second
-derivative is right after the first outer step too. Their deviation, by which inner steps divide, depends on theta as
-well: a policy with less noise has smaller advantages, and makes larger inner steps. Outer gradients therefore go through
-it (RLlib and ProMP take it for a constant, by which the policy's noise falls until inner steps are too large).
+derivative is right after the first outer step too. The deviation by which advantages were divided depends on theta as
+well: a policy with less noise has smaller advantages, and makes larger inner steps. Outer gradients therefore go
+through it. (For RLlib it is a constant. The noise of a policy then falls until its inner steps are too large.)
 Metrics: adapt_0 ... adapt_N: mean return of the episodes of each round, raw; adaptation_delta = adapt_N - adapt_0;
 policy_loss, value_loss, entropy and clip_fraction of the outer loss; kl of the adapted policy; inner_kl_1 ... and
 kl_coef_1 ...: the divergence of each earlier round's policy, and its weight; grad_norm; lr.

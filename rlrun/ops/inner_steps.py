@@ -23,8 +23,8 @@ def descended(
     loss(vector, data) returns a number [] and anything else. The result can be differentiated by `vector`, with second
     derivatives of the loss, or with first_order as if the steps' gradients were constants.
 
-    prepare(vector, data): what the loss is to see of the data at a step's start. To the step's gradient it is a constant,
-    but the result can be differentiated through it."""
+    prepare(vector, data): what the loss is to see of the data when a step begins. To the step's gradient it is a
+    constant, but the result can be differentiated through it."""
     told = []
     for data in rounds:
         data = data if prepare is None else prepare(vector, data)
