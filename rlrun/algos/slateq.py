@@ -20,8 +20,8 @@ Refused: input_priorities, since a row's choice is not known when the row is rec
 Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Qbar|; q: mean value of what was chosen; target;
 chosen: share of rows in which a document was chosen; choice_loss: mean of -log P of what was chosen; place_factor: that
 of the last place; epsilon; q_grad_norm and choice_grad_norm before clipping; q_lr, choice_lr.
-Checked: tests/ops/test_best_slates.py (slates against brute force and a linear program), tests/algos/test_slateq.py (targets
-by hand; DQN over documents), tests/envs/test_slates.py, tuned/slateq/.
+Checked: tests/ops/test_best_slates.py (slates against brute force and a linear program), tests/algos/test_slateq.py
+(targets by hand; DQN over documents), tests/envs/test_slates.py, tuned/slateq/.
 """
 
 from __future__ import annotations

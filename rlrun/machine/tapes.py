@@ -80,6 +80,11 @@ class _Tape(TorchDispatchMode):
         self.kernels: list[Kernel] = []
         self.reads_back = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spares the import of torch._dynamo, which takes a second."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         by_mask = func._schema.name.startswith("aten::index") and any(

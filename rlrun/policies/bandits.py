@@ -271,16 +271,33 @@ class BanditPolicy(FiltersObservations, Policy):
         action: Tensor = batch["action"]  # type: ignore[assignment]
         mode, count = self.explorer.mode(mode), len(action)
         obs, is_first = batch["obs"][:count], batch["is_first"][:count]
-        x = self.of(Batch(obs=obs, is_first=is_first))
         who = self.explorer.stand_in(mode, clock)
         if who is not None:
-            return self.explorer.log_prob(who, self.means(x), obs, action, clock)
-        if mode == "explore":
-            raise UserError("what a bandit explores depends on the rows before; greedy actions have probabilities")
-        rows = obs.map(lambda part: part.flatten(0, 1))
-        best = self.chosen(self.means(x).flatten(0, 1), rows).view_as(action)
+            return self.explorer.log_prob(
+                who, self.means(self.of(Batch(obs=obs, is_first=is_first))), obs, action, clock
+            )
+        best = self._certain(obs, is_first, mode)
         same = best == action if self.arms.places is None else (best == action).all(-1)
         return torch.zeros(same.shape, device=same.device).masked_fill(~same, -math.inf)
+
+    def log_probs(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
+        obs, is_first, mode = batch["obs"], batch["is_first"], self.explorer.mode(mode)
+        who = self.explorer.stand_in(mode, clock)
+        every = [torch.full(is_first.shape, arm, device=is_first.device) for arm in range(self.arms.count)]
+        if who is not None:
+            means = self.means(self.of(Batch(obs=obs, is_first=is_first)))
+            return torch.stack([self.explorer.log_prob(who, means, obs, arm, clock) for arm in every], -1)
+        best = self._certain(obs, is_first, mode)
+        taken = torch.stack([best == arm for arm in every], -1)
+        return torch.zeros(taken.shape, device=taken.device).masked_fill(~taken, -math.inf)
+
+    def _certain(self, obs: Batch, is_first: Tensor, mode: Mode) -> Tensor:
+        """The arms [T, B] or slates [T, B, S] that are taken for certain. Raises UserError where weights are drawn."""
+        if mode == "explore" and self.rule == "sample":
+            raise UserError("the chances of arms have no formula where weights are drawn; those of greedy actions have")
+        x = self.of(Batch(obs=obs, is_first=is_first)).flatten(0, 1)
+        score = self.scores(x, mode, torch.Generator(x.device))  # from which nothing is drawn
+        return self.chosen(score, obs.map(lambda part: part.flatten(0, 1))).unflatten(0, is_first.shape)
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         x = self.of(Batch(obs=obs.map(lambda part: part.unsqueeze(0)), is_first=is_first.unsqueeze(0)))[0]

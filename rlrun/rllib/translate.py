@@ -20,7 +20,9 @@ from rlrun.rllib.data import data
 from rlrun.rllib.dreamer import dreamer, task_options
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.estimates import estimates
+from rlrun.rllib.evaluation import evaluation
 from rlrun.rllib.joint import joint, sequence_of
+from rlrun.rllib.losses import losses
 from rlrun.rllib.maddpg import maddpg
 from rlrun.rllib.meta import meta, rows_of_iteration
 from rlrun.rllib.networks import memories, networks, sequence_length
@@ -43,18 +45,7 @@ from rlrun.rllib.translation import (
     Translation,
 )
 from rlrun.rllib.vain import leave_out
-from rlrun.rllib.yaml_files import (
-    NESTED,
-    Imported,
-    Line,
-    around,
-    flow,
-    machinery,
-    numbers,
-    options_of,
-    rounded,
-    slug,
-)
+from rlrun.rllib.yaml_files import NESTED, Imported, Line, around, flow, machinery, numbers, options_of, rounded, slug
 
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
@@ -69,8 +60,6 @@ LOOK_EVERY = 50000  # env steps between evaluations that a file asks for, where 
 # RLlib's options of its samplers, which runs that learn from data alone do not have
 SAMPLERS = ("num_workers", "num_env_runners", "num_envs_per_worker", "num_envs_per_env_runner")
 LENGTHS = ("rollout_fragment_length", "sample_batch_size")
-# env steps of an iteration of off-policy algorithms, where a file says no others
-ITERATIONS = {"dqn": 1000, "c51": 1000, "rainbow": 1000, "r2d2": 1000, "ddpg": 1000, "td3": 1000, "sac": 100}
 # RLlib's optimizer_class and the runner that does the same
 OPTIMIZERS = {
     "SyncReplayOptimizer": "replay",
@@ -163,12 +152,12 @@ class Experiment(Translation):
         if self.core not in (*JOINT, *DREAMING, *BANDITS, "maddpg", "slateq"):
             networks(self)
             dense_model(self)
-        self._losses()
+        losses(self)
         self._sampling()
         agents(self, lambda other: Experiment(name, run, env, other, {}, source, place, team_of(other, place, run)))
         data(self)
         estimates(self)
-        self._evaluation()
+        evaluation(self)
         self._optimizer()
         self._the_rest()
         self._around({key: value for key, value in experiment.items() if key not in PARTS})
@@ -386,250 +375,7 @@ class Experiment(Translation):
                 why="" if size == asked else "whole fragments that divide the batch",
             )
 
-    # Losses and optimisers
-
-    def _losses(self) -> None:
-        """Sets what depends on several options of the losses of policies and values."""
-        at = self.inner
-        if self.core in ("ppo", "ddppo"):
-            self.set(f"{at}.normalize_advantage", "batch", why="as RLlib does")
-        if self.core in ("a2c", "a3c", "pg"):
-            self.set(f"{at}.normalize_advantage", False, why="as RLlib does")
-        if self.core == "pg":
-            self.set(f"{at}.baseline", False, why="RLlib's PG has no critic")
-            self.set(f"{at}.entropy_coef", 0.0, "entropy_coeff", why="RLlib's PG has no such term")
-        if self.core in ("ppo", "ddppo", "a2c", "a3c", "pg"):
-            self.set(f"{at}.optimizer.kind", "adam", why="RLlib's optimiser")
-            self.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
-        if self.core in IMITATION:
-            self._imitation()
-        if self.core in WITH_VALUE:
-            self._lambda()
-            self._entropy()
-        self._bound()
-        if self.core == "impala":
-            self.set(f"{at}.loss_reduction", "sum", why="RLlib sums over the rows of a batch")
-        if self.core in ("ppo", "ddppo", "appo"):
-            self._divergence()
-        if self.core == "appo":
-            self._target()
-        if self.core in ("impala", "appo"):
-            rmsprop = self.get("opt_type", default="adam") == "rmsprop"
-            # RLlib's own with framework=torch is PyTorch's; before 2.40 its default was TensorFlow.
-            torch = self.era == "new" or self.given.get("framework") == "torch" or self.given.get("use_pytorch") is True
-            kind = ("rmsprop" if torch else "rmsprop_tf") if rmsprop else "adam"
-            why = "" if torch else "TensorFlow's, which RLlib had where framework is not torch"
-            self.set(f"{at}.optimizer.kind", kind, "opt_type", why=why if rmsprop else "RLlib's optimiser")
-            for key, default in (("epsilon", 0.1), ("decay", 0.99), ("momentum", 0.0)):
-                if rmsprop:
-                    why = "" if key in self.given else "RLlib's default for RMSProp"
-                    self.set(f"{at}.optimizer.{key}", float(self.get(key, default=default)), key, why=why)
-                else:
-                    self.say(key, "dropped", why="RLlib's applies to RMSProp alone; the optimiser is Adam")
-            if not rmsprop:
-                self.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
-        self._value()
-
-    def _imitation(self) -> None:
-        """Lists the options of BC and MARWIL that depend on the actions, and on where the rows come from."""
-        if self.discrete:
-            self.say("bc_logstd_coeff", "dropped", why="actions are choices, which have no standard deviation")
-        if self.offline:
-            return
-        why = "every row is learnt once, when it is new; RLlib up to 1.x drew from the rows that it kept"
-        self.say("replay_buffer_size", "not mapped", why=why)
-        starts = "dropped" if not self.given.get("learning_starts") else "not mapped"
-        self.say("learning_starts", starts, why="the first full batch is learnt")  # type: ignore[arg-type]
-
-    def _lambda(self) -> None:
-        keys = ("lambda", "lambda_")
-        critic = self.get("use_critic", default=True)
-        if self.core in ("ppo", "ddppo", "appo"):
-            gae = self.core != "appo" and self.get("use_gae", default=True)
-            if critic is False and gae:
-                self.say(
-                    "use_critic", "not mapped", why="RLlib refuses GAE without a critic: use_gae must be false too"
-                )
-            elif critic is False and self.core == "appo" and self.get("vtrace", default=True):
-                self.say("use_critic", "not mapped", why="V-trace needs values: vtrace must be false too")
-            elif "use_critic" in self.given:
-                self.set(f"{self.inner}.use_critic", bool(critic), "use_critic")
-        if self.get("use_gae", default=True) is False:
-            self.set(f"{self.inner}.lambda_", 1.0, "use_gae", *keys, why="without GAE returns run to the last row")
-        self.say("use_gae", "dropped", why=f"true: {self.inner}.lambda_ is GAE's")
-
-    def _entropy(self) -> None:
-        """Sets the weight of the entropy. Up to RLlib 0.6 it was added to the loss of A3C and IMPALA: -0.01 was a bonus
-        there, and since 0.7 RLlib refuses it."""
-        keys = [key for key in ("entropy_coeff_schedule", "entropy_coeff") if self.given.get(key) is not None]
-        if not keys or options_of(self.given[keys[0]]) is not None:
-            return
-        value = self.given[keys[0]]
-        weights = [point[1] for point in value] if isinstance(value, list) else [value]
-        why = ""
-        if any(weight < 0 for weight in weights):
-            if self.core in ("ppo", "ddppo"):
-                why = "a negative weight penalises entropy, as it did in RLlib"
-            else:
-                value = [[t, -weight] for t, weight in value] if isinstance(value, list) else -value
-                why = "up to RLlib 0.6 the weight was added to the loss, so that a negative one was a bonus"
-        self.set(f"{self.inner}.entropy_coef", value, keys[0], why=why)
-        if len(keys) > 1:
-            self.say(keys[1], "dropped", why="entropy_coeff_schedule wins")
-
-    def _bound(self) -> None:
-        """Sets the bound on the gradient. RLlib's A3C sums its loss over the rows of a batch and rlrun takes the mean,
-        which matters for the bound."""
-        if self.core in (*OFF_POLICY, *EVOLUTION):
-            return  # continuous.py sets it
-        target, keys = f"{self.inner}.max_grad_norm", ("grad_clip", "grad_norm_clipping")
-        if any(options_of(self.given.get(key)) is not None for key in keys):
-            return
-        bound = self.get(*keys)
-        by = str(self.given.get("grad_clip_by", "global_norm"))
-        if by != "global_norm":
-            for key in ("grad_clip_by", *keys):
-                self.say(key, "not mapped", why=f"the bound is one on the norm of the whole gradient, not on {by}")
-            self.set(target, 0.0, why=f"RLlib's bound by {by} has no counterpart")
-        elif self.core in ("a2c", "a3c"):
-            mean = float(bound or 0.0) / self.made.values[f"{self.inner}.batch_size"]
-            why = (
-                "divided by the batch, because RLlib's loss is a sum and rlrun's a mean" if bound else "null: no bound"
-            )
-            self.set(target, float(f"{mean:.4g}"), *keys, why=why)
-        elif bound is None:
-            self.set(target, 0.0, *keys, why="RLlib has no bound where grad_clip is null")
-        else:
-            self.set(target, rounded(float(bound)), *keys)
-        self.say("grad_clip_by", "dropped", why="global_norm is the only kind here")
-
-    def _divergence(self) -> None:
-        """Sets the weight of the KL divergence, which RLlib's PPO has unless use_kl_loss is false."""
-        used = bool(self.get("use_kl_loss", default=True))
-        if not used:
-            keys = ("use_kl_loss", *(["kl_coeff"] if "kl_coeff" in self.given else []))
-            self.set(f"{self.inner}.kl_coef", 0.0, *keys, why="use_kl_loss is false")
-            self.taken.add("kl_coeff")
-            self.taken.add("kl_coeff")
-        elif options_of(self.given.get("kl_coeff")) is None:
-            self.set(f"{self.inner}.kl_coef", float(self.get("kl_coeff") or 0.0), "kl_coeff")
-        self.say("use_kl_loss", "dropped", why=f"true: {self.inner}.kl_coef is kl_coeff")
-
-    def _target(self) -> None:
-        """Sets how often APPO's target policy follows, which rlrun counts in updates.
-
-        RLlib's target_network_update_freq n counts buffers of N batches that are each learnt K times, so that it stands
-        for n x N x K updates (Luo et al. 2020, section 4.1.1). The older target_update_frequency counts rounds of
-        num_sgd_iter minibatches. Without either, the target follows every update."""
-        target = f"{self.inner}.target_update_interval"
-        batches = int(self.get("circular_buffer_num_batches", "minibatch_buffer_size", default=1))
-        passes = int(self.get("circular_buffer_iterations_per_batch", "num_sgd_iter", "num_epochs", default=1))
-        buffers, rounds = self.get("target_network_update_freq"), self.given.get("target_update_frequency")
-        if buffers is not None:
-            updates = max(1, round(float(buffers) * batches * passes))
-            why = f"updates: {buffers:g} x batches of a buffer ({batches}) x passes ({passes})"
-            self.set(target, updates, "target_network_update_freq", why=why)
-        elif rounds is not None:
-            updates = max(1, round(float(rounds) * passes))
-            self.set(target, updates, "target_update_frequency", why=f"updates: {rounds:g} x passes ({passes})")
-        else:
-            self.set(target, 1, why="RLlib's target policy follows after every update")
-        self.say("target_update_frequency", "dropped", why="target_network_update_freq wins")
-
-    def _value(self) -> None:
-        """Sets the bound on the value's loss of PPO, and IMPALA's own optimiser for the value."""
-        if self.core in ("ppo", "ddppo"):
-            at, bound = self.inner, self.get("vf_clip_param")
-            if self.made.values.get(f"{at}.use_critic") is False:
-                self.say("vf_clip_param", "dropped", why="no values are learnt")
-                bound = 0.0
-            if options_of(self.given.get("vf_clip_param")) is None:
-                old = self.era == "old"
-                why = "up to RLlib 0.8 it bounds a value's change, later the squared error" if old else ""
-                self.set(f"{at}.value_{'clip' if old else 'loss_clip'}", float(bound or 0.0), "vf_clip_param", why=why)
-                other = "loss_clip" if old else "clip"
-                self.set(f"{at}.value_{other}", 0.0, why="RLlib's PPO has one bound on the value")
-        if self.core in ("impala", "appo"):
-            if self.get("_separate_vf_optimizer", default=False):
-                rate = self.get("_lr_vf", default=0.0005)
-                self.set(f"{self.inner}.value_lr", rate, "_separate_vf_optimizer", "_lr_vf")
-            self.say("_separate_vf_optimizer", "dropped", why="false: algo.value_lr=null")
-            self.say("_lr_vf", "dropped", why="_separate_vf_optimizer is false")
-
     # Everything else
-
-    def _evaluation(self) -> None:
-        """Lists RLlib's options of evaluation, which is counted in iterations there and in env steps here."""
-        for key in [key for key in self.given if key.startswith("evaluation_config.")]:
-            value = self.given[key]
-            if key.endswith(".explore") and isinstance(value, bool):
-                self.set("eval.greedy", not value, key)
-            else:
-                self.say(key, "not mapped", why="evaluation has the options of training; eval.greedy concerns it alone")
-        unit = self.given.get("evaluation_duration_unit", "episodes")
-        counted = "eval.env_steps" if unit == "timesteps" else "eval.episodes"
-        games = 10
-        for key in ("evaluation_duration", "evaluation_num_episodes"):
-            number = self.given.get(key)
-            if isinstance(number, int | float):
-                self.set(counted, int(number), key, "evaluation_duration_unit")
-                games = int(number)
-            elif number is not None:
-                self.say(key, "not mapped", why="an evaluation has a number of games or of env steps")
-        self.say("evaluation_duration_unit", "dropped", why="evaluation_duration is not given")
-        self._evaluators(games if unit == "episodes" else None)
-        interval, steps = self.given.get("evaluation_interval"), self._iteration()
-        if interval and steps:
-            why = f"an iteration of RLlib's loop has {steps} env steps"
-            self.set("eval.every", int(interval) * steps, "evaluation_interval", why=why)
-        elif interval and self.offline:
-            self.set("eval.every", LOOK_EVERY, why="the file asks for evaluations, which alone show what was learnt")
-            why = f"an iteration of RLlib's loop has no fixed number of rows here; eval.every={LOOK_EVERY} counts rows"
-            self.say("evaluation_interval", "not mapped", why=why)
-        elif interval:
-            why = "iterations of RLlib's loop last for a time here; eval.every= counts env steps and is off by default"
-            self.say("evaluation_interval", "not mapped", why=why)
-        if "eval.estimate.methods" in self.made.values and "eval.every" not in self.made.values:
-            self.set("eval.every", LOOK_EVERY, why="RLlib estimates in every iteration of its loop")
-
-    def _iteration(self) -> int | None:
-        """Returns the env steps of an iteration of RLlib's loop, or None if a clock ends it."""
-        if self.core in FROM_DATA:
-            return self._iteration_of_data()
-        for key in ("timesteps_per_iteration", "min_sample_timesteps_per_iteration"):
-            if isinstance(self.given.get(key), int) and self.given[key] > 0:
-                return self.given[key]
-        if self.outer in (None, "multi") and self.core in ("ppo", "ddppo", "a2c", "pg"):
-            batch = self.made.values.get(f"{self.inner}.batch_size")
-            return batch if isinstance(batch, int) else None
-        return ITERATIONS.get(self.core) if self.outer in (None, "multi") else None
-
-    def _iteration_of_data(self) -> int | None:
-        """Returns the rows that RLlib learns in an iteration, or None if a clock or the size of the data ends it.
-
-        RLlib's CQL inherits from SAC that an iteration lasts for a second at least."""
-        updates = self.given.get("dataset_num_iters_per_learner", 1 if self.era != "new" else None)
-        clock = any(self.given.get(key) for key in ("min_time_s_per_iteration", "min_time_s_per_reporting"))
-        if self.core == "cql" or clock or not isinstance(updates, int) or updates < 1:
-            return None
-        return updates * int(self.made.values[f"{self.inner}.batch_size"])
-
-    def _evaluators(self, games: int | None) -> None:
-        """Sets who evaluates. games: those of an evaluation; None: env steps are counted."""
-        keys = ("evaluation_num_workers", "evaluation_num_env_runners")
-        asked = next((int(self.given[key]) for key in keys if isinstance(self.given.get(key), int | float)), 0)
-        workers = asked if games is None else min(asked, games)
-        why = f"one for each of {games} games" if workers < asked else ""
-        if any(key in self.given for key in keys):
-            self.set("eval.workers", workers, *keys, why=why)
-        parallel = "evaluation_parallel_to_training"
-        if workers:
-            self.set("eval.parallel", bool(self.given.get(parallel, False)), parallel, why="RLlib's default is false")
-        lost = "not mapped" if self.given.get(parallel) else "dropped"
-        self.say(parallel, lost, why="the learner's process evaluates, and training waits for it")  # type: ignore[arg-type]
-        self.say("enable_async_evaluation", "dropped", why="eval.parallel=true never waits for an evaluation")
-        for key in ("custom_evaluation_function", "custom_eval_function"):
-            self.say(key, "not mapped", why="eval.function=my_package.module:Name names a subclass of rlrun.Evaluation")
 
     def _sampling(self) -> None:
         """Sets how algorithms explore that draw actions from their policy, and lists what they do not have."""

@@ -118,7 +118,6 @@ that, every option with its comment, and the names that RLlib and the paper have
 {chr(10).join(papers)}"""
 
 
-SLATES = "rlrun/InterestEvolution-v0"
 
 
 def _planned_somewhere(name: str, *words: str) -> Any:

@@ -8,6 +8,7 @@ from test_all import batches, start
 
 from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
+from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.families.bandits import pulls_of
 
@@ -154,3 +155,22 @@ def test_each_arm_is_taken_first_as_often_as_asked(typed):
         if len(taken) == 12:
             break
     assert sorted(taken) == sorted([0, 1, 2, 3] * 3)
+
+
+@pytest.mark.parametrize("algo", ["lin_ucb", "lin_ts"])
+def test_what_is_certain_has_probability_1_and_what_is_drawn_has_no_formula(typed, algo):
+    wiring, made, sampler = start(typed, algo, "env=rlrun/LinearBandit-v0", also=("log_prob",))
+    (batch,) = batches(wiring, sampler, 1)
+    made.update(batch, Clock())
+    with torch.no_grad():
+        told = made.policy.log_probs(batch[:3], "greedy", Clock()).exp()
+        x = made.policy.of(batch[:3])
+    assert (told.sum(-1) == 1).all() and torch.equal(told.argmax(-1), made.policy.means(x).argmax(-1))
+    if algo == "lin_ts":
+        assert batch["log_prob"].isnan().all()
+        with pytest.raises(UserError, match="no formula where weights are drawn"):
+            made.policy.log_prob(batch, "explore", Clock())
+    else:
+        assert (batch["log_prob"] == 0).all()
+        wiring, made, _ = start(typed, algo, "env=rlrun/LinearBandit-v0")  # as it acted
+        assert (made.policy.log_prob(batch, "explore", Clock()) == 0).all()

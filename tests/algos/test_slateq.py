@@ -71,7 +71,7 @@ def test_the_loss_is_about_what_was_chosen_and_the_best_next_slate(typed, words)
         if item is None and not made.cfg.null_value:
             assert priority[b] == 0
             continue
-        error = target - float(values[b, -1 if item is None else item])
+        error = target - float(values[b, -1 if item is None else item].detach())
         assert float(priority[b]) == pytest.approx(abs(error), rel=1e-3, abs=1e-4)
         errors.append(0.5 * error**2 * float(batch.weight[b]))
     assert 0 < chosen < len(click), "both cases are tried"

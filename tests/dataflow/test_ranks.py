@@ -89,7 +89,7 @@ def updates(ranks: Ranks, algo: str, case: str):
     words = [
         *SPACES.get(case, SPACES["discrete"]),
         *WHOLE.get(algo, []),
-        *([] if algo in [*ACTORS, "maddpg", "dreamer"] else ["algo.lr=0.01"]),
+        *([] if algo in [*ACTORS, "maddpg", "dreamer", "lin_ucb", "lin_ts"] else ["algo.lr=0.01"]),
     ]
     wiring, _, sampler = start(typed, algo, *words)
     data = batches(wiring, sampler, 2)

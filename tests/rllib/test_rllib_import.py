@@ -842,7 +842,7 @@ def test_other_files_are_refused(text, said, tmp_path):
 def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     file = tmp_path / "cartpole.yaml"
     example = RELEASES["2.7"]["ppo/cartpole-ppo-grid-search-example.yaml"]
-    file.write_text(yaml.safe_dump({"cartpole-ppo": example, "later": {"run": "MAML", "env": "Pendulum-v1"}}))
+    file.write_text(yaml.safe_dump({"cartpole-ppo": example, "other": {"run": "MyAlgorithm", "env": "Pendulum-v1"}}))
     out = tmp_path / "out"
     assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 0
     said = capsys.readouterr().out
@@ -850,7 +850,7 @@ def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     assert (
         out / "tuned" / "ppo" / "cartpole-ppo.yaml"
     ).is_file() and "algo.minibatch_size=125,250,500 algo.num_epochs=1,4" in said
-    assert "left out: cartpole.yaml, later: rlrun is to have MAML" in said
+    assert "left out: cartpole.yaml, other: rlrun has no MyAlgorithm" in said
     assert _dispatch(["train", "--config-dir", str(out), "tuned=ppo/cartpole-ppo", "--cfg", "job"]) == 0
     assert "num_epochs: 1" in capsys.readouterr().out
     words = [

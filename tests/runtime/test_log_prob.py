@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from conftest import compose, small
-from families import DISCRETE, DREAMING, MEMORY, SAMPLING
+from families import BANDITS, DISCRETE, DREAMING, MEMORY, SAMPLING
 from wired import Wired
 
 from rlrun.config.run import type_config
@@ -67,7 +67,7 @@ def acted(policy, batch, mode, clock=CLOCK, place=None):
 
 
 @pytest.mark.parametrize("mode", ["explore", "greedy"])
-@pytest.mark.parametrize("algo", sorted({*DISCRETE} - {"self_play", *DREAMING}))
+@pytest.mark.parametrize("algo", sorted({*DISCRETE} - {"self_play", *DREAMING, *BANDITS}))
 def test_choices_have_the_probabilities_with_which_they_are_drawn(algo, mode):
     words = [] if algo != "r2d2" else ["model=lstm"]
     policy = made(

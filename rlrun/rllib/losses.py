@@ -1,0 +1,178 @@
+"""Translates what depends on several options of the losses of policies and values, as a part of translate.py."""
+
+from __future__ import annotations
+
+from rlrun.rllib.translation import EVOLUTION, IMITATION, OFF_POLICY, WITH_VALUE, Translation
+from rlrun.rllib.yaml_files import options_of, rounded
+
+
+def losses(it: Translation) -> None:
+    """Sets what depends on several options of the losses of policies and values."""
+    at = it.inner
+    if it.core in ("ppo", "ddppo"):
+        it.set(f"{at}.normalize_advantage", "batch", why="as RLlib does")
+    if it.core in ("a2c", "a3c", "pg"):
+        it.set(f"{at}.normalize_advantage", False, why="as RLlib does")
+    if it.core == "pg":
+        it.set(f"{at}.baseline", False, why="RLlib's PG has no critic")
+        it.set(f"{at}.entropy_coef", 0.0, "entropy_coeff", why="RLlib's PG has no such term")
+    if it.core in ("ppo", "ddppo", "a2c", "a3c", "pg"):
+        it.set(f"{at}.optimizer.kind", "adam", why="RLlib's optimiser")
+        it.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
+    if it.core in IMITATION:
+        _imitation(it)
+    if it.core in WITH_VALUE:
+        _lambda(it)
+        _entropy(it)
+    _bound(it)
+    if it.core == "impala":
+        it.set(f"{at}.loss_reduction", "sum", why="RLlib sums over the rows of a batch")
+    if it.core in ("ppo", "ddppo", "appo"):
+        _divergence(it)
+    if it.core == "appo":
+        _target(it)
+    if it.core in ("impala", "appo"):
+        rmsprop = it.get("opt_type", default="adam") == "rmsprop"
+        # RLlib's own with framework=torch is PyTorch's; before 2.40 its default was TensorFlow.
+        torch = it.era == "new" or it.given.get("framework") == "torch" or it.given.get("use_pytorch") is True
+        kind = ("rmsprop" if torch else "rmsprop_tf") if rmsprop else "adam"
+        why = "" if torch else "TensorFlow's, which RLlib had where framework is not torch"
+        it.set(f"{at}.optimizer.kind", kind, "opt_type", why=why if rmsprop else "RLlib's optimiser")
+        for key, default in (("epsilon", 0.1), ("decay", 0.99), ("momentum", 0.0)):
+            if rmsprop:
+                why = "" if key in it.given else "RLlib's default for RMSProp"
+                it.set(f"{at}.optimizer.{key}", float(it.get(key, default=default)), key, why=why)
+            else:
+                it.say(key, "dropped", why="RLlib's applies to RMSProp alone; the optimiser is Adam")
+        if not rmsprop:
+            it.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
+    _value(it)
+
+
+def _imitation(it: Translation) -> None:
+    """Lists the options of BC and MARWIL that depend on the actions, and on where the rows come from."""
+    if it.discrete:
+        it.say("bc_logstd_coeff", "dropped", why="actions are choices, which have no standard deviation")
+    if it.offline:
+        return
+    why = "every row is learnt once, when it is new; RLlib up to 1.x drew from the rows that it kept"
+    it.say("replay_buffer_size", "not mapped", why=why)
+    starts = "dropped" if not it.given.get("learning_starts") else "not mapped"
+    it.say("learning_starts", starts, why="the first full batch is learnt")  # type: ignore[arg-type]
+
+
+def _lambda(it: Translation) -> None:
+    keys = ("lambda", "lambda_")
+    critic = it.get("use_critic", default=True)
+    if it.core in ("ppo", "ddppo", "appo"):
+        gae = it.core != "appo" and it.get("use_gae", default=True)
+        if critic is False and gae:
+            it.say("use_critic", "not mapped", why="RLlib refuses GAE without a critic: use_gae must be false too")
+        elif critic is False and it.core == "appo" and it.get("vtrace", default=True):
+            it.say("use_critic", "not mapped", why="V-trace needs values: vtrace must be false too")
+        elif "use_critic" in it.given:
+            it.set(f"{it.inner}.use_critic", bool(critic), "use_critic")
+    if it.get("use_gae", default=True) is False:
+        it.set(f"{it.inner}.lambda_", 1.0, "use_gae", *keys, why="without GAE returns run to the last row")
+    it.say("use_gae", "dropped", why=f"true: {it.inner}.lambda_ is GAE's")
+
+
+def _entropy(it: Translation) -> None:
+    """Sets the weight of the entropy. Up to RLlib 0.6 it was added to the loss of A3C and IMPALA: -0.01 was a bonus
+    there, and since 0.7 RLlib refuses it."""
+    keys = [key for key in ("entropy_coeff_schedule", "entropy_coeff") if it.given.get(key) is not None]
+    if not keys or options_of(it.given[keys[0]]) is not None:
+        return
+    value = it.given[keys[0]]
+    weights = [point[1] for point in value] if isinstance(value, list) else [value]
+    why = ""
+    if any(weight < 0 for weight in weights):
+        if it.core in ("ppo", "ddppo"):
+            why = "a negative weight penalises entropy, as it did in RLlib"
+        else:
+            value = [[t, -weight] for t, weight in value] if isinstance(value, list) else -value
+            why = "up to RLlib 0.6 the weight was added to the loss, so that a negative one was a bonus"
+    it.set(f"{it.inner}.entropy_coef", value, keys[0], why=why)
+    if len(keys) > 1:
+        it.say(keys[1], "dropped", why="entropy_coeff_schedule wins")
+
+
+def _bound(it: Translation) -> None:
+    """Sets the bound on the gradient. RLlib's A3C sums its loss over the rows of a batch and rlrun takes the mean,
+    which matters for the bound."""
+    if it.core in (*OFF_POLICY, *EVOLUTION):
+        return  # continuous.py sets it
+    target, keys = f"{it.inner}.max_grad_norm", ("grad_clip", "grad_norm_clipping")
+    if any(options_of(it.given.get(key)) is not None for key in keys):
+        return
+    bound = it.get(*keys)
+    by = str(it.given.get("grad_clip_by", "global_norm"))
+    if by != "global_norm":
+        for key in ("grad_clip_by", *keys):
+            it.say(key, "not mapped", why=f"the bound is one on the norm of the whole gradient, not on {by}")
+        it.set(target, 0.0, why=f"RLlib's bound by {by} has no counterpart")
+    elif it.core in ("a2c", "a3c"):
+        mean = float(bound or 0.0) / it.made.values[f"{it.inner}.batch_size"]
+        why = "divided by the batch, because RLlib's loss is a sum and rlrun's a mean" if bound else "null: no bound"
+        it.set(target, float(f"{mean:.4g}"), *keys, why=why)
+    elif bound is None:
+        it.set(target, 0.0, *keys, why="RLlib has no bound where grad_clip is null")
+    else:
+        it.set(target, rounded(float(bound)), *keys)
+    it.say("grad_clip_by", "dropped", why="global_norm is the only kind here")
+
+
+def _divergence(it: Translation) -> None:
+    """Sets the weight of the KL divergence, which RLlib's PPO has unless use_kl_loss is false."""
+    used = bool(it.get("use_kl_loss", default=True))
+    if not used:
+        keys = ("use_kl_loss", *(["kl_coeff"] if "kl_coeff" in it.given else []))
+        it.set(f"{it.inner}.kl_coef", 0.0, *keys, why="use_kl_loss is false")
+        it.taken.add("kl_coeff")
+        it.taken.add("kl_coeff")
+    elif options_of(it.given.get("kl_coeff")) is None:
+        it.set(f"{it.inner}.kl_coef", float(it.get("kl_coeff") or 0.0), "kl_coeff")
+    it.say("use_kl_loss", "dropped", why=f"true: {it.inner}.kl_coef is kl_coeff")
+
+
+def _target(it: Translation) -> None:
+    """Sets how often APPO's target policy follows, which rlrun counts in updates.
+
+    RLlib's target_network_update_freq n counts buffers of N batches that are each learnt K times, so that it stands
+    for n x N x K updates (Luo et al. 2020, section 4.1.1). The older target_update_frequency counts rounds of
+    num_sgd_iter minibatches. Without either, the target follows every update."""
+    target = f"{it.inner}.target_update_interval"
+    batches = int(it.get("circular_buffer_num_batches", "minibatch_buffer_size", default=1))
+    passes = int(it.get("circular_buffer_iterations_per_batch", "num_sgd_iter", "num_epochs", default=1))
+    buffers, rounds = it.get("target_network_update_freq"), it.given.get("target_update_frequency")
+    if buffers is not None:
+        updates = max(1, round(float(buffers) * batches * passes))
+        why = f"updates: {buffers:g} x batches of a buffer ({batches}) x passes ({passes})"
+        it.set(target, updates, "target_network_update_freq", why=why)
+    elif rounds is not None:
+        updates = max(1, round(float(rounds) * passes))
+        it.set(target, updates, "target_update_frequency", why=f"updates: {rounds:g} x passes ({passes})")
+    else:
+        it.set(target, 1, why="RLlib's target policy follows after every update")
+    it.say("target_update_frequency", "dropped", why="target_network_update_freq wins")
+
+
+def _value(it: Translation) -> None:
+    """Sets the bound on the value's loss of PPO, and IMPALA's own optimiser for the value."""
+    if it.core in ("ppo", "ddppo"):
+        at, bound = it.inner, it.get("vf_clip_param")
+        if it.made.values.get(f"{at}.use_critic") is False:
+            it.say("vf_clip_param", "dropped", why="no values are learnt")
+            bound = 0.0
+        if options_of(it.given.get("vf_clip_param")) is None:
+            old = it.era == "old"
+            why = "up to RLlib 0.8 it bounds a value's change, later the squared error" if old else ""
+            it.set(f"{at}.value_{'clip' if old else 'loss_clip'}", float(bound or 0.0), "vf_clip_param", why=why)
+            other = "loss_clip" if old else "clip"
+            it.set(f"{at}.value_{other}", 0.0, why="RLlib's PPO has one bound on the value")
+    if it.core in ("impala", "appo"):
+        if it.get("_separate_vf_optimizer", default=False):
+            rate = it.get("_lr_vf", default=0.0005)
+            it.set(f"{it.inner}.value_lr", rate, "_separate_vf_optimizer", "_lr_vf")
+        it.say("_separate_vf_optimizer", "dropped", why="false: algo.value_lr=null")
+        it.say("_lr_vf", "dropped", why="_separate_vf_optimizer is false")
