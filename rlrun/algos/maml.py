@@ -14,7 +14,9 @@ linear regression for each task and round (Duan et al. 2016), as the paper does,
 is for environments without tasks.
 Differs from the paper: the outer step is PPO's in place of TRPO's. Advantages are normalised over each task. The inner
 surrogate is ratio * advantage (ProMP's likelihood ratio) and not log-probability * advantage, so that its second
-derivative is right after the first outer step too.
+derivative is right after the first outer step too. The deviation by which advantages were divided depends on theta as
+well: a policy with less noise has smaller advantages, and makes larger inner steps. Outer gradients therefore go
+through it. (For RLlib it is a constant. The noise of a policy then falls until its inner steps are too large.)
 Metrics: adapt_0 ... adapt_N: mean return of the episodes of each round, raw; adaptation_delta = adapt_N - adapt_0;
 policy_loss, value_loss, entropy and clip_fraction of the outer loss; kl of the adapted policy; inner_kl_1 ... and
 kl_coef_1 ...: the divergence of each earlier round's policy, and its weight; grad_norm; lr.
@@ -50,6 +52,7 @@ from rlrun.policies import AdaptedPolicy
 from rlrun.policies.adapted import by_task, side_by_side
 
 RIDGE = 1e-5  # of the linear baseline
+TINY = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,26 @@ class MAML(Algorithm):
             made = self.losses(vector, rows)
             return made["loss"], made["kl"]
 
-        return descended(loss_and_kl, vector, rounds, self.cfg.inner_lr, self.cfg.first_order)
+        rescale = None if self.cfg.first_order else self.rescaled
+        return descended(loss_and_kl, vector, rounds, self.cfg.inner_lr, self.cfg.first_order, rescale)
+
+    def rescaled(self, vector: Tensor, rows: dict[str, Any]) -> dict[str, Any]:
+        """One task's rows with advantages of deviation 1 under parameters [P], which may have changed since the rows
+        were played. The deviation is estimated by importance sampling and can be differentiated by vector."""
+        valid, advantage = rows["valid"], rows["advantage"]
+        outputs, action = self.outputs_and_action(vector, rows)
+        weight = (outputs.dist.given(action).log_prob(action) - rows["log_prob"]).masked_fill(~valid, 0.0).exp()
+        weight = weight.masked_fill(~valid, 0.0)
+        weight = weight / weight.sum().clamp(min=TINY)
+        centred = advantage - (weight * advantage).sum()
+        # The root has a derivative at 0 as well, for tasks whose advantages are all the same.
+        deviation = ((weight * centred.square()).sum() + TINY).sqrt()
+        return {**rows, "advantage": advantage / torch.where(valid.any(), deviation, 1.0)}
+
+    def outputs_and_action(self, vector: Tensor, rows: dict[str, Any]) -> tuple[Any, Any]:
+        """The policy's outputs for one task's rows under parameters [P], and the actions in the form they take."""
+        outputs = with_vector(self.policy, vector, nested(rows["obs"]), rows["is_first"])
+        return outputs, nested(rows["action"]) if isinstance(rows["action"], dict) else rows["action"]
 
     def losses(
         self, vector: Tensor, rows: dict[str, Any], clip: float | None = None, entropy_coef: float = 0.0
@@ -127,8 +149,7 @@ class MAML(Algorithm):
         def mean(x: Tensor) -> Tensor:
             return x.masked_fill(~valid, 0.0).sum() / count
 
-        outputs = with_vector(self.policy, vector, nested(rows["obs"]), rows["is_first"])
-        action = nested(rows["action"]) if isinstance(rows["action"], dict) else rows["action"]
+        outputs, action = self.outputs_and_action(vector, rows)
         dist, advantage = outputs.dist.given(action), rows["advantage"]
         ratio = (dist.log_prob(action) - rows["log_prob"]).masked_fill(~valid, 0.0).exp()
         gain = ratio * advantage

@@ -1,6 +1,7 @@
 """MAML: its inner and outer steps, the data flow of tasks and rounds, and learning to learn."""
 
 import copy
+import itertools
 import math
 
 import gymnasium
@@ -13,10 +14,10 @@ from torch import nn
 from torch.func import vmap
 from wired import Wired, checked
 
-from rlrun.core.batch import stack_columns
+from rlrun.core.batch import nested, stack_columns
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.models.per_column import vector_of, with_vector
+from rlrun.models.per_column import plain, vector_of, with_vector
 from rlrun.ops.inner_steps import descended
 from rlrun.ops.linear_baseline import features, fitted, rows_since_start
 from rlrun.samplers.local import LocalSampler
@@ -24,6 +25,7 @@ from rlrun.samplers.local import LocalSampler
 PENDULUM = ["env=Pendulum-v1", "env.max_episode_steps=5"]
 PLAIN = ["algo.optimizer.kind=sgd", "algo.lr=0.01", "algo.value_clip=0", "algo.kl_coef=0"]
 EXACT = {"rtol": 1e-5, "atol": 1e-7}
+START = Clock()
 
 
 class Tasks(gymnasium.Env):
@@ -59,23 +61,47 @@ class Awkward(Tasks):
         return [0.5]
 
 
+class Side(gymnasium.Env):
+    """Actions are to hit 1 in some tasks and -1 in the others, which nothing shows but the rewards."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-2.0, 2.0, (1,), np.float32)
+    goal, steps = 1.0, 0
+
+    def sample_tasks(self, n_tasks):
+        return self.np_random.permutation(np.resize([-1.0, 1.0], n_tasks))
+
+    def set_task(self, task):
+        self.goal = task
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.ones(1, dtype=np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.ones(1, dtype=np.float32), -float((action[0] - self.goal) ** 2), self.steps >= 5, False, {}
+
+
+gymnasium.register("Side-v0", entry_point=Side, max_episode_steps=5)
 gymnasium.register("Awkward-v0", entry_point=Awkward, max_episode_steps=5)
 gymnasium.register("ShowsTask-v0", entry_point=Tasks, max_episode_steps=5)
 SHOWS_TASK = "test_maml:ShowsTask-v0"
 
 
-def played(made, sampler, wiring):
+def played(made, sampler, wiring, clock=START):
     """The rounds of one update as runner=meta collects them."""
     rounds = []
     made.adapt(None)
-    sampler.publish(made.policy, Clock())
+    sampler.publish(made.policy, clock)
     count = wiring.needs.columns // wiring.needs.tasks.rounds // sampler.columns
     for number in range(wiring.needs.tasks.rounds):
         fragments = sorted(sampler.take(count), key=lambda fragment: fragment.header.worker)
         rounds.append(stack_columns([fragment.batch for fragment in fragments]).clone().lived())
         if number < wiring.needs.tasks.rounds - 1:
             made.adapt(rounds[-1])
-        sampler.publish(made.policy, Clock())
+        sampler.publish(made.policy, clock)
         sampler.free(fragments)
     return rounds
 
@@ -148,6 +174,56 @@ def test_the_second_order_gradient_is_that_of_finite_differences(typed, env, bas
         measured = float(ahead - behind) / (2 * step)
         assert float(exact @ way) == pytest.approx(measured, rel=1e-6, abs=1e-9)
     assert (exact - approximate).norm() > 0.01 * exact.norm()
+
+
+def test_the_outer_gradient_knows_that_the_noise_of_actions_scales_the_inner_step(typed):
+    """One state, normal actions, reward -(a - g)^2: the inner step moves the mean m by
+    lr K 2 (g - m) / deviation, where K = |dm/dtheta|^2 and deviation^2 = 4 (m - g)^2 s^2 + 2 s^4 of the deviation s."""
+    words = ["env=test_maml:Side-v0", "env.max_episode_steps=null", "algo.baseline=linear", "model.hidden=[]"]
+    lr, goal, mean, log_std, count = 0.05, 0.4, 0.1, -0.5, 20001
+    maml = start(typed, "maml", *words, f"algo.inner_lr={lr}")[1]
+    with torch.no_grad():
+        for name, parameter in maml.policy.named_parameters():
+            parameter.fill_(log_std if "log_std" in name else 0.0)
+        maml.policy.action_head.get_parameter(name_of_mean_bias(maml.policy)).fill_(mean)
+    even = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    action = (mean + math.exp(log_std) * math.sqrt(2) * torch.erfinv(2 * even - 1)).float().view(count, 1, 1)
+    obs, first = {"observation": torch.ones(count, 1, 1)}, torch.ones(count, 1, dtype=torch.bool)
+    theta = maml.policy.vector().detach()
+    said = with_vector(maml.policy, theta, nested(obs), first).dist
+    reward = -(action - goal).square().squeeze(-1)
+    rows = {"obs": obs, "is_first": first, "action": action, "log_prob": said.log_prob(action).detach()}
+    rows |= {"dist": plain(said.record().map(torch.Tensor.detach)), "valid": first}
+    rows["advantage"] = (reward - reward.mean()) / reward.std()
+
+    def mean_after(vector):
+        adapted = maml.adapted(vector, [rows])[0]
+        return with_vector(maml.policy, adapted, nested(obs)[:1], first[:1]).dist.mean.squeeze()
+
+    def known(mean, log_std):
+        s = log_std.exp()
+        return mean + lr * 2 * 2 * (goal - mean) / (4 * (mean - goal) ** 2 * s**2 + 2 * s**4).sqrt()
+
+    point = torch.tensor([mean, log_std], dtype=torch.float64, requires_grad=True)
+    expected = known(*point)
+    assert float(mean_after(theta).detach()) == pytest.approx(float(expected.detach()), abs=2e-3)
+    found = torch.func.grad(mean_after)(theta)
+    derivative = torch.autograd.grad(expected, point)[0]
+    places = dict(zip([name for name, _ in maml.policy.named_parameters()], ends(maml.policy), strict=True))
+    by_mean = found[places["action_head." + name_of_mean_bias(maml.policy)]]
+    by_log_std = found[next(place for name, place in places.items() if "log_std" in name)]
+    assert abs(float(derivative[1])) > 0.1
+    assert [float(by_mean), float(by_log_std)] == pytest.approx(derivative.tolist(), abs=5e-3)
+
+
+def name_of_mean_bias(policy):
+    (name,) = (name for name, _ in policy.action_head.named_parameters() if name.endswith("bias"))
+    return name
+
+
+def ends(policy):
+    """The place of each parameter's last number in the policy's vector."""
+    return [total - 1 for total in itertools.accumulate(one.numel() for one in policy.parameters())]
 
 
 def doubled(rows):
@@ -321,6 +397,21 @@ def test_a_sine_is_learnt_from_five_points():
         x, y = sines(2000, 5, torch.Generator().manual_seed(2))
         before, one, ten = (float(vmap(lambda x, y, n=n: after(x, y, n))(x, y).mean()) for n in (0, 1, 10))
     assert 2.5 < before < 3.1 and one <= 0.75 and ten <= 0.45, (before, one, ten)
+
+
+def test_adaptation_finds_a_hidden_goal(typed):
+    """No single policy gets more than -5 on average, which is what hitting 0 is worth."""
+    words = ["env=test_maml:Side-v0", "env.max_episode_steps=null", "algo.sample_tasks=true", "algo.num_tasks=20"]
+    words += ["algo.envs_per_task=10", "algo.fragment_length=20", "model.hidden=[32]", "algo.outer_steps=5"]
+    words += ["algo.lr=0.01", "algo.clip=0.2", "algo.value_clip=0", "algo.discount=0"]
+    wiring, maml, sampler = start(typed, "maml", *words)
+    clock, gains, after = Clock(), [], []
+    for _ in range(40):
+        told = maml.update(stack_columns(played(maml, sampler, wiring, clock)), clock).metrics
+        clock = clock.after(updates=1)
+        gains.append(float(told["adaptation_delta"]))
+        after.append(float(told["adapt_1"]))
+    assert np.mean(after[-10:]) > -3.0 and np.mean(gains[-10:]) > 3.0, (after, gains)
 
 
 @pytest.mark.parametrize("algo", ["maml", "mbmpo"])
