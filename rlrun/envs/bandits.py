@@ -18,11 +18,11 @@ class Bandit(Batched):
     """Pays the mean reward of the arm taken, plus normal noise. A subclass defines spaces(), observe(), context() and
     means()."""
 
-    def __init__(self, num_envs: int = 1, length: int = 1, noise: float = 0.0):
+    def __init__(self, num_envs: int = 1, length: int = 1, noise: float = 0.0, max_episode_steps: int | None = None):
         if length < 1 or noise < 0:
             raise ValueError(f"length={length} must be at least 1, and noise={noise} not negative")
         self.length, self.noise = length, noise
-        super().__init__(num_envs)
+        super().__init__(num_envs, max_episode_steps)
 
     def context(self) -> None:
         """Draws new contexts for everybody."""
@@ -67,12 +67,18 @@ class LinearBandit(Bandit):
     the seed draws. Contexts are normal with deviation 1/3."""
 
     def __init__(
-        self, num_envs: int = 1, feature_dim: int = 8, num_arms: int = 4, length: int = 1, noise: float = 0.01
+        self,
+        num_envs: int = 1,
+        feature_dim: int = 8,
+        num_arms: int = 4,
+        length: int = 1,
+        noise: float = 0.01,
+        max_episode_steps: int | None = None,
     ):
         if feature_dim < 1 or num_arms < 1:
             raise ValueError(f"feature_dim={feature_dim} and num_arms={num_arms} must be at least 1")
         self.feature_dim, self.num_arms = feature_dim, num_arms
-        super().__init__(num_envs, length, noise)
+        super().__init__(num_envs, length, noise, max_episode_steps)
 
     def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
         spaces = gymnasium.spaces
@@ -97,11 +103,18 @@ class WheelBandit(Bandit):
 
     SAFE, PLAIN, GOOD = 1.2, 1.0, 50.0
 
-    def __init__(self, num_envs: int = 1, delta: float = 0.5, length: int = 1, noise: float = 0.01):
+    def __init__(
+        self,
+        num_envs: int = 1,
+        delta: float = 0.5,
+        length: int = 1,
+        noise: float = 0.01,
+        max_episode_steps: int | None = None,
+    ):
         if not 0.0 <= delta <= 1.0:
             raise ValueError(f"delta={delta} is a radius in the unit disc, from 0 to 1")
         self.delta = delta
-        super().__init__(num_envs, length, noise)
+        super().__init__(num_envs, length, noise, max_episode_steps)
 
     def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
         return gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32), gymnasium.spaces.Discrete(5)
@@ -137,6 +150,7 @@ class ParametricItems(Bandit):
         feature_dim: int = 16,
         length: int = 1,
         noise: float = 0.1,
+        max_episode_steps: int | None = None,
     ):
         if not 1 <= num_candidates <= num_items or num_users < 1 or feature_dim < 1:
             raise ValueError(
@@ -145,7 +159,7 @@ class ParametricItems(Bandit):
             )
         self.num_items, self.num_candidates, self.num_users = num_items, num_candidates, num_users
         self.feature_dim = feature_dim
-        super().__init__(num_envs, length, noise)
+        super().__init__(num_envs, length, noise, max_episode_steps)
 
     def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
         spaces = gymnasium.spaces

@@ -25,8 +25,11 @@ class Batched(gymnasium.vector.VectorEnv):
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012  as Gymnasium has it
     length: int | None = None  # steps after which an episode is truncated; None: act() says when it is over
 
-    def __init__(self, num_envs: int = 1):
+    def __init__(self, num_envs: int = 1, max_episode_steps: int | None = None):
+        """max_episode_steps: steps after which an episode is truncated, if that is sooner than `length`."""
         self.num_envs = num_envs
+        if max_episode_steps is not None:
+            self.length = max_episode_steps if self.length is None else min(self.length, max_episode_steps)
         self.single_observation_space, self.single_action_space = self.spaces()
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)

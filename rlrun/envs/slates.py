@@ -24,13 +24,15 @@ class Recommending(Batched):
     document_size: int  # numbers that are known of a document
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the numbers of documents
 
-    def __init__(self, num_envs: int = 1, num_candidates: int = 10, slate_size: int = 2):
+    def __init__(
+        self, num_envs: int = 1, num_candidates: int = 10, slate_size: int = 2, max_episode_steps: int | None = None
+    ):
         if not 1 <= slate_size <= num_candidates:
             raise ValueError(
                 f"slate_size={slate_size} must be at least 1, and at most the number of candidates, {num_candidates}"
             )
         self.num_candidates, self.slate_size = num_candidates, slate_size
-        super().__init__(num_envs)
+        super().__init__(num_envs, max_episode_steps)
 
     def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
         spaces, (low, high) = gymnasium.spaces, self.bounds

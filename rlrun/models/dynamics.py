@@ -55,8 +55,7 @@ class Ensemble(nn.Module):
         self.inputs, self.outputs = space.size + flat_size(spec.action), space.size
         widths = (self.inputs, *hidden, self.outputs)
         self.layers = nn.ModuleList(
-            EnsembleLayer(members, before, after, weight_norm)
-            for before, after in itertools.pairwise(widths)
+            EnsembleLayer(members, before, after, weight_norm) for before, after in itertools.pairwise(widths)
         )
         for name, size in (("input", self.inputs), ("change", self.outputs)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))

@@ -124,7 +124,7 @@ def draw(weight: Tensor, inputs: int, scale: float = 1.0) -> None:
 def precision(compute: torch.dtype, x: Tensor) -> torch.dtype:
     """That of products with x [..., K]. On a CPU those of a few rows are float32, because bfloat16 weights are put into
     another order for each product, which takes longer than the product itself."""
-    if compute == torch.float32 or x.device.type != "cpu" or torch.compiler.is_exporting():
+    if compute != torch.bfloat16 or x.device.type != "cpu" or torch.compiler.is_exporting():
         return compute
     return compute if x.shape[:-1].numel() >= FEW else torch.float32
 
