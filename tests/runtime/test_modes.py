@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from conftest import compose, small
@@ -57,8 +58,14 @@ def test_a_policy_acts_in_both_modes_outside_of_training(tmp_path, algo, kind):
     evaluator.close()
     assert all(len(played) == 4 for played in games.values())
     explores = algo not in EVOLVING  # perturbations belong to training: the policy itself has no noise
-    obs = np.random.default_rng(0).uniform(-1, 1, (COLUMNS, *made.spec.observation.field.shape))
-    obs = obs.astype(np.float32)
+    space = made.make_env().observation_space
+    if isinstance(space, gymnasium.spaces.Dict):
+        space.seed(0)
+        rows = [space.sample() for _ in range(COLUMNS)]
+        obs, single = {name: np.stack([row[name] for row in rows]) for name in space}, rows[0]
+    else:
+        obs = np.random.default_rng(0).uniform(-1, 1, (COLUMNS, *made.spec.observation.field.shape)).astype(np.float32)
+        single = obs[0]
 
     def first_action(mode: str) -> np.ndarray:
         made.reset()
@@ -69,6 +76,6 @@ def test_a_policy_acts_in_both_modes_outside_of_training(tmp_path, algo, kind):
     assert all(other.shape == best[0].shape for other in drawn)
     assert any(not np.array_equal(best[0], other) for other in drawn) is explores
     made.reset()
-    one = [np.asarray(made.act(obs[0], mode)) for mode in ("greedy", "explore", "greedy", "explore")]
+    one = [np.asarray(made.act(single, mode)) for mode in ("greedy", "explore", "greedy", "explore")]
     assert all(action.shape == best[0][0].shape for action in one)
     assert np.array_equal(one[0], one[2]) or made.policy.core_spec(), "exploring leaves nothing in greedy actions"
