@@ -104,9 +104,12 @@ class Features(nn.Module):
             size = arms.features + (rest if net is not None else 0)
         self.inputs = size  # numbers that the net reads
         self.net: nn.Module | None = None
+        if self.trunk is not None and any(True for _ in self.trunk.parameters()):
+            raise UserError(
+                "a bandit trains no layers of model.*, which would stay random: leave model.hidden empty, and use"
+                " observations that are vectors; algo=neural_linear trains the layers of algo.net"
+            )
         if net is not None:
-            if self.trunk is not None and any(True for _ in self.trunk.parameters()):
-                raise UserError("a bandit with a network has its layers in algo.net: leave model.hidden empty")
             self.net = mlp((size, *net.hidden), net.activation, net.layer_norm)
             size = net.hidden[-1] if net.hidden else size
         self.size = size + intercept
