@@ -27,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PACKAGES = {  # in addition to torch, which has the version of scripts/constraints.txt
-    "rllib": ["ray[rllib]==2.60.0", "psutil", "gymnasium[atari]", "box2d==2.3.10", "ale-py", "opencv-python-headless"],
+    "rllib": ["ray[rllib]==2.60.0", "psutil", "gymnasium[atari]", "box2d==2.3.10", "pygame", "ale-py", "opencv-python-headless"],
     "sample_factory": ["sample-factory==2.1.1", "gymnasium<1.0", "ale-py==0.9.1", "opencv-python-headless<5"],
     "stable_baselines3": ["stable-baselines3==2.9.2", "gymnasium[atari,box2d]", "ale-py", "opencv-python-headless"],
     "cleanrl_style": ["gymnasium[atari]", "ale-py", "opencv-python-headless"],
