@@ -142,7 +142,7 @@ def test_every_option_has_a_comment():
         skip = False
         for line in path.read_text().splitlines():
             if line.startswith(
-                ("defaults:", "hydra:", "by_observation:")
+                ("defaults:", "hydra:", "by_observation:", "auto_images:")
             ):  # the options of by_observation are above it
                 skip = True
             elif line and not line.startswith((" ", "-", "#")):

@@ -199,7 +199,7 @@ def known_keys(algo: str | None = None) -> list[str]:
 
     def walk(values: dict, prefix: str) -> None:
         for key, value in values.items():
-            if key in ("defaults", "hydra", "by_observation"):
+            if key in ("defaults", "hydra", "by_observation", "auto_images"):
                 continue
             found.add(f"{prefix}{key}")
             if isinstance(value, dict):

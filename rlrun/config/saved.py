@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.automatic import TABLE, observations, settled
+from rlrun.config.automatic import IMAGES, TABLE, observations, settled
 from rlrun.config.foreign import check_values
 from rlrun.config.paths import group_defaults, model_of, options, output_of, root
 from rlrun.config.signature import sign, signed
@@ -123,10 +123,14 @@ def _as_before(values: dict[str, Any]) -> None:
     model, env, resources = values.get("model"), values.get("env"), values.get("resources")
     if isinstance(resources, dict):
         resources.setdefault("tapes", False)
+        resources.setdefault("restarts", 0)
+        resources.setdefault("restart_window_sec", 600.0)
     if isinstance(env, dict):
         name, before = ("grayscale", True) if env.get("family") == "atari" else ("stack", 1)
         if env.get("family") != "data":
             env.setdefault(name, before)
+            env.setdefault("step_timeout_sec", None)
+            env.setdefault("reset_timeout_sec", None)
         if env.get("family") == "agents":
             env.setdefault("time_limit", "truncation")
         if env.get("family") == "gym":
@@ -197,6 +201,11 @@ def set_by_user(values: dict[str, Any]) -> dict[str, Any]:
     family = values["env"].get("family")
     defaults = defaults_of(values) | {"env": group_defaults("env", family) if family in options("env") else {}}
     given = changed(values, defaults)
+    for path in given:
+        if path.startswith(("env." + IMAGES, "algo." + IMAGES)):
+            raise UserError(
+                f"{path} is a table of defaults: set {path.replace(IMAGES + '.', '').replace('algo.', 'env.')} itself"
+            )
     tables = [path for path in given if f".{TABLE}." in path]
     for path in tables:
         without = copy.deepcopy(values)

@@ -3,7 +3,8 @@ libraries' environments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +30,13 @@ def write_rows(view: dict, rows: Rows, t: int) -> None:
             view[name][t] = value
 
 
+class Failure(NamedTuple):
+    """What happened to an environment that was made anew."""
+
+    sentence: str
+    broken_off: bool  # whether it was in the middle of an episode, which does not count
+
+
 class Step(NamedTuple):
     """What one action led to in every column."""
 
@@ -41,6 +49,9 @@ class Step(NamedTuple):
     info: dict[str, np.ndarray]  # numbers to be logged, [B]
     # [B] bool, or [B, N] where a column holds N agents: False also where an agent waited for its turn. None: as valid.
     decided: np.ndarray | None = None
+    # Environments, by their number among these, that failed and were made anew. A failed step is a dead row, and `obs`
+    # begins an episode.
+    failed: Mapping[int, Failure] = MappingProxyType({})
 
     @property
     def paid(self) -> np.ndarray:

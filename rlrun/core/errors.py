@@ -34,6 +34,11 @@ class EnvError(Exception):
         which = f"env {first}" if first == last else f"envs {first} to {last},"
         return f"{self.name}, {which}{'' if self.seed is None else f' (seed {self.seed})'} {self.what}"
 
+    @property
+    def kind(self) -> str:
+        """What two failures of the same cause have in common: the exception and its place, without step and action."""
+        return self.what.partition(": ")[2] or self.what
+
     def counted_from(self, first: int) -> EnvError:
         """Returns the same error of an environment whose numbers begin at `first` and not at 0."""
         moved = range(self.numbers.start + first, self.numbers.stop + first)

@@ -13,6 +13,7 @@ from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.checkpoint import ROWS, load_part
 from rlrun.core.errors import RunFailed
 from rlrun.core.ranks import Ranks
+from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.core.timing import Timers
 
@@ -30,6 +31,8 @@ class FragmentHeader(Protocol):
     def seconds(self) -> tuple[float, float]: ...
     @property
     def agent_steps(self) -> int: ...
+    @property
+    def failures(self) -> Sequence[str]: ...
 
 
 class _Report(NamedTuple):
@@ -40,6 +43,7 @@ class _Report(NamedTuple):
     seconds: tuple[float, float]
     episodes: list[tuple[int, float, int, dict[str, float]]]  # environment, return, length, info
     agent_steps: int
+    failures: list[str]
 
 
 def exchange(headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks) -> list[_Report]:
@@ -51,6 +55,7 @@ def exchange(headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks) -> l
             h.seconds,
             [(e.env, e.ret, e.length, dict(e.info)) for e in h.episodes],
             h.agent_steps,
+            list(h.failures),
         )
         for h in headers
     ]
@@ -125,8 +130,16 @@ class FollowingLearner:
     """The run as seen by learners other than the first. They begin with the same state, and rank 0 tells them when the
     run is over."""
 
-    def __init__(self, ranks: Ranks, restored: tuple[dict[str, dict], dict] | None, saved: Path | None = None):
-        """`saved` is the directory of the checkpoint that was restored."""
+    def __init__(
+        self,
+        ranks: Ranks,
+        restored: tuple[dict[str, dict], dict] | None,
+        saved: Path | None = None,
+        restarts: Restarts | None = None,
+    ):
+        """`saved` is the directory of the checkpoint that was restored. restarts: as in Run, for this learner's own
+        samplers."""
+        self.restarts = restarts or Restarts(0, 1.0)
         self.ranks, self.restored, self.saved = ranks, restored, saved
         self.kept: dict[str, Kept] = {}
         self.timers = Timers()

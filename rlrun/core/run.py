@@ -31,6 +31,7 @@ from rlrun.core.health import Health
 from rlrun.core.learners import ON, OVER, SAVE, FragmentHeader, Kept, check_equal, exchange, load_kept, save_rows
 from rlrun.core.metrics import EpisodeStatistics
 from rlrun.core.ranks import ALONE, Ranks
+from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.specs import EnvSpec
@@ -47,6 +48,7 @@ class Job(Protocol):
     generation: int
     # Env steps taken for the next update, which the clock does not count yet. Runners that play whole episodes set it.
     ahead: int
+    restarts: Restarts  # the budget for processes and environments that fail
     # Runners whose learners do not wait for each other set this. It stops the learners and returns their common clock.
     hold_learners: Callable[[], Clock] | None
 
@@ -94,14 +96,16 @@ class Run:
         evaluators: Evaluators | None = None,
         from_data: bool = False,
         estimate: Estimating | None = None,
+        restarts: Restarts | None = None,
     ):
         """spec: the environment's, for notes on the entropy of its actions; None: without those. update_rows: rows that
         an update learns from; None: many. episode_window: number of finished episodes that statistics look at.
         judge_env_sec: see SecondLook. evaluators: processes that evaluate in place of this one. from_data: whether
         nothing is sampled, and env steps count the rows learnt from. estimate: estimates the policy's value from
-        data."""
+        data. restarts: the budget for failures that the run survives; None: it survives none."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
+        self.restarts = restarts or Restarts(0, 1.0)
         self.timers = Timers()
         self.progress = Progress(episode_window)
         self.stops = Stops(env_steps, stop, signals, self.progress)
@@ -180,6 +184,7 @@ class Run:
             self.evaluations.load(run)
             self.estimates.load(run)
             self.saves.best = run["saved_best"]
+            self.restarts.load(run.get("restarts", (0, 0, 0)))
             self.generation = run["generation"] + (0 if self.exact else 1)
         for duty in (self.evaluations, self.estimates, self.saves, self.logs):
             duty.begin(self.clock)
@@ -214,6 +219,8 @@ class Run:
         for report in exchange(headers, self.clock, self.ranks):
             steps += report.env_steps
             self.progress.agent_steps += report.agent_steps
+            for sentence in report.failures:
+                self.restarts.env_failed(sentence)
             for env, ret, length, info in report.episodes:
                 if env < self.first_counted:
                     continue
@@ -369,6 +376,7 @@ class Run:
             **self.progress.state(),
             **self.evaluations.state(),
             **self.estimates.state(),
+            "restarts": self.restarts.state(),
             "saved_best": saved_best,
             "metric": metric,
             "generation": self.generation,
@@ -380,7 +388,7 @@ class Run:
 
     def _log(self) -> None:
         self.algorithm.check()
-        judged = {**self.evaluations.take_row(), **self.estimates.take_row()}
+        judged = {**self.evaluations.take_row(), **self.estimates.take_row(), **self.restarts.row()}
         row = self.logs.row(judged, getattr(self.sampler, "queued", None), self.ahead)
         self.health.look(row)
         self._tell("on_log", row)

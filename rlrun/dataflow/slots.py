@@ -42,6 +42,7 @@ class Header(NamedTuple):
     seconds: tuple[float, float]  # time spent in the environment and in the policy
     returns: Moments | None = None  # moments of the running discounted return, over live rows
     agent_steps: int = 0  # decisions of all agents; 0 where an environment has one
+    failures: tuple[str, ...] = ()  # environments that failed and were made anew, a sentence each
 
 
 @dataclass(frozen=True)

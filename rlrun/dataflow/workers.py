@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -138,9 +138,7 @@ class Workers:
         """
         messages = self.receive_or_nothing(timeout)
         if not messages and timeout > 0:
-            raise RunFailed(
-                f"no word from {', '.join(w.name for w in self.members)} for {timeout:.0f} s: an environment may hang"
-            )
+            raise RunFailed(no_word([worker.name for worker in self.members], timeout))
         return messages
 
     def receive_or_nothing(self, timeout: float) -> list[tuple[Worker, Any]]:
@@ -226,6 +224,10 @@ class Workers:
             worker.process.join()
             worker.process.close()
         self.members, self.by_handle, self.selector = [], {}, selectors.DefaultSelector()
+
+
+def no_word(names: Sequence[str], seconds: float) -> str:
+    return f"no word from {', '.join(names)} for {seconds:.0f} s: an environment may hang"
 
 
 def how_it_ended(process) -> str:

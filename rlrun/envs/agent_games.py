@@ -17,11 +17,12 @@ from rlrun.core.errors import UserError
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.envs.games import GAMES, Together
+from rlrun.envs.limits import TimeLimits
 from rlrun.envs.names import check_present, petting_zoo
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentsConfig:
+class AgentsConfig(TimeLimits):
     family: Literal["agents"]
     name: str
     kwargs: dict[str, Any]

@@ -7,6 +7,7 @@ action, number 0. After an end there is a row that is dead for all, and in which
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -17,6 +18,8 @@ import numpy as np
 
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest, told
+from rlrun.core.pulse import RESET, doing
+from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Nested, Space, leaves, mask_size
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
@@ -172,14 +175,16 @@ class AgentsEnv:
         worker: int,
         count: int,
         render: bool = False,
+        restarts: bool = False,
     ):
-        """count: number of environments."""
+        """count: number of environments. restarts: whether an environment that raises is made anew."""
         assert spec.agents is not None
         self.cfg, self.spec, self.seeds, self.stream, self.worker = cfg, spec, seeds, stream, worker
         self.names = spec.agents.names
         self.index = {name: number for number, name in enumerate(self.names)}
         self.envs, self.count = count, count * len(self.names)
         self.name, self.numbers = numbered(cfg.name, stream, worker, count)
+        self.render, self.remade, self.generation = render, Remade(count, restarts), 0
         self.games = [make_game(cfg, render) for _ in range(count)]
         own = dict(spec.own) if isinstance(spec, AgentsSpec) else spaces_of(self.games[0], cfg.name)
         self.own = [own[name] for name in self.names]
@@ -223,18 +228,22 @@ class AgentsEnv:
 
     def reset(self, generation: int) -> Rows:
         self._blank(slice(None))
+        self.generation = generation
         for env in range(self.envs):
             self.env_seeds[env] = self.seeds.integer(self.stream, self.worker, env, generation)
             self._reset(env, self.env_seeds[env])
+        self.remade.keep()
         self._check(None)
         return self.rows
 
     def _reset(self, env: int, seed: int | None) -> None:
         game, many = self.games[env], len(self.names)
         try:
-            obs, infos = game.reset(seed)
+            with doing(RESET):
+                obs, infos = game.reset(seed)
         except Exception as error:  # the user's own
-            raise self._error(env, f"failed in reset: {told(error, __file__)}") from error
+            self._anew(env, self._error(env, f"failed in reset: {told(error, __file__)}"), error)
+            return
         columns = slice(env * many, (env + 1) * many)
         self._blank(columns)
         self.there[columns] = False
@@ -245,18 +254,37 @@ class AgentsEnv:
         self._write(game, env, obs, infos)
         self.ended[env], self.taken[env] = False, 0
 
+    def _anew(self, env: int, failed: EnvError, error: Exception) -> None:
+        """Replaces an environment that has failed, and resets it. Raises `failed` where it must not be replaced."""
+        try:
+            self.remade.note(env, failed)
+        except EnvError:
+            raise failed from error
+        with contextlib.suppress(Exception):  # it is broken
+            self.games[env].close()
+        try:
+            self.games[env] = make_game(self.cfg, self.render)
+        except Exception as again:
+            raise self._error(env, f"could not be made anew after it {failed.what}: {told(again, __file__)}") from again
+        times = self.remade.times[env]
+        seed = self.seeds.integer(f"{self.stream}-anew", self.worker, env, self.generation, times)
+        self.env_seeds[env] = seed
+        self._reset(env, seed)
+
     def step(self, action: Any) -> Step:
         many, count = len(self.names), self.count
         reward = np.zeros(count, dtype=np.float32)
         terminated, truncated, valid, is_first, decided = (np.zeros(count, dtype=bool) for _ in range(5))
         info: dict[str, np.ndarray] = {}
         taken = self.spec.action.to_env(action) if self.alike else None
+        over = self.ended.copy()
         for env, game in enumerate(self.games):
             columns = slice(env * many, (env + 1) * many)
             if self.ended[env]:
                 self._reset(env, None)
                 is_first[columns] = True
                 continue
+            self.remade.stepped(env)
             before = [self.index[agent] for agent in game.present]
             there = [env * many + number for number in before]
             deciding = [env * many + self.index[agent] for agent in game.deciding]
@@ -268,12 +296,15 @@ class AgentsEnv:
                 outcome = game.step(actions)
             except Exception as error:  # the user's own
                 what = f"failed in step {self.taken[env] + 1} on the actions {actions}: {told(error, __file__)}"
-                raise self._error(env, " ".join(what.split())) from error
+                self._anew(env, self._error(env, " ".join(what.split())), error)
+                valid[columns], decided[columns], is_first[columns] = False, False, True
+                continue
             self.taken[env] += 1
             self._record(env, game, outcome, there, reward, terminated, truncated, is_first, info)
         self._check(action)
         self._check_rewards(reward)
-        return Step(self.rows, reward, terminated, truncated, valid, is_first, info, decided)
+        failed = self.remade.told(self.remade.take(over))
+        return Step(self.rows, reward, terminated, truncated, valid, is_first, info, decided, failed)
 
     def _action(self, taken: Any, action: Any, column: int) -> Any:
         """The action of one column as its environment takes it."""

@@ -23,13 +23,14 @@ from rlrun.core.errors import EnvError, UserError, told
 from rlrun.core.ranges import Count, NotNegative, Range, ShareBelowOne
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec
+from rlrun.envs.limits import TimeLimits
 from rlrun.envs.names import games, numbered
 
 Side = Range(1, 160)  # pixels; the emulator's screen is 160 wide
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtariConfig:
+class AtariConfig(TimeLimits):
     family: Literal["atari"]
     name: str
     frame_skip: Annotated[int, Count]

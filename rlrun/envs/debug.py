@@ -16,10 +16,11 @@ class Counting(gymnasium.Env):
     number. An episode ends after `length` steps; every second one is truncated, the others terminate.
     """
 
-    def __init__(self, length: int = 7, fail_at: int = 0, fault: str = "raise"):
+    def __init__(self, length: int = 7, fail_at: int = 0, fault: str = "raise", once: str | None = None):
+        """once: a file that does not exist yet. The first environment that fails makes it, and no other fails."""
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(5)
-        self.length, self.fail_at, self.fault = length, fail_at, fault
+        self.length, self.fail_at, self.fault, self.once = length, fail_at, fault, once
         self.episode, self.total = -1, 0
 
     def reset(self, *, seed=None, options=None):
@@ -32,7 +33,7 @@ class Counting(gymnasium.Env):
 
     def step(self, action):
         self.total += 1
-        if self.total == self.fail_at:
+        if self.total == self.fail_at and (self.once is None or _first(self.once)):
             if self.fault == "raise":
                 raise RuntimeError("this env was told to fail")
             if self.fault == "kill":
@@ -49,6 +50,67 @@ class Counting(gymnasium.Env):
         self.step_number += 1
         over = self.step_number >= self.length
         return self._obs(), float(self.step_number), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
+
+
+def _first(path: str) -> bool:
+    """Whether this is the first call with this path, among all processes."""
+    try:
+        open(path, "x").close()
+    except FileExistsError:
+        return False
+    return True
+
+
+class Faulty(gymnasium.Wrapper):
+    """Lets an environment fail now and then, for tests of what a run survives:
+    env.wrappers=[{name: rlrun.envs.debug:Faulty, raises: 0.0025, hangs: 0.0001}].
+
+    Each option is the share of steps at which it happens: the environment raises, sleeps for ever, is killed, crashes
+    by a segmentation fault, or ends its process without a word."""
+
+    def __init__(
+        self,
+        env: gymnasium.Env,
+        raises: float = 0.0,
+        hangs: float = 0.0,
+        killed: float = 0.0,
+        crashes: float = 0.0,
+        exits: float = 0.0,
+        fails_to_reset: float = 0.0,
+    ):
+        super().__init__(env)
+        self.shares = {"raise": raises, "hang": hangs, "kill": killed, "crash": crashes, "exit": exits}
+        self.fails_to_reset, self.steps = fails_to_reset, 0
+        self.rng = np.random.default_rng()
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        if self.rng.random() < self.fails_to_reset:
+            raise RuntimeError(f"this env was told to fail in its reset after {self.steps} steps")
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.steps += 1
+        drawn = self.rng.random()
+        for fault, share in self.shares.items():
+            if drawn < share:
+                self._fail(fault)
+            drawn -= share
+        return self.env.step(action)
+
+    def _fail(self, fault: str) -> None:
+        import os
+        import signal
+        import time
+
+        if fault == "raise":
+            raise RuntimeError(f"this env was told to fail in its step {self.steps}")
+        if fault == "hang":
+            time.sleep(3600)
+        if fault == "exit":
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSEGV)
 
 
 class Identity(gymnasium.Env):

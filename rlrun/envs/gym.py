@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,17 +18,20 @@ from rlrun.core.conditions import REWARDS, OnlyFor, OnlyWith
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.plugins import import_named, load_object
+from rlrun.core.pulse import RESET, doing
 from rlrun.core.ranges import Count
+from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
 from rlrun.envs import drawing, rewards
+from rlrun.envs.limits import TimeLimits
 from rlrun.envs.mujoco import listen, uses_mujoco
 from rlrun.envs.names import check_present, numbered
 from rlrun.envs.wrapped import Pixels, Repeat
 
 
 @dataclass(frozen=True, kw_only=True)
-class SingleConfig:
+class SingleConfig(TimeLimits):
     """Options of environments with one agent that have Gymnasium's interface."""
 
     name: str
@@ -313,26 +317,53 @@ def global_generators(seed: int) -> Iterator[None]:
 
 
 class _Named(gymnasium.Wrapper):
-    """Adds the environment's name, number, seed and last action to its errors."""
+    """Adds the environment's name, number, seed and last action to its errors, and makes it anew where it may."""
 
-    def __init__(self, env: gymnasium.Env, name: str, number: int):
-        super().__init__(env)
-        self.name, self.number, self.seed, self.steps = name, number, None, 0
+    def __init__(
+        self, make: Callable[[], gymnasium.Env], name: str, number: int, slot: int, remade: Remade, new: Callable
+    ):
+        """slot: the environment's number in `remade`. new: called with this wrapper when it holds a new environment;
+        returns the seed of its first reset."""
+        super().__init__(make())
+        self.make, self.name, self.number, self.slot, self.remade, self.new = make, name, number, slot, remade, new
+        self.seed: int | None = None
+        self.steps = 0
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
             self.seed = seed
         try:
-            return self.env.reset(seed=seed, options=options)
+            with doing(RESET):
+                return self.env.reset(seed=seed, options=options)
         except Exception as error:
-            raise self._failed("reset", error) from error
+            return self._anew(self._failed("reset", error), error)
 
     def step(self, action):
         self.steps += 1
+        self.remade.stepped(self.slot)
         try:
             return self.env.step(action)
         except Exception as error:
-            raise self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error) from error
+            failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
+            obs, info = self._anew(failed, error)
+            return obs, 0.0, False, False, info
+
+    def _anew(self, failed: EnvError, error: Exception) -> tuple[Any, dict]:
+        """Replaces an environment that has failed and returns what reset() of the new one returned. Raises `failed`
+        where it must not be replaced."""
+        try:
+            self.remade.note(self.slot, failed)
+        except EnvError:
+            raise failed from error
+        with contextlib.suppress(Exception):  # it is broken
+            self.env.close()
+        try:
+            self.env = self.make()
+        except Exception as again:
+            what = f"could not be made anew after it {failed.what}: {told(again, __file__)}"
+            raise EnvError(self.name, failed.numbers, self.seed, what) from again
+        self.steps = 0
+        return self.reset(seed=self.new(self))
 
     def _failed(self, doing: str, error: Exception) -> EnvError:
         one = range(self.number, self.number + 1)
@@ -362,12 +393,16 @@ class GymEnv:
         count: int,
         render: bool = False,
         new_tasks: bool = False,
+        restarts: bool = False,
     ):
-        """new_tasks: whether reset() gives every column a new task; otherwise tasks are set by set_tasks()."""
+        """new_tasks: whether reset() gives every column a new task; otherwise tasks are set by set_tasks(). restarts:
+        whether an environment that raises is made anew."""
         self.cfg, self.spec, self.count, self.new_tasks = cfg, spec, count, new_tasks
         self.seeds, self.stream, self.worker = seeds, stream, worker
         self.name, self.numbers = numbered(cfg.name, stream, worker, count)
         self.env: Any
+        self.remade = Remade(count, restarts)
+        self.tasks: Sequence[Any] | None = None
         # wrappers and rendering need single environments
         registered = find(cfg.name) if isinstance(cfg, GymConfig) and cfg.untouched and not render else None
         self.native = registered is not None and registered.vector_entry_point is not None
@@ -377,7 +412,9 @@ class GymEnv:
         else:
 
             def one(index: int):
-                return lambda: _Named(make_one(cfg, render), self.name, self.numbers[index])
+                return lambda: _Named(
+                    lambda: make_one(cfg, render), self.name, self.numbers[index], index, self.remade, self._new
+                )
 
             self.env = SyncVectorEnv(
                 [one(index) for index in range(count)], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP
@@ -386,8 +423,19 @@ class GymEnv:
         if mode != AutoresetMode.NEXT_STEP:
             raise UserError(f"{cfg.name}'s vectorised implementation resets by {mode}; rlrun needs NEXT_STEP")
         self.ended = np.zeros(count, dtype=bool)
+        self.generation = 0
+
+    def _new(self, named: _Named) -> int:
+        """Prepares an environment that was made anew, and returns its seed, which no other has."""
+        slot, times = named.slot, self.remade.times[named.slot]
+        if self.tasks is not None:
+            named.get_wrapper_attr("set_task")(self.tasks[slot])
+        seed = self.seeds.integer(f"{self.stream}-anew", self.worker, slot, self.generation, times)
+        self.env_seeds[slot] = seed
+        return seed
 
     def reset(self, generation: int) -> Rows:
+        self.generation = generation
         if self.new_tasks:
             self.set_tasks(
                 self.sample_tasks(self.count, self.seeds.integer(f"{self.stream}-tasks", self.worker, generation))
@@ -395,12 +443,16 @@ class GymEnv:
         self.env_seeds = [self.seeds.integer(self.stream, self.worker, slot, generation) for slot in range(self.count)]
         obs, _ = self._call("reset", lambda: self.env.reset(seed=self.env_seeds[0] if self.native else self.env_seeds))
         self.ended = np.zeros(self.count, dtype=bool)
+        self.remade.keep()
         return self._checked(to_rows(self.spec, obs), self.ended)
 
     def step(self, action: Any) -> Step:
         taken = self.spec.action.to_env(action)
         obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(taken))
-        began = self.ended
+        began, failed = self.ended, self.remade.take(self.ended)
+        if failed:  # their rows are dead, as those of an environment that is reset
+            began = began.copy()
+            began[list(failed)] = True
         reward = np.asarray(reward, dtype=np.float32)
         if not np.isfinite(reward).all():
             raise self._bad(
@@ -415,6 +467,7 @@ class GymEnv:
             ~began,
             began,
             numbers(info),
+            failed=self.remade.told(failed),
         )
 
     def sample_tasks(self, count: int, seed: int) -> list[Any]:
@@ -436,6 +489,8 @@ class GymEnv:
         return made
 
     def set_tasks(self, tasks: Sequence[Any]) -> None:
+        self.tasks = tasks
+
         def set_all() -> None:
             if self.native:
                 self.env.set_tasks(tasks)

@@ -44,6 +44,7 @@ class Factory:
     stream: str
     learning: bool  # False: a lost life is not a termination
     threads: int = 1  # threads that step the games, if the cores are idle at that time
+    restarts: bool = False  # whether an environment that raises is made anew
     new_tasks: bool = False  # every reset() gives each column a new task, if the environment has tasks
 
     def __call__(self, worker: int, count: int) -> VectorEnv:
@@ -56,7 +57,7 @@ class Factory:
             )
         elif isinstance(self.cfg, AgentsConfig):
             of_agents = self.spec.agent if isinstance(self.spec, JointSpec) else without_stack(self.spec)
-            env = AgentsEnv(self.cfg, of_agents, self.seeds, self.stream, worker, count)
+            env = AgentsEnv(self.cfg, of_agents, self.seeds, self.stream, worker, count, restarts=self.restarts)
             if isinstance(self.spec, JointSpec):
                 env = JointEnv(env, self.spec)
             elif STATE in self.spec.obs:
@@ -65,7 +66,9 @@ class Factory:
         else:
             one = without_stack(self.spec)
             new = self.new_tasks and self.spec.tasks
-            env = gym.GymEnv(self.cfg, one, self.seeds, self.stream, worker, count, new_tasks=new)
+            env = gym.GymEnv(
+                self.cfg, one, self.seeds, self.stream, worker, count, new_tasks=new, restarts=self.restarts
+            )
             env = Stacked(env, self.spec) if self.spec.stack > 1 else env
         env = WithGame(env, self.spec) if GAME_STATE in self.spec.obs else env
         return Previous(env, self.spec) if {"prev_action", "prev_reward"} & self.spec.obs.keys() else env

@@ -72,6 +72,7 @@ class LearnerParts:
         self.seeds = plan.seeds
         # The job's own in the first learner's process, and instances of its own in every other learner's.
         self.callbacks: Sequence[Callback] | None = None
+        self.restarts = plan.restarts()  # the job's, once it learns
         self.beside = HelperThread()
 
     @property
@@ -205,6 +206,7 @@ class LearnerParts:
             first=self.ranks.rank * made.samplers_per_learner,
             total=made.num_envs,
             callbacks=self.config.run.callbacks,
+            limits=plan.limits(),
             tasks=plan.needs.tasks,
         )
 
@@ -223,10 +225,14 @@ class LearnerParts:
             return SerialSampler(plan, self.device, None if self.cut is None else self.cut.of(self.ranks.rank))
         sampler: LocalSampler | BatchedSampler
         if self.resources.inference == "local":
-            sampler = LocalSampler(plan)
+            sampler = LocalSampler(plan, restarts=self.restarts)
         else:
             sampler = BatchedSampler(
-                plan, self.device, self.make_recorder(first=True), newest_only=self.config.runner.synchronous
+                plan,
+                self.device,
+                self.make_recorder(first=True),
+                newest_only=self.config.runner.synchronous,
+                restarts=self.restarts,
             )
         if self.device.type == "cuda":
             sampler.pin()
@@ -300,6 +306,7 @@ class LearnerParts:
         """Runs the runner in this learner's process."""
         module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
         self.callbacks = job.callbacks if isinstance(job, Run) else None
+        self.restarts = job.restarts
         make = self.factories()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -338,7 +345,7 @@ def train(
 def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Ranks) -> None:
     """Runs one of the other learners, in its own process."""
     restored = None if saved is None else Checkpoints(saved.parent, keep=1).load(saved.name, parts=("algorithm",))
-    build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved))
+    build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved, plan.restarts()))
 
 
 def preflight(plan: Plan, machine: Machine) -> None:

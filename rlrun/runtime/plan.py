@@ -20,6 +20,8 @@ from rlrun.core.batch import RowSpec, fragment_layout, layout_bytes
 from rlrun.core.conditions import SAMPLERS
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Policy
+from rlrun.core.pulse import Limits
+from rlrun.core.restarts import Restarts
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.envs import registry
@@ -115,9 +117,28 @@ class Plan:
     def fragment_bytes(self) -> int:
         return layout_bytes(self.fragment)
 
+    def restarts(self) -> Restarts:
+        """Returns a new budget for failures that this run survives. An exact run survives none."""
+        cfg = self.config.run.resources
+        return Restarts(0 if self.resources.exact else cfg.restarts, cfg.restart_window_sec)
+
+    def limits(self) -> Limits:
+        """Returns how long environments may take."""
+        env = self.config.env
+        if isinstance(env, RecordedConfig):
+            return Limits()
+        return Limits(step_sec=env.step_timeout_sec, reset_sec=env.reset_timeout_sec)
+
     def make_env(self) -> registry.Factory:
         """Returns the factory of training environments."""
-        return registry.Factory(cfg=self.config.env, spec=self.spec, seeds=self.seeds, stream="env", learning=True)
+        return registry.Factory(
+            cfg=self.config.env,
+            spec=self.spec,
+            seeds=self.seeds,
+            stream="env",
+            learning=True,
+            restarts=self.restarts().limit > 0,
+        )
 
     def eval_env(self) -> registry.Factory:
         """Returns the factory of evaluation environments: full games with seeds that training never uses."""
@@ -184,9 +205,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     needs: Needs = config.algorithm.needs(config.algo)
     spec = make_spec(config, needs)
     check_fitting(config, spec, needs)
-    whole = needs.tasks is not None or (
-        isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
-    )
+    whole = needs.tasks is not None or (isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes)
     seeds = Seeds(config.run.seed)
     make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True)
     runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")

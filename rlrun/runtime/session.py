@@ -113,6 +113,7 @@ def _run(
         update_rows=plan.needs.rows * plan.needs.columns,
         episode_window=config.run.episode_window,
         from_data=config.runner.name == "offline",
+        restarts=plan.restarts(),
         judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
     )
     error: BaseException | None = None

@@ -27,6 +27,8 @@ from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import RunFailed
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Policy
+from rlrun.core.pulse import STEP, WAITING, Pulses, watch
+from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.stores import FragmentStore, Key
@@ -47,13 +49,14 @@ class EnvJob(NamedTuple):
     number: int
     plan: SamplerPlan  # plan.columns counts the columns of one group
     slots: FragmentStore
+    pulse: tuple[Pulses, int]  # those of all samplers, and the number of this one's
 
 
 def env_process(pipe: Connection, job: EnvJob) -> None:
     """Steps environments for the inference thread.
 
     Receives (group, slot, t), where t is BEGIN to write the observation of row 0, or the row to step. Answers with
-    (group, (live, agent_steps), episodes, row, seconds, returns) when that is done.
+    (group, (live, agent_steps), episodes, row, seconds, returns, failures) when that is done.
     """
     plan, first = job.plan, job.number * GROUPS
     groups = [
@@ -69,6 +72,10 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
     ]
     views: dict[Key, dict] = {}
     last = plan.layout["reward"].shape[0] - 1  # type: ignore[union-attr]
+    pulses, index = job.pulse
+    pulse = pulses.of(index)
+    watch(pulse)
+    pulse.beat(WAITING)
     pipe.send(READY)
     while True:
         group, slot, t = pipe.recv()
@@ -76,10 +83,15 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
             views[slot] = job.slots.view(slot).numpy()
         columns = groups[group]
         started = time.perf_counter()
+        pulse.beat(STEP)
         if t == BEGIN:
             columns.begin(views[slot])
         else:
             columns.step(views[slot], t)
+            pulse.stepped()
+        if t == last:
+            pulse.handed()
+        pulse.beat(WAITING)
         pipe.send(
             (
                 group,
@@ -88,6 +100,7 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
                 columns.row,
                 time.perf_counter() - started,
                 columns.return_moments() if t == last else None,
+                tuple(columns.failures),
             )
         )
 
@@ -127,8 +140,9 @@ class BatchedSampler(ProcessSampler):
         recorder: GraphRecorder | None = None,
         newest_only: bool = False,
         make_store: Callable[[RowSpec, int], FragmentStore] = Slots,
+        restarts: Restarts | None = None,
     ):
-        super().__init__(plan, plan.workers * GROUPS, make_store)
+        super().__init__(plan, plan.workers * GROUPS, make_store, restarts)
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
         rng = plan.seeds.generator("policy", plan.first, plan.generation, device=str(device))
@@ -145,7 +159,12 @@ class BatchedSampler(ProcessSampler):
         self.error: BaseException | None = None
         self.closing = False
         self.thread: threading.Thread | None = None
-        started = self.start(env_process, lambda i: EnvJob(plan.first + i, plan, self.slots))
+        self.idle: list[_Group] = []  # groups without a slot
+        started = self.start(
+            env_process,
+            lambda i, again: EnvJob(plan.first + i, again, self.slots, (self.pulses, i)),
+            plan.envs,
+        )
         policy = self.copy.policy
         self.groups = {
             (worker.name, g): _Group(
@@ -155,6 +174,7 @@ class BatchedSampler(ProcessSampler):
             for g in range(GROUPS)
             for index in (i * GROUPS + g,)
         }
+        self.idle += self.groups.values()
 
     # -- the learner's side ------------------------------------------------------------------------------------------
 
@@ -219,7 +239,7 @@ class BatchedSampler(ProcessSampler):
                 self.change.notify_all()
 
     def _loop(self) -> None:
-        idle = list(self.groups.values())  # groups without a slot
+        idle = self.idle
         self.heard = time.monotonic()
         while not self.closing:
             with self.change:
@@ -227,25 +247,25 @@ class BatchedSampler(ProcessSampler):
                     idle.remove(group)
                     group.slot, group.t = self.spare[group.index].popleft(), BEGIN
                     group.env_sec = group.policy_sec = 0.0
-                    self.workers.send(group.worker, (group.number, group.slot, BEGIN))
+                    self.supervised.send(group.worker, (group.number, group.slot, BEGIN))
                 # True when the learner holds every slot, for example during a long evaluation.
                 nobody_steps = len(idle) == len(self.groups)
                 if nobody_steps:
                     self.change.wait(0.5)
             if nobody_steps:
-                self.workers.receive_or_nothing(0.0)  # no message is expected, but a worker may have died
+                self.supervised.messages(0.0, self._replaced)  # no message is expected, but a worker may have died
                 self.heard = time.monotonic()
                 continue
             ready, messages = [], self._messages()
             self.copy.refresh()
-            for worker, (number, live, episodes, row, seconds, returns) in messages:
+            for worker, (number, live, episodes, row, seconds, returns, failures) in messages:
                 group = self.groups[worker.name, number]
                 group.env_sec += seconds
                 if group.t == BEGIN:
                     group.first_row = row
                     group.version, group.updates = self.copy.version, self.copy.made
                 if group.t == self.rows - 1:
-                    self._finish(group, live, episodes, returns)
+                    self._finish(group, live, episodes, returns, failures)
                     idle.append(group)
                 else:
                     group.t += 1
@@ -256,13 +276,25 @@ class BatchedSampler(ProcessSampler):
     def _messages(self) -> list:
         """Returns the samplers' messages. Waits only a moment, so that freed slots and close() are noticed.
         Raises RunFailed after timeout_sec of silence."""
-        messages = self.workers.receive_or_nothing(0.05)
+        messages = self.supervised.messages(0.05, self._replaced)
         now = time.monotonic()
         if messages:
             self.heard = now
         elif now - self.heard >= self.plan.timeout_sec:
             raise RunFailed(f"no word from any sampler for {self.plan.timeout_sec:.0f} s: an environment may hang")
         return messages
+
+    def _replaced(self, number: int, old: Worker, new: Worker) -> None:
+        """Gives a new sampler's groups the slots that the old one had not filled, from their first rows on."""
+        for group in self.groups.values():
+            if group.worker is not old:
+                continue
+            group.worker = new
+            place = self.plan.place(self.plan.first * GROUPS + group.index)
+            group.state = self.copy.policy.initial_state(self.plan.columns, place)
+            if group not in self.idle:
+                group.t, group.env_sec, group.policy_sec = BEGIN, 0.0, 0.0
+                self.supervised.send(new, (group.number, group.slot, BEGIN))
 
     def _act(self, groups: list[_Group]) -> None:
         started = time.perf_counter()
@@ -283,7 +315,7 @@ class BatchedSampler(ProcessSampler):
             if group.t + 1 == self.rows:
                 store_core(self.views[group.slot], self.rows, group.state, self.plan.core_every)
             group.policy_sec += (time.perf_counter() - started) / len(groups)
-            self.workers.send(group.worker, (group.number, group.slot, group.t))
+            self.supervised.send(group.worker, (group.number, group.slot, group.t))
 
     def _row(self, group: _Group) -> _Row:
         """Returns the row on which the group acts next."""
@@ -299,7 +331,14 @@ class BatchedSampler(ProcessSampler):
             ]
         return rows[group.t]
 
-    def _finish(self, group: _Group, live: tuple[int, int], episodes: tuple, returns: Moments | None) -> None:
+    def _finish(
+        self,
+        group: _Group,
+        live: tuple[int, int],
+        episodes: tuple,
+        returns: Moments | None,
+        failures: tuple[str, ...],
+    ) -> None:
         header = Header(
             group.index,
             group.slot,
@@ -311,6 +350,7 @@ class BatchedSampler(ProcessSampler):
             (group.env_sec, group.policy_sec),
             returns,
             live[1],
+            failures,
         )
         with self.change:
             self.filled.append(header)

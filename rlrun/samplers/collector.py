@@ -11,6 +11,7 @@ from rlrun.core.batch import Batch, nested
 from rlrun.core.callbacks import EnvCallback
 from rlrun.core.env import VectorEnv
 from rlrun.core.policy import Policy
+from rlrun.core.pulse import POLICY, STEP, own
 from rlrun.core.schedule import Clock
 from rlrun.core.tasks import TaskGiver
 from rlrun.dataflow.cut import LearnersCut
@@ -63,7 +64,7 @@ class Collector:
             self.state = policy.initial_state(columns.env.count, self.place)
         device = next(policy.parameters()).device
         there = None if device.type == "cpu" else device
-        view = out.numpy()
+        view, pulse = out.numpy(), own()
         first_row = columns.row
         if self.tasks is not None:
             self.tasks.give(clock.updates)
@@ -79,9 +80,15 @@ class Collector:
                         columns.skip(view, rest, blank=True)
                     break
                 started = time.perf_counter()
+                if pulse is not None:
+                    pulse.beat(POLICY)
                 self.state = act_row(policy, out, t, self.state, self.core_every, clock, self.rng, self.record, there)
                 acted = time.perf_counter()
+                if pulse is not None:
+                    pulse.beat(STEP)
                 columns.step(view, t)
+                if pulse is not None:
+                    pulse.stepped()
                 policy_sec += acted - started
                 env_sec += time.perf_counter() - acted
             store_core(out, rows, self.state, self.core_every)
@@ -96,6 +103,7 @@ class Collector:
             (env_sec, policy_sec),
             columns.return_moments(),
             columns.agent_steps,
+            tuple(columns.failures),
         )
 
     def save(self) -> dict:

@@ -61,6 +61,7 @@ class Columns:
         self.live = 0  # env steps of this fragment so far
         self.agent_steps = 0  # decisions of this fragment so far, where an environment has several agents
         self.episodes: list[Episode] = []
+        self.failures: list[str] = []  # of this fragment: environments that were made anew
 
     def begin(self, view: dict) -> None:
         """Begins a new fragment (view: its Batch.numpy()) by writing the observation of row 0."""
@@ -70,7 +71,7 @@ class Columns:
             self._forget()
             self.fragments += 1
         self._observe(view, 0)
-        self.live, self.agent_steps, self.episodes, self.seen = 0, 0, [], []
+        self.live, self.agent_steps, self.episodes, self.seen, self.failures = 0, 0, [], [], []
 
     def step(self, view: dict, t: int) -> None:
         """Steps with the action of row t; writes the results into row t and the observation into row t + 1."""
@@ -111,10 +112,14 @@ class Columns:
             self.discounted[step.is_first | step.terminated] = 0.0  # ends as learning sees them, lost lives included
         if step.info:
             self._note(step)
+        if step.failed:
+            self.failures += [failure.sentence for failure in step.failed.values()]
         if step.is_first.any():
             begun = self._by_env(step.is_first).all(1)
             for number in np.flatnonzero(begun).tolist():
-                self._end(number)
+                failure = step.failed.get(number)
+                if failure is None or not failure.broken_off:
+                    self._end(number)
             columns = np.repeat(begun, self.agents)
             for kept in self.info.values():
                 kept[:, columns] = 0.0

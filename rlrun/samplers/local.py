@@ -13,12 +13,15 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from rlrun.core.batch import RowSpec
+from rlrun.core.errors import RunFailed
 from rlrun.core.policy import Policy
+from rlrun.core.pulse import WAITING, Pulses, watch
+from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
-from rlrun.dataflow.stores import FragmentStore, WeightStore
+from rlrun.dataflow.stores import FragmentStore, Key, WeightStore
 from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import READY
+from rlrun.dataflow.workers import READY, Worker, no_word
 from rlrun.samplers.collector import Collector
 from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
@@ -49,15 +52,20 @@ class SamplerJob(NamedTuple):
     plan: SamplerPlan
     slots: FragmentStore
     bus: WeightStore
+    pulse: tuple[Pulses, int]  # those of all samplers, and the number of this one's
 
 
 def sampler_process(pipe: Connection, job: SamplerJob) -> None:
     """Receives slot keys and answers each with the Header of a filled slot, until the pipe closes."""
     plan, number = job.plan, job.number
+    pulses, index = job.pulse
+    pulse = pulses.of(index)
     policy = plan.make_policy()
     collector = make_collector(plan, number)
     views = {}
     version, clock, made = 0, Clock(), 0
+    watch(pulse)
+    pulse.beat(WAITING)
     pipe.send(READY)
     while True:
         slot = pipe.recv()
@@ -66,7 +74,9 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
         newer = job.bus.read(policy, version)
         if newer is not None:
             version, clock, made = newer
-        pipe.send(collector.collect(views[slot], policy, version, clock, made, slot))
+        header = collector.collect(views[slot], policy, version, clock, made, slot)
+        pulse.handed()
+        pipe.send(header)
 
 
 class LocalSampler(ProcessSampler):
@@ -77,12 +87,18 @@ class LocalSampler(ProcessSampler):
         plan: SamplerPlan,
         make_store: Callable[[RowSpec, int], FragmentStore] = Slots,
         make_weights: Callable[[Policy], WeightStore] = WeightBus,
+        restarts: Restarts | None = None,
     ):
-        super().__init__(plan, plan.workers, make_store)
+        super().__init__(plan, plan.workers, make_store, restarts)
         self.bus = make_weights(plan.make_policy())
         self.waiting: deque[Header] = deque()  # filled fragments
-        started = self.start(sampler_process, lambda i: SamplerJob(plan.first + i, plan, self.slots, self.bus))
-        self.owner = {key: started[producer] for key, producer in self.producer.items()}
+        self.start(
+            sampler_process,
+            lambda i, again: SamplerJob(plan.first + i, again, self.slots, self.bus, (self.pulses, i)),
+            plan.envs,
+        )
+        # For each sampler, the keys of slots that it has to fill, in this order.
+        self.asked: list[dict[Key, None]] = [{} for _ in range(plan.workers)]
         self.begun = False
 
     @property
@@ -94,8 +110,19 @@ class LocalSampler(ProcessSampler):
         if not self.begun:
             assert self.bus.version > 0, "publish() comes first"
             self.begun = True
-            for slot, worker in self.owner.items():
-                self.workers.send(worker, slot)
+            for slot in self.producer:
+                self._ask(slot)
+
+    def _ask(self, slot: Key) -> None:
+        """Lets the slot's sampler fill it."""
+        number = self.producer[slot]
+        self.asked[number][slot] = None
+        self.supervised.send(self.supervised.members[number], slot)
+
+    def _replaced(self, number: int, old: Worker, new: Worker) -> None:
+        """Gives a new sampler the slots that the old one had not filled. What is in them is overwritten."""
+        for slot in self.asked[number]:
+            self.supervised.send(new, slot)
 
     def handles(self) -> list:
         return list(self.workers.by_handle)
@@ -108,14 +135,19 @@ class LocalSampler(ProcessSampler):
         return [Fragment(header, self.views[header.slot]) for header in (self.waiting.popleft() for _ in range(count))]
 
     def _receive(self, timeout: float) -> None:
-        self.waiting.extend(message for _, message in self.workers.receive(timeout))
+        messages = self.supervised.messages(timeout, self._replaced)
+        if not messages and timeout > 0:
+            raise RunFailed(no_word([self.supervised.names[i] for i, asked in enumerate(self.asked) if asked], timeout))
+        for _, header in messages:
+            del self.asked[self.producer[header.slot]][header.slot]
+            self.waiting.append(header)
 
     def check(self) -> None:
         self._receive(0.0)
 
     def free(self, fragments: Sequence[Fragment]) -> None:
         for fragment in fragments:
-            self.workers.send(self.owner[fragment.header.slot], fragment.header.slot)
+            self._ask(fragment.header.slot)
 
     def publish(self, policy: Policy | None, clock: Clock) -> None:
         self.bus.publish(policy, clock)

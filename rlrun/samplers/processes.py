@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,10 +12,13 @@ from rlrun.core.batch import RowSpec
 from rlrun.core.callbacks import EnvCallback, make_callbacks
 from rlrun.core.env import EnvFactory, VectorEnv
 from rlrun.core.policy import Policy
+from rlrun.core.pulse import DEFAULT, Limits, Pulses
+from rlrun.core.restarts import Restarts
 from rlrun.core.seeding import Seeds
 from rlrun.core.tasks import FromTasks, TaskGiver
 from rlrun.dataflow.slots import Slots
 from rlrun.dataflow.stores import FragmentStore
+from rlrun.dataflow.supervision import Supervised
 from rlrun.dataflow.workers import Worker, Workers
 
 
@@ -41,11 +44,16 @@ class SamplerPlan:
     total: int = 0  # number of environments of all learners together
     tasks: FromTasks | None = None
     callbacks: tuple[str, ...] = ()  # the run's callbacks, of which EnvCallbacks are made with the environments
+    limits: Limits = DEFAULT  # how long environments may take
 
     @property
     def columns(self) -> int:
         """Columns in one fragment."""
         return self.envs * self.agents
+
+    def again(self, restart: int) -> SamplerPlan:
+        """Returns the plan of a process that was replaced so often. Its seeds are new, as those of a resumed run."""
+        return replace(self, generation=self.generation + (restart << RESTART_BITS)) if restart else self
 
     def env_callbacks(self) -> list[EnvCallback]:
         """Makes the callbacks of one group of environments."""
@@ -62,6 +70,9 @@ class SamplerPlan:
         of an environment have the same."""
         envs = torch.arange(producer * self.envs, (producer + 1) * self.envs) / max(1, self.total - 1)
         return envs.repeat_interleave(self.agents) if self.agents > 1 else envs
+
+
+RESTART_BITS = 24  # generations that a run can have before they meet those of its restarted processes
 
 
 class Unsaved:
@@ -85,15 +96,24 @@ class Unsaved:
 class ProcessSampler(Unsaved):
     """A sampler whose `producers` fill slots at the same time: the workers, or the groups of environments in them."""
 
-    def __init__(self, plan: SamplerPlan, producers: int, make_store: Callable[[RowSpec, int], FragmentStore] = Slots):
-        """make_store(layout, count): makes the memory for `count` fragments."""
-        self.plan = plan
+    supervised: Supervised
+
+    def __init__(
+        self,
+        plan: SamplerPlan,
+        producers: int,
+        make_store: Callable[[RowSpec, int], FragmentStore] = Slots,
+        restarts: Restarts | None = None,
+    ):
+        """make_store(layout, count): makes the memory for `count` fragments. restarts: the run's budget for processes
+        that die or hang; None: the first one ends the run."""
+        self.plan, self.restarts = plan, restarts or Restarts(0, 1.0)
+        self.pulses = Pulses(plan.workers)
         self.columns, self.total_columns = plan.columns, plan.columns * producers
         self.slots: FragmentStore = make_store(plan.layout, producers * plan.in_flight)
         self.views = {key: self.slots.view(key) for key in self.slots.keys}
         # For each slot, the number of the producer that fills it.
         self.producer = {key: number // plan.in_flight for number, key in enumerate(self.slots.keys)}
-        self.workers = Workers()
 
     def pin(self) -> None:
         """Page-locks the slots, for a learner on a GPU."""
@@ -103,8 +123,18 @@ class ProcessSampler(Unsaved):
         self.slots.unpin()
         super().close()
 
-    def start(self, target: Callable, job: Callable[[int], tuple]) -> list[Worker]:
-        """Starts target(pipe, job(i)) for every worker i and waits until all have sent READY."""
-        return self.workers.start_all(
-            target, {f"sampler-{self.plan.first + i}": (job(i),) for i in range(self.plan.workers)}
+    def start(self, target: Callable, job: Callable[[int, SamplerPlan], tuple], envs: int) -> list[Worker]:
+        """Starts target(pipe, job(i, plan)) for every worker i and waits until all have sent READY. envs: environments
+        that a worker steps at once."""
+        plan = self.plan
+        self.supervised = Supervised(
+            target,
+            [f"sampler-{plan.first + i}" for i in range(plan.workers)],
+            lambda i, restart: (job(i, plan.again(restart)),),
+            self.pulses,
+            self.restarts,
+            plan.limits,
+            envs,
         )
+        self.workers = self.supervised.workers
+        return self.supervised.members

@@ -322,7 +322,7 @@ def _options(text: str) -> Iterator[tuple[str, str, str]]:
             above.append(line.strip().lstrip("# "))
         elif option := re.match(r"( *)([A-Za-z_][\w-]*):(?: +(.*?))?(?: +# (.*))?$", line):
             depth = len(option[1])
-            skipped = option[2] in ("defaults", "hydra", "by_observation") if not depth else skipped
+            skipped = option[2] in ("defaults", "hydra", "by_observation", "auto_images") if not depth else skipped
             inside = [part for part in inside if part[0] < depth]
             name = ".".join([*(part[1] for part in inside), option[2]])
             inside.append((depth, option[2]))

@@ -110,7 +110,7 @@ def test_a_failing_env_ends_the_run_naming_the_worker(typed, kind, fault, said):
 
     if kind == "serial" and fault == "kill":
         return  # it would kill the test process
-    wiring = counting(typed, kind, "++env.kwargs.fail_at=12", f"++env.kwargs.fault={fault}")
+    wiring = counting(typed, kind, "++env.kwargs.fail_at=12", f"++env.kwargs.fault={fault}", "resources.restarts=0")
     algorithm = wiring.algorithm()
     sampler = wiring.sampler(0)
     try:

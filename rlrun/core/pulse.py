@@ -1,0 +1,132 @@
+"""The pulse of a process that steps environments: what it is doing and since when, in memory that its parent reads.
+
+A parent that waits for rows sees from it which of its processes hangs, and in what. Writing costs about a microsecond
+for every row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+STARTING, WAITING, STEP, RESET, POLICY = range(5)
+SAID = ("starting", "waiting", "in step()", "in reset()", "in the policy")
+# What a process writes: its activity, the nanosecond on the system's monotonic clock at which that began, the rows that
+# it has stepped and those that it has handed over, and the longest step and reset so far in nanoseconds.
+ACTIVITY, SINCE, ROWS, HANDED, LONGEST_STEP, LONGEST_RESET = range(6)
+LEAST_STEP_SEC, LEAST_RESET_SEC = 60.0, 300.0
+TIMES_LONGEST = 20.0  # `auto` is so often the longest step or reset so far
+
+
+class Limits(NamedTuple):
+    """Seconds that a process may take. None for steps and resets: 60 s and 300 s, or 20 times the longest so far if
+    that is more."""
+
+    step_sec: float | None = None
+    reset_sec: float | None = None
+    start_sec: float = 120.0
+
+
+DEFAULT = Limits()
+
+
+class Pulses:
+    """Shared memory for the pulses of `count` processes. Picklable for spawn."""
+
+    def __init__(self, count: int):
+        self.memory = torch.zeros(count, 6, dtype=torch.int64).share_memory_()
+
+    def of(self, number: int) -> Pulse:
+        return Pulse(self.memory[number].numpy())
+
+    def begin(self, number: int) -> None:
+        """Says that process `number` is being started."""
+        self.memory[number] = torch.tensor([STARTING, time.monotonic_ns(), 0, 0, 0, 0])
+
+
+class Pulse:
+    """One process's pulse."""
+
+    def __init__(self, row: np.ndarray):
+        self.row = row
+
+    def beat(self, activity: int) -> None:
+        """Says what the process begins to do now."""
+        self.row[ACTIVITY], self.row[SINCE] = activity, time.monotonic_ns()
+
+    def stepped(self) -> None:
+        """Says that a step has returned."""
+        took = time.monotonic_ns() - self.row[SINCE]
+        self.row[ROWS] += 1
+        if took > self.row[LONGEST_STEP]:
+            self.row[LONGEST_STEP] = took
+
+    def handed(self) -> None:
+        """Says that all rows so far have been handed over, and that the process waits for more to do."""
+        self.row[HANDED] = self.row[ROWS]
+        self.beat(WAITING)
+
+    @property
+    def rows(self) -> int:
+        return int(self.row[ROWS])
+
+    @property
+    def unfinished(self) -> int:
+        """Rows that were stepped and not handed over."""
+        return int(self.row[ROWS] - self.row[HANDED])
+
+    def silent_sec(self) -> float:
+        """Seconds since the process began what it is doing."""
+        return (time.monotonic_ns() - int(self.row[SINCE])) / 1e9
+
+    def hang(self, limits: Limits) -> str | None:
+        """Returns a phrase that says how long the process has been in step() or reset(), if that is too long."""
+        activity, silent = int(self.row[ACTIVITY]), self.silent_sec()
+        if activity == STEP:
+            limit = limits.step_sec or max(LEAST_STEP_SEC, TIMES_LONGEST * int(self.row[LONGEST_STEP]) / 1e9)
+            option = "env.step_timeout_sec"
+        elif activity == RESET:
+            limit = limits.reset_sec or max(LEAST_RESET_SEC, TIMES_LONGEST * int(self.row[LONGEST_RESET]) / 1e9)
+            option = "env.reset_timeout_sec"
+        elif activity == STARTING:
+            limit, option = limits.start_sec, "resources.start_timeout_sec"
+        else:
+            return None
+        if silent <= limit:
+            return None
+        return f"hangs: it has been {SAID[activity]} for {silent:.1f} s, and {option} allows {limit:.1f}"
+
+
+_OF_PROCESS: list[Pulse] = []  # this process's own, if somebody watches it
+
+
+def own() -> Pulse | None:
+    """Returns the process's own pulse."""
+    return _OF_PROCESS[0] if _OF_PROCESS else None
+
+
+def watch(pulse: Pulse | None) -> None:
+    """Makes this the process's own pulse, to which doing() writes."""
+    _OF_PROCESS[:] = [] if pulse is None else [pulse]
+
+
+@contextmanager
+def doing(activity: int) -> Iterator[None]:
+    """Says that the process does this inside the block, and afterwards what it did before, from then on."""
+    if not _OF_PROCESS:
+        yield
+        return
+    pulse = _OF_PROCESS[0]
+    before = int(pulse.row[ACTIVITY])
+    pulse.beat(activity)
+    try:
+        yield
+    finally:
+        if activity == RESET:
+            took = time.monotonic_ns() - int(pulse.row[SINCE])
+            pulse.row[LONGEST_RESET] = max(took, int(pulse.row[LONGEST_RESET]))
+        pulse.beat(before)

@@ -1,0 +1,103 @@
+"""Supervision: finds processes that have died or hang, and puts new ones in their place.
+
+Whoever waits for its workers asks Supervised.messages() in place of Workers.receive(). What a lost worker was working
+on is known to its owner alone, which gives it to the new one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rlrun.core.errors import RunFailed
+from rlrun.core.pulse import Limits, Pulses
+from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
+from rlrun.dataflow.workers import READY, Worker, Workers
+
+LOOK_SEC = 0.5  # seconds between two looks at the pulses
+
+
+class Supervised:
+    """Workers of one kind, numbered from 0, each with a pulse."""
+
+    def __init__(
+        self,
+        target: Callable,
+        names: list[str],
+        job: Callable[[int, int], tuple],
+        pulses: Pulses,
+        restarts: Restarts,
+        limits: Limits,
+        rows: int,
+    ):
+        """Starts target(pipe, *job(number, restart)) for every name and waits until all are ready.
+
+        job: the arguments of worker `number` after this number of restarts. pulses: one for each worker. restarts: the
+        budget of the run. rows: env steps of one step that a pulse counts."""
+        self.target, self.names, self.job, self.pulses = target, names, job, pulses
+        self.restarts, self.limits, self.rows = restarts, limits, rows
+        self.workers = Workers()
+        self.gone: dict[Worker, str] = {}  # workers that are lost and not replaced yet, with the reason
+        self.times = [0] * len(names)
+        self.repeated = [Repeated(PROCESS_REPEATS) for _ in names]
+        self.looked = time.monotonic()
+        for number in range(len(names)):
+            self.pulses.begin(number)
+        self.members: list[Worker] = self.workers.start_all(
+            target, {name: job(number, 0) for number, name in enumerate(names)}
+        )
+
+    def number(self, worker: Worker) -> int:
+        return self.members.index(worker)
+
+    def messages(self, timeout: float, replaced: Callable[[int, Worker, Worker], None]) -> list[tuple[Worker, Any]]:
+        """Returns the messages that have arrived, or that arrive within `timeout` seconds. Workers that have died or
+        hang are replaced, if the run's budget allows it; RunFailed is raised otherwise.
+
+        replaced(number, old, new): gives the new worker what the old one had not finished. It is called after the old
+        one's last messages were returned."""
+        end = time.monotonic() + timeout
+        while True:
+            lost, self.gone = self.gone, {}
+            for worker, reason in lost.items():
+                self._replace(worker, reason, replaced)
+            left = max(0.0, end - time.monotonic())
+            messages, dead = self.workers.receive_from_survivors(min(left, LOOK_SEC))
+            self.gone = dict(dead)
+            self._look()
+            messages = [(worker, message) for worker, message in messages if message != READY]
+            if messages or (left == 0.0 and not self.gone):
+                return messages
+
+    def _look(self) -> None:
+        """Finds workers that hang."""
+        now = time.monotonic()
+        if now - self.looked < LOOK_SEC:
+            return
+        self.looked = now
+        for number, worker in enumerate(self.members):
+            hang = self.pulses.of(number).hang(self.limits) if worker not in self.gone else None
+            if hang is not None:
+                self.gone[worker] = f"{worker.name} {hang}"
+
+    def _replace(self, worker: Worker, reason: str, replaced: Callable[[int, Worker, Worker], None]) -> None:
+        number = self.number(worker)
+        pulse = self.pulses.of(number)
+        steps = pulse.rows if self.times[number] else None
+        last_words = reason.splitlines()[-1] if "\n" in reason else reason
+        if self.repeated[number](last_words.partition(": ")[2] or last_words, steps):
+            raise RunFailed(reason)
+        self.restarts.process_failed(reason, pulse.unfinished * self.rows)
+        self.workers.bury(worker)
+        self.times[number] += 1
+        self.pulses.begin(number)
+        new = self.workers.start(self.names[number], self.target, self.job(number, self.times[number]))
+        self.members[number] = new
+        replaced(number, worker, new)
+
+    def send(self, worker: Worker, message: Any) -> None:
+        """Sends a message. One to a worker that has died is dropped: whoever replaces it sends it again."""
+        try:
+            worker.pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError, OSError):
+            return

@@ -1,0 +1,146 @@
+"""Environments that raise are made anew, and samplers that die or hang are replaced, without a row counted twice."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from counting import LENGTH
+from test_samplers import counting
+
+from rlrun.core.errors import EnvError, RunFailed
+from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
+from rlrun.core.schedule import Clock
+
+KINDS = ("serial", "local", "batched")
+
+
+def play(wiring, fragments: int, until=None):
+    """Takes fragments one by one. Returns copies of their headers and rows. until: ends the play when it returns True."""
+    sampler, taken = wiring.sampler(0), []
+    try:
+        sampler.publish(wiring.algorithm().policy, Clock())
+        while len(taken) < fragments or (until is not None and not until() and len(taken) < 2000):
+            got = sampler.take(1)
+            taken += [(one.header, one.batch.clone()) for one in got]
+            sampler.free(got)
+    finally:
+        sampler.close()
+    return taken
+
+
+def check(taken) -> None:
+    """Checks every row as counting.check_rows does, but lets an episode break off at a dead row."""
+    for header, batch in taken:
+        episode, step, tag = batch.obs.observation.unbind(-1)
+        assert torch.equal(batch.is_first, step == 0)
+        for t, b in itertools.product(*map(range, batch.reward.shape)):
+            now, after = int(step[t, b]), int(step[t + 1, b])
+            assert batch.log_prob[t, b] == now, "the policy's memory counts the steps of this environment alone"
+            if batch.valid[t, b]:
+                assert after == now + 1 and batch.reward[t, b] == after and tag[t, b] == tag[t + 1, b]
+            else:
+                assert after == 0 and batch.reward[t, b] == 0
+                assert not batch.terminated[t, b] and not batch.truncated[t, b]
+        assert header.env_steps == int(batch.valid.sum())
+        for one in header.episodes:
+            assert one.length == LENGTH and one.ret == LENGTH * (LENGTH + 1) / 2, "no episode that was broken off"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_environment_that_raises_is_made_anew_where_it_is(typed, kind, tmp_path):
+    """The row of the failed step is dead, and a new episode follows it."""
+    words = ("++env.kwargs.fail_at=12", f"++env.kwargs.once={tmp_path / 'failed'}", "resources.restarts=3")
+    taken = play(counting(typed, kind, *words), 16)
+    check(taken)
+    failures = [sentence for header, _ in taken for sentence in header.failures]
+    assert len(failures) == 1 and "failed in step 12" in failures[0] and "told to fail" in failures[0]
+    broken = [
+        (t, b)
+        for header, batch in taken
+        if header.failures
+        for t, b in (~batch.valid).nonzero().tolist()
+        if batch.obs.observation[t, b, 1] != LENGTH
+    ]
+    assert len(broken) == 1, "the step that failed is no env step"
+    episodes = [one.env for header, _ in taken for one in header.episodes]
+    assert {0, 1, 2, 3} == set(episodes)
+
+
+@pytest.mark.parametrize("kind", ["local", "batched"])
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+def test_a_sampler_that_dies_or_hangs_is_replaced(typed, kind, fault, tmp_path):
+    """The others go on meanwhile. The new one begins with new episodes and other seeds, and fills the slots that the
+    old one had not filled."""
+    words = ["++env.kwargs.fail_at=30", f"++env.kwargs.once={tmp_path / 'failed'}", "resources.restarts=3"]
+    words += [f"++env.kwargs.fault={fault}", "env.step_timeout_sec=1"]
+    wiring = counting(typed, kind, *words)
+    told = []
+    wiring.restarts = Restarts(3, 600.0, told.append)
+    seen: dict[int, list] = {}
+    sampler = wiring.sampler(0)
+    try:
+        sampler.publish(wiring.algorithm().policy, Clock())
+        for _ in range(100_000):
+            for one in sampler.take(1):
+                check([(one.header, one.batch)])
+                rows = seen.setdefault(one.header.worker, [])
+                rows.append((one.header.first_row, one.batch.obs.observation[0, 0].tolist(), one.batch.is_first[0].all()))
+                sampler.free([one])
+            begun = [[number for number, row in enumerate(rows) if row[0] == 0] for rows in seen.values()]
+            if len(seen) == 2 and max(map(len, begun)) == 2 and len(told) == 1:
+                break
+        else:
+            raise AssertionError(f"no sampler came back: {told}")
+    finally:
+        sampler.close()
+    assert len(told) == 1 and "sampler-" in told[0] and ("SIGKILL" if fault == "kill" else "in step() for") in told[0]
+    assert wiring.restarts.processes == 1 and 0 < wiring.restarts.lost_env_steps <= 4 * 5
+    again = next(rows for rows, starts in zip(seen.values(), begun, strict=True) if len(starts) == 2)
+    second = again[max(number for number, row in enumerate(again) if row[0] == 0)]
+    assert second[2], "new episodes"
+    assert second[1][2] != again[0][1][2], "other seeds"
+
+
+@pytest.mark.parametrize("kind", ["local", "batched"])
+def test_a_budget_ends_the_run_and_says_which(typed, kind, tmp_path):
+    wiring = counting(typed, kind, "++env.kwargs.fail_at=12", "++env.kwargs.fault=kill")
+    wiring.restarts = Restarts(1, 600.0, lambda text: None)
+    with pytest.raises(RunFailed, match=r"sampler-\d was killed by SIGKILL.*\n.*failure number 2 within 600 s"):
+        play(wiring, 2000)
+
+
+def test_a_failure_that_comes_back_at_once_is_not_retried_for_ever(typed):
+    """Every new environment fails in the same step, and the message is that of the environment."""
+    with pytest.raises(EnvError, match="failed in step 12 .*told to fail"):
+        play(counting(typed, "serial", "++env.kwargs.fail_at=12", "resources.restarts=1000"), 2000)
+    again = Repeated(PROCESS_REPEATS)
+    assert [again("x", None), again("x", 5), again("x", 5)] == [False, False, True]
+    later = Repeated(PROCESS_REPEATS)
+    assert not any(later("x", steps) for steps in (None, 101, 500, 2, 1000, 3))
+
+
+def test_the_budget_is_for_a_window_that_slides():
+    now = [0.0]
+    budget = Restarts(2, 10.0, lambda text: None, lambda: now[0])
+    for at in (0.0, 1.0, 11.5, 12.0):
+        now[0] = at
+        budget.env_failed("it failed")
+    with pytest.raises(RunFailed, match="it failed\nThis was failure number 3 within 10 s"):
+        budget.env_failed("it failed")
+    assert budget.row() == {"restarts/envs": 4.0, "restarts/processes": 0.0, "restarts/lost_env_steps": 0.0}
+    other = Restarts(2, 10.0)
+    other.load(budget.state())
+    assert other.row() == budget.row() and Restarts(2, 10.0).row() == {}
+
+
+def test_faults_of_agents_and_of_resets(typed):
+    """A game of several agents is made anew too, and a reset that fails drops no finished episode."""
+    faulty = "env.wrappers=[{name: rlrun.envs.debug:Faulty, fails_to_reset: 0.3}]"
+    wiring = counting(typed, "serial", faulty, "resources.restarts=1000")
+    taken = play(wiring, 40)
+    check(taken)
+    assert sum(len(header.failures) for header, _ in taken) > 10
+    steps = sum(header.env_steps for header, _ in taken)
+    episodes = sum(len(header.episodes) for header, _ in taken)
+    assert np.isclose(episodes, steps / LENGTH, atol=4), "every finished episode is counted"
