@@ -161,7 +161,7 @@ def _train(
             signals=Signals(),
             evaluate=None,
             exact=False,
-            checkpoint=CheckpointConfig(every=None, every_sec=None, best_every_sec=None, keep=1),
+            checkpoint=CheckpointConfig(every=None, every_sec=None, best_every_sec=None, keep=1, first_sec=None),
             checkpoints=Checkpoints(Path(folder), 1),
             restored=None,
             save_at_end=False,

@@ -125,6 +125,9 @@ def _as_before(values: dict[str, Any]) -> None:
         resources.setdefault("tapes", False)
         resources.setdefault("restarts", 0)
         resources.setdefault("restart_window_sec", 600.0)
+    checkpoint = values.get("checkpoint")
+    if isinstance(checkpoint, dict):
+        checkpoint.setdefault("first_sec", None)
     if isinstance(env, dict):
         name, before = ("grayscale", True) if env.get("family") == "atari" else ("stack", 1)
         if env.get("family") != "data":

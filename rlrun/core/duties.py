@@ -68,6 +68,7 @@ class CheckpointConfig:
     every_sec: float | None
     best_every_sec: float | None
     keep: Annotated[int, Count]
+    first_sec: Annotated[float, Positive] | None
 
 
 class Logger(Protocol):
@@ -254,6 +255,9 @@ class Saves:
 
     def begin(self, clock: Clock) -> None:
         self.every = Every(self.cfg.every, clock.env_steps)
+        # A new run saves early, so that nothing that happens later can lose all of it.
+        self.first_due = self.cfg.first_sec is not None and clock.env_steps == 0
+        self.early = False
 
     def begin_clock(self) -> None:
         """Starts counting the seconds of the intervals."""
@@ -289,10 +293,14 @@ class Saves:
         elif self.better and not self.evaluations.on and cfg.best_every_sec is not None:
             due = due or self.now - self.last_best >= cfg.best_every_sec
         asked, self.signals.save = self.signals.save, False
-        return due or asked or (over and self.at_end)
+        due = due or asked or (over and self.at_end)
+        first = self.cfg.first_sec
+        self.early = not due and self.first_due and first is not None and self.now - self.last >= first
+        return due or self.early
 
     def made(self, metric: float | None, best: bool, written: bool) -> None:
         """Records a save. After a failed one (a full disk), the next try comes after a whole interval too."""
+        self.first_due = False
         self.last = self.now
         if best:
             self.last_best = self.now

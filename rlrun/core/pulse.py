@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 STARTING, WAITING, STEP, RESET, POLICY = range(5)
-SAID = ("starting", "waiting", "in step()", "in reset()", "in the policy")
+SAID = ("starting", "waiting", "in step()", "in reset()", "acting or learning")
 # What a process writes: its activity, the nanosecond on the system's monotonic clock at which that began, the rows that
 # it has stepped and those that it has handed over, and the longest step and reset so far in nanoseconds.
 ACTIVITY, SINCE, ROWS, HANDED, LONGEST_STEP, LONGEST_RESET = range(6)

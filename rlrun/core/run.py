@@ -356,8 +356,34 @@ class Run:
     def _written(self, metric: float | None, best: bool) -> Path | None:
         """Returns the path of the new checkpoint, or None if it could not be written."""
         run = self._facts(metric, metric if best else self.saves.best)
-        rows = self._save_rows if any(getattr(thing, "saved", False) for thing in self.kept.values()) else None
+        rows = self._save_rows if self._has_rows and not self.saves.early else None
         return self.checkpoints.save(self.clock.env_steps, self._tensors(), run, best, rows)
+
+    @property
+    def _has_rows(self) -> bool:
+        """Whether checkpoints hold the rows of a replay."""
+        return any(getattr(thing, "saved", False) for thing in self.kept.values())
+
+    def rescue(self) -> str | None:
+        """Saves what was learnt before a failure that was not the learner's own, unless that is saved already. Returns
+        a sentence that says so, or None.
+
+        An exact run is not saved, because it could not be resumed to the bit. Nor are replays of several learners,
+        which would wait for one that has failed."""
+        clock = self.clock
+        saved = self.checkpoints.names()
+        if self.exact or not hasattr(self, "sampler") or (saved and int(saved[-1]) >= clock.env_steps):
+            return None
+        if clock.updates == 0 or (self._has_rows and self.ranks.world > 1):
+            return None
+        self.saves.early = False
+        try:
+            written = self._written(self.saves.metric, False)
+        except Exception as error:  # whatever has broken the run may have broken this too
+            return f"what it had learnt could not be saved: {str(error).splitlines()[0] if str(error) else error!r}"
+        return (
+            None if written is None else f"what it had learnt after {clock.env_steps} env steps is saved: rlrun resume"
+        )
 
     def _tensors(self) -> dict[str, dict]:
         """The parts of a checkpoint that torch.save writes."""

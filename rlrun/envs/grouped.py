@@ -39,6 +39,8 @@ class Grouped(gymnasium.Env):
             name=name,
             kwargs=kwargs,
             agent_id=False,
+            step_timeout_sec=None,
+            reset_timeout_sec=None,
             stack=1,
             max_episode_steps=None,
             time_limit="truncation",

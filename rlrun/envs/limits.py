@@ -12,5 +12,5 @@ from rlrun.core.ranges import Positive
 class TimeLimits:
     """Options of every environment that is stepped. None: learnt from its own pace (core/pulse.py)."""
 
-    step_timeout_sec: Annotated[float, Positive] | None = None
-    reset_timeout_sec: Annotated[float, Positive] | None = None
+    step_timeout_sec: Annotated[float, Positive] | None
+    reset_timeout_sec: Annotated[float, Positive] | None

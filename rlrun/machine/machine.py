@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from rlrun.core.env import EnvFactory
+from rlrun.core.pulse import STEP, doing
 from rlrun.core.specs import random_actions
 from rlrun.machine.processor import cpu_flags
 
@@ -29,16 +30,18 @@ def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> f
             nonlocal obs
             obs = env.step(random_actions(env.spec, obs, env.count, rng)).obs
 
-        step()
+        with doing(STEP):
+            step()
         best, begun = float("inf"), time.perf_counter()
         while (
             time.perf_counter() - begun < budget_sec
         ):  # the best of several stretches counts: a busy machine must not decide
             started = time.perf_counter()
             steps = 0
-            while steps < 20 and time.perf_counter() - begun < budget_sec:
-                step()
-                steps += 1
+            with doing(STEP):
+                while steps < 20 and time.perf_counter() - begun < budget_sec:
+                    step()
+                    steps += 1
             best = min(best, (time.perf_counter() - started) / (max(steps, 1) * count))
         return best
     finally:

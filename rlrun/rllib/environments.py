@@ -158,6 +158,8 @@ def _spec(env: str, kwargs: str) -> AgentsSpec | None:
         name=env,
         kwargs=given,
         agent_id=False,
+        step_timeout_sec=None,
+        reset_timeout_sec=None,
         stack=1,
         max_episode_steps=None,
         time_limit="truncation",

@@ -23,17 +23,19 @@ import torch
 
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.checkpoint import load_part
-from rlrun.core.errors import UserError
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.learners import replay_part
 from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments, plain
+from rlrun.core.pulse import WAITING, Pulses, own, watch
 from rlrun.core.run import Job
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.ranks import SAVE_SEC
 from rlrun.dataflow.reuse import gather
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.slots import Header
-from rlrun.dataflow.workers import READY, Worker, Workers
+from rlrun.dataflow.supervision import Supervised
+from rlrun.dataflow.workers import READY, Worker, no_word
 from rlrun.machine import choices
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
@@ -44,7 +46,7 @@ from rlrun.replay.limiter import Limiter
 from rlrun.runners import on_policy, replay
 from rlrun.runners.base import Factories, RunnerConfig
 from rlrun.samplers.base import Sampler
-from rlrun.samplers.processes import Unsaved
+from rlrun.samplers.processes import RESTART_BITS, Unsaved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
     shared = SharedLearner(algorithm, clock)
-    crew = _Crew(make.elsewhere, make.learners, shared, job.generation, cfg.queue_timeout_sec)
+    crew = _Crew(make, shared, job, cfg.queue_timeout_sec)
     means = Means()
 
     def absorb(reports: list[GradientReport]) -> None:
@@ -168,20 +170,47 @@ class GradientReport(NamedTuple):
 class _Crew(Unsaved):
     """The processes, which wait until go_on(). To a Job they look like a sampler without state."""
 
-    def __init__(
-        self, make: Callable[[int], Factories], count: int, shared: SharedLearner, generation: int, timeout_sec: float
-    ):
+    def __init__(self, make: Factories, shared: SharedLearner, job: Job, timeout_sec: float):
         self.timeout_sec, self.shared, self.holding = timeout_sec, shared, True
+        self.restarts, self.replays = job.restarts, make.learns_from_replay
         self.waiting: list[GradientReport] = []
-        self.workers = Workers()
-        self.members = self.workers.start_all(
-            worker_process, {f"worker-{i}": (make, i, shared, generation) for i in range(count)}
+        self.held: set[Worker] = set()
+        pulses, generation = Pulses(make.learners), job.generation
+        self.supervised = Supervised(
+            worker_process,
+            [f"worker-{i}" for i in range(make.learners)],
+            lambda i, restart: (make.elsewhere, i, shared, generation + (restart << RESTART_BITS), pulses),
+            pulses,
+            job.restarts,
+            make.limits,
+            make.envs,
         )
+        self.workers = self.supervised.workers
+
+    @property
+    def members(self) -> list[Worker]:
+        return self.supervised.members
+
+    def _messages(self, timeout_sec: float) -> list[tuple[Worker, Any]]:
+        messages = self.supervised.messages(timeout_sec, self._replaced)
+        if not messages and timeout_sec > 0:
+            raise RunFailed(no_word(self.supervised.names, timeout_sec))
+        return messages
+
+    def _replaced(self, number: int, old: Worker, new: Worker) -> None:
+        """Lets a new process go on at once, unless all are to wait. It waits by itself until then."""
+        if self.replays:
+            self.restarts.tell(f"{new.name} begins with an empty part of the replay")
+        self.held.discard(old)
+        if self.holding or self.shared.hold.item():
+            self.held.add(new)
+        else:
+            self.supervised.send(new, READY)
 
     def receive(self) -> list[GradientReport]:
         """Returns the reports that have arrived; waits for at least one."""
         if not self.waiting:
-            self.waiting = [message for _, message in self.workers.receive(self.timeout_sec)]
+            self.waiting = [message for _, message in self._messages(self.timeout_sec)]
         reports, self.waiting = self.waiting, []
         return reports
 
@@ -190,11 +219,11 @@ class _Crew(Unsaved):
         if self.holding:
             return []
         self.shared.hold.fill_(1)
-        held, reports, self.waiting = 0, self.waiting, []
-        while held < len(self.workers.members):
-            for _, message in self.workers.receive(self.timeout_sec):
+        self.held, reports, self.waiting = set(), self.waiting, []
+        while len(self.held) < len(self.members):
+            for worker, message in self._messages(self.timeout_sec):
                 if message == HELD:
-                    held += 1
+                    self.held.add(worker)
                 else:
                     reports.append(message)
         self.holding = True
@@ -205,11 +234,11 @@ class _Crew(Unsaved):
         if self.holding:
             self.shared.hold.zero_()
             self.holding = False
-            for worker in self.workers.members:
-                self.workers.send(worker, READY)
+            for worker in self.members:
+                self.supervised.send(worker, READY)
 
     def check(self) -> None:
-        self.waiting += [message for _, message in self.workers.receive(0.0)]
+        self.waiting += [message for _, message in self._messages(0.0)]
 
     def ask(self, members: Sequence[Worker], *what: Any) -> list[Any]:
         """Returns the answers of these processes about their replay, in their order. All must be held."""
@@ -284,7 +313,12 @@ class _Part:
 
 
 def worker_process(
-    pipe: Connection, make: Callable[[int], Factories], number: int, shared: SharedLearner, generation: int
+    pipe: Connection,
+    make: Callable[[int], Factories],
+    number: int,
+    shared: SharedLearner,
+    generation: int,
+    pulses: Pulses,
 ) -> None:
     """Samples, computes and applies gradients, and sends a GradientReport after each, until the pipe closes."""
     factories = make(number)
@@ -292,6 +326,9 @@ def worker_process(
     part = _Part(factories, algorithm, number, generation) if factories.learns_from_replay else None
     sampler = factories.sampler(generation)
     shared.attach(algorithm)
+    pulse = pulses.of(number)
+    watch(pulse)
+    pulse.beat(WAITING)
     pipe.send(READY)
 
     def wait() -> None:
@@ -342,6 +379,7 @@ def _learn(
         with make.threads:
             update = algorithm.update(batch, clock)
         moments = plain(algorithm.policy.moments(batch))
+        _handed()
         pipe.send(GradientReport([fragment.header for fragment in fragments], _floats(update), [moments]))
         sampler.free(fragments)
 
@@ -384,9 +422,16 @@ def _learn_from_replay(
         told.headers.append(fragment.header)
         told.moments.append(plain(algorithm.policy.moments(fragment.batch)))
         sampler.free([fragment])
+        _handed()
         if not due():
             pipe.send(told)
             told = GradientReport([], None, [])
+
+
+def _handed() -> None:
+    pulse = own()
+    if pulse is not None:
+        pulse.handed()
 
 
 def _floats(update: Update) -> dict[str, float]:

@@ -10,6 +10,7 @@ import torch
 
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.evolution import NoiseTable
+from rlrun.core.pulse import DEFAULT, Limits
 from rlrun.core.ranges import Positive
 from rlrun.datasets.rows import DataRows
 from rlrun.machine.threads import TunedThreads
@@ -55,5 +56,7 @@ class Factories(NamedTuple):
     data_columns: int = 0  # columns of this learner's part of a train batch that are drawn from data
     learners: int = 1  # number of processes, for runners whose learners do not work in lockstep
     learns_from_replay: bool = False
+    limits: Limits = DEFAULT  # how long environments may take, for runners whose processes step them
+    envs: int = 1  # environments whose rows are in one fragment
     rounds: int = 1  # rounds in a train batch, for runner=meta
     elsewhere: Callable[[int], Any] = lambda number: None  # makes the Factories of process i there; picklable

@@ -9,7 +9,9 @@ import numpy as np
 from rlrun.core.env import Rows
 from rlrun.core.errors import EnvError
 from rlrun.core.health import LARGE_OBSERVATION
+from rlrun.core.pulse import STEP, doing
 from rlrun.core.specs import random_actions
+from rlrun.core.watchdog import watched
 from rlrun.runtime.plan import Plan
 
 PROBE_STEPS, PROBE_SEC = 200, 0.5  # how long random actions are tried, at most
@@ -28,7 +30,8 @@ def _on_observations(plan: Plan) -> str | None:
     if plan.config.run.model.observation_filter != "none" or plan.spec.image or plan.config.runner.name == "offline":
         return None
     try:
-        largest = largest_observation(plan)
+        with watched(plan.limits()):
+            largest = largest_observation(plan)
     except EnvError:
         return None  # the run itself reports it
     if largest <= LARGE_OBSERVATION:
@@ -48,7 +51,9 @@ def largest_observation(plan: Plan) -> float:
         for _ in range(PROBE_STEPS):
             if time.monotonic() - begun > PROBE_SEC:
                 break
-            obs = env.step(random_actions(env.spec, obs, env.count, rng)).obs
+            action = random_actions(env.spec, obs, env.count, rng)
+            with doing(STEP):
+                obs = env.step(action).obs
             largest = max(largest, _largest(obs))
         return largest
     finally:

@@ -296,6 +296,8 @@ class LearnerParts:
             population=self.population,
             rng=lambda generation: self.seeds.generator("replay", generation, self.ranks.rank),
             threads=self.threads,
+            limits=self.plan.limits(),
+            envs=self.resources.envs_per_group,
             learners=1 if self.plan.lockstep else self.resources.num_learners,
             learns_from_replay=self.needs.replay is not None,
             rounds=1 if self.needs.tasks is None else self.needs.tasks.rounds,

@@ -24,6 +24,7 @@ from rlrun.core.pulse import Limits
 from rlrun.core.restarts import Restarts
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
+from rlrun.core.watchdog import watched
 from rlrun.envs import registry
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.machine.choices import Asked
@@ -124,10 +125,7 @@ class Plan:
 
     def limits(self) -> Limits:
         """Returns how long environments may take."""
-        env = self.config.env
-        if isinstance(env, RecordedConfig):
-            return Limits()
-        return Limits(step_sec=env.step_timeout_sec, reset_sec=env.reset_timeout_sec)
+        return limits_of(self.config.env)
 
     def make_env(self) -> registry.Factory:
         """Returns the factory of training environments."""
@@ -192,6 +190,13 @@ def policy_factory(config: Typed, spec: EnvSpec, resources: Resources, acting: b
     return PolicyFactory(config.algorithm, config.algo, spec, config.run.model, precision, seed, acting)
 
 
+def limits_of(env: registry.EnvConfig) -> Limits:
+    """Returns how long environments may take."""
+    if isinstance(env, RecordedConfig):
+        return Limits()
+    return Limits(step_sec=env.step_timeout_sec, reset_sec=env.reset_timeout_sec)
+
+
 def shards_of(runner: Any) -> int | None:
     """Returns the number of processes that hold a part of the replay, or None if the learner holds it."""
     return runner.num_shards if isinstance(runner, distributed_replay.Config) else None
@@ -207,19 +212,22 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     check_fitting(config, spec, needs)
     whole = needs.tasks is not None or (isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes)
     seeds = Seeds(config.run.seed)
-    make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True)
+    asked = config.run.resources
+    again = asked.restarts > 0 and not asked.exact
+    make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True, restarts=again)
     runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
-    resources: Resources = runner.layout(
-        Asked(
-            cfg=config.run.resources,
-            needs=needs,
-            image=spec.image,
-            make_env=make_env,
-            num_shards=shards_of(config.runner) or 1,
-            for_samplers=next((path for path, kind in only_for(config) if kind == SAMPLERS and path in given), ""),
-        ),
-        machine,
-    )
+    with watched(limits_of(config.env)):  # it may try the environment
+        resources: Resources = runner.layout(
+            Asked(
+                cfg=asked,
+                needs=needs,
+                image=spec.image,
+                make_env=make_env,
+                num_shards=shards_of(config.runner) or 1,
+                for_samplers=next((path for path, kind in only_for(config) if kind == SAMPLERS and path in given), ""),
+            ),
+            machine,
+        )
     if needs.cut_share < 1 and resources.inference != "serial":
         raise UserError(
             "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import signal
 import sys
 import traceback
@@ -24,6 +25,7 @@ from rlrun.core.passwords import masked, whole
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
+from rlrun.core.watchdog import Watchdog
 from rlrun.loggers.console import console
 from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.imagined import Imagining
@@ -117,6 +119,19 @@ def _run(
         judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
     )
     error: BaseException | None = None
+
+    def stuck(reason: str) -> None:
+        """Ends a run whose own process hangs in code that nothing can interrupt. Called by another thread."""
+        job.failed("FAILED", reason)
+        if (saved := job.rescue()) is not None:
+            print(f"  {saved}", flush=True)
+        directory.summary(status=job.status, reason=reason, env_steps=job.clock.env_steps, **facts)
+        print(f"FAILED: {reason}\n{directory.path}", flush=True)
+        print(f"rlrun: {reason}", file=sys.stderr, flush=True)
+        directory.release()
+        os._exit(1)
+
+    dog = Watchdog(plan.limits(), stuck) if plan.resources.inference == "serial" else None
     try:
         train(plan, job, None if resume_at is None else checkpoints_of(directory.path).directory / f"{resume_at:012d}")
     except BaseException as caught:
@@ -127,7 +142,11 @@ def _run(
         if not isinstance(caught, RunFailed | EnvError | UserError | KeyboardInterrupt):
             reason = masked("".join(traceback.format_exception(caught)).rstrip())
         job.failed(status, reason)
+        if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue()) is not None:
+            print(f"  {saved}", flush=True)
     finally:
+        if dog is not None:
+            dog.close()
         if crew is not None:
             crew.close()
     summary = directory.summary(

@@ -92,6 +92,8 @@ class Collector:
                 policy_sec += acted - started
                 env_sec += time.perf_counter() - acted
             store_core(out, rows, self.state, self.core_every)
+        if pulse is not None:
+            pulse.beat(POLICY)  # whatever follows is no step
         return Header(
             self.worker,
             slot,

@@ -402,7 +402,7 @@ def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
     """Seen from outside: exit code 1 within seconds, FAILED in summary.json, and no process left."""
     path = tmp_path / "run"
     words = ["algo=impala", "env=rlrun/Counting-v0", "resources.inference=local", "resources.num_samplers=2", "resources.device=cpu",
-             "logger=[console]", f"run_dir={path}", "env_steps=100000000"]  # fmt: skip
+             "logger=[console]", f"run_dir={path}", "env_steps=100000000", "resources.restarts=0"]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "rlrun", "train", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -422,6 +422,8 @@ def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
     assert time.monotonic() - started < 10 and process.returncode == 1
     assert "sampler-" in errors and "SIGKILL" in errors
     assert json.loads((path / "summary.json").read_text())["status"] == "FAILED"
+    (saved,) = checkpoints_of(path).names()
+    verify(path / "checkpoints" / saved)  # what it had learnt is saved
     _, alive = psutil.wait_procs(children, timeout=5)  # the resource tracker ends a moment after its parent
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
@@ -433,6 +435,31 @@ def test_an_env_that_fails_in_the_runs_own_process_is_one_sentence(tmp_path, cap
     assert re.match(r"rlrun: rlrun/Counting-v0, env \d+ \(seed \d+\) failed in step 30 on action \d: Runtime", said)
     summary = json.loads((path / "summary.json").read_text())
     assert summary["status"] == "FAILED" and f"rlrun: {summary['reason']}" == said
+
+
+def test_a_hang_in_the_runs_own_process_is_survived_or_ends_the_run(tmp_path, capfd):
+    """Python code that hangs is interrupted. The environment is made anew, or the run fails and has saved its state."""
+    faults = [f"++env.kwargs.{word}" for word in ("fail_at=30", "fault=hang", f"once={tmp_path / 'hung'}")]
+    words = ["env=rlrun/Counting-v0", *faults, "env.step_timeout_sec=0.5", "resources.inference=serial", "env_steps=400"]
+    words += ["resources.exact=false", "checkpoint.every=null", "model.observation_filter=mean_std"]  # nothing is tried
+    assert train(tmp_path / "survives", *words, "resources.restarts=1") == 0
+    assert re.search(r"failed in step 30 .*Hang: hangs: it has been in step\(\) for .*made anew", capfd.readouterr().out)
+    (tmp_path / "hung").unlink()
+    assert train(tmp_path / "fails", *words) == 1
+    out, errors = capfd.readouterr()
+    steps = int(re.search(r"what it had learnt after (\d+) env steps is saved", out)[1])
+    assert "Traceback" not in errors and "failed in step 30" in errors
+    assert checkpoints_of(tmp_path / "fails").load()[1]["env_steps"] == steps > 0
+    assert resume(tmp_path / "fails") == 0
+
+
+def test_a_new_run_saves_early_without_its_replay(tmp_path):
+    path = tmp_path / "run"
+    assert train(path, "algo=dqn", *REPLAYED, "env_steps=600", "checkpoint.first_sec=0.001", "checkpoint.keep=9") == 0
+    first, *_, last = checkpoints_of(path).names()
+    assert 0 < int(first) < 600 <= int(last)
+    assert not list((path / "checkpoints" / first).glob("*.bin")) and list((path / "checkpoints" / last).glob("*.bin"))
+    assert checkpoints_of(path).load(first, parts=("policy", "algorithm"))[1]["env_steps"] == int(first)
 
 
 def test_a_loaded_policy_acts_as_it_was_trained(tmp_path):

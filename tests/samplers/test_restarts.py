@@ -32,7 +32,7 @@ def play(wiring, fragments: int, until=None):
 def check(taken) -> None:
     """Checks every row as counting.check_rows does, but lets an episode break off at a dead row."""
     for header, batch in taken:
-        episode, step, tag = batch.obs.observation.unbind(-1)
+        _, step, tag = batch.obs.observation.unbind(-1)
         assert torch.equal(batch.is_first, step == 0)
         for t, b in itertools.product(*map(range, batch.reward.shape)):
             now, after = int(step[t, b]), int(step[t + 1, b])
@@ -112,7 +112,7 @@ def test_a_budget_ends_the_run_and_says_which(typed, kind, tmp_path):
 
 def test_a_failure_that_comes_back_at_once_is_not_retried_for_ever(typed):
     """Every new environment fails in the same step, and the message is that of the environment."""
-    with pytest.raises(EnvError, match="failed in step 12 .*told to fail"):
+    with pytest.raises(EnvError, match=r"failed in step 12 .*told to fail"):
         play(counting(typed, "serial", "++env.kwargs.fail_at=12", "resources.restarts=1000"), 2000)
     again = Repeated(PROCESS_REPEATS)
     assert [again("x", None), again("x", 5), again("x", 5)] == [False, False, True]
@@ -126,7 +126,7 @@ def test_the_budget_is_for_a_window_that_slides():
     for at in (0.0, 1.0, 11.5, 12.0):
         now[0] = at
         budget.env_failed("it failed")
-    with pytest.raises(RunFailed, match="it failed\nThis was failure number 3 within 10 s"):
+    with pytest.raises(RunFailed, match=r"it failed\nThis was failure number 3 within 10 s"):
         budget.env_failed("it failed")
     assert budget.row() == {"restarts/envs": 4.0, "restarts/processes": 0.0, "restarts/lost_env_steps": 0.0}
     other = Restarts(2, 10.0)
