@@ -191,14 +191,14 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
     """The plain config of a job. UserError with the job's name where it would not start."""
     from rlrun.commands.train import check_tuned
     from rlrun.config.automatic import settled
-    from rlrun.config.run import type_config
+    from rlrun.config.run import type_config, with_numbers
     from rlrun.config.types import plain
     from rlrun.core.passwords import check_logger
 
     found: list[dict[str, Any]] = []
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
-        values = plain(cfg)
+        values = with_numbers(plain(cfg))
         check_tuned(choices, values)
         values, _ = settled(values)
         type_config(values)

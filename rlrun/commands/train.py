@@ -56,20 +56,24 @@ def again(words: list[str]) -> int:
                 f"{key}= cannot be chosen anew with {FROM_RUN}, but its options can change, such as {example}=..."
             )
         set_option(values, key, value)
-    return start(values, flattened(changes))
+    from rlrun.config.run import with_numbers
+
+    return start(with_numbers(values), flattened(changes))
 
 
 def train(cfg: Any, choices: dict[str, Any]) -> int:
+    from rlrun.config.run import with_numbers
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
 
-    values = plain(cfg)
+    values = with_numbers(plain(cfg))
     check_tuned(choices, values)
     return start(values, set_by_user(values))
 
 
 def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     """Prints what a run of this config would consist of, and starts nothing."""
+    from rlrun.config.run import with_numbers
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
     from rlrun.machine.machine import measured
@@ -77,7 +81,7 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     from rlrun.runtime.data_plan import fill_spec
     from rlrun.runtime.unused import refuse_unused
 
-    values = fill_spec(plain(cfg))
+    values = with_numbers(fill_spec(plain(cfg)))
     check_tuned(choices, values)
     machine = measured()
     given = set_by_user(values)

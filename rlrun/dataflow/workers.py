@@ -23,11 +23,26 @@ from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.machine.memory import keep_freed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
-START_SEC = 120.0
+START_SEC = 120.0  # time that a process may take to start, unless start_within() says otherwise
 # Signals that workers ignore. Ctrl-C and schedulers send them to the whole process group, but only the run's own
 # process decides what happens.
 DECIDED = {signal.SIGINT, signal.SIGTERM}
 READY = "ready"  # a worker's first message
+
+
+class _Start:
+    """How long processes that this one starts may take until they are ready."""
+
+    sec = START_SEC
+
+
+def start_within(seconds: float) -> None:
+    """Sets the time that processes may take to start (resources.start_timeout_sec), for all workers of this process."""
+    _Start.sec = seconds
+
+
+def start_sec() -> float:
+    return _Start.sec
 
 
 class _Failure(tuple):
@@ -120,12 +135,24 @@ class Workers:
 
     def start_all(self, target: Callable, jobs: Mapping[str, tuple], learner: bool = False) -> list[Worker]:
         """Starts target(pipe, *jobs[name]) for every name and waits until all have sent READY. If one fails, all are
-        stopped."""
+        stopped. Raises RunFailed for one that has died, or that did not start within start_sec() after the others."""
         try:
             started = [self.start(name, target, args, learner) for name, args in jobs.items()]
-            ready = 0
-            while ready < len(started):
-                ready += sum(message == READY for _, message in self.receive(START_SEC))
+            waiting = {worker.name for worker in started}
+            end = time.monotonic() + start_sec()
+            while waiting:
+                left = end - time.monotonic()
+                messages = self.receive_or_nothing(left) if left > 0 else []
+                here = {worker.name for worker, message in messages if message == READY}
+                if here:  # many processes on few cores start one after another
+                    waiting, end = waiting - here, time.monotonic() + start_sec()
+                if not messages and waiting:
+                    late = sorted(waiting)
+                    more = f" (nor did {len(late) - 1} other{'s' * (len(late) > 2)})" if len(late) > 1 else ""
+                    raise RunFailed(
+                        f"{late[0]} did not start within {start_sec():g} s{more}: its environment may be slow to make or"
+                        " hang, or this machine may be busy; resources.start_timeout_sec allows more"
+                    )
         except BaseException:
             self.stop()
             raise

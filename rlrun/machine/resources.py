@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import torch
 
 from rlrun.core.conditions import IMAGES, OnlyFor
-from rlrun.core.ranges import Count
+from rlrun.core.ranges import Count, Positive
 
 Inference = Literal["serial", "local", "batched"]
 Precision = Literal["fp32", "bf16"]
@@ -29,6 +29,7 @@ class ResourcesConfig:
     tapes: bool
     compile: Annotated[bool, OnlyFor(IMAGES)]
     exact: bool
+    start_timeout_sec: Annotated[float, Positive]
 
     def __post_init__(self):
         if self.exact and self.inference != "serial":

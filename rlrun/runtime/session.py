@@ -24,6 +24,7 @@ from rlrun.core.passwords import masked, whole
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
+from rlrun.dataflow.workers import start_within
 from rlrun.loggers.console import console
 from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.imagined import Imagining
@@ -63,6 +64,7 @@ def _run(
     plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals
 ) -> int:
     config = plan.config
+    start_within(config.run.resources.start_timeout_sec)
     for sentence in plan.spec.notes:
         print(f"  {sentence}", flush=True)
     for reason in plan.resources.why:
@@ -141,15 +143,18 @@ def _run(
         best_return_mean=job.best,
         **facts,
     )
+    logger.close_direct(job.status, summary)
+    # How the run ended is said now, because the other loggers may need a while.
+    print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}", flush=True)
+    if job.status == "FAILED":
+        print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
     heard = signals.stop
     # A scheduler that has sent SIGTERM kills the process soon.
     at_most = CLOSE_SEC if heard == signal.SIGTERM else math.inf
     logger.close(job.status, summary, hurried=lambda: signals.stop is not heard, at_most=at_most)
-    print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
+    print(directory.path, flush=True)
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
-    if job.status == "FAILED":
-        print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
     return 2 if isinstance(error, UserError) else job.exit_code
 
 
