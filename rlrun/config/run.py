@@ -43,6 +43,7 @@ class MlflowConfig:
     uri: str | None
     experiment: str
     parent: str | None
+    wait_sec: Annotated[float, NotNegative]
 
 
 SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": TensorBoardConfig, "mlflow": MlflowConfig}

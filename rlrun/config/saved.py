@@ -124,6 +124,9 @@ def _as_before(values: dict[str, Any]) -> None:
     if isinstance(resources, dict):
         resources.setdefault("tapes", False)
         resources.setdefault("start_timeout_sec", 120.0)
+    mlflow = (values.get("logger") or {}).get("mlflow")
+    if isinstance(mlflow, dict):
+        mlflow.setdefault("wait_sec", 3.0)
     if isinstance(env, dict):
         name, before = ("grayscale", True) if env.get("family") == "atari" else ("stack", 1)
         if env.get("family") != "data":

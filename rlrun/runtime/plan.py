@@ -184,9 +184,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     needs: Needs = config.algorithm.needs(config.algo)
     spec = make_spec(config, needs)
     check_fitting(config, spec, needs)
-    whole = needs.tasks is not None or (
-        isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes
-    )
+    whole = needs.tasks is not None or (isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes)
     seeds = Seeds(config.run.seed)
     make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True)
     runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")

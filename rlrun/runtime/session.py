@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import signal
 import sys
 import traceback
@@ -29,8 +30,10 @@ from rlrun.loggers.console import console
 from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.imagined import Imagining
 from rlrun.loggers.jsonl import Jsonl
-from rlrun.loggers.mlflow import Mlflow
-from rlrun.loggers.sinks import CLOSE_SEC, Alive, Sink, Sinks
+from rlrun.loggers.mirror import Mirror, Place
+from rlrun.loggers.mirroring import Mirroring
+from rlrun.loggers.mlflow import available
+from rlrun.loggers.sinks import CLOSE_SEC, Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import notes
@@ -90,7 +93,8 @@ def _run(
         facts |= {name: before[name] for name in ("command", "started", "git_commit") if name in before}
     resume_at = restored[1]["env_steps"] if restored else None
     directory.summary(status="RUNNING", **facts)
-    logger = _loggers(config, values, directory.path, resume_at, facts)
+    logger = _loggers(config, directory.path, resume_at)
+    mirroring = _mirroring(config, values, directory.path, facts)
     crew = _evaluators(plan)
     job = Run(
         env_steps=config.run.env_steps,
@@ -148,39 +152,47 @@ def _run(
     print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}", flush=True)
     if job.status == "FAILED":
         print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
+    if mirroring is not None:
+        mirroring.close(job.status)
     heard = signals.stop
     # A scheduler that has sent SIGTERM kills the process soon.
     at_most = CLOSE_SEC if heard == signal.SIGTERM else math.inf
     logger.close(job.status, summary, hurried=lambda: signals.stop is not heard, at_most=at_most)
+    if mirroring is not None:
+        mirroring.wait(hurried=lambda: signals.stop is not heard)
     print(directory.path, flush=True)
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
     return 2 if isinstance(error, UserError) else job.exit_code
 
 
-def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, facts: dict) -> Sinks:
+def _loggers(config: Typed, path: Path, resume_at: int | None) -> Sinks:
     chosen = {name: node for name, node in config.run.logger.items() if node["enabled"]}
     direct: list[Sink] = [Jsonl(path / "progress.jsonl", resume_at)]
     slow: dict = {}
-    alive = Alive()
     if "console" in chosen:
         title = f"{config.algo.name} on {config.env.name}, seed {config.run.seed}"
         direct.append(console(config.run.env_steps, title, config.run.episode_window))
     if "tensorboard" in chosen:
         slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
-    if "mlflow" in chosen:
-        mlflow = chosen["mlflow"]
-        slow["mlflow"] = lambda: Mlflow(
-            whole(mlflow["uri"]),
-            Path(config.run.runs_root),
-            mlflow["experiment"],
-            path,
-            values,
-            facts,
-            mlflow["parent"],
-            alive,
+    return Sinks(direct, slow)
+
+
+def _mirroring(config: Typed, values: dict, path: Path, facts: dict) -> Mirroring | None:
+    """Returns what sends the run to MLflow, if it is logged there."""
+    mlflow = config.run.logger.get("mlflow")
+    if mlflow is None or not mlflow["enabled"]:
+        return None
+    if not available():
+        print(
+            f"rlrun: mlflow: mlflow is not installed (pip install mlflow); rlrun sync {shlex.quote(str(path))} sends the"
+            " run later",
+            file=sys.stderr,
+            flush=True,
         )
-    return Sinks(direct, slow, alive)
+        return None
+    place = Place(whole(mlflow["uri"]), Path(config.run.runs_root), mlflow["experiment"], mlflow["parent"])
+    return Mirroring(Mirror(path, place), values, facts, mlflow["wait_sec"])
 
 
 def _histograms(config: Typed, logger: Sinks) -> list[Histograms]:
