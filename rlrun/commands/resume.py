@@ -107,8 +107,8 @@ def name_of(path: Path, wanted: Any) -> str:
 
 
 def nothing_left(path: Path, run: Any, state: dict[str, Any]) -> str | None:
-    """A sentence if a run would end at once because it has reached its last env step or a stop condition, which says how
-    it would go on; otherwise None.
+    """A sentence that says how to go on if a run would end at once, because it has reached its last env step or a stop
+    condition; otherwise None.
 
     run: its options. state: the checkpoint's run.json."""
     from dataclasses import replace
