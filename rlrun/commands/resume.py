@@ -36,11 +36,11 @@ def main(words: list[str]) -> int:
     return resume(path, parse_assignments(rest), trusted, needed)
 
 
-def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: bool = True, **watch: Any) -> int:
+def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: bool = True, watch: Any = None) -> int:
     """Continues a run with these changes, by dotted key, and returns the exit code.
 
-    needed: whether a run that has nothing left to do raises UserError, or else returns 0. watch: those of
-    session.run()."""
+    needed: whether a run that has nothing left to do raises UserError, or else returns 0. watch: a
+    session.Watch, for a run from Python."""
     changes = dict(changes)
     wanted = changes.pop("checkpoint", None)
     values = saved_config(path, trusted)
@@ -86,7 +86,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     except BaseException:
         directory.release()
         raise
-    return session.run(planned, values, directory, restored, **watch)
+    return session.run(planned, values, directory, restored, watch)
 
 
 def name_of(path: Path, wanted: Any) -> str:

@@ -204,9 +204,10 @@ def type_config(values: dict[str, Any]) -> Typed:
 
 
 def with_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a plain config with numbers in place of texts such as 200k where an option is a whole number, so that what
-    is saved and what computes with a plain config need not know of them. A config that does not fit is returned as it
-    is; type_config() says why."""
+    """Returns a plain config with numbers in place of texts such as 200k where an option is a whole number.
+
+    What is saved, and what computes with a plain config, need not know of such texts then. A config that does not fit
+    is returned as it is; type_config() says why."""
     if not _holds_numbers(values):
         return values
     with numbers_read() as found:

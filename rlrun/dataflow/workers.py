@@ -13,11 +13,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ClassVar
 
 from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.machine.memory import keep_freed
@@ -49,7 +49,25 @@ class _Failure(tuple):
     """(text,): the last message of a worker that raised."""
 
 
-def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> None:
+class _Carried:
+    """Functions without arguments that every new process calls before it begins, such as one that registers an
+    environment there. They are pickled."""
+
+    functions: ClassVar[list[Callable[[], None]]] = []
+
+
+@contextmanager
+def carrying(functions: Sequence[Callable[[], None]]) -> Iterator[None]:
+    """Lets all processes that start meanwhile call these functions first, and so do the processes that they start."""
+    before = _Carried.functions
+    _Carried.functions = [*before, *functions]
+    try:
+        yield
+    finally:
+        _Carried.functions = before
+
+
+def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple, carried: list[Callable[[], None]]) -> None:
     parent = os.getppid()
     if sys.platform == "linux":  # 1 is PR_SET_PDEATHSIG: a child must not outlive a killed parent
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -63,6 +81,9 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
 
     torch.set_num_threads(1)
     try:
+        _Carried.functions = carried
+        for function in carried:
+            function()
         target(pipe, *args)
     except (BrokenPipeError, EOFError, ConnectionResetError):
         os._exit(0)  # the parent has ended
@@ -102,7 +123,7 @@ class Worker:
         self.name = name
         self.pipe, child = CONTEXT.Pipe()
         self.process = CONTEXT.Process(
-            target=_bootstrap, args=(target, child, name, args), name=name, daemon=not learner
+            target=_bootstrap, args=(target, child, name, args, _Carried.functions), name=name, daemon=not learner
         )
         with _child_environment(gpu=learner):
             resource_tracker.ensure_running()  # starting it would unblock SIGINT again
@@ -150,8 +171,8 @@ class Workers:
                     late = sorted(waiting)
                     more = f" (nor did {len(late) - 1} other{'s' * (len(late) > 2)})" if len(late) > 1 else ""
                     raise RunFailed(
-                        f"{late[0]} did not start within {start_sec():g} s{more}: its environment may be slow to make or"
-                        " hang, or this machine may be busy; resources.start_timeout_sec allows more"
+                        f"{late[0]} did not start within {start_sec():g} s{more}: its environment may be slow to make"
+                        " or hang, or this machine may be busy; resources.start_timeout_sec allows more"
                     )
         except BaseException:
             self.stop()

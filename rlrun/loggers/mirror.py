@@ -6,8 +6,8 @@ status from summary.json. mlflow.json in the directory remembers what has arrive
     uri, run_id, experiment_id   the MLflow run; the address is without passwords
     id                           a tag of the MLflow run, by which it is found if its run_id never came back
     offset                       bytes of progress.jsonl that have been sent
-    sessions                     [[offset, seconds since 1970], ...]: where a session's rows begin, and the time of their
-                                 time_sec 0
+    sessions                     [[offset, seconds since 1970], ...]: where a session's rows begin, and when their
+                                 time_sec was 0
     parameters                   whether they have been sent
     files                        {path: [bytes, modification time in ns]} of the artifacts that have been sent
     status                       the last status that was sent

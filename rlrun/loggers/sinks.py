@@ -99,8 +99,8 @@ class Sinks:
     ) -> None:
         """Closes all sinks, and waits for the slow ones as long as they make progress.
 
-        A short run may end before TensorBoard is even imported. The wait ends early when hurried() is true, at a Ctrl-C, or
-        after `at_most` seconds; the user is told then."""
+        A short run may end before TensorBoard is even imported. The wait ends early when hurried() is true, at a
+        Ctrl-C, or after `at_most` seconds; the user is told then."""
         self.close_direct(status, summary)
         self.rows.put(_End(status, summary))
         try:

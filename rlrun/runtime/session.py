@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,29 +45,61 @@ from rlrun.runtime.training_estimates import TrainingEstimates
 from rlrun.samplers.evaluators import Evaluating, EvaluationCrew
 
 
+@dataclass(kw_only=True)
+class Watch:
+    """What a Python program asks of a session (rlrun/api.py), and what it learns of it."""
+
+    callback: Callable[[dict[str, Any]], Any] | None = None  # called with every row; False ends the run
+    console: bool = True  # whether the run may show its progress
+    command: str | None = None  # as summary.json has it; None: the words of this process
+    run_dir: Path | None = None
+    error: BaseException | None = None  # what ended the run
+    stop: signal.Signals | None = None  # the signal that did
+
+
+class WatchedRows(Callback):
+    """Hands every row to a function, and ends the run when that returns False."""
+
+    def __init__(self, function: Callable[[dict[str, Any]], Any]):
+        self.function = function
+        self.error: Exception | None = None
+
+    def on_start(self, run: Any) -> None:
+        self.run = run
+
+    def on_log(self, row: dict[str, Any]) -> None:
+        try:
+            if self.function(dict(row)) is False:
+                self.run.stops.asked = "the callback returned False"
+        except Exception as error:
+            self.error = error
+            raise
+
+
 def run(
     plan: Plan,
     values: dict[str, Any],
     directory: RunDir,
     restored: tuple[dict, dict] | None,
-    command: str | None = None,
+    watch: Watch | None = None,
 ) -> int:
-    """Trains and returns the exit code. values: the plain config that was saved."""
+    """Trains and returns the exit code. values: the plain config that was saved. watch: for a run from Python."""
     keep_freed()
     torch.set_num_threads(1)  # until the learner sets its own number
     signals = Signals()
     signals.install()
     try:
-        return _run(plan, values, directory, restored, command or command_line(), signals)
+        return _run(plan, values, directory, restored, watch or Watch(), signals)
     finally:
         signals.restore()
         directory.release()
 
 
 def _run(
-    plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals
+    plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, watch: Watch, signals: Signals
 ) -> int:
-    config = plan.config
+    config, command = plan.config, watch.command or command_line()
+    watch.run_dir = directory.path
     start_within(config.run.resources.start_timeout_sec)
     for sentence in plan.spec.notes:
         print(f"  {sentence}", flush=True)
@@ -93,7 +126,8 @@ def _run(
         facts |= {name: before[name] for name in ("command", "started", "git_commit") if name in before}
     resume_at = restored[1]["env_steps"] if restored else None
     directory.summary(status="RUNNING", **facts)
-    logger = _loggers(config, directory.path, resume_at)
+    logger = _loggers(config, directory.path, resume_at, watch.console)
+    watched = [] if watch.callback is None else [WatchedRows(watch.callback)]
     mirroring = _mirroring(config, values, directory.path, facts)
     crew = _evaluators(plan)
     job = Run(
@@ -114,6 +148,7 @@ def _run(
             *make_callbacks(config.run.callbacks, Callback),
             *_histograms(config, logger),
             *_imagining(plan, directory.path, logger),
+            *watched,
         ],
         spec=plan.spec,
         update_rows=plan.needs.rows * plan.needs.columns,
@@ -147,10 +182,12 @@ def _run(
         best_return_mean=job.best,
         **facts,
     )
+    watch.error = next((one.error for one in watched if one.error is not None), error)
+    watch.stop = signals.stop
     logger.close_direct(job.status, summary)
     # How the run ended is said now, because the other loggers may need a while.
     print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}", flush=True)
-    if job.status == "FAILED":
+    if job.status == "FAILED" and watch.command is None:  # a Python program gets an exception
         print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
     if mirroring is not None:
         mirroring.close(job.status)
@@ -166,11 +203,11 @@ def _run(
     return 2 if isinstance(error, UserError) else job.exit_code
 
 
-def _loggers(config: Typed, path: Path, resume_at: int | None) -> Sinks:
+def _loggers(config: Typed, path: Path, resume_at: int | None, shown: bool) -> Sinks:
     chosen = {name: node for name, node in config.run.logger.items() if node["enabled"]}
     direct: list[Sink] = [Jsonl(path / "progress.jsonl", resume_at)]
     slow: dict = {}
-    if "console" in chosen:
+    if "console" in chosen and shown:
         title = f"{config.algo.name} on {config.env.name}, seed {config.run.seed}"
         direct.append(console(config.run.env_steps, title, config.run.episode_window))
     if "tensorboard" in chosen:
@@ -185,8 +222,8 @@ def _mirroring(config: Typed, values: dict, path: Path, facts: dict) -> Mirrorin
         return None
     if not available():
         print(
-            f"rlrun: mlflow: mlflow is not installed (pip install mlflow); rlrun sync {shlex.quote(str(path))} sends the"
-            " run later",
+            f"rlrun: mlflow: mlflow is not installed (pip install mlflow); rlrun sync {shlex.quote(str(path))} sends"
+            " the run later",
             file=sys.stderr,
             flush=True,
         )

@@ -57,7 +57,7 @@ def test_a_folder_of_options_may_hold_them(tmp_path, monkeypatch):
         "env_steps: 3k\nalgo: {batch_size: 1k, fragment_length: 50}\n"
     )
     found = []
-    monkeypatch.setattr("rlrun.commands.train.start", lambda values, given: found.append(values) or 0)
+    monkeypatch.setattr("rlrun.commands.train.start", lambda values, *rest: found.append(values) or 0)
     assert _dispatch(["train", f"--config-dir={tmp_path / 'conf'}", "tuned=impala/mine"]) == 0
     assert found[0]["env_steps"] == 3000 and found[0]["algo"]["batch_size"] == 1000
 
