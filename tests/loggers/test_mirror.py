@@ -14,8 +14,8 @@ import pytest
 import rlrun
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
-from rlrun.loggers.mlflow import available
 from rlrun.loggers.mirror import Mirror, Place
+from rlrun.loggers.mlflow import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="mlflow is not installed")
 QUICK = {"resources": "debug", "model": {"hidden": (8,)}, "log_every_steps": 20}
