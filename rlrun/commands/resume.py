@@ -33,7 +33,10 @@ def main(words: list[str]) -> int:
     trusted, words = take_trust(words)
     needed = IF_NEEDED not in words
     path, rest = run_dir_argument([word for word in words if word != IF_NEEDED], "resume")
-    return resume(path, parse_assignments(rest), trusted, needed)
+    changes = parse_assignments(rest)
+    # A checkpoint's name is taken as it is written, since YAML reads 000000000120 as an octal number.
+    changes |= {"checkpoint": word.partition("=")[2] for word in rest if word.startswith("checkpoint=")}
+    return resume(path, changes, trusted, needed)
 
 
 def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: bool = True, watch: Any = None) -> int:

@@ -72,6 +72,7 @@ class Mirror:
         self.uri = place.uri or store_uri(place.root)
         self.client: Any = None
         self.tagged = False
+        self.left = False  # whether nobody waits for it any more, so that `rlrun sync` may send the rest
         self.memory = self._remembered()
 
     def _remembered(self) -> dict[str, Any]:
@@ -94,6 +95,8 @@ class Mirror:
             return 0
 
     def _write(self) -> None:
+        if self.left:
+            raise InterruptedError("the run is over, and rlrun sync sends the rest")
         write_atomically(self.run_dir / MEMORY, json.dumps(self.memory, indent=1) + "\n")
 
     def begin_session(self) -> None:

@@ -50,6 +50,7 @@ class Mirroring:
                 self.thread.join(0.05)
         except KeyboardInterrupt:
             pass
+        self.mirror.left = self.thread.is_alive()
         if self.thread.is_alive() and (missing := self.mirror.missing(self.ended)):
             path = shlex.quote(str(self.mirror.run_dir))
             self._say(f"{missing} did not arrive in MLflow yet: rlrun sync {path} sends what is missing")
@@ -61,6 +62,8 @@ class Mirroring:
             try:
                 self.mirror.send(self.values, self.facts, ended)
             except Exception as error:  # each server and store has its own exceptions
+                if self.mirror.left:
+                    return
                 if not self.away:
                     why = (str(error).splitlines() or [type(error).__name__])[0]
                     self._say(f"{why} (the run goes on; its rows are sent when MLflow answers)")

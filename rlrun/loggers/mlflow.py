@@ -40,6 +40,11 @@ def _client(uri: str):
 
     for name in ("mlflow", "mlflow.store.db.utils", "alembic"):  # comes after the import, which sets the loggers up
         logging.getLogger(name).setLevel(logging.WARNING)
+    if not uri.startswith("http"):
+        # MLflow would ask a database that is away for minutes before it raises; loggers/mirroring.py asks again itself.
+        from mlflow.store.db import utils
+
+        utils.MAX_RETRY_COUNT = 1
     return MlflowClient(tracking_uri=uri)
 
 

@@ -108,16 +108,17 @@ def test_a_run_that_goes_on_sends_by_itself(tmp_path):
 
 
 def test_a_store_that_was_away_is_used_again_and_a_resumed_run_goes_on_there(tmp_path, hasty, capsys):
-    """The store's folder is missing at first, so that SQLite cannot open it."""
+    """A file stands in the place of the store's folder at first."""
     path, folder = tmp_path / "run", tmp_path / "later"
     uri = f"sqlite:///{folder / 'store.db'}"
+    folder.write_text("")
     seen = []
 
     def look(row):
         seen.append(row["env_steps"])
         if len(seen) == 3:
             until(lambda: "sent when MLflow answers" in capsys.readouterr().err)
-            folder.mkdir()
+            folder.unlink()
             until(lambda: json.loads((path / "mlflow.json").read_text())["offset"] > 0)
         return len(seen) < 6
 
@@ -134,6 +135,7 @@ def test_a_store_that_was_away_is_used_again_and_a_resumed_run_goes_on_there(tmp
 
 def test_an_end_without_mlflow_is_one_sentence_after_a_short_wait(tmp_path, hasty, capsys):
     path, uri = tmp_path / "run", f"sqlite:///{tmp_path / 'nowhere' / 'store.db'}"
+    (tmp_path / "nowhere").write_text("")
     began = time.monotonic()
     words = ["logger.mlflow.wait_sec=0.2", f"logger.mlflow.uri={uri}"]
     rlrun.train(ALGO, "CartPole-v1", env_steps=60, logger=["mlflow"], run_dir=path, quiet=True, overrides=words, **QUICK)
@@ -143,7 +145,7 @@ def test_an_end_without_mlflow_is_one_sentence_after_a_short_wait(tmp_path, hast
     assert f"{rows} rows, the options and how the run ended did not arrive in MLflow yet: rlrun sync {path} sends" in said
     assert _dispatch(["sync", str(path)]) == 1
     assert f"{path}: MLflow does not take what is missing: " in capsys.readouterr().err
-    (tmp_path / "nowhere").mkdir()
+    (tmp_path / "nowhere").unlink()
     assert _dispatch(["sync", str(path)]) == 0
     assert history(uri, only_run(uri)) == rows_of(path)
 
