@@ -35,7 +35,9 @@ def main(words: list[str]) -> int:
     path, rest = run_dir_argument([word for word in words if word != IF_NEEDED], "resume")
     changes = parse_assignments(rest)
     # A checkpoint's name is taken as it is written, since YAML reads 000000000120 as an octal number.
-    changes |= {"checkpoint": word.partition("=")[2] for word in rest if word.startswith("checkpoint=")}
+    for word in rest:
+        if word.startswith("checkpoint="):
+            changes["checkpoint"] = word.partition("=")[2]
     return resume(path, changes, trusted, needed)
 
 
