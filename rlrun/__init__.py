@@ -9,7 +9,9 @@ Names are looked up when they are first used, because most of them take PyTorch 
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from rlrun.version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from rlrun.api import evaluate, resume, sweep, train

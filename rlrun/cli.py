@@ -71,9 +71,9 @@ def _dispatch(words: list[str]) -> int:
         print(usage())
         return 0
     if words[0] == "--version":
-        from rlrun import __version__
+        from rlrun.version import VERSION
 
-        print(__version__)
+        print(VERSION)
         return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:

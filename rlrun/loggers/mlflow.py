@@ -40,6 +40,8 @@ def _client(uri: str):
 
     for name in ("mlflow", "mlflow.store.db.utils", "alembic"):  # comes after the import, which sets the loggers up
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It warns of every attempt at a server that is away, which loggers/mirroring.py says once.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     if not uri.startswith("http"):
         # MLflow would ask a database that is away for minutes before it raises; loggers/mirroring.py asks again itself.
         from mlflow.store.db import utils
