@@ -32,7 +32,7 @@ class Mirroring:
         self.wake = threading.Event()
         self.ended: str | None = None
         self.away = False  # whether the last attempt failed
-        self.begun = False  # whether MLflow has answered once
+        self.begun = False  # whether the link has been shown
         self.thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         mirror.begin_session()
         self.thread.start()
@@ -64,6 +64,7 @@ class Mirroring:
             except Exception as error:  # each server and store has its own exceptions
                 if self.mirror.left:
                     return
+                self._show_link()
                 if not self.away:
                     why = (str(error).splitlines() or [type(error).__name__])[0]
                     self._say(f"{why} (the run goes on; its rows are sent when MLflow answers)")
@@ -80,11 +81,15 @@ class Mirroring:
                 time.sleep(min(wait, 0.5))  # the run waits for this thread, but not for long
 
     def _answered(self) -> None:
-        if not self.begun and (link := self.mirror.link) is not None:
-            print(f"  MLflow: {link}", flush=True)
-        elif self.away:
+        self._show_link()
+        if self.away:
             self._say("it answers again, and has all rows")
-        self.begun = True
+
+    def _show_link(self) -> None:
+        """Prints, once, where the experiment is, if the server has answered."""
+        if not self.begun and self.mirror.client is not None and (link := self.mirror.link) is not None:
+            self.begun = True
+            print(f"  MLflow: {link}", flush=True)
 
     def _say(self, text: str) -> None:
         print(f"rlrun: mlflow: {masked(text)}", file=sys.stderr, flush=True)
