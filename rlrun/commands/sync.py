@@ -105,7 +105,7 @@ def sync_run(target: Target, given: dict[str, Any], trusted: bool) -> str:
     Raises UserError if the run goes on or does not log to MLflow, and RunFailed if MLflow does not answer."""
     from rlrun.config.saved import saved_config
     from rlrun.core.passwords import whole
-    from rlrun.loggers.mirror import Mirror, Place
+    from rlrun.loggers.mirror import Mirror, MlflowPlace
     from rlrun.runtime.rundir import RunDir
 
     path = target.run_dir
@@ -119,7 +119,7 @@ def sync_run(target: Target, given: dict[str, Any], trusted: bool) -> str:
     try:
         facts = directory.known
         status = facts.get("status", "FAILED")
-        place = Place(
+        place = MlflowPlace(
             whole(node["uri"]), Path(values["runs_root"]), node["experiment"], target.parent or node["parent"]
         )
         try:

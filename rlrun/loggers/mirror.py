@@ -55,7 +55,7 @@ class Sent(NamedTuple):
         return f"sent {', '.join(parts)}" if parts else "nothing was missing"
 
 
-class Place(NamedTuple):
+class MlflowPlace(NamedTuple):
     """Where a run is logged."""
 
     uri: str | None  # with its password; None: the SQLite file in `root`
@@ -67,7 +67,7 @@ class Place(NamedTuple):
 class Mirror:
     """The MLflow run of one run directory. Methods that talk to the server raise whatever MLflow raises."""
 
-    def __init__(self, run_dir: Path, place: Place):
+    def __init__(self, run_dir: Path, place: MlflowPlace):
         self.run_dir, self.place = run_dir, place
         self.uri = place.uri or store_uri(place.root)
         self.client: Any = None

@@ -31,7 +31,7 @@ from rlrun.loggers.console import console
 from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.imagined import Imagining
 from rlrun.loggers.jsonl import Jsonl
-from rlrun.loggers.mirror import Mirror, Place
+from rlrun.loggers.mirror import Mirror, MlflowPlace
 from rlrun.loggers.mirroring import Mirroring
 from rlrun.loggers.mlflow import available
 from rlrun.loggers.sinks import CLOSE_SEC, Sink, Sinks
@@ -228,7 +228,7 @@ def _mirroring(config: Typed, values: dict, path: Path, facts: dict) -> Mirrorin
             flush=True,
         )
         return None
-    place = Place(whole(mlflow["uri"]), Path(config.run.runs_root), mlflow["experiment"], mlflow["parent"])
+    place = MlflowPlace(whole(mlflow["uri"]), Path(config.run.runs_root), mlflow["experiment"], mlflow["parent"])
     return Mirroring(Mirror(path, place), values, facts, mlflow["wait_sec"])
 
 

@@ -14,7 +14,7 @@ import pytest
 import rlrun
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
-from rlrun.loggers.mirror import Mirror, Place
+from rlrun.loggers.mirror import Mirror, MlflowPlace
 from rlrun.loggers.mlflow import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="mlflow is not installed")
@@ -152,7 +152,7 @@ def test_an_end_without_mlflow_is_one_sentence_after_a_short_wait(tmp_path, hast
 
 def test_rows_are_read_in_pieces_and_half_a_row_is_left_for_later(tmp_path, monkeypatch):
     monkeypatch.setattr("rlrun.loggers.mirror.PART_BYTES", 7)
-    mirror = Mirror(tmp_path, Place(None, tmp_path, "rlrun"))
+    mirror = Mirror(tmp_path, MlflowPlace(None, tmp_path, "rlrun"))
     lines = [json.dumps({"env_steps": number, "time_sec": 1.0}) for number in range(4)]
     (tmp_path / "progress.jsonl").write_text("\n".join(lines) + '\n{"env_steps": 9, "ti')
     found = list(mirror._rows(0))
@@ -165,7 +165,7 @@ def test_rows_are_read_in_pieces_and_half_a_row_is_left_for_later(tmp_path, monk
 
 
 def test_the_link_lists_runs_of_training(tmp_path):
-    mirror = Mirror(tmp_path, Place("http://me:secret@host:5000/", tmp_path, "rlrun"))
+    mirror = Mirror(tmp_path, MlflowPlace("http://me:secret@host:5000/", tmp_path, "rlrun"))
     assert mirror.link is None, "it has not answered yet"
     mirror.memory["experiment_id"] = "3"
     assert mirror.link == "http://***@host:5000/#/experiments/3/runs?workflowType=machine_learning"
