@@ -13,6 +13,7 @@ from typing import Any
 
 from rlrun.commands import COMMANDS
 from rlrun.core.errors import EnvError, Notice, RunFailed, UserError, closest
+from rlrun.core.numbers import number
 from rlrun.core.passwords import masked
 from rlrun.core.plugins import TRUST, allow, modules_in, only_installed
 
@@ -70,9 +71,9 @@ def _dispatch(words: list[str]) -> int:
         print(usage())
         return 0
     if words[0] == "--version":
-        from rlrun import __version__
+        from rlrun.version import VERSION
 
-        print(__version__)
+        print(VERSION)
         return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
@@ -278,8 +279,9 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
             if not given:
                 raise UserError(f"{name} needs a value")
             value = given.pop(0)
+        read = number(value) if kind in (int, float) else None
         try:
-            found[name] = kind(value)
+            found[name] = kind(value if read is None or isinstance(read, float) else read)
         except ValueError:
             raise UserError(f"{name} {value}: this is not a {'whole number' if kind is int else 'number'}") from None
     return found, rest

@@ -696,7 +696,7 @@ SESSION = {
     "logger.console.enabled": (False, ["logger=[console]"]), "logger.tensorboard.enabled": (True, ["logger=[tensorboard]", "logger.tensorboard.enabled=false"]),
     "logger.tensorboard.histograms": (True, ["logger=[tensorboard]"]), "replay.checkpoint_max_gb": (0.0, []),
 }  # fmt: skip
-MLFLOW = {"enabled": False, "uri": "sqlite:///store.db", "experiment": "mine", "parent": "0123456789abcdef"}
+MLFLOW = {"enabled": False, "uri": "sqlite:///store.db", "experiment": "mine", "parent": "0123456789abcdef", "wait_sec": 9.0}
 TIMES = ("time", "sample/env_steps_per_sec", "sample/queued_fragments")
 
 
@@ -758,6 +758,7 @@ def test_no_option_of_a_run_is_left_out():
     paths |= {f"{group}.{name}" for group in ("stop", "eval", "checkpoint") for name in values[group]}
     paths |= {f"logger.{name}.{one}" for name, node in values["logger"].items() for one in node}
     paths |= {f"resources.{name}" for name in values["resources"]} - {f"resources.{name}" for name in MACHINES}
+    paths -= {"resources.start_timeout_sec"}  # tests/dataflow/test_workers.py
     paths -= {"expected", "measured", "seed", "replay"}  # texts of a tuned file; the others are tried above
     paths -= {"eval.workers", "eval.parallel"}  # tests/runtime/test_evaluation.py has runs of several processes
     paths -= {"eval.estimate"}  # tests/runtime/test_training_estimates.py

@@ -13,6 +13,7 @@ COMMANDS = {
     "list": "algos, envs or tuned: list the names of one kind",
     "explain": "ALGO: print its paper, what it records and every option",
     "benchmark": "throughput, growth, replay, reproduce-tables or tuned: measure speed or reproduce published results",
+    "sync": "RUN_DIR or SWEEP_DIR: send to MLflow what is missing there of a run or a sweep",
     "plot": "RUN_DIR ...: draw learning curves with their spread over seeds",
     "compare": "RUN_DIR RUN_DIR: show how two runs differ in options and results",
     "report": "RUN_DIR or SWEEP_DIR: write one HTML file about it",

@@ -98,7 +98,22 @@ def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -
     if not as_json:
         each = " against each snapshot" if options.opponent == "snapshots" else ""
         print(f"rlrun evaluate: {path}, {options.episodes} episode{'s' * (options.episodes > 1)}{each}", flush=True)
+    from rlrun.runtime.trained import load
 
+    result = played(load(path, str(options.checkpoint), trusted), options, trusted)
+    if as_json:
+        print(json.dumps(result))
+    elif "tasks" in result:
+        show_tasks(result)
+    else:
+        show(result)
+    return 0
+
+
+def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[str, Any]:
+    """Plays with a policy, alone or against an opponent, and returns what --json prints.
+
+    The checkpoint is the policy's, and not that of the options."""
     import numpy as np
 
     from rlrun.bench.charts import t95
@@ -106,16 +121,14 @@ def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
     from rlrun.runtime.opponents import Competitor, inputs_of, matches, opponents, outcomes
-    from rlrun.runtime.trained import load
     from rlrun.samplers.evaluator import Evaluator, FullGame
 
-    trained = load(path, str(options.checkpoint), trusted)
     if trained.config.algorithm.needs(trained.config.algo).tasks is not None and options.opponent is None:
-        return adapting(trained, options, as_json)
+        return adapting(trained, options)
     seeds = Seeds(options.seed)
     mode: Mode = "greedy" if options.greedy else "explore"
     others: list[Competitor] = [] if options.opponent is None else opponents(trained, options.opponent, trusted)
-    played = [matches(trained, other, options.episodes) for other in others] or [
+    games_of = [matches(trained, other, options.episodes) for other in others] or [
         matches(trained, None, options.episodes)
     ]
     spec = inputs_of(trained.spec, others)
@@ -126,7 +139,7 @@ def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -
     against = [np.zeros(3) for _ in others]  # won, drawn and lost
     round_ = 0
     try:
-        for number, of_opponent in enumerate(played):
+        for number, of_opponent in enumerate(games_of):
             for match in of_opponent:
                 made = evaluator.games(match.policy, match.episodes, mode, trained.clock, round_)
                 returns += [game.ret if match.agent is None else float(game.each[match.agent]) for game in made]
@@ -140,7 +153,7 @@ def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -
     deviation = math.sqrt(sum((r - mean) ** 2 for r in returns) / (len(returns) - 1)) if len(returns) > 1 else 0.0
     error = t95(len(returns)) * deviation / math.sqrt(len(returns)) if len(returns) > 1 else None
     result: dict[str, Any] = {
-        "run_dir": str(path),
+        "run_dir": str(trained.run_dir),
         "env": trained.spec.name,
         "checkpoint_env_steps": trained.clock.env_steps,
         "episodes": len(returns),
@@ -154,26 +167,29 @@ def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -
         "seed": options.seed,
         "returns": returns,
     }
-    told = ""
     agents = trained.spec.agents
     if agents is not None and not others:
         result["agents"] = {
             name: float(np.mean([game.each[number] for game in games])) for number, name in enumerate(agents.names)
         }
     if others:
-        total = shares(sum(against))
-        result |= {"opponent": options.opponent, **total}
-        told = f", against {options.opponent}: " + ", ".join(f"{total[word]:.1%} {word}" for word in OUTCOMES)
+        result |= {"opponent": options.opponent, **shares(sum(against))}
     if options.opponent == "snapshots":
         result["snapshots"] = [{"name": other.name, **shares(one)} for other, one in zip(others, against, strict=True)]
-    if as_json:
-        print(json.dumps(result))
-        return 0
+    return result
+
+
+def show(result: dict[str, Any]) -> None:
+    """Prints a result of played()."""
+    told, returns, around = "", result["returns"], result["return_mean_95"]
+    if result.get("opponent") is not None:
+        told = f", against {result['opponent']}: " + ", ".join(f"{result[word]:.1%} {word}" for word in OUTCOMES)
+    mean = result["return_mean"]
     print(
-        f"{trained.spec.name} at {trained.clock.env_steps:,} env steps: return"
-        f" {mean:.2f}{'' if error is None else f' +- {error:.2f} (95%)'} over {len(returns)} full"
+        f"{result['env']} at {result['checkpoint_env_steps']:,} env steps: return"
+        f" {mean:.2f}{'' if around is None else f' +- {around[1] - mean:.2f} (95%)'} over {len(returns)} full"
         f" game{'s' * (len(returns) > 1)}, {min(returns):g} to {max(returns):g},"
-        f" {'greedy' if options.greedy else 'sampled'}{told}"
+        f" {'greedy' if result['greedy'] else 'sampled'}{told}"
     )
     if len(result.get("agents", ())) > 1:
         print("  " + ", ".join(f"{name} {ret:.2f}" for name, ret in result["agents"].items()))
@@ -185,11 +201,10 @@ def of_run(path: Path, options: EvaluateOptions, trusted: bool, as_json: bool) -
             for one in result["snapshots"]
         ]
         print("\n" + text_table(rows, ("against", "points", *OUTCOMES, "games")))
-    return 0
 
 
-def adapting(trained: Trained, options: EvaluateOptions, as_json: bool) -> int:
-    """Plays new tasks before and after adaptation."""
+def adapting(trained: Trained, options: EvaluateOptions) -> dict[str, Any]:
+    """Plays new tasks before and after adaptation, and returns what --json prints."""
     import numpy as np
 
     from rlrun.bench.charts import t95
@@ -204,31 +219,33 @@ def adapting(trained: Trained, options: EvaluateOptions, as_json: bool) -> int:
 
     each = [told(values) for values in returns]
     gain, error = told(returns[-1] - returns[0])
-    if as_json:
-        result: dict[str, Any] = {
-            "run_dir": str(trained.run_dir),
-            "env": trained.spec.name,
-            "checkpoint_env_steps": trained.clock.env_steps,
-            "tasks": count,
-            "seed": options.seed,
-            **{f"adapt_{number}": mean for number, (mean, _) in enumerate(each)},
-            **{f"adapt_{number}_95": [m - e, m + e] for number, (m, e) in enumerate(each) if e is not None},
-            "adaptation_delta": gain,
-            "adaptation_delta_95": None if error is None else [gain - error, gain + error],
-            "returns": returns.tolist(),
-        }
-        print(json.dumps(result))
-        return 0
+    return {
+        "run_dir": str(trained.run_dir),
+        "env": trained.spec.name,
+        "checkpoint_env_steps": trained.clock.env_steps,
+        "tasks": count,
+        "seed": options.seed,
+        **{f"adapt_{number}": mean for number, (mean, _) in enumerate(each)},
+        **{f"adapt_{number}_95": [m - e, m + e] for number, (m, e) in enumerate(each) if e is not None},
+        "adaptation_delta": gain,
+        "adaptation_delta_95": None if error is None else [gain - error, gain + error],
+        "returns": returns.tolist(),
+    }
 
-    def words(mean: float, error: float | None) -> str:
-        return f"{mean:.2f}" + ("" if error is None else f" +- {error:.2f} (95%)")
 
-    print(f"{trained.spec.name} at {trained.clock.env_steps:,} env steps: mean returns of {count} new tasks, sampled")
-    for number, (mean, wide) in enumerate(each):
+def show_tasks(result: dict[str, Any]) -> None:
+    """Prints a result of adapting()."""
+
+    def words(name: str) -> str:
+        around = result.get(f"{name}_95")
+        return f"{result[name]:.2f}" + ("" if around is None else f" +- {around[1] - result[name]:.2f} (95%)")
+
+    steps, count = result["checkpoint_env_steps"], result["tasks"]
+    print(f"{result['env']} at {steps:,} env steps: mean returns of {count} new tasks, sampled")
+    for number in range(len(result["returns"])):
         when = f"after {number} step{'s' * (number > 1)}" if number else "before adaptation"
-        print(f"  {when:<18} {words(mean, wide)}")
-    print(f"  {'gain of a task':<18} {words(gain, error)}")
-    return 0
+        print(f"  {when:<18} {words(f'adapt_{number}')}")
+    print(f"  {'gain of a task':<18} {words('adaptation_delta')}")
 
 
 def shares(counts: Any) -> dict[str, Any]:
@@ -239,19 +256,28 @@ def shares(counts: Any) -> dict[str, Any]:
 
 
 def between(names: list[str], options: EvaluateOptions, trusted: bool, as_json: bool) -> int:
-    """Lets several players play each other."""
+    """Lets several players play each other, and prints the results."""
+    result = tournament(names, options, trusted, said=not as_json)
+    if as_json:
+        print(json.dumps(result))
+    else:
+        show_tournament(result)
+    return 0
+
+
+def tournament(names: list[str], options: EvaluateOptions, trusted: bool, said: bool) -> dict[str, Any]:
+    """Lets several players play each other, and returns what --json prints. said: whether to print what is played."""
     from rlrun.bench.ratings import bradley_terry
     from rlrun.core.policy import Mode, Policy
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
-    from rlrun.experiments.view import text_table
     from rlrun.runtime.opponents import inputs_of, play_pairs, players, seatings
     from rlrun.samplers.evaluator import Evaluator, FullGame
 
     first, these = players(names, str(options.checkpoint), trusted)
     seatings(these[0], these[1], options.episodes)  # refuses too few episodes
     pairs = len(these) * (len(these) - 1) // 2
-    if not as_json:
+    if said:
         print(
             f"rlrun evaluate: {len(these)} players, {options.episodes} games of each pair,"
             f" {pairs * options.episodes:,} in all",
@@ -277,38 +303,44 @@ def between(names: list[str], options: EvaluateOptions, trusted: bool, as_json: 
         [None if i == j else float(results.points[i, j] / results.games[i, j]) for j in range(count)]
         for i in range(count)
     ]
-    if as_json:
-        told = [
-            {
-                "name": player.name,
-                **({"checkpoint_env_steps": player.trained.clock.env_steps} if player.trained else {}),
-                "elo": float(elo[i]),
-                "elo_95": [float(elo[i] - 1.96 * error[i]), float(elo[i] + 1.96 * error[i])],
-                **total[i],
-            }
-            for i, player in enumerate(these)
-        ]
-        facts = {"env": first.spec.name, "episodes": options.episodes, "greedy": options.greedy, "seed": options.seed}
-        counts = {word: results.counts[..., kind].astype(int).tolist() for kind, word in enumerate(OUTCOMES)}
-        print(json.dumps({**facts, "players": told, "points": points, **counts, "repeated_pairs": results.repeated}))
-        return 0
-    rows = [
-        [
-            f"{i + 1} {player.name}",
-            *("-" if value is None else f"{value:.3f}" for value in points[i]),
-            f"{total[i]['points']:.3f}",
-            f"{elo[i]:.0f}",
-            f"{1.96 * error[i]:.0f}",
-        ]
+    told = [
+        {
+            "name": player.name,
+            **({"checkpoint_env_steps": player.trained.clock.env_steps} if player.trained else {}),
+            "elo": float(elo[i]),
+            "elo_95": [float(elo[i] - 1.96 * error[i]), float(elo[i] + 1.96 * error[i])],
+            **total[i],
+        }
         for i, player in enumerate(these)
     ]
+    facts = {"env": first.spec.name, "episodes": options.episodes, "greedy": options.greedy, "seed": options.seed}
+    counts = {word: results.counts[..., kind].astype(int).tolist() for kind, word in enumerate(OUTCOMES)}
+    return {**facts, "players": told, "points": points, **counts, "repeated_pairs": results.repeated}
+
+
+def show_tournament(result: dict[str, Any]) -> None:
+    """Prints a result of tournament()."""
+    from rlrun.experiments.view import text_table
+
+    players = result["players"]
+    count = len(players)
+    pairs = count * (count - 1) // 2
+    rows = [
+        [
+            f"{i + 1} {player['name']}",
+            *("-" if value is None else f"{value:.3f}" for value in result["points"][i]),
+            f"{player['points']:.3f}",
+            f"{player['elo']:.0f}",
+            f"{player['elo_95'][1] - player['elo']:.0f}",
+        ]
+        for i, player in enumerate(players)
+    ]
     print(
-        f"{first.spec.name}, {'greedy' if options.greedy else 'sampled'}: points of a row in a game against a column\n"
+        f"{result['env']}, {'greedy' if result['greedy'] else 'sampled'}: points of a row in a game against a column\n"
     )
     print(text_table(rows, ("player", *(str(i + 1) for i in range(count)), "all", "Elo", "+- (95%)")))
-    if results.repeated and options.greedy:
+    if result["repeated_pairs"] and result["greedy"]:
         print(
-            f"\nIn {results.repeated} of {pairs} pair{'s' * (pairs > 1)}, all games in the same seats were alike, as"
-            " greedy players repeat one game where nothing else is random; greedy=false draws their actions."
+            f"\nIn {result['repeated_pairs']} of {pairs} pair{'s' * (pairs > 1)}, all games in the same seats were"
+            " alike, as greedy players repeat one game where nothing else is random; greedy=false draws their actions."
         )
-    return 0

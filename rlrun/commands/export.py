@@ -34,7 +34,8 @@ def main(words: list[str]) -> int:
     from rlrun.config.types import parse_assignments, typed
 
     options = typed(ExportOptions, {"checkpoint": "last", **parse_assignments(rest)})
-    from rlrun.runtime.export import FORMATS, parts_of, write
+    from rlrun.runtime.export import FORMATS, write
+    from rlrun.runtime.exported_policy import parts_of
 
     formats = tuple(dict.fromkeys(name for name in (flags["--formats"] or "pt2,safetensors").split(",") if name))
     for name in formats:

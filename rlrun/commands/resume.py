@@ -1,13 +1,18 @@
 """rlrun resume RUN_DIR [env_steps=... log_every_sec=... log_every_steps=... stop.*=... eval.*=... checkpoint.*=...
-                     resources.*=... logger=[console,...] logger.*=...] [--trust]
+                     resources.*=... logger=[console,...] logger.*=... checkpoint=last|best|<env steps>|DIR]
+                     [--if-needed] [--trust]
 
 Continues a run from its last checkpoint. Schedules keep the horizons that they had at the first launch. Other options
-cannot change, because that would be another run. --trust runs modules of your own that the config of a run from
-elsewhere names."""
+cannot change, because that would be another run. checkpoint goes back to an earlier checkpoint, given by its env steps,
+its name or its folder: later checkpoints, and the rows after it, are moved to RUN_DIR/left_behind. A run that has
+nothing left to do is refused; with --if-needed that is no error. --trust runs modules of your own that the config of a
+run from elsewhere names."""
 
 from __future__ import annotations
 
 import shlex
+import shutil
+from pathlib import Path
 from typing import Any
 
 from rlrun.cli import run_dir_argument, take_trust
@@ -15,7 +20,9 @@ from rlrun.config.paths import options, root
 from rlrun.config.saved import save_config, saved_config
 from rlrun.config.types import load_yaml, parse_assignments
 from rlrun.core.errors import UserError, closest
+from rlrun.core.numbers import whole_number
 
+IF_NEEDED = "--if-needed"
 CHANGEABLE = ("env_steps", "log_every_sec", "log_every_steps", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
 
 
@@ -24,12 +31,27 @@ def main(words: list[str]) -> int:
         print(__doc__)
         return 0
     trusted, words = take_trust(words)
-    path, rest = run_dir_argument(words, "resume")
+    needed = IF_NEEDED not in words
+    path, rest = run_dir_argument([word for word in words if word != IF_NEEDED], "resume")
     changes = parse_assignments(rest)
+    # A checkpoint's name is taken as it is written, since YAML reads 000000000120 as an octal number.
+    for word in rest:
+        if word.startswith("checkpoint="):
+            changes["checkpoint"] = word.partition("=")[2]
+    return resume(path, changes, trusted, needed)
+
+
+def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: bool = True, watch: Any = None) -> int:
+    """Continues a run with these changes, by dotted key, and returns the exit code.
+
+    needed: whether a run that has nothing left to do raises UserError, or else returns 0. watch: a
+    session.Watch, for a run from Python."""
+    changes = dict(changes)
+    wanted = changes.pop("checkpoint", None)
     values = saved_config(path, trusted)
     for key, value in loggers_first(changes):
         change(values, key, value)
-    from rlrun.config.run import type_config
+    from rlrun.config.run import type_config, with_numbers
     from rlrun.config.unused import flattened
     from rlrun.core.passwords import check_logger
     from rlrun.machine.machine import measured
@@ -40,6 +62,7 @@ def main(words: list[str]) -> int:
     from rlrun.runtime.unused import refuse_unused
 
     check_logger(values)
+    values = with_numbers(values)
     config = type_config({**values, "init": None})  # the checkpoint already contains what init loaded
     print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
     machine = measured()
@@ -50,20 +73,97 @@ def main(words: list[str]) -> int:
     directory = RunDir(path)
     directory.acquire()
     try:
-        restored = checkpoints_of(path).load()
+        restored = checkpoints_of(path).load(None if wanted is None else name_of(path, wanted))
         steps = restored[1]["env_steps"]
-        if steps >= config.run.env_steps:
-            raise UserError(
-                f"{path} is already at {steps} env steps; to train on: rlrun resume {shlex.quote(str(path))}"
-                f" env_steps={2 * steps}"
-            )
+        nothing = nothing_left(path, config.run, restored[1])
+        if nothing is not None:
+            if needed:
+                raise UserError(nothing)
+            print(f"  {nothing}", flush=True)
+            directory.summary(**directory.known)  # written anew, so that a sweep sees how this session ended
+            directory.release()
+            return 0
         check_saved(planned, path / "checkpoints" / f"{steps:012d}")
         print(f"  from the checkpoint at {steps:,} env steps", flush=True)
+        if wanted is not None:
+            leave_behind(path, steps)
         values = save_config(values, path)
     except BaseException:
         directory.release()
         raise
-    return session.run(planned, values, directory, restored)
+    return session.run(planned, values, directory, restored, watch)
+
+
+def name_of(path: Path, wanted: Any) -> str:
+    """The name of the checkpoint that checkpoint= asks for: last, best, env steps, or its folder in this run. Raises
+    UserError for a folder that is not one of the run's checkpoints."""
+    text = str(wanted)
+    if whole_number(text) is not None:
+        return str(whole_number(text))
+    if text in ("last", "best"):
+        return text
+    folder = Path(text)
+    if folder.resolve().parent != (path / "checkpoints").resolve():
+        raise UserError(
+            f"checkpoint={text} is not a checkpoint of {path}: give last, best, a number of env steps or a folder in"
+            f" {path / 'checkpoints'}; to begin another run with its weights: rlrun train ... init={shlex.quote(text)}"
+        )
+    return folder.name
+
+
+def nothing_left(path: Path, run: Any, state: dict[str, Any]) -> str | None:
+    """A sentence that says how to go on if a run would end at once, because it has reached its last env step or a stop
+    condition; otherwise None.
+
+    run: its options. state: the checkpoint's run.json."""
+    from dataclasses import replace
+
+    from rlrun.core.duties import Progress, Stops
+    from rlrun.core.signals import Signals
+
+    again, steps = f"rlrun resume {shlex.quote(str(path))}", state["env_steps"]
+    if steps >= run.env_steps:
+        return f"{path} is already at {steps} env steps; to train on: {again} env_steps={2 * steps}"
+    progress = Progress(run.episode_window)
+    progress.load(state)
+    clock = progress.clock
+
+    def reached(stop: Any) -> str | None:
+        made = Stops(run.env_steps, stop, Signals(), progress)
+        return made.reason if made.due(clock) else None
+
+    reason = reached(run.stop)
+    if reason is None:
+        return None
+    names = ("return_mean", "wall_sec", "no_improvement_steps")
+    none = replace(run.stop, **dict.fromkeys(names))
+    passed = [name for name in names if reached(replace(none, **{name: getattr(run.stop, name)})) is not None]
+    words = " ".join(f"stop.{name}=null" for name in passed)
+    return f"{path} has already reached its stop condition: {reason}; to train on: {again} {words}"
+
+
+def leave_behind(path: Path, steps: int) -> None:
+    """Moves the checkpoints after this many env steps to RUN_DIR/left_behind, with a copy of all rows, because the run
+    takes another way from here."""
+    from rlrun.runtime.build import checkpoints_of
+
+    checkpoints = checkpoints_of(path)
+    later = [name for name in checkpoints.names() if int(name) > steps]
+    if not later:
+        return
+    number = 1
+    while (path / "left_behind" / str(number)).exists():
+        number += 1
+    folder = path / "left_behind" / str(number)
+    folder.mkdir(parents=True)
+    if (path / "progress.jsonl").exists():
+        shutil.copy2(path / "progress.jsonl", folder / "progress.jsonl")
+    best = checkpoints.best()
+    if best in later:
+        (checkpoints.directory / "best.json").rename(folder / "best.json")
+    for name in later:
+        (checkpoints.directory / name).rename(folder / name)
+    print(f"  {len(later)} later checkpoint{'s' * (len(later) > 1)} moved to {folder}", flush=True)
 
 
 def change(values: dict[str, Any], key: str, value: Any) -> None:

@@ -54,12 +54,7 @@ def main(words: list[str]) -> int:
         print(__doc__)
         return 0
     flags, words = take_flags(words, FLAGS)
-    if flags["--timeout"] is not None and flags["--timeout"] <= 0:
-        raise UserError("--timeout must be positive")
-    if flags["--jobs"] is not None and flags["--jobs"] < 1:
-        raise UserError("--jobs must be at least 1")
-    if flags["--queue"] and not flags["--cluster"]:
-        raise UserError("--queue is for --cluster slurm")
+    check_flags(flags)
     if flags["--resume"] is not None:
         changed = [
             *words,
@@ -69,6 +64,16 @@ def main(words: list[str]) -> int:
             raise UserError(f"--resume goes on with the sweep as it was, and {changed[0]} would change it")
         return resume(Path(flags["--resume"]), flags)
     return begin(words, flags)
+
+
+def check_flags(flags: dict[str, Any]) -> None:
+    """Raises UserError for a flag's value that is out of range."""
+    if flags["--timeout"] is not None and flags["--timeout"] <= 0:
+        raise UserError("--timeout must be positive")
+    if flags["--jobs"] is not None and flags["--jobs"] < 1:
+        raise UserError("--jobs must be at least 1")
+    if flags["--queue"] and not flags["--cluster"]:
+        raise UserError("--queue is for --cluster slurm")
 
 
 def begin(words: list[str], flags: dict[str, Any]) -> int:
@@ -191,14 +196,14 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
     """The plain config of a job. UserError with the job's name where it would not start."""
     from rlrun.commands.train import check_tuned
     from rlrun.config.automatic import settled
-    from rlrun.config.run import type_config
+    from rlrun.config.run import type_config, with_numbers
     from rlrun.config.types import plain
     from rlrun.core.passwords import check_logger
 
     found: list[dict[str, Any]] = []
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
-        values = plain(cfg)
+        values = with_numbers(plain(cfg))
         check_tuned(choices, values)
         values, _ = settled(values)
         type_config(values)
@@ -334,6 +339,7 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
             outcomes = pool.run(RecordedSupply(supply, parent, folder, flags["--trust"]))
         finally:
             parent.close(pool.outcomes, pool.interrupted)
+        flags["--dir"] = str(folder)  # for who has called begin() without one
         (folder / "outcomes.json").write_text(json.dumps([told(outcome) for outcome in outcomes], indent=1) + "\n")
     if record.search is not None and supply.best() is not None:
         print(supply.best(), flush=True)

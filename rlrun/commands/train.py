@@ -56,20 +56,25 @@ def again(words: list[str]) -> int:
                 f"{key}= cannot be chosen anew with {FROM_RUN}, but its options can change, such as {example}=..."
             )
         set_option(values, key, value)
-    return start(values, flattened(changes))
+    from rlrun.config.run import with_numbers
+
+    return start(with_numbers(values), flattened(changes))
 
 
-def train(cfg: Any, choices: dict[str, Any]) -> int:
+def train(cfg: Any, choices: dict[str, Any], watch: Any = None) -> int:
+    """Trains a composed config. watch: a session.Watch, for a run from Python."""
+    from rlrun.config.run import with_numbers
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
 
-    values = plain(cfg)
+    values = with_numbers(plain(cfg))
     check_tuned(choices, values)
-    return start(values, set_by_user(values))
+    return start(values, set_by_user(values), watch)
 
 
 def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     """Prints what a run of this config would consist of, and starts nothing."""
+    from rlrun.config.run import with_numbers
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
     from rlrun.machine.machine import measured
@@ -77,7 +82,7 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     from rlrun.runtime.data_plan import fill_spec
     from rlrun.runtime.unused import refuse_unused
 
-    values = fill_spec(plain(cfg))
+    values = with_numbers(fill_spec(plain(cfg)))
     check_tuned(choices, values)
     machine = measured()
     given = set_by_user(values)
@@ -88,10 +93,10 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     return 0
 
 
-def start(values: dict[str, Any], given: dict[str, Any]) -> int:
+def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None) -> int:
     """Starts a new run of this plain config. Returns the exit code.
 
-    given: the options, by path, that the user set."""
+    given: the options, by path, that the user set. watch: a session.Watch, for a run from Python."""
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
     from rlrun.core.passwords import check_logger
@@ -126,7 +131,7 @@ def start(values: dict[str, Any], given: dict[str, Any]) -> int:
     values = save_config(values, path)
     from rlrun.runtime import session
 
-    return session.run(planned, values, directory, restored=None)
+    return session.run(planned, values, directory, restored=None, watch=watch)
 
 
 def capacity_is_auto(values: dict[str, Any]) -> bool:

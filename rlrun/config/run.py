@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from rlrun.config.automatic import settled
 from rlrun.config.paths import options
-from rlrun.config.types import ConfigError, typed
+from rlrun.config.types import ConfigError, numbers_read, typed
 from rlrun.core.algorithm import Algorithm, Inner
 from rlrun.core.duties import CheckpointConfig, EvalConfig, StopConfig
 from rlrun.core.errors import UserError, closest
+from rlrun.core.numbers import whole_number
 from rlrun.core.plugins import import_named
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.datasets.options import DataConfig
@@ -40,6 +43,7 @@ class MlflowConfig:
     uri: str | None
     experiment: str
     parent: str | None
+    wait_sec: Annotated[float, NotNegative]
 
 
 SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": TensorBoardConfig, "mlflow": MlflowConfig}
@@ -197,3 +201,34 @@ def type_config(values: dict[str, Any]) -> Typed:
         env=typed(registry.FAMILIES[family], run.env, "env"),
         runner=typed(runner.Config, run.runner, "runner"),
     )
+
+
+def with_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a plain config with numbers in place of texts such as 200k where an option is a whole number.
+
+    What is saved, and what computes with a plain config, need not know of such texts then. A config that does not fit
+    is returned as it is; type_config() says why."""
+    if not _holds_numbers(values):
+        return values
+    with numbers_read() as found:
+        try:
+            type_config(values)
+        except UserError:
+            return values
+    made: dict[str, Any] = copy.deepcopy(values)
+    for path, value in found.items():
+        *groups, last = re.findall(r"[^.\[\]]+", path)
+        node: Any = made
+        for group in groups:
+            node = node[int(group) if isinstance(node, list) else group]
+        node[int(last) if isinstance(node, list) else last] = value
+    return made
+
+
+def _holds_numbers(values: Any) -> bool:
+    """Whether any text in a config reads as a whole number. It is one only if its option is."""
+    if isinstance(values, Mapping):
+        return any(_holds_numbers(value) for value in values.values())
+    if isinstance(values, list | tuple):
+        return any(_holds_numbers(value) for value in values)
+    return isinstance(values, str) and whole_number(values) is not None

@@ -9,7 +9,9 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -17,10 +19,13 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 from omegaconf import OmegaConf
 
 from rlrun.core.errors import UserError, closest
+from rlrun.core.numbers import hint, whole_number
 from rlrun.core.ranges import Range
 from rlrun.core.schedule import Schedule
 
 T = TypeVar("T")
+# Where typed() notes what it reads from texts such as 200k, as path -> number; None: it is not noted.
+_READ: ContextVar[dict[str, int] | None] = ContextVar("_READ", default=None)
 LARGEST_YAML = 1_000_000  # characters of a config file
 MOST_ALIASES = 20
 
@@ -61,6 +66,17 @@ def typed(cls: type[T], values: Any, path: str = "") -> T:
         return cls(**made)
     except ValueError as error:
         raise ConfigError(f"{path or 'config'}: {error}") from None
+
+
+@contextmanager
+def numbers_read() -> Iterator[dict[str, int]]:
+    """Collects, by path, the whole numbers that typed() reads from texts such as 200k meanwhile."""
+    found: dict[str, int] = {}
+    token = _READ.set(found)
+    try:
+        yield found
+    finally:
+        _READ.reset(token)
 
 
 @cache
@@ -164,7 +180,10 @@ def _union(kinds: tuple, value: Any, path: str) -> Any:
     rest = {error.removeprefix(said).split(f", not {value!r}")[0].removeprefix("one of ") for error in errors}
     if type(None) in kinds:
         rest.add("null")
-    raise ConfigError(errors[0] if len(rest) == 1 else f"{said}{' or '.join(sorted(rest))}, not {value!r}")
+    if len(rest) == 1:
+        raise ConfigError(errors[0])
+    meant = hint(value) if any(_WORDS[int] in error for error in rest) else ""
+    raise ConfigError(f"{said}{' or '.join(sorted(rest))}, not {value!r}{meant}")
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -183,11 +202,16 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
         and value == int(value)
     ):
         return int(value)  # so that 1e6 is accepted
+    if kind is int and isinstance(value, str) and (read := whole_number(value)) is not None:
+        noted = _READ.get()
+        if noted is not None:
+            noted[path] = read
+        return read
     if kind is bool and isinstance(value, bool):
         return value
     if kind is str and isinstance(value, str):
         return value
-    raise ConfigError(f"{path} must be {_WORDS[kind]}, not {value!r}")
+    raise ConfigError(f"{path} must be {_WORDS[kind]}, not {value!r}{hint(value) if kind is int else ''}")
 
 
 def plain(cfg: Any) -> dict:

@@ -122,6 +122,7 @@ class Stops:
         """total: env steps of the whole run."""
         self.total, self.cfg, self.signals, self.progress = total, cfg, signals, progress
         self.status, self.reason = "RUNNING", ""
+        self.asked: str | None = None  # why a program that made the run asks it to stop
 
     def due(self, clock: Clock, trouble: str | None = None) -> bool:
         """Returns whether the run is over. If it is, `status` and `reason` say why. trouble: why it cannot go on."""
@@ -135,6 +136,8 @@ class Stops:
         episodes, mean = progress.episodes, progress.episodes.mean
         if self.signals.stop is not None:
             return "INTERRUPTED", f"{self.signals.stop.name} received"
+        if self.asked is not None:
+            return "STOPPED", self.asked
         if cfg.return_mean is not None and episodes.full and mean is not None and mean >= cfg.return_mean:
             return (
                 "STOPPED",

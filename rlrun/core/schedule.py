@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from rlrun.core.numbers import number
+
 Curve = Literal["linear", "cosine", "exponential"]
 FORMS = (
     'a schedule is a number, "A to B over N" (env steps), "A to B over N cosine" or exponential, {start, end, steps},'
@@ -82,12 +84,13 @@ class Schedule:
             words = re.fullmatch(r"\s*(\S+) to (\S+) over (\S+)(?: (\S+))?\s*", value)
             try:
                 if words:
-                    numbers = dict(zip(("start", "end", "steps"), map(float, words.groups()[:3]), strict=True))
+                    read = [float(text) if number(text) is None else number(text) for text in words.groups()[:3]]
+                    numbers = dict(zip(("start", "end", "steps"), read, strict=True))
                     value = numbers | {"curve": words[4] or "linear"}
             except ValueError:
                 pass  # the error is raised below
         if isinstance(value, dict):
-            numbers = {name: number for name, number in value.items() if name != "curve"}
+            numbers = {name: _read(given) for name, given in value.items() if name != "curve"}
             curve = value.get("curve", "linear")
             if set(numbers) != {"start", "end", "steps"} or not all(_is_number(n) for n in numbers.values()):
                 raise ValueError("a schedule between two values has the numbers start, end and steps (env steps)")
@@ -102,11 +105,17 @@ class Schedule:
             and value
             and all(isinstance(p, list | tuple) and len(p) == 2 for p in value)
         ):
-            points = tuple((float(x), float(y)) for x, y in value)
+            points = tuple((float(_read(x)), float(y)) for x, y in value)
             if any(a[0] >= b[0] for a, b in itertools.pairwise(points)):
                 raise ValueError("a schedule's points need rising env_steps")
             return Schedule(points)
         raise ValueError(FORMS)
+
+
+def _read(value: Any) -> Any:
+    """The number of a text such as 200k, or the value itself."""
+    read = number(value) if isinstance(value, str) else None
+    return value if read is None else read
 
 
 def _is_number(value: object) -> bool:

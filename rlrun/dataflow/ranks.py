@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlrun.core.errors import RunFailed
 from rlrun.core.ranks import Ranks
-from rlrun.dataflow.workers import READY, START_SEC, Workers
+from rlrun.dataflow.workers import READY, Workers, start_sec
 
 SAVE_SEC = 900.0  # the longest time that a learner may take to write its replay
 LARGE = 2**15  # tensors with at least this many numbers are gradients and not counts
@@ -152,7 +152,7 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
             jobs = {f"learner-{rank}": (learn, rank, world, store, timeout_sec, threads) for rank in range(1, world)}
             workers.start_all(learner_process, jobs, learner=True)
             try:
-                ranks = ProcessRanks(0, world, store, max(timeout_sec, START_SEC, SAVE_SEC))
+                ranks = ProcessRanks(0, world, store, max(timeout_sec, start_sec(), SAVE_SEC))
                 yield ranks
             except Disconnected as error:
                 workers.receive_or_nothing(1.0)  # raises RunFailed with the reason if a learner has died

@@ -13,28 +13,61 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ClassVar
 
 from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.machine.memory import keep_freed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
-START_SEC = 120.0
+START_SEC = 120.0  # time that a process may take to start, unless start_within() says otherwise
 # Signals that workers ignore. Ctrl-C and schedulers send them to the whole process group, but only the run's own
 # process decides what happens.
 DECIDED = {signal.SIGINT, signal.SIGTERM}
 READY = "ready"  # a worker's first message
 
 
+class _Start:
+    """How long processes that this one starts may take until they are ready."""
+
+    sec = START_SEC
+
+
+def start_within(seconds: float) -> None:
+    """Sets the time that processes may take to start (resources.start_timeout_sec), for all workers of this process."""
+    _Start.sec = seconds
+
+
+def start_sec() -> float:
+    return _Start.sec
+
+
 class _Failure(tuple):
     """(text,): the last message of a worker that raised."""
 
 
-def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> None:
+class _Carried:
+    """Functions without arguments that every new process calls before it begins, such as one that registers an
+    environment there. They are pickled."""
+
+    functions: ClassVar[list[Callable[[], None]]] = []
+
+
+@contextmanager
+def carrying(functions: Sequence[Callable[[], None]]) -> Iterator[None]:
+    """Lets all processes that start meanwhile call these functions first, and so do the processes that they start."""
+    before = _Carried.functions
+    _Carried.functions = [*before, *functions]
+    try:
+        yield
+    finally:
+        _Carried.functions = before
+
+
+def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple, carried: list[Callable[[], None]]) -> None:
     parent = os.getppid()
     if sys.platform == "linux":  # 1 is PR_SET_PDEATHSIG: a child must not outlive a killed parent
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -48,6 +81,9 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple) -> No
 
     torch.set_num_threads(1)
     try:
+        _Carried.functions = carried
+        for function in carried:
+            function()
         target(pipe, *args)
     except (BrokenPipeError, EOFError, ConnectionResetError):
         os._exit(0)  # the parent has ended
@@ -87,7 +123,7 @@ class Worker:
         self.name = name
         self.pipe, child = CONTEXT.Pipe()
         self.process = CONTEXT.Process(
-            target=_bootstrap, args=(target, child, name, args), name=name, daemon=not learner
+            target=_bootstrap, args=(target, child, name, args, _Carried.functions), name=name, daemon=not learner
         )
         with _child_environment(gpu=learner):
             resource_tracker.ensure_running()  # starting it would unblock SIGINT again
@@ -120,12 +156,24 @@ class Workers:
 
     def start_all(self, target: Callable, jobs: Mapping[str, tuple], learner: bool = False) -> list[Worker]:
         """Starts target(pipe, *jobs[name]) for every name and waits until all have sent READY. If one fails, all are
-        stopped."""
+        stopped. Raises RunFailed for one that has died, or that did not start within start_sec() after the others."""
         try:
             started = [self.start(name, target, args, learner) for name, args in jobs.items()]
-            ready = 0
-            while ready < len(started):
-                ready += sum(message == READY for _, message in self.receive(START_SEC))
+            waiting = {worker.name for worker in started}
+            end = time.monotonic() + start_sec()
+            while waiting:
+                left = end - time.monotonic()
+                messages = self.receive_or_nothing(left) if left > 0 else []
+                here = {worker.name for worker, message in messages if message == READY}
+                if here:  # many processes on few cores start one after another
+                    waiting, end = waiting - here, time.monotonic() + start_sec()
+                if not messages and waiting:
+                    late = sorted(waiting)
+                    more = f" (nor did {len(late) - 1} other{'s' * (len(late) > 2)})" if len(late) > 1 else ""
+                    raise RunFailed(
+                        f"{late[0]} did not start within {start_sec():g} s{more}: its environment may be slow to make"
+                        " or hang, or this machine may be busy; resources.start_timeout_sec allows more"
+                    )
         except BaseException:
             self.stop()
             raise

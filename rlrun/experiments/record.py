@@ -122,10 +122,12 @@ def held(folder: Path) -> Iterator[None]:
 class Parent:
     """The sweep's MLflow run, the parent of its jobs' runs. A store that does not answer costs only a warning."""
 
-    def __init__(self, record: Record, folder: Path):
+    def __init__(self, record: Record, folder: Path, later: bool = False):
+        """later: whether the sweep is over, and only what is missing is sent. Errors of MLflow are raised then."""
         self.client: Any = None
         self.run_id: str | None = None
         self.folder = folder
+        self.ended = False  # whether MLflow knows how the sweep ended
         if record.mlflow is None:
             return
         from rlrun.loggers.mlflow import open_experiment
@@ -136,18 +138,24 @@ class Parent:
                 whole(record.mlflow["uri"]), Path(record.mlflow["root"]), record.mlflow["experiment"]
             )
             known = json.loads(memory.read_text()) if memory.exists() else {}
+            self.ended = bool(known.get("ended"))
             if "run_id" in known:
                 self.run_id = str(known["run_id"])
-                self.client.update_run(self.run_id, status="RUNNING")
+                if not later:
+                    self.client.update_run(self.run_id, status="RUNNING")
             else:
                 self.run_id = self.client.create_run(experiment, run_name=f"sweep {folder.name}").info.run_id
                 memory.write_text(json.dumps({"run_id": self.run_id}))
                 self.client.set_tag(self.run_id, "rlrun.command", record.command)
             self.client.log_artifact(self.run_id, str(folder / "sweep.json"))
         except Exception as error:  # each server has its own exceptions
+            if later:
+                raise
             why = (str(error).splitlines() or [""])[0]
             print(
-                f"  mlflow: {type(error).__name__}: {masked(why)}; the jobs log there without a parent run", flush=True
+                f"  mlflow: {type(error).__name__}: {masked(why)}; the jobs log there without a parent run until"
+                f" rlrun sync {folder} sends it",
+                flush=True,
             )
             self.client = None
 
@@ -174,5 +182,7 @@ class Parent:
             if best:
                 self.client.log_metric(self.run_id, "jobs/best_return_mean", max(best))
             self.client.set_terminated(self.run_id, "KILLED" if interrupted else "FAILED" if failed else "FINISHED")
+            memory = {"run_id": self.run_id, "ended": not interrupted}
+            (self.folder / "mlflow.json").write_text(json.dumps(memory))
         except Exception as error:
             print(f"  mlflow: {type(error).__name__}: the sweep's run could not be marked as ended", flush=True)

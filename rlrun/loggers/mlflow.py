@@ -1,8 +1,7 @@
-"""The MLflow logger: parameters, metrics in batches, config and checkpoint as artifacts, and the status at the end.
+"""MLflow's stores and experiments. loggers/mirror.py sends a run there, and loggers/mirroring.py does so during a run.
 
-It runs on the loggers' thread, so that a server that does not answer costs warnings but never stops training. The
-default store is one sqlite file in the runs' root. A lock guards its creation, because two processes that create it at
-the same time would break it.
+The default store is one sqlite file in the runs' root. A lock guards its creation, because two processes that create it
+at the same time would break it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from typing import Any
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked, whole
 
-FLUSH_SEC = 10.0
 LOCK_SEC = 300.0  # on a busy machine, another run may take a minute to create the store
 STATUS = {"COMPLETED": "FINISHED", "STOPPED": "FINISHED", "INTERRUPTED": "KILLED", "FAILED": "FAILED"}
 
@@ -42,6 +40,13 @@ def _client(uri: str):
 
     for name in ("mlflow", "mlflow.store.db.utils", "alembic"):  # comes after the import, which sets the loggers up
         logging.getLogger(name).setLevel(logging.WARNING)
+    # It warns of every attempt at a server that is away, which loggers/mirroring.py says once.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+    if not uri.startswith("http"):
+        # MLflow would ask a database that is away for minutes before it raises; loggers/mirroring.py asks again itself.
+        from mlflow.store.db import utils
+
+        utils.MAX_RETRY_COUNT = 1
     return MlflowClient(tracking_uri=uri)
 
 
@@ -49,13 +54,9 @@ def store_uri(root: Path) -> str:
     return f"sqlite:///{(root / 'mlflow.db').resolve()}"
 
 
-def nothing() -> None:
-    pass
-
-
 @contextmanager
-def _creation_lock(root: Path, alive: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock of the store. While another run holds it, that run is at work, which counts as progress."""
+def _creation_lock(root: Path) -> Iterator[None]:
+    """Holds the lock of the store."""
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".mlflow.lock").open("w") as file:
         began = time.monotonic()
@@ -66,118 +67,19 @@ def _creation_lock(root: Path, alive: Callable[[], None]) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() - began > LOCK_SEC:
                     raise TimeoutError(f"another run has held {root / '.mlflow.lock'} for {LOCK_SEC:.0f} s") from None
-                alive()
                 time.sleep(0.1)
         yield
 
 
-def open_experiment(
-    uri: str | None, root: Path, experiment: str, alive: Callable[[], None] = nothing
-) -> tuple[Any, str]:
+def open_experiment(uri: str | None, root: Path, experiment: str) -> tuple[Any, str]:
     """A client and the id of the experiment, which is created if it is new. uri None means the store in root."""
-    with _creation_lock(root, alive):
+    with _creation_lock(root):
         client = _client(uri or store_uri(root))
         found = client.get_experiment_by_name(experiment)
         artifacts = None if uri else (root / "mlartifacts").resolve().as_uri()
         return client, found.experiment_id if found else client.create_experiment(
             experiment, artifact_location=artifacts
         )
-
-
-class Mlflow:
-    """One MLflow run for each run directory.
-
-    mlflow.json remembers its id, so that a resumed run continues it. parent: the id of the parent MLflow run. alive:
-    called whenever some of the work is done.
-    """
-
-    def __init__(
-        self,
-        uri: str | None,
-        root: Path,
-        experiment: str,
-        run_dir: Path,
-        values: dict[str, Any],
-        facts: dict[str, Any],
-        parent: str | None = None,
-        alive: Callable[[], None] = nothing,
-    ):
-        if not available():
-            raise UserError("mlflow is not installed (pip install mlflow)")
-        self.run_dir, self.alive = run_dir, alive
-        self.rows: list[tuple[float, dict[str, Any]]] = []
-        self.flushed = time.monotonic()
-        self.uri = uri or store_uri(root)
-        self.client, experiment_id = open_experiment(uri, root, experiment, alive)
-        memory = run_dir / "mlflow.json"
-        known = json.loads(memory.read_text()) if memory.exists() else {}
-        if known.get("uri") == masked(self.uri):
-            self.run_id = known["run_id"]
-            self.client.update_run(self.run_id, status="RUNNING")
-        else:
-            self.run_id = self.client.create_run(experiment_id, run_name=run_dir.name).info.run_id
-            memory.write_text(json.dumps({"uri": masked(self.uri), "run_id": self.run_id}))
-            self._parameters(values)
-        owner = {"pid": os.getpid(), "host": platform.node(), "run_dir": str(run_dir.resolve())}
-        tags = {
-            **{f"rlrun.{k}": str(v) for k, v in owner.items()},
-            "rlrun.command": facts["command"],
-            "rlrun.git_commit": str(facts["git_commit"]),
-        }
-        if parent is not None:
-            tags["mlflow.parentRunId"] = parent
-        for name, value in tags.items():
-            self.client.set_tag(self.run_id, name, value)
-            self.alive()
-        self.client.log_artifact(self.run_id, str(run_dir / "config.yaml"))
-
-    def _parameters(self, values: dict[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        params = [Param(name, str(value)[:6000]) for name, value in flatten(values)]
-        for start in range(0, len(params), 100):
-            self.client.log_batch(self.run_id, params=params[start : start + 100])
-            self.alive()
-
-    def log(self, row: dict[str, Any]) -> None:
-        self.rows.append((time.time(), row))
-        if time.monotonic() - self.flushed >= FLUSH_SEC:
-            self._flush()
-
-    def show(self, steps: int, file: Path) -> None:
-        """Adds a picture as an artifact, in a folder of the same name as its own."""
-        self.client.log_artifact(self.run_id, str(file), file.parent.name)
-
-    def _flush(self) -> None:
-        from mlflow.entities import Metric
-
-        metrics = [
-            Metric(name, float(value), int(now * 1000), int(row["env_steps"]))
-            for now, row in self.rows
-            for name, value in row.items()
-            if name != "env_steps" and value is not None
-        ]
-        self.rows, self.flushed = [], time.monotonic()
-        for start in range(0, len(metrics), 1000):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
-            self.alive()
-
-    def close(self, status: str, summary: dict[str, Any]) -> None:
-        try:
-            self._flush()
-            self.client.log_artifact(self.run_id, str(self.run_dir / "summary.json"))
-            from rlrun.core.checkpoint import Checkpoints
-
-            checkpoints = Checkpoints(self.run_dir / "checkpoints", 1)
-            name = checkpoints.best() or next(iter(reversed(checkpoints.names())), None)
-            if name:
-                for file in ("policy.pt", "run.json", "manifest.json"):
-                    self.client.log_artifact(
-                        self.run_id, str(self.run_dir / "checkpoints" / name / file), f"checkpoint/{name}"
-                    )
-                    self.alive()
-        finally:
-            self.client.set_terminated(self.run_id, STATUS[status])
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -17,23 +17,13 @@ from rlrun.core.passwords import masked
 PENDING = 10_000  # rows that may wait for slow sinks; further rows are dropped and counted
 CLOSE_SEC = 20.0  # at the end of a run, slow sinks that make no progress for so long are left behind
 SAY_SEC = 3.0  # a wait that is longer is announced
-CPU_SEC = 0.05  # so much work of the loggers' thread counts as progress, such as importing MLflow
+CPU_SEC = 0.05  # so much work of the loggers' thread counts as progress, such as importing TensorBoard
 
 
 class Sink(Protocol):
     def log(self, row: dict[str, Any]) -> None: ...
 
     def close(self, status: str, summary: dict[str, Any]) -> None: ...
-
-
-class Alive:
-    """Counts what the loggers' thread has done. A sink calls it during long work, to say that it makes progress."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
 
 
 class _Histograms(NamedTuple):
@@ -65,10 +55,10 @@ class _End(NamedTuple):
 class Sinks:
     """The run itself calls `direct` sinks. `slow` sinks are made and called on the loggers' thread."""
 
-    def __init__(self, direct: list[Sink], slow: dict[str, Callable[[], Sink]], alive: Alive | None = None):
+    def __init__(self, direct: list[Sink], slow: dict[str, Callable[[], Sink]]):
         self.direct = direct
         self.makers = slow
-        self.alive = alive or Alive()
+        self.taken = 0  # items that the loggers' thread has begun with
         self.rows: queue.Queue = queue.Queue()
         self.dropped = 0
         self.warned: set[str] = set()
@@ -94,6 +84,12 @@ class Sinks:
         if self.rows.qsize() < PENDING:
             self.rows.put(_Drawing(steps, draw))
 
+    def close_direct(self, status: str, summary: dict[str, Any]) -> None:
+        """Closes the direct sinks, which takes no time. close() does so too, unless it has been done."""
+        direct, self.direct = self.direct, []
+        for sink in direct:
+            self._guard(type(sink).__name__, lambda sink=sink: sink.close(status, summary))  # type: ignore[misc]
+
     def close(
         self,
         status: str,
@@ -103,10 +99,9 @@ class Sinks:
     ) -> None:
         """Closes all sinks, and waits for the slow ones as long as they make progress.
 
-        A short run may end before MLflow is even imported. The wait ends early when hurried() is true, at a Ctrl-C, or
-        after `at_most` seconds; the user is told then."""
-        for sink in self.direct:
-            self._guard(type(sink).__name__, lambda sink=sink: sink.close(status, summary))  # type: ignore[misc]
+        A short run may end before TensorBoard is even imported. The wait ends early when hurried() is true, at a
+        Ctrl-C, or after `at_most` seconds; the user is told then."""
+        self.close_direct(status, summary)
         self.rows.put(_End(status, summary))
         try:
             problem = self._wait(hurried, at_most)
@@ -140,9 +135,9 @@ class Sinks:
         """A measure of what the loggers' thread has done; it changes while there is progress."""
         try:
             clock = time.pthread_getcpuclockid(self.thread.ident or 0)
-            return self.alive.count, int(time.clock_gettime(clock) / CPU_SEC)
+            return self.taken, int(time.clock_gettime(clock) / CPU_SEC)
         except (OSError, AttributeError):  # the thread has just ended, or the system has no such clock
-            return self.alive.count, 0
+            return self.taken, 0
 
     def _work(self) -> None:
         sinks: dict[str, Sink] = {}
@@ -150,7 +145,7 @@ class Sinks:
             self._guard(name, lambda name=name, make=make: sinks.__setitem__(name, make()))  # type: ignore[misc]
         while True:
             item = self.rows.get()
-            self.alive()
+            self.taken += 1
             if isinstance(item, _Drawing):
                 item = self._drawn(item)
             for name in list(sinks):

@@ -31,6 +31,7 @@ class ResourcesConfig:
     exact: bool
     restarts: Annotated[int, NotNegative]
     restart_window_sec: Annotated[float, Positive]
+    start_timeout_sec: Annotated[float, Positive]
 
     def __post_init__(self):
         if self.exact and self.inference != "serial":

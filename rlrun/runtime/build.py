@@ -38,6 +38,7 @@ from rlrun.core.run import Job, Run
 from rlrun.core.specs import EnvSpec
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company
+from rlrun.dataflow.workers import start_within
 from rlrun.datasets.recorder import RecordingSampler
 from rlrun.datasets.rows import DataRows
 from rlrun.machine.graphs import CudaGraphs, GraphRecorder
@@ -319,9 +320,10 @@ class LearnerParts:
 def build(
     plan: Plan, ranks: Ranks = ALONE, cut: Cut | None = None, recorder: GraphRecorder | None = None
 ) -> LearnerParts:
-    """Returns the parts of one learner.
+    """Returns the parts of one learner. Processes that this one starts from now on may take as long as the plan says.
 
     ranks: this learner's place among those of the run. recorder: used in place of CUDA graphs, for tests."""
+    start_within(plan.config.run.resources.start_timeout_sec)
     return LearnerParts(plan, ranks, cut, recorder)
 
 
@@ -336,6 +338,7 @@ def train(
     """Runs all learners of a plan.
 
     saved: the checkpoint from which a resumed job begins. build: makes the parts of the first learner."""
+    start_within(plan.config.run.resources.start_timeout_sec)
     learners = plan.learners_in_lockstep
     cut = Cut(learners, plan.needs.cut_share) if plan.needs.cut_share < 1 and learners > 1 else None
     others = functools.partial(learn_elsewhere, plan, cut, saved)

@@ -1,53 +1,39 @@
-"""Exports a trained policy so that it acts greedily without rlrun, on the environment's observations and in batches.
+"""Writes a trained policy (runtime/exported_policy.py) to files, and compares these with the run's own policy.
 
-The module's forward(obs, is_first, state) -> (action, state) takes and returns dictionaries of tensors. obs is
-{"observation": [B, ...]}, with nested parts by their path ("observation.camera"), and an "action_mask" where the policy
-has one. is_first is [B] bool. state is zeros for the first call and then what the last call returned; it is empty
-without memory. Actions are in the form that the environment takes. Nothing is random: noisy layers use their means, and
-eval_epsilon is 0. Filters and the division of pixels by 255 are included. Earlier preprocessing is not: an
-observation with env.stack is the stack of frames, whose newest one is last.
-
-Of a run with several policies (algo=multi), each is exported by itself, and takes rows of its own agents. Of a run of
-self-play it is the newest weights, without the snapshots. A policy that learns all agents together (qmix, vdn, iql,
-maddpg) takes a row for an environment, [B, N, ...]; each agent's action depends on that agent's part of the row alone.
-The state of the whole environment, which only the learner needs, is no input.
+policy.json beside the files, and README.md for people, tell the names, shapes and meanings of what goes in and out.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rlrun.algos.multi import spec_of
-from rlrun.algos.self_play import of_main
-from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
-from rlrun.core.plugins import is_path
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space
-from rlrun.envs.joint import ALIVE, STATE
+from rlrun.core.specs import Box, Nested, Space
+from rlrun.envs.joint import ALIVE
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.envs.registry import Factory
-from rlrun.models.model import Model
-from rlrun.models.noisy import draw_noise
-from rlrun.policies import QPolicy
-from rlrun.policies.joint import JointQPolicy
-from rlrun.policies.league import LeaguePolicy
-from rlrun.policies.several import SeveralPolicies
+from rlrun.runtime.exported_policy import (
+    EXAMPLES,
+    Exported,
+    Part,
+    Tensors,
+    example,
+    flat,
+    parts_of,
+    program,
+    without_chance,
+)
 from rlrun.runtime.trained import Trained
 
-Tensors = dict[str, Tensor]
 FORMATS = ("pt2", "safetensors", "onnx")
-EXAMPLES = 3  # rows in the example inputs; torch.export would treat 0 or 1 as constants
 STEPS = 40  # of the game in which exported policies are compared
 TOLERANCE = 1e-5
 Game = list[tuple[Tensors, Tensors]]  # observation [B, ...] and action of every step, as the environment took it
@@ -57,174 +43,6 @@ MEANINGS = {
     "prev_action": "the last action; choices count from 0, bounded numbers lie in [-1, 1]; 0 where an episode begins",
     "prev_reward": "the last reward, unclipped; 0 where an episode begins",
 }
-
-
-class Part(NamedTuple):
-    """A policy that is exported by itself."""
-
-    trained: Trained  # the run, with this policy in place of its own
-    name: str | None = None  # among several
-    numbers: tuple[int, ...] | None = None  # of the agents that it plays; None: all
-    fixed: str | None = None  # the run that its weights come from, if it did not learn
-
-    @property
-    def file(self) -> str:
-        """The name of its files, without the format."""
-        # Names of agents may hold characters that no file name can.
-        return (
-            "policy"
-            if self.name is None
-            else f"policy.{''.join(c if c.isalnum() or c in '-_' else '_' for c in self.name)}"
-        )
-
-    @property
-    def agents(self) -> list[str]:
-        """The names of the agents that it plays; none if the environment has one agent without a name."""
-        spec = self.trained.spec
-        if spec.agents is None:
-            return []
-        names = spec.agents.names if self.numbers is not None or spec.joint else tuple(self.trained.agents)
-        return list(names)
-
-
-def parts_of(trained: Trained) -> tuple[list[Part], dict[str, str]]:
-    """The policies of a run that are exported, and for each that is not, the reason why."""
-    policy, spec = trained.policy, trained.spec
-
-    def part(own: Any, seen: Any) -> Trained:
-        return Trained(trained.run_dir, trained.config, seen, own, trained.clock)
-
-    if isinstance(policy, LeaguePolicy):
-        return [Part(part(policy.main, of_main(spec, Model(trained.config.run.model))), numbers=None)], {}
-    if not isinstance(policy, SeveralPolicies):
-        return [Part(trained)], {}
-    made, left_out = [], {}
-    given = getattr(trained.config.algo, "fixed", {})
-    for name, numbers in policy.members.items():
-        fixed = given.get(name)
-        if name in policy.policies:
-            own = part(policy.policy(name), spec_of(spec, name, numbers))
-            made.append(Part(own, name, numbers, fixed))
-        elif fixed is not None and is_path(fixed):
-            left_out[name] = f"{fixed} is a class of the user's own, which has no weights"
-        else:
-            left_out[name] = "it acts at random and has no weights"
-    if len({one.file for one in made}) < len(made):
-        raise UserError(
-            f"the policies {', '.join(str(one.name) for one in made)} cannot have files of their own, because some of"
-            " these names differ only in characters that file names do not have"
-        )
-    return made, left_out
-
-
-def flat(values: Batch, prefix: str = "") -> Tensors:
-    """Flattens nested parts into a dictionary by dotted path."""
-    made: Tensors = {}
-    for name, value in values.items():
-        made |= flat(value, f"{prefix}{name}.") if isinstance(value, Batch) else {f"{prefix}{name}": value}
-    return made
-
-
-def nested(values: Mapping[str, Tensor]) -> Batch:
-    """The inverse of flat."""
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        *groups, last = path.split(".")
-        node = tree
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[last] = value
-
-    def batch(node: dict[str, Any]) -> Batch:
-        return Batch({name: batch(part) if isinstance(part, dict) else part for name, part in node.items()})
-
-    return batch(tree)
-
-
-def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensors:
-    """Converts actions from the form of rows to the environment's, using tensors (core.specs does it for arrays)."""
-    if isinstance(space, Nested):
-        assert isinstance(action, Batch)
-        made: Tensors = {}
-        for part, inner in space.spaces:
-            made |= to_env(inner, action[part], f"{name}.{part}")
-        return made
-    assert isinstance(action, Tensor)
-    if isinstance(space, Discrete):
-        return {name: action + space.start}
-    if isinstance(space, MultiDiscrete):
-        return {name: action + torch.tensor(space.starts, dtype=torch.int64).reshape(space.shape)}
-    if isinstance(space, MultiBinary):
-        return {name: action.to(torch.int8)}
-    assert isinstance(space, Box)
-    kind = getattr(torch, space.dtype)
-    if not space.bounded:
-        return {name: action.to(kind)}
-    low, high = (torch.tensor(bound, dtype=torch.float64).reshape(space.shape) for bound in (space.low, space.high))
-    return {name: (low + (action.double().clamp(-1.0, 1.0) + 1.0) * 0.5 * (high - low)).to(kind)}
-
-
-class Exported(nn.Module):
-    """The greedy policy as a module that takes and returns tensors."""
-
-    def __init__(self, trained: Trained):
-        super().__init__()
-        self.policy, self.action = trained.policy, trained.spec.action
-        without_chance(self.policy)
-
-    def forward(self, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
-        """Described at the top of this file."""
-        action, after = self.policy.greedy(nested(obs), is_first, nested(state))
-        return to_env(self.action, action), flat(after)
-
-
-def without_chance(policy: nn.Module) -> None:
-    """Takes everything random from greedy acting: noisy layers use their means, and no choice is random."""
-    draw_noise(policy, None)
-    for part in policy.modules():
-        if isinstance(part, QPolicy | JointQPolicy):
-            part.explore = replace(part.explore, eval_epsilon=0.0)
-
-
-def example(trained: Trained, rows: int = EXAMPLES) -> tuple[Tensors, Tensor, Tensors]:
-    """Returns (obs, is_first, state) with the right shapes: zeros, all actions legal, at the beginning of episodes."""
-    hidden = () if trained.spec.agents is None else (STATE,)
-    seen = {name: spec for name, spec in trained.spec.obs_rows.items() if name not in hidden}
-    obs = flat(Batch({name: zeros(spec, rows) for name, spec in seen.items()}))
-    if "action_mask" in obs:
-        obs["action_mask"] = torch.ones_like(obs["action_mask"])
-    state = trained.policy.initial_state(rows)
-    return (
-        obs,
-        torch.ones(rows, dtype=torch.bool),
-        {name: value for name, value in flat(state).items() if name in core_names(trained)},
-    )
-
-
-def core_names(trained: Trained) -> set[str]:
-    return set(trained.policy.core_spec())
-
-
-def zeros(spec: Any, rows: int) -> Any:
-    if isinstance(spec, dict):
-        return Batch({name: zeros(part, rows) for name, part in spec.items()})
-    return torch.zeros(rows, *spec.shape, dtype=spec.dtype)
-
-
-def program(trained: Trained) -> torch.export.ExportedProgram:
-    """Traces the policy with torch.export, for any number of rows. Raises RunFailed where PyTorch cannot trace it."""
-    inputs = example(trained)
-    batch = torch.export.Dim("batch", min=1)
-    dynamic = tuple({name: {0: batch} for name in part} if isinstance(part, dict) else {0: batch} for part in inputs)
-    with torch.no_grad(), warnings.catch_warnings():
-        # PyTorch warns of the list in which its own LSTM keeps its weights, which changes nothing here.
-        warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights", category=UserWarning)
-        try:
-            return torch.export.export(Exported(trained).eval(), inputs, dynamic_shapes=dynamic)
-        except Exception as error:  # PyTorch raises many kinds of exceptions here
-            raise RunFailed(
-                f"torch.export cannot trace this policy: {(str(error).splitlines() or [type(error).__name__])[0]}"
-            ) from None
 
 
 def facts_of(trained: Trained) -> dict[str, Any]:
@@ -238,7 +56,7 @@ def facts_of(trained: Trained) -> dict[str, Any]:
     }
 
 
-def describe(part: Part) -> dict[str, Any]:
+def describe(part: Part, formats: tuple[str, ...]) -> dict[str, Any]:
     """What a user of one policy's files must know."""
     trained = part.trained
     obs, _, state = example(trained)
@@ -273,7 +91,8 @@ def describe(part: Part) -> dict[str, Any]:
         "state": of(state),
         "action": of(action),
         "action_space": str(trained.spec.action),
-        "use": use(part, obs, state),
+        **({"use": use(part, obs, state)} if "pt2" in formats else {}),
+        **({"onnx": described_onnx(part, obs, state, action)} if "onnx" in formats else {}),
     }
 
 
@@ -298,6 +117,96 @@ def use(part: Part, obs: Tensors, state: Tensors) -> list[str]:
         return [*lines, "env.step(action['action'][0].numpy())  # greedy, as the environment takes it"]
     taken = "action['action'][0]" if joint else "action['action']"
     return [*lines, f"actions = dict(zip({part.agents}, {taken}.numpy()))  # greedy, as the environment takes them"]
+
+
+def described_onnx(part: Part, obs: Tensors, state: Tensors, action: Tensors) -> dict[str, Any]:
+    """The names of the .onnx file's inputs and outputs, and lines of Python that act with it. An input that the policy
+    ignores is not in the file."""
+    joint = part.trained.spec.joint
+    count = len(part.agents) if part.agents and not joint else 1
+    rows = ", ".join(f'"{onnx_name("obs", name)}": {name.replace(".", "_")}' for name in obs)
+    first = ", ".join(
+        f'"{onnx_name("state", name)}": np.zeros(({", ".join(map(str, (count, *value.shape[1:])))}), '
+        f'"{str(value.dtype).removeprefix("torch.")}")'
+        for name, value in state.items()
+    )
+    begins = ", ".join(["True"] * count)
+    states = ", ".join(f'"{onnx_name("state", name)}": out["{onnx_name("next_state", name)}"]' for name in state)
+    lines = [
+        f"session = onnxruntime.InferenceSession('{part.file}.onnx')",
+        f"state = {{{first}}}  # what the last call gave, later on",
+        (
+            f'given = {{{rows}, "is_first": np.array([{begins}]), **state}}  # arrays of [{count}, ...]; True where an'
+            " episode begins"
+        ),
+        "taken = {one.name: given[one.name] for one in session.get_inputs()}  # without what the policy ignores",
+        "out = dict(zip([one.name for one in session.get_outputs()], session.run(None, taken)))",
+        f"state = {{{states}}}",
+    ]
+    if not part.agents:
+        lines.append("env.step(out['action'][0])  # greedy, as the environment takes it")
+    else:
+        each = "out['action'][0]" if joint else "out['action']"
+        lines.append(f"actions = dict(zip({part.agents}, {each}))  # greedy, as the environment takes them")
+    return {
+        "inputs": onnx_inputs(obs, state),
+        "outputs": onnx_outputs(action, state),
+        "use": lines,
+    }
+
+
+def onnx_name(kind: str, name: str) -> str:
+    """The name of an input or an output in an .onnx file: obs_observation, state_h, next_state_h, action_left."""
+    return f"{kind}_{name}".replace(".", "_")
+
+
+def onnx_inputs(obs: Tensors, state: Tensors) -> list[str]:
+    """The names of a file's inputs, in the order in which they are traced."""
+    return [*(onnx_name("obs", name) for name in obs), "is_first", *(onnx_name("state", name) for name in state)]
+
+
+def onnx_outputs(action: Tensors, state: Tensors) -> list[str]:
+    """The names of a file's outputs: action, or action_<part> for each part, and the state for the next call."""
+    return [*(name.replace(".", "_") for name in action), *(onnx_name("next_state", name) for name in state)]
+
+
+def opening(trained: Trained) -> str:
+    """The head of README.md."""
+    return f"""# The policy of {trained.run_dir.name}
+
+{trained.config.algo.name} on {trained.spec.name}, after {trained.clock.env_steps:,} env steps. It acts greedily, as
+`rlrun evaluate` lets it act, and needs no rlrun. policy.json holds the same facts for programs.
+
+Observations are those of the run's environment after its preprocessing: filters and the division of pixels by 255 are
+in the policy, while resizing, grey screens, frame skip and stacks of frames (the newest last) are not. Actions are as
+the environment takes them.
+"""
+
+
+def recipe(part: Part, told: dict[str, Any]) -> str:
+    """The part of README.md about one policy's files. told: its part of policy.json."""
+    lines = ["## The files" if part.name is None else f"## The policy {part.name}", ""]
+    lines += [told["rows"] + ".", ""] if "rows" in told else []
+    lines += ["| goes in | shape | type | meaning |", "| --- | --- | --- | --- |"]
+    for kind in ("obs", "state"):
+        for name, one in told[kind].items():
+            meaning = one.get("meaning", "zeros at first, then what the last call returned" if kind == "state" else "")
+            lines.append(f"| {kind} {name} | {_shape(one)} | {one['dtype']} | {meaning} |")
+    lines += ["| is_first | [batch] | bool | true where an episode begins, which forgets the state |", ""]
+    lines += ["| comes out | shape | type |", "| --- | --- | --- |"]
+    lines += [f"| {name} | {_shape(one)} | {one['dtype']} |" for name, one in told["action"].items()]
+    lines += [f"| state {name} | {_shape(one)} | {one['dtype']} |" for name, one in told["state"].items()] + [""]
+    if "use" in told:
+        lines += [f"With PyTorch and `{part.file}.pt2`:", "", "```python", "import torch", *told["use"], "```", ""]
+    if "onnx" in told:
+        lines += [f"With ONNX Runtime and `{part.file}.onnx`:", "", "```python", "import numpy as np, onnxruntime"]
+        lines += [*told["onnx"]["use"], "```", ""]
+        lines += [f"Inputs: {', '.join(told['onnx']['inputs'])}. Outputs: {', '.join(told['onnx']['outputs'])}.", ""]
+    return "\n".join(lines)
+
+
+def _shape(told: dict[str, Any]) -> str:
+    return f"[{', '.join(map(str, told['shape']))}]"
 
 
 def observed(trained: Trained, steps: int) -> Game:
@@ -441,8 +350,8 @@ def parity(trained: Trained, call: Any, steps: int = STEPS, game: Game | None = 
 
 
 def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tuple[Path, str]]:
-    """Writes policy.<format>, or policy.<name>.<format> for each of several policies, and policy.json, and returns the
-    files, each with a note on what was checked.
+    """Writes policy.<format>, or policy.<name>.<format> for each of several policies, policy.json and README.md, and
+    returns the files, each with a note on what was checked.
 
     Raises UserError where a package is missing, a policy has no greedy() or the folder cannot be written.
     """
@@ -458,14 +367,17 @@ def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tupl
             )
     facts = facts_of(trained)
     if len(parts) == 1 and parts[0].name is None:
-        facts |= describe(parts[0])
+        told = [facts]
+        facts |= describe(parts[0], formats)
     else:
-        files = {part.name: [f"{part.file}.{name}" for name in formats] for part in parts}
-        facts["policies"] = {part.name: {"files": files[part.name], **describe(part)} for part in parts}
+        told = [{"files": [f"{part.file}.{name}" for name in formats], **describe(part, formats)} for part in parts]
+        facts["policies"] = {part.name: one for part, one in zip(parts, told, strict=True)}
         facts["not_exported"] = left_out
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "policy.json").write_text(json.dumps(facts, indent=1) + "\n")
+        recipes = [recipe(part, one) for part, one in zip(parts, told, strict=True)]
+        (folder / "README.md").write_text("\n".join([opening(trained), *recipes]))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
     without_chance(trained.policy)
@@ -476,7 +388,7 @@ def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tupl
         for name in formats:
             path = folder / f"{part.file}.{name}"
             made.append((path, writers[name](part, path, rows_of(part, game))))
-    return [*made, (folder / "policy.json", "")]
+    return [*made, (folder / "policy.json", ""), (folder / "README.md", "")]
 
 
 def require(name: str) -> None:
@@ -513,29 +425,27 @@ def write_onnx(part: Part, path: Path, game: Game) -> str:
     import onnxruntime
 
     trained = part.trained
-    made = torch.onnx.export(program(trained), dynamo=True, verbose=False)
+    obs, first, state = example(trained)
+    action = Exported(trained)(obs, first, state)[0]
+    inputs, outputs = onnx_inputs(obs, state), onnx_outputs(action, state)
+    traced = program(trained)
+    made = torch.onnx.export(traced, dynamo=True, verbose=False, input_names=inputs, output_names=outputs)
     assert made is not None
+    made.model.metadata_props["rlrun"] = json.dumps({**facts_of(trained), "inputs": inputs, "outputs": outputs})
     made.save(str(path))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    inputs, outputs = [one.name for one in session.get_inputs()], [one.name for one in session.get_outputs()]
-    obs, first, state = example(trained, 1)
-    actions = list(Exported(trained)(obs, first, state)[0])
+    # Inputs that a policy ignores are not in the file.
+    taken, given = [one.name for one in session.get_inputs()], [one.name for one in session.get_outputs()]
+    if not set(taken) <= set(inputs) or given != outputs:
+        raise RunFailed(
+            f"{path} has the inputs {', '.join(taken)} and the outputs {', '.join(given)}, which are not those that"
+            f" policy.json names: {', '.join(inputs)}, and {', '.join(outputs)}"
+        )
 
     def call(obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
-        # The inputs are in the order in which they were traced. Those that a policy ignores are not among `inputs`.
-        given = [*obs.values(), is_first, *state.values()]
-        named = dict(zip(ordered_inputs(obs, state), given, strict=True))
-        results = session.run(outputs, {name: named[name].numpy() for name in inputs})
+        named = dict(zip(inputs, [*obs.values(), is_first, *state.values()], strict=True))
+        results = session.run(outputs, {name: named[name].numpy() for name in taken})
         made = [torch.from_numpy(np.asarray(value)) for value in results]
-        return dict(zip(actions, made)), dict(zip(state, made[len(actions) :]))
+        return dict(zip(action, made)), dict(zip(state, made[len(action) :]))
 
     return f"acts as the run's own policy (largest difference {parity(trained, call, game=game):g})"
-
-
-def ordered_inputs(obs: Tensors, state: Tensors) -> list[str]:
-    """Returns the names that torch.onnx gives to the inputs, in their order."""
-    return [
-        *(f"obs_{name}".replace(".", "_") for name in obs),
-        "is_first",
-        *(f"state_{name}".replace(".", "_") for name in state),
-    ]

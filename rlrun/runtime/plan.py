@@ -125,7 +125,7 @@ class Plan:
 
     def limits(self) -> Limits:
         """Returns how long environments may take."""
-        return limits_of(self.config.env)
+        return limits_of(self.config)
 
     def make_env(self) -> registry.Factory:
         """Returns the factory of training environments."""
@@ -190,11 +190,12 @@ def policy_factory(config: Typed, spec: EnvSpec, resources: Resources, acting: b
     return PolicyFactory(config.algorithm, config.algo, spec, config.run.model, precision, seed, acting)
 
 
-def limits_of(env: registry.EnvConfig) -> Limits:
-    """Returns how long environments may take."""
+def limits_of(config: Typed) -> Limits:
+    """Returns how long environments, and processes that start, may take."""
+    env, start_sec = config.env, config.run.resources.start_timeout_sec
     if isinstance(env, RecordedConfig):
-        return Limits()
-    return Limits(step_sec=env.step_timeout_sec, reset_sec=env.reset_timeout_sec)
+        return Limits(start_sec=start_sec)
+    return Limits(env.step_timeout_sec, env.reset_timeout_sec, start_sec)
 
 
 def shards_of(runner: Any) -> int | None:
@@ -216,7 +217,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     again = asked.restarts > 0 and not asked.exact
     make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True, restarts=again)
     runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
-    with watched(limits_of(config.env)):  # it may try the environment
+    with watched(limits_of(config)):  # it may try the environment
         resources: Resources = runner.layout(
             Asked(
                 cfg=asked,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import shlex
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +28,15 @@ from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.watchdog import Watchdog
+from rlrun.dataflow.workers import start_within
 from rlrun.loggers.console import console
 from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.imagined import Imagining
 from rlrun.loggers.jsonl import Jsonl
-from rlrun.loggers.mlflow import Mlflow
-from rlrun.loggers.sinks import CLOSE_SEC, Alive, Sink, Sinks
+from rlrun.loggers.mirror import Mirror, MlflowPlace
+from rlrun.loggers.mirroring import Mirroring
+from rlrun.loggers.mlflow import available
+from rlrun.loggers.sinks import CLOSE_SEC, Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import notes
@@ -42,29 +47,62 @@ from rlrun.runtime.training_estimates import TrainingEstimates
 from rlrun.samplers.evaluators import Evaluating, EvaluationCrew
 
 
+@dataclass(kw_only=True)
+class Watch:
+    """What a Python program asks of a session (rlrun/api.py), and what it learns of it."""
+
+    callback: Callable[[dict[str, Any]], Any] | None = None  # called with every row; False ends the run
+    console: bool = True  # whether the run may show its progress
+    command: str | None = None  # as summary.json has it; None: the words of this process
+    run_dir: Path | None = None
+    error: BaseException | None = None  # what ended the run
+    stop: signal.Signals | None = None  # the signal that did
+
+
+class WatchedRows(Callback):
+    """Hands every row to a function, and ends the run when that returns False."""
+
+    def __init__(self, function: Callable[[dict[str, Any]], Any]):
+        self.function = function
+        self.error: Exception | None = None
+
+    def on_start(self, run: Any) -> None:
+        self.run = run
+
+    def on_log(self, row: dict[str, Any]) -> None:
+        try:
+            if self.function(dict(row)) is False:
+                self.run.stops.asked = "the callback returned False"
+        except Exception as error:
+            self.error = error
+            raise
+
+
 def run(
     plan: Plan,
     values: dict[str, Any],
     directory: RunDir,
     restored: tuple[dict, dict] | None,
-    command: str | None = None,
+    watch: Watch | None = None,
 ) -> int:
-    """Trains and returns the exit code. values: the plain config that was saved."""
+    """Trains and returns the exit code. values: the plain config that was saved. watch: for a run from Python."""
     keep_freed()
     torch.set_num_threads(1)  # until the learner sets its own number
     signals = Signals()
     signals.install()
     try:
-        return _run(plan, values, directory, restored, command or command_line(), signals)
+        return _run(plan, values, directory, restored, watch or Watch(), signals)
     finally:
         signals.restore()
         directory.release()
 
 
 def _run(
-    plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, command: str, signals: Signals
+    plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, watch: Watch, signals: Signals
 ) -> int:
-    config = plan.config
+    config, command = plan.config, watch.command or command_line()
+    watch.run_dir = directory.path
+    start_within(config.run.resources.start_timeout_sec)
     for sentence in plan.spec.notes:
         print(f"  {sentence}", flush=True)
     for reason in plan.resources.why:
@@ -90,7 +128,9 @@ def _run(
         facts |= {name: before[name] for name in ("command", "started", "git_commit") if name in before}
     resume_at = restored[1]["env_steps"] if restored else None
     directory.summary(status="RUNNING", **facts)
-    logger = _loggers(config, values, directory.path, resume_at, facts)
+    logger = _loggers(config, directory.path, resume_at, watch.console)
+    watched = [] if watch.callback is None else [WatchedRows(watch.callback)]
+    mirroring = _mirroring(config, values, directory.path, facts)
     crew = _evaluators(plan)
     job = Run(
         env_steps=config.run.env_steps,
@@ -110,6 +150,7 @@ def _run(
             *make_callbacks(config.run.callbacks, Callback),
             *_histograms(config, logger),
             *_imagining(plan, directory.path, logger),
+            *watched,
         ],
         spec=plan.spec,
         update_rows=plan.needs.rows * plan.needs.columns,
@@ -161,41 +202,54 @@ def _run(
         best_return_mean=job.best,
         **facts,
     )
+    watch.error = next((one.error for one in watched if one.error is not None), error)
+    watch.stop = signals.stop
+    logger.close_direct(job.status, summary)
+    # How the run ended is said now, because the other loggers may need a while.
+    print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}", flush=True)
+    if job.status == "FAILED" and watch.command is None:  # a Python program gets an exception
+        print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
+    if mirroring is not None:
+        mirroring.close(job.status)
     heard = signals.stop
     # A scheduler that has sent SIGTERM kills the process soon.
     at_most = CLOSE_SEC if heard == signal.SIGTERM else math.inf
     logger.close(job.status, summary, hurried=lambda: signals.stop is not heard, at_most=at_most)
-    print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
+    if mirroring is not None:
+        mirroring.wait(hurried=lambda: signals.stop is not heard)
+    print(directory.path, flush=True)
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
-    if job.status == "FAILED":
-        print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
     return 2 if isinstance(error, UserError) else job.exit_code
 
 
-def _loggers(config: Typed, values: dict, path: Path, resume_at: int | None, facts: dict) -> Sinks:
+def _loggers(config: Typed, path: Path, resume_at: int | None, shown: bool) -> Sinks:
     chosen = {name: node for name, node in config.run.logger.items() if node["enabled"]}
     direct: list[Sink] = [Jsonl(path / "progress.jsonl", resume_at)]
     slow: dict = {}
-    alive = Alive()
-    if "console" in chosen:
+    if "console" in chosen and shown:
         title = f"{config.algo.name} on {config.env.name}, seed {config.run.seed}"
         direct.append(console(config.run.env_steps, title, config.run.episode_window))
     if "tensorboard" in chosen:
         slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
-    if "mlflow" in chosen:
-        mlflow = chosen["mlflow"]
-        slow["mlflow"] = lambda: Mlflow(
-            whole(mlflow["uri"]),
-            Path(config.run.runs_root),
-            mlflow["experiment"],
-            path,
-            values,
-            facts,
-            mlflow["parent"],
-            alive,
+    return Sinks(direct, slow)
+
+
+def _mirroring(config: Typed, values: dict, path: Path, facts: dict) -> Mirroring | None:
+    """Returns what sends the run to MLflow, if it is logged there."""
+    mlflow = config.run.logger.get("mlflow")
+    if mlflow is None or not mlflow["enabled"]:
+        return None
+    if not available():
+        print(
+            f"rlrun: mlflow: mlflow is not installed (pip install mlflow); rlrun sync {shlex.quote(str(path))} sends"
+            " the run later",
+            file=sys.stderr,
+            flush=True,
         )
-    return Sinks(direct, slow, alive)
+        return None
+    place = MlflowPlace(whole(mlflow["uri"]), Path(config.run.runs_root), mlflow["experiment"], mlflow["parent"])
+    return Mirroring(Mirror(path, place), values, facts, mlflow["wait_sec"])
 
 
 def _histograms(config: Typed, logger: Sinks) -> list[Histograms]:

@@ -28,9 +28,11 @@ from rlrun.envs.gym import to_rows
 from rlrun.envs.joint import JointSpec, together
 from rlrun.envs.single import make_single
 from rlrun.envs.stacked import LastFrames, without_stack
+from rlrun.loggers.jsonl import read
 from rlrun.models.model import Model
 from rlrun.runtime.build import checkpoints_of
 from rlrun.runtime.plan import make_spec
+from rlrun.runtime.rundir import RunDir
 from rlrun.samplers.evaluator import to_torch
 
 
@@ -40,7 +42,7 @@ class Trained:
     act() takes one observation or a batch of them; of an environment with several agents, it takes a dictionary of
     observations by agent and returns one of actions. Between calls it keeps recurrent state, and the last frames if it
     is given raw Atari screens or if env.stack stacks observations; reset() forgets them. make_env() makes the
-    environment of the run, including its preprocessing.
+    environment of the run, including its preprocessing. rows and summary are what the run has logged.
     """
 
     def __init__(self, run_dir: Path, config: Typed, spec: EnvSpec, policy: Policy, clock: Clock):
@@ -53,6 +55,16 @@ class Trained:
         self.agents = dict(spec.own) if isinstance(spec, AgentsSpec) else {}  # the spaces of every agent
         self.there: tuple[str, ...] = ()  # the agents that act() was given last
         self.reset()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What summary.json of the run says: status, reason, env_steps, return_mean, versions and so on."""
+        return RunDir(self.run_dir).known
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows that the run has logged, as dictionaries: `pandas.DataFrame(trained.rows)` is a table of them."""
+        return read(self.run_dir / "progress.jsonl")
 
     def make_env(self, seed: int = 0) -> Any:
         """Makes the run's environment with the preprocessing of training, for full games. One with several agents is

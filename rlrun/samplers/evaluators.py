@@ -23,7 +23,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.stores import WeightStore
 from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import START_SEC, Workers
+from rlrun.dataflow.workers import Workers, start_sec
 from rlrun.samplers.evaluator import Evaluator
 
 MAX_ENVS = 8  # environments that a process steps together
@@ -111,7 +111,7 @@ class EvaluationCrew:
 
     def __init__(self, plan: EvaluationPlan, timeout_sec: float):
         """timeout_sec: the run fails if a process plays and is silent for so long."""
-        self.plan, self.timeout_sec = plan, max(timeout_sec, START_SEC)
+        self.plan, self.timeout_sec = plan, max(timeout_sec, start_sec())
         self.workers = Workers()
         self.bus: WeightBus | None = None
         self.parts: dict[str, Evaluated] = {}

@@ -176,6 +176,7 @@ def test_jobs_stand_under_one_mlflow_run(tmp_path):
         "algo=pg",
         "env=CartPole-v1",
         "logger=[mlflow]",
+        "logger.mlflow.wait_sec=120",
         "resources=debug",
         "seed=1,2",
         "env_steps=400",

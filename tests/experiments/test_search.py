@@ -157,7 +157,7 @@ def play(supply, folder, score):
     """Plays all jobs that the supply gives out now: each leaves a checkpoint and a config, and scores score(name)."""
     done = []
     while (job := supply.next()) is not None:
-        step = int(dict(word.split("=") for word in job.resume)["env_steps"])
+        step = int(job.resume[0].removeprefix("env_steps="))
         place = job.run_dir / "checkpoints" / f"{step:012d}"
         place.mkdir(parents=True, exist_ok=True)
         (place / "policy.pt").write_text(job.name)
@@ -263,7 +263,7 @@ def test_a_takeover_that_was_decided_is_done_after_a_kill(tmp_path, monkeypatch)
     monkeypatch.undo()
     later = population(tmp_path)
     assert (tmp_path / "member-00" / "checkpoints" / f"{100:012d}" / "policy.pt").read_text() == "member-01"
-    assert later.members[0].history[-1]["took_over"] == "member-01" and later.next().resume == ("env_steps=200",)
+    assert later.members[0].history[-1]["took_over"] == "member-01" and later.next().resume == ("env_steps=200", "--if-needed")
 
 
 def test_small_whole_numbers_move():

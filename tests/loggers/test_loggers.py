@@ -46,7 +46,7 @@ def test_tensorboard_and_mlflow_hold_what_progress_holds(tmp_path):
 
     from rlrun.commands.resume import main as resume
 
-    path, code = train(tmp_path, "logger=[tensorboard,mlflow]", "algo.lr=0.0005")
+    path, code = train(tmp_path, "logger=[tensorboard,mlflow]", "logger.mlflow.wait_sec=120", "algo.lr=0.0005")
     assert code == 0
     assert resume([str(path), "env_steps=500"]) == 0
     rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
@@ -122,6 +122,7 @@ def test_a_failed_run_is_failed_in_mlflow(tmp_path):
         f"run_dir={path}",
         f"runs_root={tmp_path}",
         "logger=[mlflow]",
+        "logger.mlflow.wait_sec=120",
     )
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")

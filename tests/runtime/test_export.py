@@ -14,7 +14,8 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.models.noisy import NoisyLinear
-from rlrun.runtime.export import Exported, example, flat, nested, observed, parity, parts_of, program, rows_of, write
+from rlrun.runtime.export import observed, parity, rows_of, write
+from rlrun.runtime.exported_policy import Exported, example, flat, nested, parts_of, program
 from rlrun.runtime.trained import Trained
 
 CASES = {
@@ -199,7 +200,7 @@ def test_what_policy_json_says_works(case, typed, tmp_path, monkeypatch):
     facts = json.loads((folder / "policy.json").read_text())
     assert files == {file.name for file in folder.iterdir()}
     told = facts.get("policies", {"": facts})
-    assert {file for one in told.values() for file in one.get("files", ["policy.pt2"])} == files - {"policy.json"}
+    assert {file for one in told.values() for file in one.get("files", ["policy.pt2"])} == files - {"policy.json", "README.md"}
     assert ("not_exported" in facts) == (case == "several")
     seen = {f"agent_{i}": torch.randn(4, generator=torch.Generator().manual_seed(i)) for i in range(4)}
     own = trained.act({agent: obs.numpy() for agent, obs in seen.items()})
@@ -261,8 +262,36 @@ def test_onnx_acts_the_same(tmp_path, typed):
         pytest.importorskip(name)
     for case in ("values", "lstm", "filtered_torques"):
         trained = made(typed, *CASES[case])
-        (file, said), _ = write(trained, tmp_path / case, ("onnx",))
+        (file, said), *_ = write(trained, tmp_path / case, ("onnx",))
         assert file.exists() and "acts as the run's own policy" in said
+
+
+@pytest.mark.parametrize("case", ["values", "lstm", "filtered_torques", "gru_told", "qmix"])
+def test_the_onnx_file_s_names_and_recipe_are_those_that_are_told(case, tmp_path, typed, monkeypatch):
+    """The lines of README.md are run for the first two steps of a game, and give the run's own actions."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name)
+    trained = made(typed, *(CASES[case] if case in CASES else [*CART, *OF_AGENTS[case]]))
+    folder = tmp_path / "out"
+    write(trained, folder, ("onnx",))
+    told = json.loads((folder / "policy.json").read_text())["onnx"]
+    session = onnxruntime.InferenceSession(folder / "policy.onnx")
+    assert [one.name for one in session.get_outputs()] == told["outputs"] and told["outputs"][0] == "action"
+    assert {one.name for one in session.get_inputs()} <= set(told["inputs"])
+    text = (folder / "README.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    assert code.splitlines()[1:] == told["use"], "README.md and policy.json tell the same"
+    monkeypatch.chdir(folder)
+    game = observed(trained, 1)
+    (obs, action), taken = game[0], []
+    names = {name.replace(".", "_"): value.numpy() for name, value in obs.items()}
+    names["env"] = type("Env", (), {"step": staticmethod(taken.append)})
+    exec(code, names)
+    own = action["action"].numpy()
+    got = list(names["actions"].values()) if "actions" in names else taken[0]
+    assert got == pytest.approx(own[0] if case != "qmix" else own.reshape(-1), abs=1e-5)
+    assert names["state"].keys() == {f"state_{name}" for name in trained.policy.core_spec()}
 
 
 def test_names_of_nested_parts():

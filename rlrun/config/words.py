@@ -1,0 +1,69 @@
+"""Turns options that Python gives, as values and nested dictionaries, into words of the command line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlrun.core.errors import UserError
+from rlrun.experiments.jobs import quoted
+
+# Groups whose dictionary may have a `name`, which chooses the group's file, beside options: env={"name": ..., ...}.
+CHOSEN = ("algo", "env", "runner", "replay", "model", "resources")
+SCHEDULE = {"start", "end", "steps"}
+_PLAIN = re.compile(r"[A-Za-z_./@:+-][A-Za-z0-9_./@:+-]*")  # texts that need no quotes
+_NUMBER = re.compile(r"\d[\d_]*(\.\d+)?[kKMGB]?")  # 200k, which an option may read as a number
+_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "nan", "inf", "-inf", "+inf")  # Hydra reads them as values
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """The words for these options, such as {"algo": "ppo", "model": {"hidden": (32, 32)}}, those that choose a group's
+    file first.
+
+    A dictionary holds the options of a group; "name" in that of a group of CHOSEN chooses its file. Raises UserError
+    for a value that no option can have."""
+    pairs = list(flat(options))
+    chosen = [f"{key}={word(key, value)}" for key, value in pairs if key in CHOSEN]
+    return chosen + [f"{key}={word(key, value)}" for key, value in pairs if key not in CHOSEN]
+
+
+def flat(options: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted name and the value of every option. Two spellings of one option are two pairs."""
+    for name, value in options.items():
+        if not isinstance(name, str):
+            raise UserError(f"{path}{name!r} is not the name of an option, which is a text")
+        key = f"{path}{name}"
+        if not isinstance(value, Mapping) or key == "data.path" or SCHEDULE <= set(value) <= SCHEDULE | {"curve"}:
+            yield key, value
+            continue
+        inside = dict(value)
+        if key in CHOSEN and "name" in inside:
+            yield key, inside.pop("name")
+        yield from flat(inside, f"{key}.")
+
+
+def word(key: str, value: Any) -> str:
+    """The right side of a word. key: the option, for messages."""
+    if hasattr(value, "item") and hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:
+        value = value.item()  # a number of NumPy or PyTorch
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, os.PathLike):
+        return quoted(os.fspath(value))
+    if isinstance(value, str):
+        plain = (_PLAIN.fullmatch(value) and value.lower() not in _WORDS) or _NUMBER.fullmatch(value)
+        return value if plain else quoted(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(word(key, one) for one in value)}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{word(key, name)}:{word(key, one)}" for name, one in value.items()) + "}"
+    raise UserError(
+        f"{key} cannot be {value!r}: options are numbers, texts, true or false, None, lists and dictionaries; name your"
+        " own code as package.module:Name"
+    )

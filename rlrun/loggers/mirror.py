@@ -1,0 +1,294 @@
+"""Sends what a run directory holds to an MLflow run.
+
+Everything that is sent is read from the directory: parameters from config.yaml, metrics from progress.jsonl, and the
+status from summary.json. mlflow.json in the directory remembers what has arrived:
+
+    uri, run_id, experiment_id   the MLflow run; the address is without passwords
+    id                           a tag of the MLflow run, by which it is found if its run_id never came back
+    offset                       bytes of progress.jsonl that have been sent
+    sessions                     [[offset, seconds since 1970], ...]: where a session's rows begin, and when their
+                                 time_sec was 0
+    parameters                   whether they have been sent
+    files                        {path: [bytes, modification time in ns]} of the artifacts that have been sent
+    status                       the last status that was sent
+
+So nothing is lost while a server is away, and sending again sends only what is missing. A batch of which the answer is
+lost is sent a second time; it has the same times and steps then, and MLflow keeps one of two equal points.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlrun.core.checkpoint import Checkpoints, write_atomically
+from rlrun.core.open_loop import FOLDER
+from rlrun.core.passwords import masked
+from rlrun.loggers.mlflow import STATUS, flatten, open_experiment, store_uri
+
+MEMORY = "mlflow.json"
+METRICS, PARAMETERS = 1000, 100  # numbers that MLflow takes at a time
+PART_BYTES = 1 << 20  # of progress.jsonl that are read at a time
+LONGEST = 6000  # characters of a parameter's value
+CHECKPOINT = ("policy.pt", "run.json", "manifest.json")  # files of a checkpoint that become artifacts
+
+
+class Sent(NamedTuple):
+    """What one call of send() sent."""
+
+    rows: int
+    files: int
+    parameters: bool
+    status: str | None  # MLflow's word for how the run ended, if it was sent
+
+    def __str__(self) -> str:
+        parts = [f"{self.rows:,} row{'s' * (self.rows != 1)}"] if self.rows else []
+        parts += ["the options"] if self.parameters else []
+        parts += [f"{self.files} file{'s' * (self.files != 1)}"] if self.files else []
+        parts += [f"the status {self.status}"] if self.status else []
+        return f"sent {', '.join(parts)}" if parts else "nothing was missing"
+
+
+class MlflowPlace(NamedTuple):
+    """Where a run is logged."""
+
+    uri: str | None  # with its password; None: the SQLite file in `root`
+    root: Path
+    experiment: str
+    parent: str | None = None  # the id of the parent MLflow run
+
+
+class Mirror:
+    """The MLflow run of one run directory. Methods that talk to the server raise whatever MLflow raises."""
+
+    def __init__(self, run_dir: Path, place: MlflowPlace):
+        self.run_dir, self.place = run_dir, place
+        self.uri = place.uri or store_uri(place.root)
+        self.client: Any = None
+        self.tagged = False
+        self.left = False  # whether nobody waits for it any more, so that `rlrun sync` may send the rest
+        self.memory = self._remembered()
+
+    def _remembered(self) -> dict[str, Any]:
+        new = {"uri": masked(self.uri), "id": uuid.uuid4().hex, "run_id": None, "experiment_id": None}
+        new |= {"offset": 0, "sessions": [], "parameters": False, "files": {}, "status": None}
+        try:
+            known = json.loads((self.run_dir / MEMORY).read_text())
+        except (OSError, ValueError):
+            return new
+        if not isinstance(known, dict) or known.get("uri") != masked(self.uri):
+            return new  # the run is logged elsewhere from now on, with all of its rows
+        if "offset" not in known:  # earlier versions sent every row at once
+            known = {**known, "offset": self._size(), "parameters": True}
+        return new | known
+
+    def _size(self) -> int:
+        try:
+            return (self.run_dir / "progress.jsonl").stat().st_size
+        except OSError:
+            return 0
+
+    def _write(self) -> None:
+        if self.left:
+            raise InterruptedError("the run is over, and rlrun sync sends the rest")
+        write_atomically(self.run_dir / MEMORY, json.dumps(self.memory, indent=1) + "\n")
+
+    def begin_session(self) -> None:
+        """Notes that rows from now on belong to a new session. Call it before the first of them is written."""
+        size = self._size()
+        last = 0.0
+        for _, row in self._rows(0):
+            last = float(row.get("time_sec") or 0.0)
+        # A resumed run has dropped the rows behind its checkpoint.
+        sessions = [one for one in self.memory["sessions"] if one[0] < size]
+        self.memory["sessions"] = [*sessions, [size, time.time() - last]]
+        self.memory["offset"] = min(self.memory["offset"], size)
+        self.memory["status"] = None
+        self._write()
+
+    @property
+    def link(self) -> str | None:
+        """The page that lists the experiment's runs, if MLflow is a server and has answered."""
+        if not self.uri.startswith("http") or self.memory["experiment_id"] is None:
+            return None
+        # MLflow 3 shows experiments as traces of language models unless it is told that models are trained.
+        page = f"experiments/{self.memory['experiment_id']}/runs?workflowType=machine_learning"
+        return f"{masked(self.uri).rstrip('/')}/#/{page}"
+
+    def missing(self, status: str | None) -> str:
+        """What has not arrived, in words; empty if nothing is missing. status: how the run ended."""
+        rows = sum(1 for _ in self._rows(self.memory["offset"]))
+        parts = [f"{rows:,} row{'s' * (rows != 1)}"] if rows else []
+        if not self.memory["parameters"]:
+            parts.append("the options")
+        if status is not None and self.memory["status"] != STATUS[status]:
+            parts.append("how the run ended")
+        return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+    def send(self, values: Mapping[str, Any], facts: Mapping[str, Any], ended: str | None = None) -> Sent:
+        """Sends what is missing.
+
+        values: the run's config. facts: those of summary.json. ended: COMPLETED, STOPPED, INTERRUPTED or FAILED if the
+        run is over; its last files and its status are sent then."""
+        self._connect(values)
+        self._tag(facts)
+        parameters = not self.memory["parameters"]
+        if parameters:
+            self._send_parameters(values)
+        rows = self._send_rows()
+        files = sum(self._send_file(file, folder) for file, folder in self._files(ended is not None))
+        status = None
+        if ended is not None and self.memory["status"] != STATUS[ended]:
+            status = STATUS[ended]
+            self.client.set_terminated(self.memory["run_id"], status, end_time=self._end())
+            self.memory["status"] = status
+            self._write()
+        return Sent(rows, files, parameters, status)
+
+    def _connect(self, values: Mapping[str, Any]) -> None:
+        if self.client is not None:
+            return
+        client, experiment = open_experiment(self.place.uri, self.place.root, self.place.experiment)
+        memory = self.memory
+        if memory["run_id"] is None:
+            self._write()  # the id is known before the run exists, so that the run can be found by it
+            found = client.search_runs([experiment], f"tags.`rlrun.id` = '{memory['id']}'", max_results=1)
+            if found:
+                memory["run_id"] = found[0].info.run_id
+            else:
+                name = f"{values['algo']['name']} {values['env']['name']} seed {values['seed']} ({self.run_dir.name})"
+                tags = {"rlrun.id": memory["id"]}
+                began = self._sessions()[0][1]
+                made = client.create_run(experiment, start_time=int(began * 1000), tags=tags, run_name=name)
+                memory["run_id"] = made.info.run_id
+        memory["experiment_id"] = experiment
+        if memory["status"] is None:
+            client.update_run(memory["run_id"], status="RUNNING")
+        self._write()
+        self.client = client
+
+    def _tag(self, facts: Mapping[str, Any]) -> None:
+        if self.tagged:
+            return
+        tags = {f"rlrun.{name}": facts[name] for name in ("pid", "host", "command", "git_commit") if name in facts}
+        tags |= {"rlrun.run_dir": str(self.run_dir.resolve())}
+        if self.place.parent is not None:
+            tags["mlflow.parentRunId"] = self.place.parent
+        for name, value in tags.items():
+            self.client.set_tag(self.memory["run_id"], name, str(value))
+        self.tagged = True
+
+    def _send_parameters(self, values: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        params = [Param(name, str(value)[:LONGEST]) for name, value in flatten(dict(values))]
+        for start in range(0, len(params), PARAMETERS):
+            self.client.log_batch(self.memory["run_id"], params=params[start : start + PARAMETERS])
+        self.memory["parameters"] = True
+        self._write()
+
+    def _send_rows(self) -> int:
+        """Sends the rows that have not been sent, and returns their number."""
+        from mlflow.entities import Metric
+
+        sent, waiting, metrics, end = 0, 0, [], self.memory["offset"]
+        sessions = self._sessions()
+
+        def flush() -> None:
+            nonlocal metrics, sent, waiting
+            if metrics:
+                self.client.log_batch(self.memory["run_id"], metrics=metrics)
+            sent, waiting, metrics = sent + waiting, 0, []
+            self.memory["offset"] = end
+            self._write()
+
+        for after, row in self._rows(self.memory["offset"]):
+            base = next((at for begin, at in reversed(sessions) if begin < after), sessions[0][1])
+            stamp = int((base + float(row.get("time_sec") or 0.0)) * 1000)
+            made = [
+                Metric(name, float(value), stamp, int(row["env_steps"]))
+                for name, value in row.items()
+                if name != "env_steps" and isinstance(value, int | float)
+            ]
+            if metrics and len(metrics) + len(made) > METRICS:
+                flush()
+            while len(made) > METRICS:  # a row of very many numbers
+                self.client.log_batch(self.memory["run_id"], metrics=made[:METRICS])
+                made = made[METRICS:]
+            metrics, end, waiting = metrics + made, after, waiting + 1
+        if waiting:
+            flush()
+        return sent
+
+    def _rows(self, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yields (offset behind the row, row) of all complete rows from this offset on."""
+        try:
+            file = (self.run_dir / "progress.jsonl").open("rb")
+        except OSError:
+            return
+        with file:
+            file.seek(offset)
+            rest = b""
+            while part := file.read(PART_BYTES):
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    offset += len(line) + 1
+                    try:
+                        row = json.loads(line)
+                    except ValueError:
+                        continue  # a killed run may leave half a row
+                    if isinstance(row, dict) and "env_steps" in row:
+                        yield offset, row
+
+    def _sessions(self) -> list[list[float]]:
+        """Where sessions begin. A run that began without MLflow has one, which began when its summary says."""
+        if self.memory["sessions"]:
+            return self.memory["sessions"]
+        try:
+            started = json.loads((self.run_dir / "summary.json").read_text())["started"]
+            return [[0, datetime.fromisoformat(started).timestamp()]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return [[0, (self.run_dir / "config.yaml").stat().st_mtime]]
+
+    def _end(self) -> int:
+        """The time of the last row, in milliseconds since 1970, or now if it has none."""
+        last = None
+        for _, row in self._rows(0):
+            last = row
+        if last is None:
+            return int(time.time() * 1000)
+        return int((self._sessions()[-1][1] + float(last.get("time_sec") or 0.0)) * 1000)
+
+    def _files(self, over: bool) -> Iterator[tuple[Path, str | None]]:
+        """Yields the files that become artifacts, each with its folder there."""
+        yield self.run_dir / "config.yaml", None
+        for file in sorted((self.run_dir / FOLDER).glob("*.*")):
+            if file.suffix in (".png", ".gif"):
+                yield file, FOLDER
+        if not over:
+            return
+        yield self.run_dir / "summary.json", None
+        checkpoints = Checkpoints(self.run_dir / "checkpoints", 1)
+        name = checkpoints.best() or next(iter(reversed(checkpoints.names())), None)
+        for file in CHECKPOINT if name else ():
+            yield self.run_dir / "checkpoints" / str(name) / file, f"checkpoint/{name}"
+
+    def _send_file(self, file: Path, folder: str | None) -> bool:
+        """Sends a file unless it has been sent as it is. Returns whether it was sent."""
+        try:
+            found = file.stat()
+        except OSError:
+            return False
+        version, key = [found.st_size, found.st_mtime_ns], os.path.relpath(file, self.run_dir)
+        if self.memory["files"].get(key) == version:
+            return False
+        self.client.log_artifact(self.memory["run_id"], str(file), folder)
+        self.memory["files"][key] = version
+        self._write()
+        return True

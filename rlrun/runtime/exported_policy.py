@@ -1,0 +1,210 @@
+"""A trained policy as a module of tensors, which acts greedily without rlrun.
+
+The module's forward(obs, is_first, state) -> (action, state) takes and returns dictionaries of tensors. obs is
+{"observation": [B, ...]}, with nested parts by their path ("observation.camera"), and an "action_mask" where the policy
+has one. is_first is [B] bool. state is zeros for the first call and then what the last call returned; it is empty
+without memory. Actions are in the form that the environment takes. Nothing is random: noisy layers use their means, and
+eval_epsilon is 0. Filters and the division of pixels by 255 are included. Earlier preprocessing is not: an
+observation with env.stack is the stack of frames, whose newest one is last.
+
+Of a run with several policies (algo=multi), each is exported by itself, and takes rows of its own agents. Of a run of
+self-play it is the newest weights, without the snapshots. A policy that learns all agents together (qmix, vdn, iql,
+maddpg) takes a row for an environment, [B, N, ...]; each agent's action depends on that agent's part of the row alone.
+The state of the whole environment, which only the learner needs, is no input.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlrun.algos.multi import spec_of
+from rlrun.algos.self_play import of_main
+from rlrun.core.batch import Batch
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.plugins import is_path
+from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space
+from rlrun.envs.joint import STATE
+from rlrun.models.model import Model
+from rlrun.models.noisy import draw_noise
+from rlrun.policies import QPolicy
+from rlrun.policies.joint import JointQPolicy
+from rlrun.policies.league import LeaguePolicy
+from rlrun.policies.several import SeveralPolicies
+from rlrun.runtime.trained import Trained
+
+Tensors = dict[str, Tensor]
+EXAMPLES = 3  # rows in the example inputs; torch.export would treat 0 or 1 as constants
+
+
+class Part(NamedTuple):
+    """A policy that is exported by itself."""
+
+    trained: Trained  # the run, with this policy in place of its own
+    name: str | None = None  # among several
+    numbers: tuple[int, ...] | None = None  # of the agents that it plays; None: all
+    fixed: str | None = None  # the run that its weights come from, if it did not learn
+
+    @property
+    def file(self) -> str:
+        """The name of its files, without the format."""
+        # Names of agents may hold characters that no file name can.
+        return (
+            "policy"
+            if self.name is None
+            else f"policy.{''.join(c if c.isalnum() or c in '-_' else '_' for c in self.name)}"
+        )
+
+    @property
+    def agents(self) -> list[str]:
+        """The names of the agents that it plays; none if the environment has one agent without a name."""
+        spec = self.trained.spec
+        if spec.agents is None:
+            return []
+        names = spec.agents.names if self.numbers is not None or spec.joint else tuple(self.trained.agents)
+        return list(names)
+
+
+def parts_of(trained: Trained) -> tuple[list[Part], dict[str, str]]:
+    """The policies of a run that are exported, and for each that is not, the reason why."""
+    policy, spec = trained.policy, trained.spec
+
+    def part(own: Any, seen: Any) -> Trained:
+        return Trained(trained.run_dir, trained.config, seen, own, trained.clock)
+
+    if isinstance(policy, LeaguePolicy):
+        return [Part(part(policy.main, of_main(spec, Model(trained.config.run.model))), numbers=None)], {}
+    if not isinstance(policy, SeveralPolicies):
+        return [Part(trained)], {}
+    made, left_out = [], {}
+    given = getattr(trained.config.algo, "fixed", {})
+    for name, numbers in policy.members.items():
+        fixed = given.get(name)
+        if name in policy.policies:
+            own = part(policy.policy(name), spec_of(spec, name, numbers))
+            made.append(Part(own, name, numbers, fixed))
+        elif fixed is not None and is_path(fixed):
+            left_out[name] = f"{fixed} is a class of the user's own, which has no weights"
+        else:
+            left_out[name] = "it acts at random and has no weights"
+    if len({one.file for one in made}) < len(made):
+        raise UserError(
+            f"the policies {', '.join(str(one.name) for one in made)} cannot have files of their own, because some of"
+            " these names differ only in characters that file names do not have"
+        )
+    return made, left_out
+
+
+def flat(values: Batch, prefix: str = "") -> Tensors:
+    """Flattens nested parts into a dictionary by dotted path."""
+    made: Tensors = {}
+    for name, value in values.items():
+        made |= flat(value, f"{prefix}{name}.") if isinstance(value, Batch) else {f"{prefix}{name}": value}
+    return made
+
+
+def nested(values: Mapping[str, Tensor]) -> Batch:
+    """The inverse of flat."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *groups, last = path.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[last] = value
+
+    def batch(node: dict[str, Any]) -> Batch:
+        return Batch({name: batch(part) if isinstance(part, dict) else part for name, part in node.items()})
+
+    return batch(tree)
+
+
+def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensors:
+    """Converts actions from the form of rows to the environment's, using tensors (core.specs does it for arrays)."""
+    if isinstance(space, Nested):
+        assert isinstance(action, Batch)
+        made: Tensors = {}
+        for part, inner in space.spaces:
+            made |= to_env(inner, action[part], f"{name}.{part}")
+        return made
+    assert isinstance(action, Tensor)
+    if isinstance(space, Discrete):
+        return {name: action + space.start}
+    if isinstance(space, MultiDiscrete):
+        return {name: action + torch.tensor(space.starts, dtype=torch.int64).reshape(space.shape)}
+    if isinstance(space, MultiBinary):
+        return {name: action.to(torch.int8)}
+    assert isinstance(space, Box)
+    kind = getattr(torch, space.dtype)
+    if not space.bounded:
+        return {name: action.to(kind)}
+    low, high = (torch.tensor(bound, dtype=torch.float64).reshape(space.shape) for bound in (space.low, space.high))
+    return {name: (low + (action.double().clamp(-1.0, 1.0) + 1.0) * 0.5 * (high - low)).to(kind)}
+
+
+class Exported(nn.Module):
+    """The greedy policy as a module that takes and returns tensors."""
+
+    def __init__(self, trained: Trained):
+        super().__init__()
+        self.policy, self.action = trained.policy, trained.spec.action
+        without_chance(self.policy)
+
+    def forward(self, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
+        """Described at the top of this file."""
+        action, after = self.policy.greedy(nested(obs), is_first, nested(state))
+        return to_env(self.action, action), flat(after)
+
+
+def without_chance(policy: nn.Module) -> None:
+    """Takes everything random from greedy acting: noisy layers use their means, and no choice is random."""
+    draw_noise(policy, None)
+    for part in policy.modules():
+        if isinstance(part, QPolicy | JointQPolicy):
+            part.explore = replace(part.explore, eval_epsilon=0.0)
+
+
+def example(trained: Trained, rows: int = EXAMPLES) -> tuple[Tensors, Tensor, Tensors]:
+    """Returns (obs, is_first, state) with the right shapes: zeros, all actions legal, at the beginning of episodes."""
+    hidden = () if trained.spec.agents is None else (STATE,)
+    seen = {name: spec for name, spec in trained.spec.obs_rows.items() if name not in hidden}
+    obs = flat(Batch({name: zeros(spec, rows) for name, spec in seen.items()}))
+    if "action_mask" in obs:
+        obs["action_mask"] = torch.ones_like(obs["action_mask"])
+    state = trained.policy.initial_state(rows)
+    return (
+        obs,
+        torch.ones(rows, dtype=torch.bool),
+        {name: value for name, value in flat(state).items() if name in core_names(trained)},
+    )
+
+
+def core_names(trained: Trained) -> set[str]:
+    return set(trained.policy.core_spec())
+
+
+def zeros(spec: Any, rows: int) -> Any:
+    if isinstance(spec, dict):
+        return Batch({name: zeros(part, rows) for name, part in spec.items()})
+    return torch.zeros(rows, *spec.shape, dtype=spec.dtype)
+
+
+def program(trained: Trained) -> torch.export.ExportedProgram:
+    """Traces the policy with torch.export, for any number of rows. Raises RunFailed where PyTorch cannot trace it."""
+    inputs = example(trained)
+    batch = torch.export.Dim("batch", min=1)
+    dynamic = tuple({name: {0: batch} for name in part} if isinstance(part, dict) else {0: batch} for part in inputs)
+    with torch.no_grad(), warnings.catch_warnings():
+        # PyTorch warns of the list in which its own LSTM keeps its weights, which changes nothing here.
+        warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights", category=UserWarning)
+        try:
+            return torch.export.export(Exported(trained).eval(), inputs, dynamic_shapes=dynamic)
+        except Exception as error:  # PyTorch raises many kinds of exceptions here
+            raise RunFailed(
+                f"torch.export cannot trace this policy: {(str(error).splitlines() or [type(error).__name__])[0]}"
+            ) from None

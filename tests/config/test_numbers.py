@@ -1,0 +1,78 @@
+"""Whole numbers may be written 200k, 1M and 10_000 wherever an option is one, and what is saved are plain numbers."""
+
+import pytest
+from conftest import SMALL, compose
+
+from rlrun.cli import _dispatch, take_flags
+from rlrun.config.run import with_numbers
+from rlrun.config.types import load_yaml
+from rlrun.core.errors import UserError
+from rlrun.core.numbers import number, whole_number
+from rlrun.core.schedule import Clock, Schedule
+
+READ = {"200k": 200_000, "200K": 200_000, "1M": 1_000_000, "1.5M": 1_500_000, "2G": 2_000_000_000, "1B": 10**9}
+READ |= {"10_000": 10_000, "2e6": 2_000_000, "-3k": -3000, "1.1M": 1_100_000, "0.0005M": 500}
+
+
+@pytest.mark.parametrize("text", READ)
+def test_how_numbers_are_read(text):
+    assert whole_number(text) == READ[text] and isinstance(number(text), int)
+
+
+@pytest.mark.parametrize("text", ["1Q", "1m", "M", "1 M", "1MM", "k1", "1e999999", "", "auto", "1.2.3"])
+def test_what_is_no_number(text):
+    assert number(text) is None
+
+
+def test_texts_become_numbers_where_an_option_is_one():
+    base = compose("algo=impala", "env=CartPole-v1", *SMALL)
+    words = {"env_steps": "1.5M", "log_every_steps": "2k", "run_dir": "1M"}
+    made = with_numbers({**base, **words, "eval": {**base["eval"], "every": "200k"},
+                         "model": {**base["model"], "hidden": ["1k", 64]}})  # fmt: skip
+    assert (made["env_steps"], made["log_every_steps"], made["eval"]["every"]) == (1_500_000, 2000, 200_000)
+    assert made["model"]["hidden"] == [1000, 64]
+    assert made["run_dir"] == "1M", "a folder may be called 1M"
+
+
+def test_schedules_count_env_steps_in_the_same_way():
+    for given in ("1 to 0 over 2k", {"start": 1, "end": 0, "steps": "2k"}, [["0", 1.0], ["2k", 0.0]]):
+        assert Schedule.parse(given)(Clock(1000)) == pytest.approx(0.5)
+
+
+def test_a_run_is_saved_with_plain_numbers(tmp_path):
+    words = ["algo=impala", "env=CartPole-v1", *SMALL, "env_steps=0.2k", "checkpoint.every=0.1k"]
+    assert _dispatch(["train", *words, f"run_dir={tmp_path / 'run'}"]) == 0
+    saved = load_yaml(tmp_path / "run" / "config.yaml")
+    assert (saved["env_steps"], saved["checkpoint"]["every"]) == (200, 100)
+    assert _dispatch(["resume", str(tmp_path / "run"), "env_steps=0.3k"]) == 0
+    assert load_yaml(tmp_path / "run" / "config.yaml")["env_steps"] == 300
+
+
+def test_a_folder_of_options_may_hold_them(tmp_path, monkeypatch):
+    """As a tuned file does. --plan shows the batch, which is an option of the file too."""
+    folder = tmp_path / "conf" / "tuned" / "impala"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /algo: impala\n  - override /env: CartPole-v1\n"
+        "env_steps: 3k\nalgo: {batch_size: 1k, fragment_length: 50}\n"
+    )
+    found = []
+    monkeypatch.setattr("rlrun.commands.train.start", lambda values, *rest: found.append(values) or 0)
+    assert _dispatch(["train", f"--config-dir={tmp_path / 'conf'}", "tuned=impala/mine"]) == 0
+    assert found[0]["env_steps"] == 3000 and found[0]["algo"]["batch_size"] == 1000
+
+
+@pytest.mark.parametrize("word", ["env_steps=1Q", "log_every_steps=3m", "eval.every=1MM"])
+def test_a_wrong_suffix_gets_a_sentence(word):
+    option, _, value = word.partition("=")
+    with pytest.raises(UserError, match=rf"^{option} must be a whole number.*{value}.*k, M and G stand for a thousand"):
+        _dispatch(["train", "--plan", "algo=ppo", "env=CartPole-v1", word])
+
+
+def test_flags_of_commands_take_them_too():
+    assert take_flags(["--every", "10k", "--trials=1k"], {"--every": float, "--trials": int})[0] == {
+        "--every": 10_000.0,
+        "--trials": 1000,
+    }
+    with pytest.raises(UserError, match="--trials 1Q: this is not a whole number"):
+        take_flags(["--trials", "1Q"], {"--trials": int})

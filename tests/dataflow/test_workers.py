@@ -1,0 +1,64 @@
+"""Processes that start too slowly are named, and new processes are told what the first one knows."""
+
+import functools
+import os
+import time
+
+import pytest
+from conftest import compose
+
+from rlrun.config.run import type_config
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.dataflow.workers import READY, START_SEC, Workers, carrying, start_sec, start_within
+
+
+def ready(pipe, *names):
+    pipe.send(READY)
+    pipe.send([os.environ.get(name) for name in names])
+    pipe.recv()
+
+
+def never_ready(pipe):
+    time.sleep(60)
+
+
+def set_variable(name):
+    os.environ[name] = "known"
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    yield
+    start_within(START_SEC)
+
+
+def test_a_process_that_does_not_start_is_named():
+    start_within(0.3)
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match=r"^sampler-0 did not start within 0\.3 s \(nor did 1 other\).*start_timeout_sec"):
+        Workers().start_all(never_ready, {"sampler-0": (), "sampler-1": ()})
+    assert time.monotonic() - began < 30
+
+
+def test_new_processes_call_what_is_carried():
+    workers = Workers()
+    try:
+        with carrying([functools.partial(set_variable, "RLRUN_TEST_CARRIED")]):
+            (worker,) = workers.start_all(ready, {"one": ("RLRUN_TEST_CARRIED",)})
+        assert worker.pipe.recv() == ["known"] and "RLRUN_TEST_CARRIED" not in os.environ
+    finally:
+        workers.stop()
+
+
+def test_the_option_is_the_time_that_processes_have(tmp_path):
+    from rlrun.commands.train import start
+    from rlrun.config.saved import _as_before
+
+    words = ("algo=pg", "env=CartPole-v1", "algo.batch_size=20", "algo.fragment_length=5", "logger=[]", "env_steps=20")
+    values = compose(*words, "resources=debug", "resources.start_timeout_sec=7.5", f"run_dir={tmp_path / 'run'}")
+    assert start(values, {}) == 0 and start_sec() == 7.5
+    with pytest.raises(UserError, match=r"resources\.start_timeout_sec must be positive"):
+        type_config(compose(*words, "resources.start_timeout_sec=0"))
+    del values["resources"]["start_timeout_sec"]
+    _as_before(values)
+    assert values["resources"]["start_timeout_sec"] == START_SEC, "runs of earlier versions had as long"

@@ -1,0 +1,251 @@
+"""A run never vanishes from MLflow: what is missing there is sent when the store is back, or by `rlrun sync`."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+import rlrun
+from rlrun.cli import _dispatch
+from rlrun.core.errors import UserError
+from rlrun.loggers.mirror import Mirror, MlflowPlace
+from rlrun.loggers.mlflow import available
+
+pytestmark = pytest.mark.skipif(not available(), reason="mlflow is not installed")
+QUICK = {"resources": "debug", "model": {"hidden": (8,)}, "log_every_steps": 20}
+ALGO = {"name": "pg", "fragment_length": 5, "batch_size": 20}
+
+
+def client(uri):
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def only_run(uri, experiment="rlrun"):
+    one = client(uri)
+    (run,) = one.search_runs([one.get_experiment_by_name(experiment).experiment_id])
+    return run
+
+
+def history(uri, run):
+    """The values of "updates", which every row has, by env steps; a list for each, because a point may be there twice."""
+    found = {}
+    for point in client(uri).get_metric_history(run.info.run_id, "updates"):
+        found.setdefault(point.step, []).append(point.value)
+    return found
+
+
+def rows_of(path):
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    return {row["env_steps"]: [row["updates"]] for row in rows}
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    for name, value in (("FLUSH_SEC", 0.1), ("FIRST_RETRY_SEC", 0.1), ("LONGEST_RETRY_SEC", 0.4)):
+        monkeypatch.setattr(f"rlrun.loggers.mirroring.{name}", value)
+
+
+def test_sync_sends_what_is_missing_and_nothing_twice(tmp_path, capsys):
+    path, uri = tmp_path / "run", f"sqlite:///{tmp_path / 'store.db'}"
+    rlrun.train(ALGO, "CartPole-v1", env_steps=120, logger=[], run_dir=path, quiet=True, seed=5, **QUICK)
+    with pytest.raises(UserError, match="neither a run nor a sweep"):
+        _dispatch(["sync", str(tmp_path)])
+    with pytest.raises(UserError, match=r"Did you mean logger\.mlflow\.uri"):
+        _dispatch(["sync", str(path), "logger.mlflow.url=x"])
+    assert _dispatch(["sync", str(path)]) == 1
+    assert "does not log to MLflow; logger.mlflow.uri=ADDRESS sends it" in capsys.readouterr().err
+    words = ["sync", str(path), f"logger.mlflow.uri={uri}"]
+    assert _dispatch(words) == 0
+    rows = rows_of(path)
+    assert f"{path}: sent {len(rows)} rows, the options, 5 files, the status FINISHED" in capsys.readouterr().out
+    run = only_run(uri)
+    assert history(uri, run) == rows and len(rows) >= 3
+    assert run.info.run_name == "pg CartPole-v1 seed 5 (run)" and run.info.status == "FINISHED"
+    assert run.data.params["env.name"] == "CartPole-v1" and run.data.tags["rlrun.command"].startswith("rlrun train")
+    assert {one.path for one in client(uri).list_artifacts(run.info.run_id)} == {"config.yaml", "summary.json", "checkpoint"}
+    last = json.loads((path / "progress.jsonl").read_text().splitlines()[-1])
+    times = [point.timestamp for point in client(uri).get_metric_history(run.info.run_id, "time_sec")]
+    assert (max(times) - run.info.start_time) / 1000 == pytest.approx(last["time_sec"], abs=0.01)
+    assert _dispatch(words) == 0 and f"{path}: nothing was missing" in capsys.readouterr().out
+
+    # Answers were lost: of the creation of the run, of its options and of its rows.
+    memory = json.loads((path / "mlflow.json").read_text())
+    (path / "mlflow.json").write_text(json.dumps({**memory, "run_id": None, "parameters": False, "offset": 0}))
+    assert _dispatch(words) == 0
+    assert history(uri, only_run(uri)) == rows, "the run is the same, and so are its points"
+
+
+def test_a_run_that_goes_on_sends_by_itself(tmp_path):
+    path = tmp_path / "run"
+
+    def look(row):
+        with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+            raise sync_of(path)
+        return False
+
+    def sync_of(path):
+        from rlrun.commands.sync import sync
+
+        ((_, said),) = sync(path, {"logger.mlflow.uri": f"sqlite:///{tmp_path / 'store.db'}"}, False)
+        return said
+
+    rlrun.train(ALGO, "CartPole-v1", env_steps=120, logger=[], run_dir=path, quiet=True, callback=look, **QUICK)
+
+
+def test_a_store_that_was_away_is_used_again_and_a_resumed_run_goes_on_there(tmp_path, hasty, capsys):
+    """A file stands in the place of the store's folder at first."""
+    path, folder = tmp_path / "run", tmp_path / "later"
+    uri = f"sqlite:///{folder / 'store.db'}"
+    folder.write_text("")
+    seen = []
+
+    def look(row):
+        seen.append(row["env_steps"])
+        if len(seen) == 3:
+            until(lambda: "sent when MLflow answers" in capsys.readouterr().err)
+            folder.unlink()
+            until(lambda: json.loads((path / "mlflow.json").read_text())["offset"] > 0)
+        return len(seen) < 6
+
+    mlflow = {"mlflow": {"uri": uri, "wait_sec": 120, "experiment": "mine"}}
+    train = {"logger": ["mlflow"], "overrides": [f"logger.mlflow.{k}={v}" for k, v in mlflow["mlflow"].items()]}
+    rlrun.train(ALGO, "CartPole-v1", env_steps="1M", run_dir=path, quiet=True, callback=look, **train, **QUICK)
+    assert "it answers again, and has all rows" in capsys.readouterr().err
+    run = only_run(uri, "mine")
+    assert history(uri, run) == rows_of(path) and run.info.status == "FINISHED"
+    rlrun.resume(path, quiet=True, callback=lambda row: row["env_steps"] < seen[-1] + 60)
+    assert history(uri, only_run(uri, "mine")) == rows_of(path)
+    assert max(rows_of(path)) >= seen[-1] + 60
+
+
+def test_an_end_without_mlflow_is_one_sentence_after_a_short_wait(tmp_path, hasty, capsys):
+    path, uri = tmp_path / "run", f"sqlite:///{tmp_path / 'nowhere' / 'store.db'}"
+    (tmp_path / "nowhere").write_text("")
+    began = time.monotonic()
+    words = ["logger.mlflow.wait_sec=0.2", f"logger.mlflow.uri={uri}"]
+    rlrun.train(ALGO, "CartPole-v1", env_steps=60, logger=["mlflow"], run_dir=path, quiet=True, overrides=words, **QUICK)
+    assert time.monotonic() - began < 60
+    said = capsys.readouterr().err
+    rows = len(rows_of(path))
+    assert f"{rows} rows, the options and how the run ended did not arrive in MLflow yet: rlrun sync {path} sends" in said
+    assert _dispatch(["sync", str(path)]) == 1
+    assert f"{path}: MLflow does not take what is missing: " in capsys.readouterr().err
+    (tmp_path / "nowhere").unlink()
+    assert _dispatch(["sync", str(path)]) == 0
+    assert history(uri, only_run(uri)) == rows_of(path)
+
+
+def test_rows_are_read_in_pieces_and_half_a_row_is_left_for_later(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlrun.loggers.mirror.PART_BYTES", 7)
+    mirror = Mirror(tmp_path, MlflowPlace(None, tmp_path, "rlrun"))
+    lines = [json.dumps({"env_steps": number, "time_sec": 1.0}) for number in range(4)]
+    (tmp_path / "progress.jsonl").write_text("\n".join(lines) + '\n{"env_steps": 9, "ti')
+    found = list(mirror._rows(0))
+    assert [row["env_steps"] for _, row in found] == [0, 1, 2, 3]
+    assert [row["env_steps"] for _, row in mirror._rows(found[1][0])] == [2, 3]
+    mirror.memory["offset"] = found[1][0]
+    assert mirror.missing("COMPLETED") == "2 rows, the options and how the run ended"
+    mirror.begin_session()
+    assert mirror.memory["sessions"][-1][0] == (tmp_path / "progress.jsonl").stat().st_size
+
+
+def test_the_link_lists_runs_of_training(tmp_path):
+    mirror = Mirror(tmp_path, MlflowPlace("http://me:secret@host:5000/", tmp_path, "rlrun"))
+    assert mirror.link is None, "it has not answered yet"
+    mirror.memory["experiment_id"] = "3"
+    assert mirror.link == "http://***@host:5000/#/experiments/3/runs?workflowType=machine_learning"
+
+
+class Server:
+    """A real MLflow server on a free port."""
+
+    def __init__(self, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri, self.folder, self.process = f"http://127.0.0.1:{self.port}", folder, None
+
+    def start(self):
+        store = ["--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}", "--workers", "1"]
+        store += ["--artifacts-destination", str(self.folder / "artifacts"), "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", *store],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        until(self.answers, 240)
+
+    def answers(self):
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=2) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    def kill(self):
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.mark.slow
+def test_a_real_server_that_comes_late_is_killed_and_comes_back(tmp_path, hasty, capfd):
+    server, path, seen = Server(tmp_path), tmp_path / "run", []
+
+    def sent():
+        try:
+            offset = json.loads((path / "mlflow.json").read_text())["offset"]
+        except ValueError:
+            return False
+        return offset == (path / "progress.jsonl").stat().st_size
+
+    def look(row):
+        seen.append(row["env_steps"])
+        if len(seen) == 4:
+            server.start()
+            until(sent)
+        elif len(seen) == 7:
+            server.kill()
+        elif len(seen) == 10:
+            server.start()
+            until(sent)
+        elif len(seen) == 12:
+            server.kill()
+        return len(seen) < 14
+
+    words = [f"logger.mlflow.uri={server.uri}", "logger.mlflow.wait_sec=1"]
+    try:
+        rlrun.train(
+            ALGO, "CartPole-v1", env_steps="1M", logger=["mlflow"], run_dir=path, overrides=words, callback=look, **QUICK
+        )
+        said = capfd.readouterr()
+        assert f"  MLflow: {server.uri}/#/experiments/1/runs?workflowType=machine_learning" in said.out
+        assert "the run goes on; its rows are sent when MLflow answers" in said.err and "Retrying" not in said.err
+        assert f"did not arrive in MLflow yet: rlrun sync {path} sends what is missing" in said.err
+        assert _dispatch(["sync", str(path)]) == 1
+        server.start()
+        assert _dispatch(["sync", str(path)]) == 0
+        said = capfd.readouterr()
+        assert "rows" in said.out and "the status FINISHED" in said.out
+        run = only_run(server.uri)
+        assert history(server.uri, run) == rows_of(path) and run.info.status == "FINISHED"
+        files = {one.path for one in client(server.uri).list_artifacts(run.info.run_id)}
+        assert files == {"config.yaml", "summary.json", "checkpoint"}
+        assert _dispatch(["sync", str(path)]) == 0 and "nothing was missing" in capfd.readouterr().out
+    finally:
+        server.kill()

@@ -1,0 +1,262 @@
+"""rlrun from Python does what the commands do: options, sentences, callbacks, interruptions, and every example of docs/python.md."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.envs.classic_control import CartPoleEnv
+
+import rlrun
+from rlrun.api import _guarded, _named, _to_carry
+from rlrun.config.words import words_of
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = {"resources": "debug", "logger": [], "model": {"hidden": (8,)}, "quiet": True}
+ALGO = {"name": "pg", "fragment_length": 5, "batch_size": 20}
+
+
+class Mine(CartPoleEnv):
+    """An environment of a user's module."""
+
+
+def train(path, **options):
+    return rlrun.train(ALGO, "CartPole-v1", run_dir=path, **{"env_steps": 200, **QUICK, **options})
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def test_words_are_those_of_the_command_line():
+    given = {
+        "algo": {"name": "ppo", "lr": 3e-4, "discount": np.float64(0.9)},
+        "env": {"name": "Pong", "size": 42, "kwargs": {"mode": None}},
+        "model": {"hidden": (32, 32), "activation": "tanh"},
+        "env_steps": "1M",
+        "resources": "debug",
+        "eval.greedy": False,
+        "run_dir": Path("runs/a b"),
+        "record": "10",
+        "stop": {"return_mean": -5},
+        "data": {"path": {"one": 0.5}},
+    }
+    assert words_of(given) == [
+        "algo=ppo", "env=Pong", "resources=debug", "algo.lr=0.0003", "algo.discount=0.9", "env.size=42", "env.kwargs.mode=null",
+        "model.hidden=[32,32]", "model.activation=tanh", "env_steps=1M", "eval.greedy=false", "run_dir='runs/a b'",
+        "record=10", "stop.return_mean=-5", "data.path={one:0.5}",
+    ]  # fmt: skip
+    assert words_of({"algo": {"lr": {"start": 1, "end": 0, "steps": 10}}}) == ["algo.lr={start:1,end:0,steps:10}"]
+    with pytest.raises(rlrun.UserError, match=r"algo\.lr cannot be <object"):
+        words_of({"algo": {"lr": object()}})
+
+
+def test_a_policy_comes_back_and_the_run_is_the_command_s(tmp_path):
+    path = tmp_path / "run"
+    before = torch.get_num_threads()
+    policy = train(path, seed=3, overrides=["algo.lr=0.005"], env_steps="0.2k")
+    assert torch.get_num_threads() == before
+    assert isinstance(policy, rlrun.Trained) and policy.run_dir == path and policy.clock.env_steps >= 200
+    config = policy.config
+    assert (config.run.seed, config.algo.name, config.run.env_steps, config.run.model.hidden) == (3, "pg", 200, (8,))
+    assert policy.summary["status"] == "COMPLETED" and policy.rows[-1]["env_steps"] == policy.clock.env_steps
+    assert policy.summary["command"].startswith("rlrun train algo=pg env=CartPole-v1")
+    assert policy.act(np.zeros(4, dtype=np.float32)) in (0, 1)
+
+
+@pytest.mark.parametrize("options, said", [
+    ({"env_stepss": 4}, "env_steps"),
+    ({"algo": {"name": "pppo"}}, "ppo"),
+    ({"env_steps": "1Q"}, "k, M and G stand for"),
+    ({"overrides": "env_steps=4"}, "overrides is a list of words"),
+    ({"overrides": ["env_steps"]}, "not of the form key=value"),
+    ({"callback": 3}, "callback is a function"),
+    ({"env": "CartPol-v1"}, "CartPole"),
+])  # fmt: skip
+def test_what_is_wrong_gets_the_command_s_sentence_and_no_run(options, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"algo": ALGO, "env": "CartPole-v1", **QUICK, **options}
+    with pytest.raises(rlrun.UserError, match=said):
+        rlrun.train(**given)
+    assert not (tmp_path / "runs").exists()
+
+
+# -- callbacks, interruptions ------------------------------------------------------------------------------------------
+
+
+def test_a_callback_sees_every_row_and_can_end_the_run(tmp_path, capsys):
+    rows = []
+
+    def look(row):
+        rows.append(row)
+        return len(rows) < 3
+
+    policy = train(tmp_path / "run", env_steps="1M", log_every_steps=20, callback=look)
+    assert policy.summary["status"] == "STOPPED" and policy.summary["reason"] == "the callback returned False"
+    assert rows == policy.rows[: len(rows)] and policy.clock.env_steps < 1000
+    assert policy.clock.env_steps == rows[-1]["env_steps"], "the checkpoint is that of the end"
+    assert capsys.readouterr().out == "", "it was quiet"
+    again = rlrun.resume(tmp_path / "run", env_steps=policy.clock.env_steps + 100, quiet=True)
+    assert again.clock.env_steps >= policy.clock.env_steps + 100
+    with pytest.raises(rlrun.UserError, match="is already at"):
+        rlrun.resume(tmp_path / "run", quiet=True)
+    with pytest.raises(rlrun.UserError, match="cannot change on resume"):
+        rlrun.resume(tmp_path / "run", algo={"lr": 0.1}, quiet=True)
+
+
+def test_what_a_callback_raises_is_raised(tmp_path):
+    def broken(row):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        train(tmp_path / "run", callback=broken)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
+
+
+def test_an_interruption_saves_and_leaves_no_process(tmp_path):
+    """As Ctrl-C or a notebook's stop button; conftest.py looks for processes that are left."""
+    path = tmp_path / "run"
+
+    def stop(row):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match=r"rlrun\.resume\("):
+        train(path, env_steps="1M", log_every_steps=20, callback=stop)
+    assert json.loads((path / "summary.json").read_text())["status"] == "INTERRUPTED"
+    steps = rlrun.load(path).clock.env_steps
+    assert 0 < steps < 1000
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C is the program's own again"
+
+
+# -- environments of one's own, and processes --------------------------------------------------------------------------
+
+
+def test_an_id_that_only_this_program_knows_is_known_in_its_processes(tmp_path):
+    gymnasium.register(id="OnlyHere-v0", entry_point=Mine, max_episode_steps=50)
+    try:
+        inside = {"inference": "local", "num_samplers": 1, "envs_per_sampler": 1}
+        policy = rlrun.train(
+            {**ALGO, "batch_size": 10, "fragment_length": 10}, "OnlyHere-v0", env_steps=20, run_dir=tmp_path / "run",
+            **{**QUICK, "resources": inside},
+        )  # fmt: skip
+        assert policy.summary["env"] == "OnlyHere-v0"
+        with pytest.raises(rlrun.UserError, match="env=my_module:OnlyHere-v0"):
+            rlrun.sweep("pg", "OnlyHere-v0", seed=[1, 2])
+    finally:
+        del gymnasium.registry["OnlyHere-v0"]
+
+
+def test_classes_that_other_processes_cannot_import_are_refused(monkeypatch):
+    class Local(CartPoleEnv):
+        pass
+
+    assert _named(Mine) == f"{__name__}:Mine" and _to_carry("CartPole-v1") == []
+    with pytest.raises(rlrun.UserError, match="write it to a file"):
+        _named(Local)
+    monkeypatch.setattr(Mine, "__module__", "__main__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    gymnasium.register(id="OfNotebook-v0", entry_point=Mine)
+    try:
+        with pytest.raises(rlrun.UserError, match="which is defined in this notebook"):
+            _to_carry("OfNotebook-v0")
+    finally:
+        del gymnasium.registry["OfNotebook-v0"]
+
+
+SCRIPTS = {
+    "plain": ("import rlrun\nrlrun.train('ppo', 'CartPole-v1')\n", 2),
+    "in_a_function": ("import rlrun\ndef main():\n    rlrun.train('ppo', 'CartPole-v1')\nmain()\n", 4),
+    "guarded": ("import rlrun\nif __name__ == '__main__':\n    rlrun.train('ppo', 'CartPole-v1')\n", 3),
+    "guarded_with_more": ("import rlrun\nimport sys\nif len(sys.argv) < 9 and '__main__' == __name__:\n    rlrun.x()\n", 4),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_which_statements_are_guarded(name, tmp_path):
+    text, line = SCRIPTS[name]
+    (tmp_path / "script.py").write_text(text)
+    assert _guarded(str(tmp_path / "script.py"), line) == name.startswith("guarded")
+
+
+def test_a_script_without_a_guard_is_told_so_at_once_and_starts_nothing(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPTS["in_a_function"][0])
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0 and time.monotonic() - began < 30
+    last = done.stderr.strip().splitlines()[-1]
+    assert 'import script.py again: put the call of rlrun.train() under `if __name__ == "__main__":`' in last
+    assert "freeze_support" not in done.stderr and sorted(path.name for path in tmp_path.iterdir()) == ["script.py"]
+
+
+def test_import_rlrun_is_light():
+    code = "import sys, rlrun; rlrun.train, rlrun.sweep, rlrun.UserError, dir(rlrun); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
+    heavy = {"torch", "numpy", "hydra", "gymnasium", "omegaconf", "multiprocessing.spawn"}
+    assert done.returncode == 0 and not heavy & set(done.stdout.split())
+    assert set(rlrun.__all__) <= set(dir(rlrun)) and all(getattr(rlrun, name) is not None for name in rlrun.__all__)
+
+
+# -- evaluate ----------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_plays_what_the_command_plays(tmp_path, capsys):
+    from rlrun.cli import _dispatch
+
+    path = tmp_path / "run"
+    policy = train(path)
+    capsys.readouterr()
+    assert _dispatch(["evaluate", str(path), "episodes=3", "seed=4", "--json"]) == 0
+    command = json.loads(capsys.readouterr().out)
+    assert rlrun.evaluate(path, 3, seed=4) == command == rlrun.evaluate(policy, 3, seed=4)
+    assert capsys.readouterr().out == ""
+    rlrun.evaluate(path, 1, quiet=False)
+    assert "over 1 full game" in capsys.readouterr().out
+    for arguments, said in (
+        ((tmp_path,), "is not a run directory"),
+        ((path, 0), "episodes must be at least 1"),
+        ((path, 2.5), "episodes must be a whole number"),
+        (([path],), "at least two players"),
+        (([path, "nobody"],), "nobody is no player"),
+        ((7,), "a run is given by its directory"),
+    ):
+        with pytest.raises(rlrun.UserError, match=said):
+            rlrun.evaluate(*arguments)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_example_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    """In one process each, and with small networks and batches, so that it takes seconds."""
+    small = {"resources": "debug", "logger": []}
+    train_, sweep_ = rlrun.train, rlrun.sweep
+    sizes = ["algo.fragment_length=10", "algo.batch_size=40", "algo.minibatch_size=20", "algo.num_epochs=1"]
+
+    def tiny(*names, overrides=(), **options):
+        return train_(*names, overrides=[*sizes, *overrides], **{**small, **options})
+
+    monkeypatch.setattr(rlrun, "train", tiny, raising=False)
+    monkeypatch.setattr(rlrun, "sweep", lambda *names, **options: sweep_(*names, **{**small, **options}), raising=False)
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(blocks) >= 6
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    assert "Did you mean env_steps" in capsys.readouterr().out
+    assert [one["status"] for one in names["results"]] == ["COMPLETED", "COMPLETED"]
+    for name in ("train", "resume", "evaluate", "sweep", "load"):
+        assert f"## rlrun.{name}\n" in text and f"    rlrun.{name}(" in text

@@ -1,0 +1,88 @@
+"""rlrun resume takes a checkpoint, and says what is over before it starts anything. A failure is said at once."""
+
+import json
+import shutil
+
+import pytest
+from conftest import SMALL
+
+import rlrun
+from rlrun.cli import _dispatch
+from rlrun.core.errors import UserError
+
+WORDS = ["train", "algo=impala", "env=CartPole-v1", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("resume") / "run"
+    assert _dispatch([*WORDS, "env_steps=300", "checkpoint.every=100", "log_every_steps=20", f"run_dir={path}"]) == 0
+    return path
+
+
+def names(path):
+    return sorted(one.name for one in (path / "checkpoints").iterdir() if one.is_dir())
+
+
+def rows(path):
+    return [json.loads(line)["env_steps"] for line in (path / "progress.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("form", ["steps", "name", "folder"])
+def test_it_goes_back_to_a_checkpoint(run, tmp_path, form, capsys):
+    path = tmp_path / "run"
+    shutil.copytree(run, path)
+    first, *later = names(path)
+    given = {"steps": int(first), "name": first, "folder": path / "checkpoints" / first}[form]
+    before = rows(path)
+    assert _dispatch(["resume", str(path), f"checkpoint={given}", "env_steps=400"]) == 0
+    said = capsys.readouterr().out
+    assert f"from the checkpoint at {int(first):,} env steps" in said
+    assert f"{len(later)} later checkpoints moved to {path / 'left_behind' / '1'}" in said
+    assert {one.name for one in (path / "left_behind" / "1").iterdir()} >= {*later, "progress.jsonl"}
+    assert rows(path / "left_behind" / "1") == before
+    assert rows(path) == sorted(rows(path)) and rows(path)[-1] >= 400
+    assert rlrun.load(path).clock.env_steps >= 400
+
+
+def test_what_is_no_checkpoint_of_the_run_gets_a_sentence(run, tmp_path):
+    for given, said in (
+        ("7", "has no checkpoint 000000000007; it has 0000"),
+        (tmp_path / "checkpoints" / "1", "is not a checkpoint of .*init="),
+        ("first", "is not a checkpoint of"),
+    ):
+        with pytest.raises(UserError, match=said):
+            _dispatch(["resume", str(run), f"checkpoint={given}", "env_steps=400"])
+    assert len(names(run)) == 3 and not (run / "left_behind").exists()
+
+
+@pytest.mark.parametrize("words, said", [
+    (["env_steps=300"], "is already at 3.. env steps"),
+    (["env_steps=1000", "stop.return_mean=1"], r"mean return .* >= 1; to train on: .* stop\.return_mean=null$"),
+    (["env_steps=1000", "stop.wall_sec=1e-6"], r">= 1e-06; to train on: .* stop\.wall_sec=null$"),
+])  # fmt: skip
+def test_a_run_that_is_over_says_so_before_anything_starts(run, words, said, monkeypatch, capsys, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(run, path)
+    config = (path / "config.yaml").read_text()
+    monkeypatch.setattr("rlrun.runtime.session.run", None)
+    if "stop.return_mean=1" in words:  # a full window of episodes
+        monkeypatch.setattr("rlrun.core.metrics.EpisodeStatistics.full", True)
+    with pytest.raises(UserError, match=said):
+        _dispatch(["resume", str(path), *words])
+    assert (path / "config.yaml").read_text() == config
+    assert _dispatch(["resume", str(path), *words, "--if-needed"]) == 0
+    assert "to train on" in capsys.readouterr().out
+    assert json.loads((path / "summary.json").read_text())["status"] == "COMPLETED"
+
+
+def test_a_failure_is_said_before_the_loggers_are_waited_for(tmp_path, monkeypatch, capsys):
+    from rlrun.loggers.sinks import Sinks
+
+    said = []
+    close = Sinks.close
+    monkeypatch.setattr(Sinks, "close", lambda self, *a, **o: (said.append(capsys.readouterr()), close(self, *a, **o))[1])
+    words = ["train", "algo=impala", "env=rlrun/Counting-v0", "env.kwargs.fail_at=30", *SMALL]
+    assert _dispatch([*words, "env_steps=300", f"run_dir={tmp_path / 'run'}"]) == 1
+    assert "FAILED: " in said[0].out and "rlrun: " in said[0].err and "Counting" in said[0].err
+    assert capsys.readouterr().out.strip() == str(tmp_path / "run"), "the folder is last"
