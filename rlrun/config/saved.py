@@ -118,17 +118,18 @@ def _as_before(values: dict[str, Any]) -> None:
 
     Screens of Atari games were always grey, observations of other environments were not stacked, those of Gymnasium
     environments were their own and actions taken once, and the time limit of games with several agents was always a
-    truncation. No update was taped, and processes had two minutes to start. Hidden layers and their activation once had
+    truncation. No update was taped, processes had two minutes to start, nothing was restarted, and the first checkpoint
+    was that of an interval. Hidden layers and their activation once had
     no effect on a network for a single image or on a user's own encoder, and convolutions always had relu."""
     model, env, resources = values.get("model"), values.get("env"), values.get("resources")
     if isinstance(resources, dict):
         resources.setdefault("tapes", False)
         resources.setdefault("restarts", 0)
         resources.setdefault("restart_window_sec", 600.0)
+        resources.setdefault("start_timeout_sec", 120.0)
     checkpoint = values.get("checkpoint")
     if isinstance(checkpoint, dict):
         checkpoint.setdefault("first_sec", None)
-        resources.setdefault("start_timeout_sec", 120.0)
     mlflow = (values.get("logger") or {}).get("mlflow")
     if isinstance(mlflow, dict):
         mlflow.setdefault("wait_sec", 3.0)

@@ -85,12 +85,11 @@ class Schedule:
             try:
                 if words:
                     read = [float(text) if number(text) is None else number(text) for text in words.groups()[:3]]
-                    numbers = dict(zip(("start", "end", "steps"), read, strict=True))
-                    value = numbers | {"curve": words[4] or "linear"}
+                    value = dict(zip(("start", "end", "steps"), read, strict=True)) | {"curve": words[4] or "linear"}
             except ValueError:
                 pass  # the error is raised below
         if isinstance(value, dict):
-            numbers = {name: _read(given) for name, given in value.items() if name != "curve"}
+            numbers: dict[str, Any] = {name: _read(given) for name, given in value.items() if name != "curve"}
             curve = value.get("curve", "linear")
             if set(numbers) != {"start", "end", "steps"} or not all(_is_number(n) for n in numbers.values()):
                 raise ValueError("a schedule between two values has the numbers start, end and steps (env steps)")

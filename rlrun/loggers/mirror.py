@@ -76,7 +76,7 @@ class Mirror:
         self.memory = self._remembered()
 
     def _remembered(self) -> dict[str, Any]:
-        new = {"uri": masked(self.uri), "id": uuid.uuid4().hex, "run_id": None, "experiment_id": None}
+        new: dict[str, Any] = {"uri": masked(self.uri), "id": uuid.uuid4().hex, "run_id": None, "experiment_id": None}
         new |= {"offset": 0, "sessions": [], "parameters": False, "files": {}, "status": None}
         try:
             known = json.loads((self.run_dir / MEMORY).read_text())
@@ -197,7 +197,8 @@ class Mirror:
         """Sends the rows that have not been sent, and returns their number."""
         from mlflow.entities import Metric
 
-        sent, waiting, metrics, end = 0, 0, [], self.memory["offset"]
+        metrics: list[Metric] = []
+        sent, waiting, end = 0, 0, self.memory["offset"]
         sessions = self._sessions()
 
         def flush() -> None:
@@ -276,8 +277,8 @@ class Mirror:
         yield self.run_dir / "summary.json", None
         checkpoints = Checkpoints(self.run_dir / "checkpoints", 1)
         name = checkpoints.best() or next(iter(reversed(checkpoints.names())), None)
-        for file in CHECKPOINT if name else ():
-            yield self.run_dir / "checkpoints" / str(name) / file, f"checkpoint/{name}"
+        for part in CHECKPOINT if name else ():
+            yield self.run_dir / "checkpoints" / str(name) / part, f"checkpoint/{name}"
 
     def _send_file(self, file: Path, folder: str | None) -> bool:
         """Sends a file unless it has been sent as it is. Returns whether it was sent."""
