@@ -8,6 +8,7 @@ exit code 1."""
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -52,7 +53,9 @@ def main() -> int:
         return 2
     out = Path(words[0]).resolve() if words else ROOT / "site"
     lay_out()
-    made = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)], cwd=ROOT)
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an advertisement for its successor
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--site-dir", str(out)]
+    made = subprocess.run(build, cwd=ROOT, env=quiet)
     if made.returncode == 0:
         print(out / "index.html")
     return made.returncode
