@@ -6,6 +6,7 @@ import ast
 
 from rlrun.config.paths import options, root
 from rlrun.core.errors import UserError, closest
+from rlrun.core.installing import install_line
 
 
 def main(words: list[str]) -> int:
@@ -59,7 +60,7 @@ def envs() -> None:
         print(f"{begin + '...':<32} {package}" + ("" if installed(package) else f", not installed: {EXTRA}"))
     for name, prefix in own_names().items():
         module, package, extra = NEEDS[prefix]
-        print(f"{name:<32} {package}" + ("" if installed(module) else f", not installed: pip install 'rlrun[{extra}]'"))
+        print(f"{name:<32} {package}" + ("" if installed(module) else f", not installed: {install_line(extra)}"))
     if not games():
         print(f"(Atari games: {ATARI})")
 

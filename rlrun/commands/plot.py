@@ -56,7 +56,8 @@ def main(words: list[str]) -> int:
             ]
             lead = (
                 f"{len(runs)} run{'s' if len(runs) > 1 else ''}; where there are several seeds, curves show the mean"
-                " and, from five seeds on, its 95% interval; with fewer seeds, the band goes from the lowest to the highest."
+                " and, from five seeds on, its 95% interval; with fewer seeds, the band goes from the lowest to the"
+                " highest."
             )
             out.write_text(page.page("Learning curves", lead, body, "Made by rlrun plot."))
             written = [out]

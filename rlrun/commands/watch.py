@@ -22,6 +22,7 @@ from rlrun.cli import run_dir_argument, take_trust
 from rlrun.commands.evaluate import DEFAULTS, PlayOptions
 from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError
+from rlrun.core.installing import install_line
 from rlrun.core.open_loop import STEPS
 from rlrun.core.passwords import masked
 from rlrun.core.ranges import Count
@@ -51,7 +52,7 @@ def main(words: list[str]) -> int:
         import imageio_ffmpeg  # noqa: F401
         from PIL import Image  # noqa: F401
     except ImportError:
-        raise UserError("videos need imageio-ffmpeg and pillow: pip install 'rlrun[video]'") from None
+        raise UserError(f"videos need imageio-ffmpeg and pillow: {install_line('video')}") from None
     import gymnasium
     import torch
 

@@ -30,6 +30,7 @@ from rlrun.algos.multi import spec_of
 from rlrun.algos.self_play import of_main
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.installing import install_line
 from rlrun.core.plugins import is_path
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
@@ -486,7 +487,7 @@ def require(name: str) -> None:
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
         extra = {"safetensors": "export", "onnx": "onnx"}[name]
-        raise UserError(f"{name} needs {', '.join(missing)}: pip install 'rlrun[{extra}]', or choose --formats pt2")
+        raise UserError(f"{name} needs {', '.join(missing)}: {install_line(extra)}, or choose --formats pt2")
 
 
 def write_pt2(part: Part, path: Path, game: Game) -> str:
