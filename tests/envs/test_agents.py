@@ -12,6 +12,7 @@ from wired import Wired
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.core.errors import EnvError, UserError
+from rlrun.core.installing import install_line
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import random_actions
