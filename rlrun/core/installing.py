@@ -42,3 +42,18 @@ def _pip() -> str:
         return "pip"
     here = Path.cwd()
     return shlex.quote(os.path.relpath(own, here) if own.is_relative_to(here) else str(own))
+
+
+def typed_as() -> str:
+    """How a user types the rlrun that is running: rlrun where it is on the path, scripts/rlrun in a clone, or else the
+    whole path."""
+    own = Path(sys.executable).with_name("rlrun")
+    found = shutil.which("rlrun")
+    if found and Path(found).resolve() == own.resolve():
+        return "rlrun"
+    here = Path.cwd()
+    if here == CHECKOUT and own.is_relative_to(here) and (here / "scripts" / "rlrun").is_file():
+        return "scripts/rlrun"
+    if not own.exists():
+        return f"{shlex.quote(sys.executable)} -m rlrun"
+    return shlex.quote(os.path.relpath(own, here) if own.is_relative_to(here) else str(own))

@@ -33,6 +33,7 @@ from rlrun.loggers.sinks import CLOSE_SEC, Alive, Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import notes
+from rlrun.runtime.afterwards import last_words
 from rlrun.runtime.build import checkpoints_of, train
 from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
@@ -145,7 +146,7 @@ def _run(
     # A scheduler that has sent SIGTERM kills the process soon.
     at_most = CLOSE_SEC if heard == signal.SIGTERM else math.inf
     logger.close(job.status, summary, hurried=lambda: signals.stop is not heard, at_most=at_most)
-    print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}\n{directory.path}", flush=True)
+    print(last_words(config, directory.path, job.ending, job.reason), flush=True)
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
     if job.status == "FAILED":
