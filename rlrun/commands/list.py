@@ -25,7 +25,8 @@ def main(words: list[str]) -> int:
 def algos() -> None:
     width = min(120, shutil.get_terminal_size((120, 40)).columns)
     for name in options("algo"):
-        print(textwrap.fill(f"{name:<14}{first_sentence(docstring(name))}", width, subsequent_indent=" " * 14, break_on_hyphens=False))
+        told = f"{name:<14}{first_sentence(docstring(name))}"
+        print(textwrap.fill(told, width, subsequent_indent=" " * 14, break_on_hyphens=False))
 
 
 def first_sentence(text: str) -> str:

@@ -56,7 +56,7 @@ def complete(words: list[str]) -> int:
     verb, _, shell = (words[1] if len(words) > 1 else "").partition("=")
     if shell not in INSTALL or verb not in ("install", "uninstall", "query"):
         raise UserError(
-            "completion: rlrun -sc install=SHELL or uninstall=SHELL prints what the shell has to run, and SHELL is bash,"
+            "completion: rlrun -sc install=SHELL or uninstall=SHELL prints what the shell has to run; SHELL is bash,"
             " zsh or fish"
         )
     if verb == "query":

@@ -13,7 +13,7 @@ CHOICES = {
     "replay": "What off-policy algorithms remember: replay=NAME, replay.<option>=<value>",
     "model": "Networks: model=NAME, model.<option>=<value>",
     "env": "Environments. The name of an environment decides its family; env.<option>=<value>",
-    "logger": "Loggers, besides progress.jsonl, which is always written: logger=[NAME,NAME], logger.<NAME>.<option>=<value>",
+    "logger": "Loggers, in addition to progress.jsonl: logger=[NAME,NAME], logger.<NAME>.<option>=<value>",
 }
 
 
