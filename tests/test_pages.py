@@ -53,7 +53,7 @@ def navigation():
         pass
 
     Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
-    parts = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]  # noqa: S506
+    parts = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
     return [page for part in parts for pages in part.values() for entry in pages for page in entry.values()]
 
 
