@@ -10,12 +10,16 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 
+NO_PICTURES = shutil.ignore_patterns("*.png", "*.html", "*.md")  # drawn from tuned/results/*.json, which are there
+
+
 class BuildWithData(build_py):
     def run(self):
         super().run()
         if not self.editable_mode:
             for folder in ("conf", "tuned"):
-                shutil.copytree(folder, Path(self.build_lib) / "rlrun" / "_data" / folder, dirs_exist_ok=True)
+                place = Path(self.build_lib) / "rlrun" / "_data" / folder
+                shutil.copytree(folder, place, ignore=NO_PICTURES, dirs_exist_ok=True)
 
 
 setup(cmdclass={"build_py": BuildWithData})

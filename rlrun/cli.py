@@ -35,7 +35,11 @@ SHORT_FLAGS = ("-h", "-c", "-p", "-i", "-sc")
 def usage() -> str:
     lines = ["rlrun: every RL algorithm in one readable file, from one command", ""]
     lines += [f"  rlrun {name:<12} {text}" for name, text in COMMANDS.items()]
-    lines += ["", 'rlrun train --help shows the groups and every option. Completion: eval "$(rlrun -sc install=bash)"']
+    lines += [
+        "",
+        "rlrun train --help algo=NAME shows every option of an algorithm.",
+        'Completion: eval "$(rlrun -sc install=bash)", the same with zsh, or rlrun -sc install=fish | source',
+    ]
     return "\n".join(lines)
 
 

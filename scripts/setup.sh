@@ -14,7 +14,13 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
       pins=(-c "$root/scripts/constraints.txt")
       "$venv/bin/python" -m pip install --disable-pip-version-check -q "${pins[@]}" torch
       "$venv/bin/python" -m pip install --disable-pip-version-check -q "${pins[@]}" -e "$root[atari,video,multi-agent,dev]"
+      if [ -e "$stamp" ]; then made=; else made=yes; fi
       echo "$want" > "$stamp"
+      if [ "$made" ]; then
+        echo "Installed. To type rlrun without scripts/: source ${venv/#$PWD\//}/bin/activate" >&2
+        echo "Or put it on the path for good:            ln -s $venv/bin/rlrun ~/.local/bin/rlrun" >&2
+        echo "More packages (MuJoCo, Box2D, ...):        rlrun setup" >&2
+      fi
     fi
   ) 9> "$root/.venv.lock" || { echo "The installation failed; its messages are above." >&2; exit 1; }
 fi

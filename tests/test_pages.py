@@ -1,10 +1,13 @@
 """README and docs/: generated pages are up to date, links lead somewhere, and commands name what exists."""
 
+import importlib
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import compose
 
 from rlrun.commands import COMMANDS
@@ -14,7 +17,8 @@ from rlrun.machine.machine import Machine
 from rlrun.runtime.plan import plan
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tuned/results/TABLES.md")
+PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +37,79 @@ def pages():
 @pytest.mark.parametrize("name", ["algorithms.md", "results.md", "speed.md", "options.md"])
 def test_a_generated_page_is_what_scripts_docs_writes(pages, name):
     assert (ROOT / "docs" / name).read_text() == pages.PAGES[name]().rstrip() + "\n", "run scripts/docs"
+
+
+def loaded(name):
+    made = importlib.util.spec_from_file_location(name, ROOT / "scripts" / "pages" / f"{name}.py")
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    return module
+
+
+def navigation():
+    """The pages in the site's navigation. mkdocs.yml names a Python function, which is not needed here."""
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+    parts = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
+    return [page for part in parts for pages in part.values() for entry in pages for page in entry.values()]
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    listed = navigation()
+    assert sorted(listed) == sorted(page.relative_to(ROOT).as_posix() for page in PAGES)
+    assert sorted(loaded("site").pages()) == sorted(PAGES)
+
+
+def test_the_site_has_the_files_that_pages_link_to(tmp_path, monkeypatch):
+    site = loaded("site")
+    monkeypatch.setattr(site, "PAGES", tmp_path / "pages")
+    site.lay_out()
+    assert {path.relative_to(tmp_path / "pages").as_posix() for path in (tmp_path / "pages").rglob("*.md")} == set(navigation())
+    for page in PAGES:
+        for target in site.linked(page):
+            assert (tmp_path / "pages" / target.relative_to(ROOT)).exists() or target.is_dir(), (page.name, target)
+
+
+def test_the_picture_at_the_top_is_small_and_drawn_from_results():
+    picture = loaded("picture")
+    shown = re.search(r"!\[[^]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())[1]
+    assert (ROOT / shown).resolve() == picture.PICTURE and 10_000 < picture.PICTURE.stat().st_size < 150_000
+    for panel in picture.PANELS:
+        for _, names in panel.groups:
+            for name in names:
+                drawn = picture.curve(name)
+                assert len(drawn.x) == len(drawn.y) > 10 and list(drawn.x) == sorted(drawn.x), name
+
+
+def first_steps():
+    """The commands of docs/start.md and of the README's quick start, as lists of words behind rlrun."""
+    found = []
+    for page in (ROOT / "docs" / "start.md", ROOT / "README.md"):
+        for line in re.findall(r"^    (?:scripts/)?rlrun ([^\n]+)", page.read_text(), re.M):
+            if not line.startswith("train:"):
+                found.append(shlex.split(line))
+    return found
+
+
+@pytest.mark.parametrize("words", first_steps(), ids=" ".join)
+def test_the_commands_of_the_first_steps_are_understood(words, capsys):
+    """Trainings are composed and planned; of the others, the command and its flags are what --help tells."""
+    command, *rest = words
+    if command in ("train", "sweep") and not any(word.startswith("env=my_package") for word in rest):
+        options = [word for word in rest if "=" in word]
+        for chosen in ([word.replace(",", " ").split()[0] for word in options] if command == "sweep" else None,):
+            plan(type_config(compose(*(chosen or options), "logger=[]")), Machine(cores=2, env_step_sec=lambda make, count: 1e-3))
+    module = importlib.import_module(f"rlrun.commands.{command.replace('-', '_')}")
+    assert module.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    for word in rest:
+        if word.startswith("--"):
+            assert word in said, f"rlrun {command} --help does not tell {word}"
+        elif "=" in word and command not in ("train", "sweep", "resume"):
+            assert word.partition("=")[0] in said, f"rlrun {command} --help does not tell {word}"
 
 
 def test_the_readme_is_a_front_page():

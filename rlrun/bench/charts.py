@@ -11,6 +11,7 @@ import numpy as np
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 GREY = "#8a8f98"
+INTERVAL_RUNS = 5  # bands over fewer runs go from the lowest to the highest
 FEW = 3  # curves with at most so many points show them as dots
 
 
@@ -84,20 +85,22 @@ def t95(count: int) -> float:
 def band(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """x, mean, low and high of several runs, each of shape [points], over the range of x that all runs have reached.
 
-    low and high bound the 95% interval of the mean, from Student's t because there are few runs.
+    low and high bound the 95% interval of the mean, from Student's t because there are few runs. Of fewer than
+    INTERVAL_RUNS runs they are the lowest and the highest value: an interval from two or three runs is so wide that it
+    reaches returns that no run has seen.
     """
     first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     x = np.linspace(first, max(last, first), points)
     values = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
     mean = values.mean(axis=0)
-    error = (
-        t95(len(curves)) * values.std(axis=0, ddof=1) / np.sqrt(len(curves)) if len(curves) > 1 else np.zeros_like(mean)
-    )
+    if len(curves) < INTERVAL_RUNS:
+        return x, mean, values.min(axis=0), values.max(axis=0)
+    error = t95(len(curves)) * values.std(axis=0, ddof=1) / np.sqrt(len(curves))
     return x, mean, mean - error, mean + error
 
 
 def draw(axis: Any, groups: Sequence[Group], label: str, scale: float = 1.0) -> None:
-    """Draws the mean and interval over each group's seeds, with single runs as thin lines behind them."""
+    """Draws the mean and the band over each group's seeds (band()), with single runs as thin lines behind them."""
     for index, group in enumerate(groups):
         colour = COLOURS[index % len(COLOURS)]
         curves = [curve for curve in group.curves if len(curve.x)]

@@ -79,6 +79,15 @@ def image(kind: str, data: bytes, text: str) -> str:
     return f'<figure><img src="{source}" alt="{escape(text)}" style="max-width:100%"></figure>'
 
 
+def video(kind: str, data: bytes, text: str) -> str:
+    """A video of this kind (mp4), which the page contains. text: what it shows."""
+    source = f"data:video/{kind};base64,{base64.b64encode(data).decode()}"
+    return (
+        f'<figure><video src="{source}" aria-label="{escape(text)}" style="max-width:100%" controls loop muted></video>'
+        "</figure>"
+    )
+
+
 def details(summary: str, inside: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
 

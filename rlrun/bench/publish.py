@@ -46,7 +46,8 @@ PROTOCOL_SHOWN = {
 
 
 INTRODUCTION = (
-    "Made by `rlrun benchmark reproduce-tables --only-render` from the JSON files below this folder. The marks mean:",
+    "Made by `rlrun benchmark reproduce-tables --only-render` from the JSON files below this folder. Cells with a",
+    "result come first; those that have not been run are one list at the end. The verdicts mean:",
     "`beaten`: every seed is above the published figure; `within`: the figure lies between the lowest and the highest",
     "seed; `short`: every seed is below the figure; `partial`: only a part of the budget was run, which allows no",
     "comparison; `measured`: no figure was published.",
@@ -97,7 +98,7 @@ def headings(table: Table) -> list[str]:
         "RLlib, published",
         *paper,
         "rlrun, measured",
-        "",
+        "verdict",
         "seeds",
         "env steps",
         "wall time",
@@ -161,18 +162,46 @@ def commands(cells: Sequence[Measured]) -> list[str]:
 
 def markdown(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
     lines = ["# RLlib's published tables", "", *INTRODUCTION, ""]
-    for table, cells in tables:
-        names = headings(table)
-        lines += [f"## {table.title}", "", f"| {' | '.join(names)} |", f"|{'|'.join(' --- ' for _ in names)}|"]
-        lines += [f"| {' | '.join(map(plain_text, row))} |" for row in rows(table, cells)]
-        lines += ["", protocol_line(cells, table), ""]
-        summary = normalised(cells)
+    for table, cells, all_cells in with_results(tables):
+        lines += [f"## {table.title}", "", *lines_of(headings(table), rows(table, cells))]
+        lines += ["", f"![{table.title}]({table.name}.png)", "", protocol_line(cells, table), ""]
+        summary = normalised(all_cells)
         if summary:
             lines += [summary, ""]
         made = commands(cells)
         if made:
             lines += ["Commands:", "", *(f"    {' '.join(command.split())}" for command in made), ""]
+    waiting = without_results(tables)
+    if waiting:
+        lines += ["## Not run yet", "", *lines_of(WAITING, waiting)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def with_results(
+    tables: Sequence[tuple[Table, Sequence[Measured]]],
+) -> list[tuple[Table, list[Measured], Sequence[Measured]]]:
+    """The tables that have a result, each with its filled cells and with all of them."""
+    filled = [(table, [one for one in cells if one.results], cells) for table, cells in tables]
+    return [(table, cells, every) for table, cells, every in filled if cells]
+
+
+WAITING = ("table", "game", "algorithm", "RLlib, published")
+
+
+def without_results(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> list[list[str]]:
+    """A row of WAITING for every cell that has not been run."""
+    return [
+        [table.title, one.cell.game, one.cell.label, number(one.cell.published)]
+        for table, cells in tables
+        for one in cells
+        if not one.results
+    ]
+
+
+def lines_of(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    head = [f"| {' | '.join(names)} |", f"|{'|'.join(' --- ' for _ in names)}|"]
+    return head + [f"| {' | '.join(map(plain_text, row))} |" for row in rows]
 
 
 def normalised(cells: Sequence[Measured]) -> str:
@@ -237,24 +266,24 @@ def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
             [("cells", len(every)), *((name, count[name]) for name in MARKS if count[name] or name != "measured")]
         )
     ]
-    for table, cells in tables:
+    for table, cells, all_cells in with_results(tables):
         names, made = headings(table), rows(table, cells)
         at = names.index("rlrun, measured")
         classes = [[CLASSES[one.mark] if index in (at, at + 1) else "" for index in range(len(names))] for one in cells]
         body += [f"<h2>{page.escape(table.title)}</h2>", page.table(names, made, classes, left=(0, 1, len(names) - 1))]
+        steps = curves(cells, 0)
+        if steps:
+            drawn = charts.learning_curves(steps, curves(cells, 1), "return, mean of last 100 games", "")
+            body.append(page.picture(charts.svg(drawn)))
+        body.append(page.picture(charts.svg(charts.table_bars(table.title, bars(table, cells), table.paper))))
         body.append(f'<p class="soft">{page.escape(protocol_line(cells, table))}</p>')
-        summary = normalised(cells)
+        summary = normalised(all_cells)
         if summary:
             body.append(f"<p>{page.escape(summary)}</p>")
-        if any(one.results for one in cells):
-            body.append(page.picture(charts.svg(charts.table_bars(table.title, bars(table, cells), table.paper))))
-            steps = curves(cells, 0)
-            if steps:
-                drawn = charts.learning_curves(
-                    steps, curves(cells, 1), "return, mean of last 100 games", "Learning curves"
-                )
-                body.append(page.details("Learning curves", page.picture(charts.svg(drawn))))
-            body.append(page.details("Commands that made these results", page.code("\n".join(commands(cells)))))
+        body.append(page.details("Commands that made these results", page.code("\n".join(commands(cells)))))
+    waiting = without_results(tables)
+    if waiting:
+        body += ["<h2>Not run yet</h2>", page.table(WAITING, waiting, left=(0, 1, 2))]
     lead = (
         "RLlib's results, and what rlrun measured with a tuned file for each cell. Scores are unclipped returns of full"
         " games."
@@ -280,10 +309,9 @@ def publish(tables: Sequence[Table], folder: Path, runs: Path | None) -> list[Pa
         text = markdown(known)
         write_atomically(made[0], text)
         write_atomically(made[1], html(known))
-        for table, cells in known:
-            if any(one.results for one in cells):
-                made.append(folder / f"{table.name}.png")
-                charts.save(charts.table_bars(table.title, bars(table, cells), table.paper), made[-1])
+        for table, cells, _ in with_results(known):
+            made.append(folder / f"{table.name}.png")
+            charts.save(charts.table_bars(table.title, bars(table, cells), table.paper), made[-1])
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written: {error.strerror} (--results DIR chooses another folder)"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.config.types import parse_assignments, typed
+from rlrun.core.installing import install_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def main(words: list[str]) -> int:
     print("optional")
     for module, name, extra, what, licence in OPTIONAL:
         found = importlib.util.find_spec(module) is not None
-        hint = "" if found else f" (pip install {f'{chr(39)}rlrun[{extra}]{chr(39)}' if extra else name})"
+        hint = "" if found else f" ({install_line(extra) if extra else f'pip install {name}'})"
         print(f"  {'yes' if found else 'no ':<4}{name:<16}{what}: {licence}{hint}")
     lacks = drawing.lacks()
     print(

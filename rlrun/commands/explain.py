@@ -1,7 +1,9 @@
-"""rlrun explain ALGO, or rlrun explain env=NAME
+"""rlrun explain ALGO, GROUP, GROUP=NAME or env=NAME
 
 Prints an algorithm's paper, what it records, how it was checked, every option with its comment, and RLlib's name for
-each option. Of an environment, it prints its spaces, its agents, its limit and every option with its comment."""
+each option. Of an environment, such as env=Pong, it prints its spaces, its agents, its limit and every option with its
+comment; of a group (resources, runner, replay, model, env, logger, data, stop, eval, imagine or checkpoint), or of one
+choice of it, such as model=lstm, every option with its comment."""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ from rlrun.config.paths import (
     root,
     runner_of,
 )
+from rlrun.config.texts import CHOICES, of_choice, of_group, sections, text_of, without_defaults
 from rlrun.core.errors import UserError, closest
 from rlrun.rllib.option_map import option_map
 
@@ -57,8 +60,16 @@ def main(words: list[str]) -> int:
     name = words[0]
     if name.startswith("env="):
         return environment(name.removeprefix("env="))
+    group, equals, choice = name.partition("=")
+    if group in CHOICES:
+        return choices(group, choice) if equals else choices(group)
+    if name in sections():
+        print(f"{name}.<option>=<value>\n\n{sections()[name]}")
+        return 0
+    name = choice if group == "algo" and equals else name
     if name not in options("algo"):
-        raise UserError(f"There is no algorithm {name!r}.{closest(name, options('algo'))}")
+        near = closest(name, [*options("algo"), *CHOICES, *sections()])
+        raise UserError(f"There is no algorithm and no group of options {name!r}.{near}")
     print(docstring(name))
     for base in base_options(name):
         if base.startswith("algo/"):
@@ -98,8 +109,17 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def text_of(file: str) -> str:
-    return (root() / "conf" / f"{file}.yaml").read_text()
+def choices(group: str, choice: str | None = None) -> int:
+    """Prints the options of a group, or of one choice of it."""
+    if choice is not None and choice not in options(group):
+        near = closest(choice, options(group)) or f" There are {', '.join(options(group))}."
+        raise UserError(f"There is no {group}={choice}.{near}")
+    print(f"{CHOICES[group]}\n")
+    for title, text in of_group(group) if choice is None else of_choice(group, choice):
+        print(f"{title}\n\n{textwrap.indent(text.strip(), '  ') or '  nothing of its own'}\n")
+    if group == "env" and choice is None:
+        print("rlrun explain env=NAME describes one environment, such as env=Pong; rlrun list envs has their names.")
+    return 0
 
 
 def groups_of(name: str, inner: str | None) -> list[tuple[str, list[str]]]:
@@ -182,13 +202,3 @@ def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[s
             if told not in found.get(option, ""):
                 found[option] = f"{found[option]}, and {told}" if option in found else told
     return list(found.items())
-
-
-def without_defaults(text: str) -> str:
-    """The text of a yaml file, comments included, without Hydra's defaults list."""
-    lines, inside = [], False
-    for line in text.splitlines():
-        inside = line.startswith("defaults:") or (inside and (line.startswith((" ", "-")) or not line.strip()))
-        if not inside:
-            lines.append(line)
-    return "\n".join(lines) + "\n"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import textwrap
 
 from rlrun.config.paths import options, root
 from rlrun.core.errors import UserError, closest
+from rlrun.core.installing import install_line
 
 
 def main(words: list[str]) -> int:
@@ -20,8 +23,22 @@ def main(words: list[str]) -> int:
 
 
 def algos() -> None:
+    width = min(120, shutil.get_terminal_size((120, 40)).columns)
     for name in options("algo"):
-        print(f"{name:<12} {docstring(name).splitlines()[0]}")
+        told = f"{name:<14}{first_sentence(docstring(name))}"
+        print(textwrap.fill(told, width, subsequent_indent=" " * 14, break_on_hyphens=False))
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a docstring, in one line. A stop inside of parentheses, as in "(Mnih et al. 2016)", ends
+    none."""
+    whole = " ".join(text.partition("\n\n")[0].split())
+    depth = 0
+    for place, character in enumerate(whole):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "." and depth == 0 and whole[place + 1 : place + 2] in ("", " "):
+            return whole[: place + 1]
+    return whole
 
 
 def docstring(algo: str) -> str:
@@ -59,7 +76,7 @@ def envs() -> None:
         print(f"{begin + '...':<32} {package}" + ("" if installed(package) else f", not installed: {EXTRA}"))
     for name, prefix in own_names().items():
         module, package, extra = NEEDS[prefix]
-        print(f"{name:<32} {package}" + ("" if installed(module) else f", not installed: pip install 'rlrun[{extra}]'"))
+        print(f"{name:<32} {package}" + ("" if installed(module) else f", not installed: {install_line(extra)}"))
     if not games():
         print(f"(Atari games: {ATARI})")
 

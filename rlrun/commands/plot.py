@@ -1,15 +1,18 @@
 """rlrun plot RUN_DIR [...] [--metric return_mean,entropy] [--out curves.png]
 
 Draws learning curves against env steps and against wall time, for single runs, for a sweep, or for all runs below a
-directory. Runs that differ only in their seed are drawn as one curve: the mean with its 95% interval, and the single
-runs as thin lines behind it. --metric takes one or several names from progress.jsonl, separated by commas; without it,
+directory. Runs that differ only in their seed are drawn as one curve: the mean with a band, and the single runs as
+thin lines behind it. The band of five seeds or more is the 95% interval of the mean; that of fewer goes from the
+lowest to the highest. --metric takes one or several names from progress.jsonl, separated by commas; without it,
 returns are drawn, and those of evaluations if the runs learn from data. --metric adaptation draws the returns of
 algo=maml and mbmpo before and after adaptation in one picture, and --metric regret the regret of bandits on a
 logarithmic axis, with that of arms drawn uniformly beside it. --out takes a file name that ends with .png,
-.svg or .html."""
+.svg or .html; without it, the picture is curves.png in the directory of the run or sweep, or, of several, in the
+folder that holds them all."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +36,7 @@ def main(words: list[str]) -> int:
     flags, places = take_flags(words, {"--metric": str, "--out": str})
     if not places:
         raise UserError("plot needs run directories, such as runs/impala/Pong/20261121-040000-seed0")
-    out = Path(flags["--out"] or "curves.png")
+    out = Path(flags["--out"]) if flags["--out"] else beside(places) / "curves.png"
     if out.suffix not in (".png", ".svg", ".html"):
         raise UserError(f"--out {out}: the name must end with .png, .svg or .html")
     from rlrun.bench import charts, page
@@ -53,7 +56,8 @@ def main(words: list[str]) -> int:
             ]
             lead = (
                 f"{len(runs)} run{'s' if len(runs) > 1 else ''}; where there are several seeds, curves show the mean"
-                " and its 95% interval."
+                " and, from five seeds on, its 95% interval; with fewer seeds, the band goes from the lowest to the"
+                " highest."
             )
             out.write_text(page.page("Learning curves", lead, body, "Made by rlrun plot."))
             written = [out]
@@ -68,6 +72,17 @@ def main(words: list[str]) -> int:
     for path in written:
         print(path)
     return 0
+
+
+def beside(places: list[str]) -> Path:
+    """The folder of these runs: the only one that is named, or the nearest that holds all of them."""
+    folders = [Path(place).resolve() for place in places]
+    common = Path(os.path.commonpath(folders))
+    named = Path(places[0]) if len(set(folders)) == 1 else common
+    if not named.is_dir() or named.parent == named:  # the places are checked later, and "/" is nobody's folder of runs
+        return Path()
+    here = Path.cwd()
+    return named.relative_to(here) if named.is_absolute() and named.is_relative_to(here) else named
 
 
 def around(runs: list[SavedRun], metric: str) -> tuple[list[Group], list[Group]]:

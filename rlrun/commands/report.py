@@ -14,6 +14,7 @@ from rlrun.cli import take_flags
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 
+LARGEST_VIDEO = 8_000_000  # bytes of a video inside a page
 DRAWN = 6  # how many learning metrics are drawn for a run
 FIRST = (
     "learn/policy_loss",
@@ -116,6 +117,7 @@ def of_run(run) -> str:
                 charts.svg(charts.learning_curves(*curves([run], "eval/return_mean"), "mean of evaluation games", ""))
             ),
         ]
+    body += video_of(run)
     body += regret_of([run])
     body += games_of(run)
     known = [name for name in FIRST if name in metrics([run]) and len(run.series(name)[0]) > 1][:DRAWN]
@@ -139,6 +141,23 @@ def of_run(run) -> str:
     ]
     lead = typed(run.summary["command"]) if run.summary.get("command") else str(run.path)
     return page.page(f"{run.title}, seed {run.seed}", lead, body, f"Made by rlrun report from {run.path}.")
+
+
+def video_of(run) -> list[str]:
+    """The newest video that `rlrun watch` made of a run, inside the page; nothing where there is none.
+
+    An mp4 plays sharper than a gif, but one that is too large for a page gives way to it."""
+    from rlrun.bench import page
+
+    files = [file for file in (run.path / "videos").glob("*.*") if file.suffix in (".mp4", ".gif")]
+    films = [file for file in files if not file.stem.endswith("-imagined") and file.stat().st_size <= LARGEST_VIDEO]
+    if not films:
+        return []
+    newest = max(films, key=lambda file: (file.stem.partition("-")[0], file.suffix == ".mp4", file.stat().st_mtime))
+    steps = newest.stem.partition("-")[0]
+    text = f"A game of the policy after {int(steps):,} env steps" if steps.isdigit() else "A game of the policy"
+    shown = (page.video if newest.suffix == ".mp4" else page.image)(newest.suffix[1:], newest.read_bytes(), text)
+    return ["<h2>Video</h2>", f'<p class="soft">{page.escape(text)}, by rlrun watch.</p>', shown]
 
 
 def regret_of(runs) -> list[str]:

@@ -17,6 +17,10 @@ PLAN = "--plan"
 
 
 def main(words: list[str]) -> int:
+    if "--help" in words or "-h" in words:
+        from rlrun.commands.train_help import show
+
+        return show(words)
     if PLAN in words:
         return compose([word for word in words if word != PLAN], show_plan)
     if any(word.split("=")[0] == FROM_RUN for word in words):

@@ -1,8 +1,11 @@
 """rlrun watch RUN_DIR [episodes=1 checkpoint=last|best|<env steps> greedy=true seed=0 max_steps=5000 gif=true]
-                    [imagine=false]
+                    [imagine=false window=false]
 
 Plays full games with the trained policy and writes them to RUN_DIR/videos/<env steps>-seed<seed>.mp4. A smaller gif is
 written next to it.
+
+window=true shows the games in a window in place of files, as fast as the environment says. It needs a display. Escape,
+or closing the window, ends it.
 
 imagine=true shows what the run's world model imagines beside what was true (<env steps>-seed<seed>-imagined.mp4). Of
 every 50 observations of a game the model sees the first 5; from then on it knows the actions alone. Images are shown
@@ -14,6 +17,7 @@ Frames around imagined pictures are green while the model sees, and red while it
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +26,7 @@ from rlrun.cli import run_dir_argument, take_trust
 from rlrun.commands.evaluate import DEFAULTS, PlayOptions
 from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError
+from rlrun.core.installing import install_line
 from rlrun.core.open_loop import STEPS
 from rlrun.core.passwords import masked
 from rlrun.core.ranges import Count
@@ -32,6 +37,7 @@ class WatchOptions(PlayOptions):
     max_steps: Annotated[int, Count]
     gif: bool
     imagine: bool
+    window: bool
 
 
 GIF_FRAMES = 600  # more frames would make a file of tens of megabytes
@@ -44,14 +50,16 @@ def main(words: list[str]) -> int:
         return 0
     trusted, words = take_trust(words)
     path, rest = run_dir_argument(words, "watch")
-    own = {"episodes": 1, "max_steps": 5000, "gif": True, "imagine": False}
+    own = {"episodes": 1, "max_steps": 5000, "gif": True, "imagine": False, "window": False}
     options = typed(WatchOptions, DEFAULTS | own | parse_assignments(rest))
     print(f"rlrun watch: {path}", flush=True)
+    if options.window:
+        return in_window(path, options, trusted)
     try:
         import imageio_ffmpeg  # noqa: F401
         from PIL import Image  # noqa: F401
     except ImportError:
-        raise UserError("videos need imageio-ffmpeg and pillow: pip install 'rlrun[video]'") from None
+        raise UserError(f"videos need imageio-ffmpeg and pillow: {install_line('video')}") from None
     import gymnasium
     import torch
 
@@ -89,8 +97,34 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float]]:
-    """The frames, each [H, W, 3], the frames per second, and the returns of finished episodes."""
+def in_window(path: Path, options: WatchOptions, trusted: bool) -> int:
+    """Plays in a window. Raises UserError where there is no display."""
+    if options.imagine:
+        raise UserError("window=true shows games; imagine=true writes its pictures to files: choose one of them")
+    from rlrun.commands.window import Window
+
+    with Window(f"rlrun: {path}") as window:
+        import gymnasium
+        import torch
+
+        from rlrun.runtime.trained import load
+
+        torch.set_num_threads(1)
+        trained = load(path, str(options.checkpoint), trusted)
+        try:
+            _, _, returns = record(trained, options, window.show)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UserError(f"{trained.spec.name} cannot be drawn: {error}") from None
+    print(f"return {', '.join(f'{r:g}' for r in returns) or 'of no finished episode'}")
+    return 0
+
+
+def record(
+    trained: Any, options: WatchOptions, show: Callable[[Any, float], bool] | None = None
+) -> tuple[list, float, list[float]]:
+    """The frames, each [H, W, 3], the frames per second, and the returns of finished episodes.
+
+    show(frame, rate) is given every frame in place of the list, and returns whether more are wanted."""
     import numpy as np
 
     from rlrun.core.seeding import Seeds
@@ -142,7 +176,13 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
         is_first, total, reward = np.ones(env.count, dtype=bool), 0.0, np.zeros(env.count)
         trained.reset()
         for _ in range(options.max_steps):
-            frames.append(shown["observation"][0, -1] if screen is not None else drawn.frame())
+            frame = shown["observation"][0, -1] if screen is not None else drawn.frame()
+            if frame is None:
+                raise UserError(f"{trained.spec.name} has no rgb_array rendering")
+            if show is None:
+                frames.append(frame)
+            elif not show(frame, rate):
+                break
             trained.reset(is_first)
             action = trained.policy_action(obs, "greedy" if options.greedy else "explore", reward)
             step = env.step(action)
@@ -162,8 +202,6 @@ def record(trained: Any, options: WatchOptions) -> tuple[list, float, list[float
         env.close()
         if screen is not None:
             screen.close()
-    if frames[0] is None:
-        raise UserError(f"{trained.spec.name} has no rgb_array rendering")
     return frames, rate, returns
 
 

@@ -123,6 +123,7 @@ class Stops:
         self.total, self.cfg, self.signals, self.progress = total, cfg, signals, progress
         self.status, self.reason = "RUNNING", ""
         self.asked: str | None = None  # why a program that made the run asks it to stop
+        self.reached = False  # whether the run has stopped because its return is what it was to reach
 
     def due(self, clock: Clock, trouble: str | None = None) -> bool:
         """Returns whether the run is over. If it is, `status` and `reason` say why. trouble: why it cannot go on."""
@@ -139,6 +140,7 @@ class Stops:
         if self.asked is not None:
             return "STOPPED", self.asked
         if cfg.return_mean is not None and episodes.full and mean is not None and mean >= cfg.return_mean:
+            self.reached = True
             return (
                 "STOPPED",
                 f"mean return {mean:.2f} of the last {len(episodes.returns)} episodes >= {cfg.return_mean:g}",

@@ -157,6 +157,11 @@ class Run:
         return self.stops.status
 
     @property
+    def ending(self) -> str:
+        """The status as users are told it: REACHED where the run stopped because its return is what it was to reach."""
+        return "REACHED" if self.stops.reached and self.status == "STOPPED" else self.status
+
+    @property
     def reason(self) -> str:
         return self.stops.reason
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as parquet
 
 from rlrun.core.env import map_rows
 from rlrun.core.errors import UserError
+from rlrun.core.installing import install_line
 from rlrun.core.specs import (
     Box,
     Discrete,
@@ -41,7 +42,7 @@ PREFIX = "minari:"  # of a name that is an id and no path
 TOGETHER = 64  # episodes of a piece
 MASK = "action_mask"
 DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, OverflowError, pa.ArrowException)
-INSTALL = "pip install 'rlrun[minari]'"
+INSTALL = install_line("minari")
 
 
 def folder_of(name: str | Path) -> Path | None:

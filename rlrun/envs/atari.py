@@ -20,6 +20,7 @@ import numpy as np
 from rlrun.core.conditions import REWARDS, OnlyFor
 from rlrun.core.env import Rows, Step
 from rlrun.core.errors import EnvError, UserError, told
+from rlrun.core.installing import install_line
 from rlrun.core.ranges import Count, NotNegative, Range, ShareBelowOne
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec
@@ -56,7 +57,7 @@ def import_ale():
     try:
         import ale_py
     except ImportError:
-        raise UserError("Atari games need ale-py (GPL-2.0): pip install 'rlrun[atari]'") from None
+        raise UserError(f"Atari games need ale-py (GPL-2.0): {install_line('atari')}") from None
     return ale_py
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
+from rlrun.core.installing import install_line
 from rlrun.core.ranges import Count, Range
 from rlrun.envs import drawing
 from rlrun.envs.gym import SingleConfig
@@ -61,7 +62,7 @@ def load(name: str, **options: Any) -> Any:
         made = suite.load(domain, task, task_kwargs=options)
     except Exception as error:  # dm-control fails with an AttributeError deep inside
         release = importlib.metadata.version("mujoco")
-        hint = "; dm-control needs MuJoCo below 4: pip install 'rlrun[dmc]'" if int(release.split(".")[0]) >= 4 else ""
+        hint = f"; dm-control needs MuJoCo below 4: {install_line('dmc')}" if int(release.split(".")[0]) >= 4 else ""
         why = f"{type(error).__name__}: {error}"
         raise UserError(f"env={name} cannot be made with MuJoCo {release}{hint} ({why})") from None
     importlib.import_module("mujoco").set_mju_user_warning(hear)  # in place of dm-control's own, which repeats itself

@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlrun.core.conditions import REWARDS, OnlyFor, OnlyWith
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest, told
+from rlrun.core.installing import install_line
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.pulse import RESET, doing
 from rlrun.core.ranges import Count
@@ -266,7 +267,7 @@ def _check_drawing(env: gymnasium.Env, name: str) -> None:
     except Exception as error:  # of any library that draws
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, gymnasium.error.DependencyNotInstalled) and "pygame" in str(error):
-            why = "pygame is not installed: pip install 'rlrun[video]'"
+            why = f"pygame is not installed: {install_line('video')}"
         raise UserError(f"env={name} cannot be drawn: {why}") from None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 
 from rlrun.core.errors import UserError, closest
+from rlrun.core.installing import install_line
 from rlrun.core.plugins import import_named
 
 OWN = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[\w./-]+")  # my_package.envs:MyEnv-v0
@@ -29,8 +30,8 @@ AGENT_GAMES = (
 ZOO = re.compile(r"[a-z][a-z0-9_]*_v\d+")  # simple_spread_v3
 # Packages that register Gymnasium ids of environments with several agents, by how the ids begin.
 TUPLES = {"Foraging-": "lbforaging", "rware-": "rware"}
-EXTRA = "pip install 'rlrun[multi-agent]'"
-ATARI = "pip install 'rlrun[atari]'"
+EXTRA = install_line("multi-agent")
+ATARI = install_line("atari")
 # Prefixes that say whose a name is (pettingzoo/pong_v3), and the families of their environments.
 PREFIXES = {
     "atari": "atari",
@@ -267,9 +268,7 @@ def check_present(prefix: str, name: str) -> None:
     entry = str(gymnasium.registry[name].entry_point) if prefix == "gym" and name in gymnasium.registry else prefix
     for place, (module, package, extra) in NEEDS.items():
         if entry.startswith(place) and not installed(module):
-            raise UserError(
-                f"env={name} is an environment of {package}, which is not installed: pip install 'rlrun[{extra}]'"
-            )
+            raise UserError(f"env={name} is an environment of {package}, which is not installed: {install_line(extra)}")
 
 
 def _prefixed(prefix: str, rest: str, name: str, family: str | None, needed: bool) -> tuple[str, str]:

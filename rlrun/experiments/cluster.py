@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.core.errors import UserError, closest
+from rlrun.core.installing import install_line
 from rlrun.experiments.jobs import Place, TrainingJob, command_of
 
 CLUSTERS = ("slurm", "local")
@@ -72,7 +73,7 @@ class Queue:
         try:
             import submitit
         except ImportError:
-            raise UserError("--cluster needs submitit: pip install 'rlrun[slurm]'") from None
+            raise UserError(f"--cluster needs submitit: {install_line('slurm')}") from None
         try:
             self.executor = submitit.AutoExecutor(folder=folder / "queue", cluster=cluster)
             self.executor.update_parameters(**options)

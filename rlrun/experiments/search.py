@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.core.errors import UserError
+from rlrun.core.installing import install_line
 from rlrun.experiments.grid import Space, Variation, job_name
 from rlrun.experiments.jobs import DONE, Outcome, TrainingJob
 from rlrun.experiments.record import job_in
@@ -26,7 +27,7 @@ def optuna() -> Any:
     try:
         import optuna as found
     except ImportError:
-        raise UserError("--search needs Optuna: pip install 'rlrun[search]'") from None
+        raise UserError(f"--search needs Optuna: {install_line('search')}") from None
     logging.getLogger("optuna").setLevel(logging.WARNING)
     return found
 

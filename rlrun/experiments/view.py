@@ -90,17 +90,18 @@ class JobTable:
     """A live table, redrawn twice a second. Where not all jobs fit, running jobs are kept."""
 
     def __init__(self, total: int):
-        from rich.console import Console
-        from rich.live import Live
+        from rlrun.loggers.live import Redrawn
 
         self.total = total
-        self.live = Live(console=Console(), refresh_per_second=2, transient=True)
+        self.outcomes: Sequence[Outcome] = ()
+        self.live = Redrawn(self._made, transient=True)
         self.live.start()
 
-    def _made(self, outcomes: Sequence[Outcome]) -> Any:
+    def _made(self) -> Any:
         from rich.table import Table as RichTable
         from rich.text import Text
 
+        outcomes = self.outcomes
         table = RichTable(title=counts(outcomes, self.total - len(outcomes)), title_justify="left")
         for heading, justify in zip(HEADINGS, ("left", "left", "right", "right", "right", "left"), strict=True):
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
@@ -112,7 +113,8 @@ class JobTable:
         return table
 
     def show(self, outcomes: Sequence[Outcome]) -> None:
-        self.live.update(self._made(outcomes))
+        self.outcomes = list(outcomes)
+        self.live.refresh()
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
         self.live.stop()

@@ -22,7 +22,9 @@ SHOWN = (
     ("sample/queued_fragments", "fragments waiting"),
     ("time/learn_share", "time learning"),
     ("time/wait_share", "time waiting for samples"),
+    ("sample/success_rate", "successful episodes"),
 )
+SHARES = ("_share", "_rate")  # ends of the names of shares of 1, which are shown as percentages
 
 
 def duration(seconds: float) -> str:
@@ -85,15 +87,13 @@ class Live:
     def __init__(self, total: int, title: str, window: int):
         """window: the number of episodes that sample/return_mean looks at."""
         import psutil
-        from rich.console import Console as RichConsole
-        from rich.live import Live as RichLive
+
+        from rlrun.loggers.live import Redrawn
 
         self.total, self.title, self.window, self.psutil = total, title, window, psutil
         psutil.cpu_percent()
         self.row: dict[str, Any] = {}  # the newest row, with older values of what it lacks
-        self.live = RichLive(
-            console=RichConsole(), get_renderable=self._view, refresh_per_second=REFRESHES, transient=False
-        )
+        self.live = Redrawn(self._view, REFRESHES)
         self.live.start()
 
     def log(self, row: dict[str, Any]) -> None:
@@ -111,18 +111,24 @@ class Live:
         from rich.table import Table
         from rich.text import Text
 
-        head = (
-            f"{self.title}   {row['env_steps']:,} of {self.total:,} env steps  "
-            f" {row['sample/env_steps_per_sec'] or 0:,.0f}/s   {duration(row['time_sec'])}"
-        )
+        # The head is two rows, each of which fits on 80 columns; a name that is longer is cut.
+        head = [
+            f"{row['env_steps']:,} of {self.total:,} env steps ({min(1.0, row['env_steps'] / self.total):.0%})",
+            f"{row['sample/env_steps_per_sec'] or 0:,.0f}/s",
+            duration(row["time_sec"]),
+        ]
         if left(row, self.total):
-            head += f"   {left(row, self.total)} left"
+            head.append(f"{left(row, self.total)} left")
+        title, counts = (
+            Text(text, style=style, no_wrap=True, overflow="ellipsis")
+            for text, style in ((self.title, "bold"), ("   ".join(head), ""))
+        )
         # A bar does not end its line, and what follows it would be cropped. The row of a table does.
         bar = Table.grid(expand=True)
         bar.add_row(ProgressBar(total=self.total, completed=min(row["env_steps"], self.total)))
         grid = Table.grid(padding=(0, 2))
         cells = [
-            (label.format(window=self.window), f"{row[name]:,.4g}")
+            (label.format(window=self.window), f"{row[name]:.0%}" if name.endswith(SHARES) else f"{row[name]:,.4g}")
             for name, label in SHOWN
             if row.get(name) is not None
         ]
@@ -136,7 +142,7 @@ class Live:
         for index in range(half):
             pair = [*cells[index], *(cells[half + index] if half + index < len(cells) else ("", ""))]
             grid.add_row(*pair)
-        return Group(Text(head, style="bold"), bar, grid)
+        return Group(title, counts, bar, grid)
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
         self.live.stop()

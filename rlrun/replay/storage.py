@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
+from rlrun.core.installing import install_line
 
 CHUNK_BYTES = 64 << 20  # size of the pieces in which checkpoints are read and written
 
@@ -120,7 +121,7 @@ class Packed:
         try:
             import lz4.block
         except ImportError:
-            raise UserError("replay.compress=true needs lz4: pip install 'rlrun[lz4]'") from None
+            raise UserError(f"replay.compress=true needs lz4: {install_line('lz4')}") from None
         self.lz4 = lz4.block
         self.rows, self.shape, self.dtype = rows, field.shape, field.dtype
         self.packed: list[bytes] = [b""] * (columns * rows)

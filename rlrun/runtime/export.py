@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.installing import install_line
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Nested, Space
@@ -398,7 +399,7 @@ def require(name: str) -> None:
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
         extra = {"safetensors": "export", "onnx": "onnx"}[name]
-        raise UserError(f"{name} needs {', '.join(missing)}: pip install 'rlrun[{extra}]', or choose --formats pt2")
+        raise UserError(f"{name} needs {', '.join(missing)}: {install_line(extra)}, or choose --formats pt2")
 
 
 def write_pt2(part: Part, path: Path, game: Game) -> str:

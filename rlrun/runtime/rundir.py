@@ -124,18 +124,34 @@ def hardware() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Returns the commit of the checkout that rlrun runs from, with `+` if it has changes; None without a checkout."""
+    """Returns the commit of the checkout that rlrun runs from; None without a checkout.
+
+    It ends with `+` if a tracked file has changes, or if rlrun's own sources (rlrun/, conf/, tuned/*.yaml) have a file
+    that git does not track. Pictures and notes that lie about change nothing that is run."""
     here = Path(__file__).resolve().parents[2]
+    if not (here / "conf" / "train.yaml").is_file():  # installed, perhaps inside of somebody else's repository
+        return None
     try:
         commit = subprocess.run(
             ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
         ).stdout.strip()
-        dirty = subprocess.run(
-            ["git", "-C", str(here), "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True
-        ).stdout
-        return commit + ("+" if dirty.strip() else "")
+        changed = subprocess.run(
+            ["git", "-C", str(here), "status", "--porcelain", "--untracked-files=all"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.splitlines()
+        return commit + ("+" if any(_counts(line) for line in changed) else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _counts(line: str) -> bool:
+    """Whether a line of `git status --porcelain` changes what is run."""
+    state, file = line[:2], line[3:].strip('"')
+    sources = file.startswith(("rlrun/", "conf/", "tuned/")) and file.endswith((".py", ".yaml"))
+    return state != "??" or sources
 
 
 def command_line() -> str:

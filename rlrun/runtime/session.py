@@ -40,6 +40,7 @@ from rlrun.loggers.sinks import CLOSE_SEC, Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import notes
+from rlrun.runtime.afterwards import last_words
 from rlrun.runtime.build import checkpoints_of, train
 from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
@@ -206,7 +207,7 @@ def _run(
     watch.stop = signals.stop
     logger.close_direct(job.status, summary)
     # How the run ended is said now, because the other loggers may need a while.
-    print(f"{job.status}: {job.reason.splitlines()[-1] if job.reason else ''}", flush=True)
+    print(f"{job.ending}: {job.reason.splitlines()[-1] if job.reason else ''}", flush=True)
     if job.status == "FAILED" and watch.command is None:  # a Python program gets an exception
         print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
     if mirroring is not None:
@@ -217,7 +218,7 @@ def _run(
     logger.close(job.status, summary, hurried=lambda: signals.stop is not heard, at_most=at_most)
     if mirroring is not None:
         mirroring.wait(hurried=lambda: signals.stop is not heard)
-    print(directory.path, flush=True)
+    print(last_words(config, directory.path, job.ending), flush=True)
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
     return 2 if isinstance(error, UserError) else job.exit_code

@@ -171,14 +171,81 @@ def test_what_only_prints(words, capsys):
     assert expected.get(words[-1] if words else "", "train") in out
 
 
-def test_hydras_help_and_cfg_work(capsys):
-    with pytest.raises(SystemExit) as code:
-        cli._dispatch(["train", "--help"])
-    assert code.value.code in (0, None)
+def test_help_has_the_comments_and_only_the_options_of_the_chosen_algorithm(capsys):
+    assert cli._dispatch(["train", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "algo=ALGO" in out and "fragment_length: 20" in out
+    assert "algo=ALGO" in out and "# every random number of the run is derived from it" in out
+    assert "fragment_length" not in out and "hydra" not in out
+    assert cli._dispatch(["train", "algo=impala", "env=Pendulum-v1", "-h"]) == 0
+    out = capsys.readouterr().out
+    assert "fragment_length: 20" in out and "vtrace_clip_rho_threshold" in out and "actor_learner" in out
+    assert "target_entropy" not in out and "max_episode_steps" in out
+    with pytest.raises(UserError, match="Did you mean impala"):
+        cli._dispatch(["train", "algo=impla", "--help"])
+
+
+def test_cfg_prints_the_config(capsys):
     cli._dispatch([*PONG, "--cfg", "job"])
     assert "fragment_length: 20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("resources", "num_learners: auto"),
+        ("runner", "runner=on_policy"),
+        ("replay", "replay=prioritized"),
+        ("model", "model=gtrxl"),
+        ("model=lstm", "model=memory/lstm"),
+        ("logger", "uri: null"),
+        ("env", "env=atari"),
+        ("stop", "no_improvement_steps: null   "),
+        ("eval", "estimate:"),
+        ("checkpoint", "# number of latest checkpoints"),
+        ("data", "# Data that are learnt from"),
+        ("algo=ppo", "clip_param"),
+    ],
+)
+def test_explain_knows_every_group(name, said, capsys):
+    assert cli._dispatch(["explain", name]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_every_section_of_the_config_can_be_explained(capsys):
+    from rlrun.config.texts import of_runs, sections, text_of
+
+    runs = yaml.safe_load(of_runs())
+    whole = yaml.safe_load(text_of("train"))
+    assert runs == {key: value for key, value in whole.items() if key not in ("defaults", "hydra")}
+    assert set(sections()) == {key for key, value in runs.items() if isinstance(value, dict)}
+    for name, text in sections().items():
+        assert yaml.safe_load(text) == {name: runs[name]}
+
+
+def test_lists_of_algorithms_are_whole_sentences(capsys):
+    from rlrun.commands.list import first_sentence
+
+    assert first_sentence("A (Mnih et al. 2016) b.\nMore.") == "A (Mnih et al. 2016) b."
+    assert cli._dispatch(["list", "algos"]) == 0
+    told = "\n".join(capsys.readouterr().out.splitlines()).replace("\n ", " ").splitlines()
+    assert len(told) > 40 and all(line.rstrip().endswith(".") for line in told)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_for_every_shell(shell, capsys, monkeypatch):
+    assert cli._dispatch(["-sc", f"install={shell}"]) == 0
+    script = capsys.readouterr().out
+    assert f"query={shell}" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=20)
+    monkeypatch.setenv("COMP_LINE", "rlrun train algo=sac algo.vtrace")
+    monkeypatch.delenv("COMP_POINT", raising=False)
+    assert cli._dispatch(["-sc", f"query={shell}"]) == 0 and capsys.readouterr().out.strip() == ""
+    monkeypatch.setenv("COMP_LINE", "rlrun train algo=impala algo.vtrace")
+    cli._dispatch(["-sc", f"query={shell}"])
+    assert "algo.vtrace=" in capsys.readouterr().out.split()
+    with pytest.raises(UserError, match="bash, zsh or fish"):
+        cli._dispatch(["-sc", "install=tcsh"])
 
 
 @pytest.mark.parametrize("lr", ["0.001", "[[0,0.0],[100,0.001]]", "{start: 0.1, end: 0.0, steps: 10}",
@@ -202,6 +269,10 @@ def test_a_schedule_replaces_whatever_stood_there(base, lr, capsys):
         ("rlrun train stop.w", ["stop.wall_sec="]),
         ("rlrun list a", ["algos"]),
         ("rlrun explain im", ["impala"]),
+        ("rlrun explain res", ["resources"]),
+        ("rlrun explain model=l", ["model=lstm"]),
+        ("rlrun setup mu", ["mujoco"]),
+        ("rlrun benchmark gr", ["growth"]),
     ],
 )
 def test_completion(line, expected):

@@ -12,6 +12,7 @@ from wired import Wired
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.core.errors import EnvError, UserError
+from rlrun.core.installing import install_line
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import random_actions
@@ -301,7 +302,7 @@ def test_without_the_package_its_install_line_is_said(monkeypatch):
     monkeypatch.setattr(names, "zoo_modules", dict)
     monkeypatch.setattr(names.importlib.util, "find_spec", lambda name: None)
     for name in ("simple_spread_v3", "Foraging-8x8-2p-2f-coop-v3"):
-        with pytest.raises(UserError, match=r"pip install 'rlrun\[multi-agent\]'"):
+        with pytest.raises(UserError, match=r"pip install .*\[multi-agent\]'"):
             names.family_of(name)
 
 
@@ -312,12 +313,12 @@ def test_one_missing_package_of_two_is_named(monkeypatch, capsys):
     names.zoo_modules.cache_clear()
     try:
         for name in ("simple_spread_v3", "mpe2/simple_tag_v3", "pettingzoo/simple_spread_v3"):
-            with pytest.raises(UserError, match=r"mpe2, which is not installed: pip install 'rlrun\[multi-agent\]'"):
+            with pytest.raises(UserError, match=r"mpe2, which is not installed: .*pip install .*\[multi-agent\]'"):
                 names.family_of(name)
         assert _dispatch(["list", "envs"]) == 0
         said = capsys.readouterr().out.splitlines()
         (line,) = [line for line in said if line.startswith("simple_spread_v3 ")]
-        assert line.endswith("mpe2, not installed: pip install 'rlrun[multi-agent]'")
+        assert line.endswith(f"mpe2, not installed: {install_line('multi-agent')}")
     finally:
         names.zoo_modules.cache_clear()
 
@@ -350,7 +351,7 @@ def test_every_prefix_names_an_environment_of_its_own(prefix):
         assert names.family_of(f"{prefix}/{name}") == (names.PREFIXES[prefix], canonical)
         assert names.family_of(name)[0] == names.PREFIXES[prefix]
     except UserError as error:
-        assert "not installed: pip install" in str(error)
+        assert "not installed: " in str(error) and "pip install" in str(error)
     other = "CartPole-v1" if prefix != "gym" else "TwoStepGame-v0"
     with pytest.raises(UserError, match=r"There is no env|not installed"):
         names.family_of(f"{prefix}/{other}")

@@ -3,6 +3,8 @@
 import copy
 import json
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 from conftest import compose
@@ -74,14 +76,52 @@ def test_plot_writes_what_its_name_says(runs, tmp_path, capsys):
     assert "<svg" in (tmp_path / "c.html").read_text()
 
 
-def test_the_interval_covers_what_all_runs_have_reached():
+def test_the_band_covers_what_all_runs_have_reached():
     from rlrun.bench.charts import Curve, band
 
     x, mean, low, high = band([Curve([0, 10], [0.0, 10.0]), Curve([0, 20], [2.0, 42.0])], points=3)
     assert list(x) == [0, 5, 10] and list(mean) == [1.0, 8.5, 16.0]
-    assert high[0] - mean[0] == pytest.approx(12.706 * 2**0.5 / 2**0.5) and low[0] == pytest.approx(
-        2 * mean[0] - high[0]
-    )
+    assert list(low) == [0.0, 5.0, 10.0] and list(high) == [2.0, 12.0, 22.0]  # of two runs: lowest and highest
+    _, mean, low, high = band([Curve([0, 10], [float(value)] * 2) for value in (1, 2, 3, 4, 5)], points=2)
+    width = 2.776 * (2.5 / 5) ** 0.5  # Student's t with four degrees of freedom, and a variance of 2.5
+    assert mean[0] == 3.0 and high[0] == pytest.approx(3 + width) and low[0] == pytest.approx(3 - width)
+
+
+def test_plot_writes_beside_the_runs_unless_told(runs, tmp_path, capsys, monkeypatch):
+    from rlrun.commands.plot import beside
+
+    monkeypatch.chdir(tmp_path)
+    assert _dispatch(["plot", str(runs)]) == 0
+    assert Path(capsys.readouterr().out.split()[-1]).resolve() == (runs / "curves.png").resolve()
+    assert not (tmp_path / "curves.png").exists()
+    first, second = tmp_path / "runs" / "a", tmp_path / "runs" / "b"
+    first.mkdir(parents=True), second.mkdir()
+    assert beside(["runs/a"]) == Path("runs/a") and beside(["runs/a", str(second)]) == Path("runs")
+
+
+def test_a_commit_has_changes_where_tracked_files_or_sources_differ(tmp_path, monkeypatch):
+    from rlrun.runtime import rundir
+
+    def git(*words):
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
+
+    for file in ("conf/train.yaml", "rlrun/runtime/rundir.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("")
+    monkeypatch.setattr(rundir, "__file__", str(tmp_path / "rlrun/runtime/rundir.py"))
+    git("init", "-q"), git("add", "."), git("commit", "-qm", "first")
+    assert len(rundir.git_commit()) == 40
+    for name in ("curves.png", "runs/video.mp4", "notes.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert not rundir.git_commit().endswith("+")
+    (tmp_path / "rlrun/algos.py").write_text("x")
+    assert rundir.git_commit().endswith("+")  # a source of rlrun's own that git does not know
+    (tmp_path / "rlrun/algos.py").unlink()
+    (tmp_path / "conf/train.yaml").write_text("seed: 2")
+    assert rundir.git_commit().endswith("+")
+    (tmp_path / "conf/train.yaml").unlink()
+    assert rundir.git_commit() is None  # rlrun is installed below a repository that is not its own
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,15 @@ import subprocess
 import termios
 import time
 
-# A control sequence, an operating system command, or another escape.
-ESCAPE = re.compile(r"\x1b\[([?]?)([\d;]*)([A-Za-z])|\x1b\][^\x07]*\x07|\x1b[=>78]")
+# A control sequence, a change of the size (resize() of a program that is shown), another command, or another escape.
+ESCAPE = re.compile(r"\x1b\[([?]?)([\d;]*)([A-Za-z])|\x1b\]columns=(\d+)\x07|\x1b\][^\x07]*\x07|\x1b[=>78]")
+# What a program that is shown runs to make its terminal narrower or wider, at a known place in its output.
+RESIZE = """
+def resize(columns):
+    import fcntl, os, struct, termios
+    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    os.write(1, f"\\x1b]columns={columns}\\x07".encode())
+"""
 
 
 class Screen:
@@ -28,7 +35,10 @@ class Screen:
         while place < len(text):
             found = ESCAPE.match(text, place)
             if found:
-                self._control(*found.groups(default=""))
+                if found[4]:
+                    self.resize(int(found[4]))
+                else:
+                    self._control(*found.groups(default="")[:3])
                 place = found.end()
                 continue
             character = text[place]
@@ -47,6 +57,19 @@ class Screen:
             elif character != "\x07":
                 raise ValueError(f"{character!r} is not known")
             place += 1
+
+    def resize(self, columns: int) -> None:
+        """Gives the terminal another width. Rows that do not fit are broken, as most terminals do. The cursor, which is
+        behind the last character, stays there."""
+        rows: list[list[str]] = []
+        for row in self.rows[: self.y + 1]:
+            text = "".join(row).rstrip()
+            parts = [text[start : start + columns] for start in range(0, max(1, len(text)), columns)]
+            rows += [list(part.ljust(columns)) for part in parts]
+        self.x = len(parts[-1])
+        self.columns, self.y = columns, len(rows) - 1
+        rows += [[" "] * columns for _ in range(self.lines - len(rows))]
+        self.rows, self.y = rows[-self.lines :], min(self.y, self.lines - 1)
 
     def _down(self) -> None:
         if self.y + 1 < self.lines:

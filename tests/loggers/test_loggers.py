@@ -9,7 +9,7 @@ import urllib.request  # noqa: F401
 
 import pytest
 from conftest import SMALL, compose, small
-from terminal import shown
+from terminal import RESIZE, shown
 from wired import checked
 
 from rlrun.cli import _dispatch
@@ -247,6 +247,7 @@ assert isinstance(live, Live)
 row = {
     "env_steps": 250, "time_sec": 65.0, "sample/env_steps_per_sec": 100.0, "sample/return_mean": -17.25,
     "sample/return_max": 21.0, "sample/episodes": 7, "learn/entropy": 0.5, "learn/value_loss": 0.25,
+    "time/wait_share": 0.375,
 }
 live.log(row)
 time.sleep(0.7)
@@ -263,13 +264,35 @@ print("the end")
 def test_the_live_view_shows_the_return_in_a_real_terminal(columns):
     lines = str(shown([sys.executable, "-c", VIEW], columns)).splitlines()
     assert lines[0].strip() == "a note" and lines[-1] == "the end", "what is printed meanwhile stays above the view"
-    head, bar, *table = lines[1:-1]
-    assert head == "impala on Pong, seed 0   1,000 of 1,000 env steps   100/s   1m05s"
+    title, head, bar, *table = lines[1:-1]
+    assert title == "impala on Pong, seed 0" and head == "1,000 of 1,000 env steps (100%)   100/s   1m05s"
     assert bar == "\u2501" * columns
     said = {cells[0]: cells[1] for line in table for cells in _pairs(line)}
     assert said["return, last 100"] == "-17.25" and said["best return of these"] == "21"
     assert said["entropy"] == "0.5" and said["value loss"] == "0.25" and said["episodes"] == "7"
     assert said["processor load"].endswith("%") and said["memory used"].endswith("%")
+    assert said["time waiting for samples"] == "38%"
+
+
+LONG = "apex_ddpg on my_package.environments:AnEnvironmentWithAVeryLongName-v12, seed 12345"
+
+
+@pytest.mark.parametrize("widths", [(100, 60), (100, 60, 120, 50), (140, 80)])
+def test_nothing_is_left_behind_where_the_terminal_is_resized(widths):
+    later = "".join(f"resize({width}); time.sleep(1.2)\n" for width in widths[1:])
+    code = RESIZE + VIEW.replace('print("  a note")\n', later + 'print("  a note")\n')
+    lines = str(shown([sys.executable, "-c", code], widths[0])).splitlines()
+    assert sum("impala on Pong" in line for line in lines) == 1 and sum("env steps" in line for line in lines) == 1
+    assert lines[0].strip() == "a note" and lines[1] == "impala on Pong, seed 0" and lines[-1] == "the end"
+    assert sum("\u2501" in line for line in lines) == 1
+
+
+def test_the_head_fits_80_columns():
+    code = VIEW.replace("impala on Pong, seed 0", LONG).replace("console(1000", "console(100_000_000_000")
+    lines = str(shown([sys.executable, "-c", code], 80)).splitlines()
+    assert lines[1].startswith("apex_ddpg on my_package") and lines[1].endswith("\u2026")
+    assert lines[2].startswith("1,000 of 100,000,000,000 env steps (0%)   100/s   1m05s") and lines[2].endswith("left")
+    assert lines[3] == "\u2501" * 80
 
 
 def _pairs(line):

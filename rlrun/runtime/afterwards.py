@@ -1,0 +1,34 @@
+"""What a run says after the line that tells how it ended: what can be done next."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from rlrun.config.run import Typed
+from rlrun.core.installing import typed_as
+from rlrun.envs.recorded import RecordedConfig
+from rlrun.runtime.build import checkpoints_of
+
+
+def last_words(config: Typed, path: Path, ending: str) -> str:
+    """The last lines of a run; the very last one is its directory, for scripts.
+
+    ending: COMPLETED, REACHED (stop.return_mean), STOPPED, INTERRUPTED or FAILED."""
+    steps = [f"  {what:<19} {command}" for what, command in next_steps(config, path, ending)]
+    return "\n".join([*steps, str(path)])
+
+
+def next_steps(config: Typed, path: Path, ending: str) -> list[tuple[str, str]]:
+    """What can be done with the run now, as (what, command)."""
+    if not checkpoints_of(path).names():
+        return []
+    rlrun, run = typed_as(), shlex.quote(str(path))
+    if ending in ("INTERRUPTED", "FAILED"):
+        return [("go on with it", f"{rlrun} resume {run}")]
+    more = "stop.return_mean=null" if ending == "REACHED" else f"env_steps={2 * config.run.env_steps}"
+    shown = [] if isinstance(config.env, RecordedConfig) else [("see it play", f"{rlrun} watch {run}")]
+    found = [*shown, ("one page about it", f"{rlrun} report {run}")]
+    if ending != "STOPPED":  # where time or patience has run out, it would stop again
+        found.append(("train it further", f"{rlrun} resume {run} {more}"))
+    return found

@@ -1,0 +1,78 @@
+"""Messages about missing packages give a line that works for the way in which rlrun is installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlrun.cli import _dispatch
+from rlrun.core import installing
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.installing import CHECKOUT, install_line
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """A virtual environment .venv in an empty folder, from which rlrun seems to run."""
+    folder = tmp_path / "project"
+    bin = folder / ".venv" / "bin"
+    bin.mkdir(parents=True)
+    for name in ("python", "pip"):
+        (bin / name).write_text("#!/bin/sh\n")
+        (bin / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bin / "python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_clone_names_its_own_folder(environment, monkeypatch):
+    assert install_line("box2d") == f".venv/bin/pip install -e '{CHECKOUT}[box2d]'"
+    monkeypatch.chdir(CHECKOUT)
+    assert install_line("box2d", "mujoco") == f"{environment}/.venv/bin/pip install -e '.[box2d,mujoco]'"
+
+
+def test_a_wheel_names_the_package(environment, monkeypatch, tmp_path):
+    monkeypatch.setattr(installing, "CHECKOUT", tmp_path)
+    assert install_line("box2d") == ".venv/bin/pip install 'rlrun[box2d]'"
+    monkeypatch.setenv("PATH", str(environment / ".venv" / "bin"))
+    assert install_line("box2d") == "pip install 'rlrun[box2d]'"  # an activated environment
+    (environment / ".venv" / "bin" / "pip").unlink()
+    assert install_line("box2d") == f"{sys.executable} -m pip install 'rlrun[box2d]'"
+
+
+def test_setup_installs_extras_into_the_running_environment(monkeypatch, capsys):
+    ran = []
+
+    def run(words, **other):
+        ran.append(words)
+        return subprocess.CompletedProcess(words, code)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    code = 0
+    assert _dispatch(["setup", "box2d", "--plan"]) == 0 and ran == []
+    assert _dispatch(["setup", "box2d", "search"]) == 0
+    assert ran[0][:4] == [sys.executable, "-m", "pip", "install"] and ran[0][-1].endswith("[box2d,search]")
+    assert ran[0][ran[0].index("-c") + 1] == str(CHECKOUT / "scripts" / "constraints.txt")
+    assert "box2d, search: installed into" in capsys.readouterr().out
+    code = 1
+    with pytest.raises(RunFailed, match="pip could not install box2d"):
+        _dispatch(["setup", "box2d"])
+
+
+def test_setup_lists_extras_and_knows_no_others(capsys):
+    from rlrun.commands.setup import WHAT, extras
+
+    assert set(extras()) == set(WHAT)
+    assert _dispatch(["setup"]) == 0 and "box2d        LunarLander" in capsys.readouterr().out
+    with pytest.raises(UserError, match="Did you mean mujoco"):
+        _dispatch(["setup", "mujco"])
+
+
+def test_all_is_every_extra_that_a_user_may_want():
+    import tomllib
+
+    declared = tomllib.loads((Path(CHECKOUT) / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = declared["all"][0].partition("[")[2].rstrip("]").split(",")
+    assert set(named) == set(declared) - {"all", "docs", "dev"}

@@ -1,0 +1,43 @@
+"""A run ends with what can be done next; its directory is the last line."""
+
+import shlex
+
+import pytest
+from conftest import compose
+
+from rlrun.cli import _dispatch
+from rlrun.config.run import type_config
+from rlrun.core.installing import typed_as
+from rlrun.runtime.afterwards import last_words
+
+
+def words(folder, ending, *options):
+    return last_words(type_config(compose("algo=ppo", "env=CartPole-v1", "env_steps=5000", *options)), folder, ending)
+
+
+def test_the_next_steps_fit_the_ending(tmp_path):
+    (tmp_path / "checkpoints" / "000000005000").mkdir(parents=True)
+    rlrun = typed_as()
+    said = {ending: words(tmp_path, ending).splitlines() for ending in ("COMPLETED", "REACHED", "STOPPED", "INTERRUPTED")}
+    for ending, lines in said.items():
+        assert lines[-1] == str(tmp_path), ending
+    assert [line.split(rlrun)[1].split()[0] for line in said["COMPLETED"][:-1]] == ["watch", "report", "resume"]
+    assert said["COMPLETED"][-2].endswith("env_steps=10000") and said["REACHED"][-2].endswith("stop.return_mean=null")
+    assert [line.split(rlrun)[1].split()[0] for line in said["STOPPED"][:-1]] == ["watch", "report"]
+    assert [line.split(rlrun)[1].split()[0] for line in said["INTERRUPTED"][:-1]] == ["resume"]
+
+
+def test_without_a_checkpoint_nothing_is_next(tmp_path):
+    assert words(tmp_path, "FAILED").splitlines() == [str(tmp_path)]
+
+
+@pytest.mark.parametrize(("goal", "ending"), [("stop.return_mean=1", "REACHED"), ("stop.wall_sec=0.001", "STOPPED")])
+def test_a_goal_is_reached_and_other_stops_are_not(tmp_path, capsys, goal, ending):
+    small = ["resources=debug", "logger=[]", "env_steps=20000", "episode_window=2", f"run_dir={tmp_path / 'run'}"]
+    assert _dispatch(["train", "algo=pg", "env=CartPole-v1", *small, goal]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == str(tmp_path / "run") and any(line.startswith(f"{ending}: ") for line in said)
+    if ending == "REACHED":  # what is said next works: without its goal, the run goes on
+        command = said[-2].split(typed_as())[1]
+        assert _dispatch([*shlex.split(command), "env_steps=1500"]) == 0
+        assert any(line.startswith("COMPLETED: ") for line in capsys.readouterr().out.splitlines())
