@@ -113,8 +113,8 @@ class RE3(Algorithm):
 
 
 def distance_to_nearest(points: Tensor, others: Tensor, live: Tensor, k: int) -> Tensor:
-    """Returns the distance [N] of each point to the k-th nearest of the other live ones, or to the farthest if there are
-    fewer than k.
+    """Returns the distance [N] of each point to the k-th nearest of the other live ones, or to the farthest if
+    there are fewer than k.
 
     points [N, D], others [M, D], which hold the points themselves; live [M] bool says which of the others count. The
     result means nothing for a point that is not live itself.

@@ -141,8 +141,8 @@ def running_returns(reward: Tensor, valid: Tensor, discount: float) -> Tensor:
 
         R_t = discount R_t-1 + r_t, with R = 0 before row 0
 
-    Dead rows are no time: their sum is that of the row before. The ends of episodes change nothing. reward [T, B] is not
-    read in dead rows. The authors' code has these sums too (its RewardForwardFilter).
+    Dead rows are no time: their sum is that of the row before. The ends of episodes change nothing. reward [T, B] is
+    not read in dead rows. The authors' code has these sums too (its RewardForwardFilter).
     """
     sums, before = torch.empty_like(reward), torch.zeros_like(reward[0])
     for t in range(len(reward)):
