@@ -246,7 +246,9 @@ def _left_out(env: gymnasium.Env) -> tuple[str, ...]:
     lost = texts(env.env)
     if not lost:
         return ()
-    return (f"the observation's text ({', '.join(lost)}) is left out; a wrapper of env.wrappers can make numbers of it",)
+    return (
+        f"the observation's text ({', '.join(lost)}) is left out; a wrapper of env.wrappers can make numbers of it",
+    )
 
 
 def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
