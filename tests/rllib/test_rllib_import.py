@@ -544,7 +544,7 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("PPO", "explore", False, "Pendulum-v1", "explore", "a greedy choice of continuous actions has none"),
     ("PPO", "exploration_config", {"type": "EpsilonGreedy"}, None, "exploration_config.type", "by sampling from the policy, which is RLlib's default"),
     ("DQN", "exploration_config", {"type": "ThompsonSampling"}, None, "exploration_config.type", "no ThompsonSampling here.*EpsilonGreedy"),
-    ("APEX", "exploration_config", {"type": "mine.RE3"}, None, "exploration_config.type", "no RE3 here.*PerWorkerEpsilonGreedy"),
+    ("APEX", "exploration_config", {"type": "mine.RND"}, None, "exploration_config.type", "no RND here.*PerWorkerEpsilonGreedy"),
     ("TD3", "exploration_config", {"type": "RND"}, None, "exploration_config.type", "no RND here.*GaussianNoise"),
     ("DDPG", "exploration_config", {"type": "RND"}, None, "exploration_config.type", "no RND here.*OrnsteinUhlenbeckNoise"),
     ("PPO", "exploration_config", "os:system", None, "exploration_config", "a group of keys, not os:system"),
