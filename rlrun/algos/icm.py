@@ -10,7 +10,8 @@ both terms train the features, is (1 - beta) inverse loss + beta forward loss (e
 Differs from the paper: continuous actions have a Gaussian inverse model. The inner algorithm's reward_clip bounds the
 environment's rewards only, and its normalize_reward must be false, because it would scale the sum. The policy has its
 own networks, and its loss does not reach the features (the paper trains all with one loss, also with separate
-networks).
+networks). Around an algorithm with a replay, the reward of a row is computed anew whenever the row is drawn, so it is
+what the row surprises the networks by now.
 Reported returns are those of the environment alone. learn/intrinsic_reward is the mean per row: where it outweighs the
 environment's rewards, the policy seeks surprises instead (on CartPole, the end of the episode). If so, lower eta or
 let it fall by a schedule.
@@ -28,7 +29,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm, Inner, LearnerContext, Needs, Update
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments
@@ -37,6 +38,14 @@ from rlrun.core.policy import Policy
 from rlrun.core.ranges import Count, NotNegative, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
+from rlrun.families.intrinsic import (
+    check_inner,
+    check_minibatches,
+    column_parts,
+    flat_rows,
+    make_inner,
+    needs_around,
+)
 from rlrun.models.encoders import flat_size, flatten, mlp
 from rlrun.models.heads import action_head
 from rlrun.models.model import Model, encoder
@@ -60,16 +69,7 @@ class Config:
     num_minibatches: Annotated[int, Count]
 
     def __post_init__(self):
-        needs = self.inner.algorithm.needs(self.inner.cfg)
-        if not hasattr(self.inner.cfg, "reward_clip"):
-            raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}: its options have no reward_clip")
-        if needs.every_process_learns and needs.only_weights:
-            raise ValueError(
-                f"{self.inner.cfg.name} cannot be inside {self.name}, whose own networks learn too; a2c is its"
-                " synchronous form"
-            )
-        if needs.replay is not None and needs.replay.first_priority:
-            raise ValueError("inner.input_priorities must be false: samplers know no intrinsic reward")
+        check_inner(self.name, self.inner)
 
 
 class ICM(Algorithm):
@@ -78,10 +78,8 @@ class ICM(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        needs = cfg.inner.algorithm.needs(cfg.inner.cfg)
-        if needs.replay is not None:
-            needs = replace(needs, replay=replace(needs.replay, obs="all"))
-        return replace(needs, only_weights=False, shared=(*needs.shared, max(1, needs.columns // cfg.num_minibatches)))
+        needs = needs_around(cfg.inner)
+        return replace(needs, shared=(*needs.shared, max(1, needs.columns // cfg.num_minibatches)))
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> Policy:
@@ -89,17 +87,8 @@ class ICM(Algorithm):
 
     def __init__(self, policy: Policy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
-        inner: Inner = cfg.inner
-        self.inner = inner.algorithm(policy, spec, replace(inner.cfg, reward_clip="none"), ctx)
-        if self.inner.reward_scale is not None:
-            raise ValueError(
-                "inner.normalize_reward would also scale the intrinsic reward; weight that with eta instead"
-            )
-        columns = self.share(self.needs(cfg).columns)
-        if cfg.num_minibatches > columns:
-            raise ValueError(
-                f"num_minibatches {cfg.num_minibatches} is more than the {columns} columns of a learner's batch"
-            )
+        self.inner = make_inner(cfg.inner, policy, spec, ctx, "eta")
+        check_minibatches(cfg.num_minibatches, self.share(self.needs(cfg).columns))
         self.model = ForwardInverse(spec, cfg).to(ctx.device)
         self.optimizer = ctx.optimizer(self.model.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
@@ -110,21 +99,13 @@ class ICM(Algorithm):
         intrinsic = (cfg.eta(clock) * surprise).masked_fill(~valid, 0.0)  # [T, B], eq. 6
         before = {"intrinsic_reward": self.total(self.mean(intrinsic, valid))}
         shares, steps = Means(), Means()
-        for part in self._parts(batch):
+        for part in column_parts(batch, cfg.num_minibatches, self.ctx.rng):
             loss, metrics = self.loss(part)
             steps.add({f"icm_{name}": value for name, value in self.optimizer.step(loss, clock).items()})
             shares.add(metrics)
         extrinsic = clip_reward(batch.reward, cfg.inner.cfg.reward_clip)
         update = self.inner.update(batch.replace(reward=extrinsic + intrinsic), clock)
         return Update({**update.metrics, **before, **self.report(shares.tensors(), steps.tensors())}, update.writes)
-
-    def _parts(self, batch: Batch) -> list[Batch]:
-        """Splits the batch into random groups of whole columns, so that neighbouring rows stay together."""
-        # The replay's weight and key have no row dimension.
-        batch = Batch({name: value for name, value in batch.items() if name not in ("weight", "key")})
-        columns = batch.reward.shape[1]
-        order = torch.randperm(columns, generator=self.ctx.rng, device=self.ctx.rng.device)
-        return [batch.columns(picks) for picks in order.tensor_split(self.cfg.num_minibatches)]
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns this learner's share of the loss [] and of its metrics on a batch [T(+1), B].
@@ -162,17 +143,8 @@ class ForwardInverse(nn.Module):
 
         They are half the squared error of phi(s_t+1) and -log p(a_t). The losses of dead rows have no meaning."""
         rows, columns = batch.reward.shape
-        observation = batch.obs["observation"]
-        flat = (
-            observation.map(lambda x: x.flatten(0, 1)) if isinstance(observation, Batch) else observation.flatten(0, 1)
-        )
-        phi = self.features(flat).unflatten(0, (rows + 1, columns))  # [T+1, B, F]
-        action = (
-            batch.action.map(lambda x: x.flatten(0, 1))
-            if isinstance(batch.action, Batch)
-            else batch.action.flatten(0, 1)
-        )
-        chosen = flatten(self.space, action).unflatten(0, (rows, columns))
+        phi = self.features(flat_rows(batch.obs["observation"])).unflatten(0, (rows + 1, columns))  # [T+1, B, F]
+        chosen = flatten(self.space, flat_rows(batch.action)).unflatten(0, (rows, columns))
         predicted = self.forward_net(torch.cat([phi[:-1], chosen], -1))
         forward = 0.5 * (predicted - phi[1:]).square().sum(-1)
         inverse = self.inverse_head(self.inverse_net(torch.cat([phi[:-1], phi[1:]], -1)), None)

@@ -43,7 +43,7 @@ SAME = {
     "cut_share": "straggler_share",
     "replay": "fragment_length, num_envs, learning_starts, batch_size or training ratio",
 }
-HOLDERS = ("multi", "self_play", "icm", "apex", "apex_ddpg")
+HOLDERS = ("multi", "self_play", "icm", "rnd", "re3", "apex", "apex_ddpg")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from rlrun.core.specs import Agents, EnvSpec
 from rlrun.models.model import Model
 from rlrun.policies.league import RECORDED, SELF, LeaguePolicy
 
-HOLDERS = ("multi", "self_play", "icm", "apex", "apex_ddpg")
+HOLDERS = ("multi", "self_play", "icm", "rnd", "re3", "apex", "apex_ddpg")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,7 @@ class Needs:
     simulator: bool = False  # the policy searches in the environment's simulator (core/games.py)
     # All of the algorithm's networks can make their products in bf16; otherwise only convolutions can.
     low_precision: bool = False
+    rewards_play: bool = False  # adds a reward for what is played, so that it cannot learn from recorded data alone
     sees_reward: bool = False  # the policy is told the last reward, whether its memory asks for it or not
     several: bool = False  # has several policies (policies/several.py), each for some of an environment's agents
     on_policy: bool = False  # learns only from rows of the newest policy

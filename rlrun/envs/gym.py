@@ -222,6 +222,7 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
         if pays is not None and isinstance(cfg, GymConfig):
             kwargs = dict(find(cfg.name).kwargs) | kwargs
         tasks = all(env.has_wrapper_attr(name) for name in ("sample_tasks", "set_task"))
+        notes = _left_out(env)
     finally:
         env.close()
     for _, part in leaves(action):
@@ -237,8 +238,21 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
         action=action,
         max_episode_steps=limit,
         tasks=tasks,
+        notes=notes,
         reward_class=pays,
         reward_kwargs={} if pays is None or pays.startswith(f"{rewards.__name__}:") else kwargs,
+    )
+
+
+def _left_out(env: gymnasium.Env) -> tuple[str, ...]:
+    """Returns a sentence about text that make_one() left out of the observations, if there was any."""
+    if not isinstance(env, gymnasium.wrappers.FilterObservation):
+        return ()
+    lost = texts(env.env)
+    if not lost:
+        return ()
+    return (
+        f"the observation's text ({', '.join(lost)}) is left out; a wrapper of env.wrappers can make numbers of it",
     )
 
 
@@ -285,7 +299,21 @@ def make_one(cfg: SingleConfig, render: bool = False) -> gymnasium.Env:
         if not isinstance(wrapped, gymnasium.Env):
             raise UserError(f"env.wrappers={name} makes {type(wrapped).__name__}, which is not a gymnasium.Env")
         env = wrapped
-    return env
+    kept = [] if not texts(env) else [key for key in env.observation_space.spaces if key not in texts(env)]  # type: ignore[attr-defined]
+    return gymnasium.wrappers.FilterObservation(env, kept) if kept else env
+
+
+def texts(env: gymnasium.Env) -> tuple[str, ...]:
+    """Returns the names of the parts of a Dict observation that are text, which networks cannot read.
+
+    They are spaces of Text, and others of strings, such as MiniGrid's missions."""
+    space = env.observation_space
+    parts = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {}
+    return tuple(
+        key
+        for key, part in parts.items()
+        if isinstance(part, gymnasium.spaces.Text) or (part.dtype is not None and np.dtype(part.dtype).kind == "U")
+    )
 
 
 def _overrides(cfg: GymConfig) -> dict[str, Any]:

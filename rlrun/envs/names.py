@@ -32,6 +32,8 @@ ZOO = re.compile(r"[a-z][a-z0-9_]*_v\d+")  # simple_spread_v3
 TUPLES = {"Foraging-": "lbforaging", "rware-": "rware"}
 EXTRA = install_line("multi-agent")
 ATARI = install_line("atari")
+# How the ids of MiniGrid's environments begin, which are registered when the package is imported.
+GRIDS = ("MiniGrid-", "BabyAI-")
 # Prefixes that say whose a name is (pettingzoo/pong_v3), and the families of their environments.
 PREFIXES = {
     "atari": "atari",
@@ -43,6 +45,7 @@ PREFIXES = {
     "rware": "agents",
     "dmc": "dmc",
     "crafter": "crafter",
+    "minigrid": "gym",
 }
 FAMILIES = ("atari", "gym", "agents", "dmc", "crafter")
 CRAFTER = "crafter"
@@ -77,6 +80,7 @@ DMC = {
 NEEDS = {
     "dmc": ("dm_control", "dm-control", "dmc"),
     "crafter": ("crafter", "Crafter", "crafter"),
+    "minigrid": ("minigrid", "MiniGrid", "minigrid"),
     "gymnasium.envs.mujoco": ("mujoco", "MuJoCo", "mujoco"),
     "rlrun.envs.mujoco_tasks": ("mujoco", "MuJoCo", "mujoco"),
     "gymnasium.envs.box2d": ("Box2D", "Box2D", "box2d"),
@@ -204,6 +208,8 @@ def known_to(name: str) -> dict[str, str]:
         found["gym"] = name
     if name in AGENT_GAMES:
         found["rlrun"] = name
+    if name.startswith(GRIDS) and "gym" not in found:
+        found["minigrid"] = f"minigrid:{name}"
     if name in own_names():
         found[own_names()[name]] = name
     zoo = zoo_names().get(name)

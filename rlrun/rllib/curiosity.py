@@ -1,7 +1,10 @@
-"""Translates RLlib's Curiosity to algo=icm around another algorithm, as a part of translate.py."""
+"""Translates RLlib's Curiosity to algo=icm and its RE3 to algo=re3 around another algorithm, as a part of translate.py.
+
+Source of RE3: rllib/utils/exploration/random_encoder.py of releases 1.10 to 2.7, and RE3UpdateCallbacks beside it."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rlrun.rllib.networks import activated
@@ -31,8 +34,15 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+# RE3's own names
+RE3_NAMES = {"embeds_dim": "embedding_size", "k_nn": "k_nearest"}
+# RLlib's defaults: those of RE3UpdateCallbacks, which adds the reward
+RE3_DEFAULTS: dict[str, Any] = {"embeds_dim": 128, "k_nn": 50, "beta": 0.1, "rho": 0.0001, "beta_schedule": "constant"}
+LOWEST = 0.01  # share of beta at which a schedule ends
+
+
 def curiosity(one: Translation) -> None:
-    """Sets the options of ICM, or lists Curiosity's as not mapped if algo=icm cannot be around the algorithm."""
+    """Sets the options of ICM or RE3, or lists RLlib's as not mapped if these cannot be around the algorithm."""
     if not one.curious:
         return
     left = dict(one.curious)
@@ -40,13 +50,16 @@ def curiosity(one: Translation) -> None:
     def say(key: str, value: Any, how: Any, became: str = "", why: str = "", given: bool = True) -> None:
         one.made.lines.append(Line(key, value, how, became, why, given))
 
-    if one.outer != "icm":
-        why = curious_problem(one.core) or f"algo=icm cannot be around {one.outer}"
+    if one.outer != one.around:
+        why = curious_problem(one.core, one.around) or f"algo={one.around} cannot be around {one.outer}"
         for key, value in left.items():
             say(key, value, "not mapped", why=why)
         one.taken |= left.keys() - one.given.keys()
         return
-    say(f"{GROUP}.type", left.pop(f"{GROUP}.type", "Curiosity"), "mapped", "algo=icm")
+    say(f"{GROUP}.type", left.pop(f"{GROUP}.type", "Curiosity"), "mapped", f"algo={one.outer}")
+    if one.outer == "re3":
+        _re3(one, left, say)
+        return
     for name, (ours, *keys) in NAMES.items():
         key = next((key for key in keys if key in left), keys[0])
         value = left.pop(key, DEFAULTS[name])
@@ -61,6 +74,58 @@ def curiosity(one: Translation) -> None:
     one.taken |= one.curious.keys() - one.given.keys()  # the sub_exploration's options are still to come
     one.set("algo.max_grad_norm", 0.0, why="RLlib does not bound these gradients")
     one.set("algo.num_minibatches", 1, why="RLlib's networks take one step with each batch")
+
+
+def _re3(one: Translation, left: dict[str, Any], say: Any) -> None:
+    """Sets the options of RE3."""
+    given = one.curious
+    for name, ours in RE3_NAMES.items():
+        key = f"{GROUP}.{name}"
+        value = left.pop(key, RE3_DEFAULTS[name])
+        if one.set(f"algo.{ours}", value):
+            say(key, value, "mapped", f"algo.{ours}={flow(value)}", given=key in given)
+        else:
+            say(key, value, "not mapped", why=f"algo.{ours} cannot have this value")
+    beta, rho, kind = (left.pop(f"{GROUP}.{name}", RE3_DEFAULTS[name]) for name in ("beta", "rho", "beta_schedule"))
+    value, why = rounded(float(beta)), ""
+    if kind == "linear_decay" and 0 < float(rho) < 1:
+        each = int(one.get("min_sample_timesteps_per_iteration", "timesteps_per_iteration", default=0) or 0)
+        each = max(
+            each, 0 if one.get("buffer_size", "replay_buffer_config.capacity") else int(one.get("train_batch_size"))
+        )
+        count = math.ceil(math.log(LOWEST) / math.log(1 - float(rho)))
+        end = rounded(float(beta) * (1 - float(rho)) ** count)
+        value = {"start": value, "end": end, "steps": count * max(each, 1), "curve": "exponential"}
+        why = f"beta (1 - rho)^iteration until a hundredth of beta, with iterations of {max(each, 1):,} env steps"
+    if one.set("algo.beta", value):
+        became = f"algo.beta={flow(value)}"
+        say(f"{GROUP}.beta", beta, "mapped", became, why, f"{GROUP}.beta" in given)
+        say(f"{GROUP}.beta_schedule", kind, "mapped", became, why, f"{GROUP}.beta_schedule" in given)
+        if f"{GROUP}.rho" in given:
+            constant = "" if why else "beta is constant"
+            say(f"{GROUP}.rho", rho, "mapped" if why else "dropped", became if why else "", why or constant)
+    else:
+        say(f"{GROUP}.beta", beta, "not mapped", why="algo.beta cannot have this value")
+    key = f"{GROUP}.encoder_net_config"
+    net = left.pop(key, None)
+    net = dict(net) if isinstance(net, dict) else {}
+    widths = net.pop("fcnet_hiddens", one.get("model.fcnet_hiddens"))
+    chosen = activated(net.pop("fcnet_activation", one.get("model.fcnet_activation")))
+    source = "" if key in given else "RLlib's encoder has the layers of the policy"
+    one.set("algo.encoder_hidden", list(widths))
+    say(f"{key}.fcnet_hiddens", widths, "mapped", f"algo.encoder_hidden={flow(list(widths))}", source, key in given)
+    one.set("algo.activation", chosen)
+    say(f"{key}.fcnet_activation", chosen, "mapped", f"algo.activation={chosen}", source, key in given)
+    for name, value in net.items():
+        lost = value not in (None, [], {}, False)
+        why = "the encoder has hidden layers, or the Nature CNN for images"
+        say(f"{key}.{name}", value, "not mapped" if lost else "dropped", why=why)
+    if f"{GROUP}.random_timesteps" in left:
+        why = f"{one.core} explores as it does alone; sub_exploration says how"
+        say(f"{GROUP}.random_timesteps", left.pop(f"{GROUP}.random_timesteps"), "not mapped", why=why)
+    for key, value in left.items():
+        say(key, value, "not mapped", why="algo=re3 knows no such option")
+    one.taken |= given.keys() - one.given.keys()  # the sub_exploration's options are still to come
 
 
 def _features(one: Translation, left: dict[str, Any], say: Any) -> None:

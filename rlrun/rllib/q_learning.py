@@ -178,8 +178,9 @@ def _first_priorities(one: Translation) -> None:
     if always and not asked and any(key in one.given for key in keys):
         for key in keys:
             one.say(key, "not mapped", why="Ape-X's samplers always compute the first priorities")
-    elif asked and (one.core in SOFT or one.outer in ("icm", "multi")) and not always:
-        lost = {"icm": "samplers know no intrinsic reward", "multi": "several policies have no first priorities"}
+    elif asked and (one.core in SOFT or one.outer in ("icm", "re3", "multi")) and not always:
+        unknown = "samplers know no intrinsic reward"
+        lost = {"icm": unknown, "re3": unknown, "multi": "several policies have no first priorities"}
         why = lost.get(one.outer or "", f"{one.core} has no first priorities")
         for key in keys:
             one.say(key, "not mapped", why=f"{why}: new rows get the largest priority so far")

@@ -83,6 +83,7 @@ OFF_POLICY = ("ddpg", "td3", *SOFT)
 IMITATION = ("bc", "marwil")
 FROM_DATA = (*IMITATION, "cql")  # learn from data unless the experiment says otherwise
 EVOLUTION = ("es", "ars")
+CURIOUS = {"Curiosity": "icm", "RE3": "re3"}  # types of exploration_config that are algorithms around another one here
 OFF = "null: nothing is asked for"
 META = ("maml", "mbmpo")  # adapt to tasks
 WITH_VALUE = ("a2c", "a3c", "ppo", "ddppo", "impala", "appo", *META)  # a policy and a value of states
@@ -204,13 +205,13 @@ class Translation:
         return "on_policy" if used == [SAMPLER] and self.core == "marwil" else None
 
     def _sub_exploration(self) -> dict[str, Any]:
-        """Returns the options of RLlib's Curiosity; empty if it is not used.
+        """Returns the options of RLlib's Curiosity or RE3; empty if neither is used.
 
         The options of its sub_exploration take their place in the config."""
         group = "exploration_config"
         kind = str(self.given.get(f"{group}.type", "")).rsplit(".", 1)[-1]
         learner = {key: value for key, value in self.given.items() if key.startswith("learner_config_dict.")}
-        if kind != "Curiosity":
+        if kind not in CURIOUS:
             return learner if "learner_config_dict.intrinsic_reward_coeff" in learner else {}
         found = {key: self.given.pop(key) for key in list(self.given) if key.startswith(f"{group}.")}
         sub = found.pop(f"{group}.sub_exploration", None)
@@ -218,6 +219,11 @@ class Translation:
             self.given[f"{group}.{key}"] = value
             self.shown[f"{group}.{key}"] = f"{group}.sub_exploration.{key}"
         return found
+
+    @property
+    def around(self) -> str:
+        """The algorithm that RLlib's Curiosity or RE3 is here."""
+        return CURIOUS.get(str(self.curious.get("exploration_config.type", "")).rsplit(".", 1)[-1], "icm")
 
     def _algorithms(self, wanted: str) -> tuple[str | None, str, str]:
         """Returns the algorithm around another one, if there is one, the algorithm that learns the policy, and why."""
@@ -239,8 +245,9 @@ class Translation:
         twins = self.get("twin_q") or float(self.get("policy_delay", default=1) or 1) > 1
         if core == "ddpg" and (twins or self.get("smooth_target_policy")):
             core, why = "td3", "DDPG with twin_q, policy_delay or smooth_target_policy is TD3"
-        if self.curious and outer is None and curious_problem(core) is None:
-            outer, why = "icm", f"Curiosity is ICM around {core}"
+        around = self.around
+        if self.curious and outer is None and curious_problem(core, around) is None:
+            outer, why = around, f"{'Curiosity' if around == 'icm' else 'RE3'} is {around.upper()} around {core}"
         return outer, core, why
 
     def get(self, *keys: str, default: Any = None) -> Any:
@@ -330,7 +337,7 @@ def _holds(outer: str, inner: str) -> str | None:
 
 def alone_in_policy(outer: str | None, core: str) -> str | None:
     """Returns the reason why an algorithm cannot learn several policies; None if it can."""
-    if outer is not None and outer != "icm":
+    if outer is not None and outer not in CURIOUS.values():
         return f"algo={outer} learns one policy"
     if core in JOINT:
         return f"{core} learns all agents together in one policy"
@@ -339,12 +346,16 @@ def alone_in_policy(outer: str | None, core: str) -> str | None:
     return f"{core} learns one policy" if core in (*EVOLUTION, *FROM_DATA) else None
 
 
-def curious_problem(core: str) -> str | None:
-    """Returns the reason why algo=icm cannot be around an algorithm; None if it can."""
+def curious_problem(core: str, outer: str = "icm") -> str | None:
+    """Returns the reason why algo=icm or algo=re3 cannot be around an algorithm; None if it can."""
     if core == "a3c":
-        return "algo=icm cannot be around a3c; a2c is its synchronous form"
+        return f"algo={outer} cannot be around a3c; a2c is its synchronous form"
     if core in EVOLUTION:
-        return f"algo=icm cannot be around {core}, which learns from returns alone"
+        return f"algo={outer} cannot be around {core}, which learns from returns alone"
+    if core in (*JOINT, "maddpg"):
+        return f"algo={outer} cannot be around {core}, which learns all agents together"
+    if core in META:
+        return f"algo={outer} cannot be around {core}, which adapts to tasks"
     if core in FROM_DATA:
-        return f"algo=icm rewards what is played, and {core} learns from data"
+        return f"algo={outer} rewards what is played, and {core} learns from data"
     return None

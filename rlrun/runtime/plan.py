@@ -209,6 +209,11 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     given: paths of the options that the user set. Raises UserError if parts do not fit together, numbers do not divide
     or memory is too small."""
     needs: Needs = config.algorithm.needs(config.algo)
+    if needs.rewards_play and config.runner.name == "offline":
+        raise UserError(
+            f"{config.algo.name} rewards what is played, and {config.algo.inner.cfg.name} learns from data alone with"
+            " runner=offline"
+        )
     spec = make_spec(config, needs)
     check_fitting(config, spec, needs)
     whole = needs.tasks is not None or (isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes)

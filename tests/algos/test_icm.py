@@ -9,6 +9,7 @@ from wired import Wired
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
+from rlrun.families.intrinsic import column_parts
 
 WORDS = ["algo=icm", "env=rlrun/Identity-v0", "resources=debug", "logger=[]", "model.hidden=[8]", "algo.inner.fragment_length=5", "algo.inner.batch_size=20",
          "algo.inner.minibatch_size=20", "algo.feature_size=6", "algo.forward_hidden=[7]", "algo.inverse_hidden=[9]"]  # fmt: skip
@@ -83,7 +84,7 @@ def test_each_loss_reaches_its_parameters(typed):
 
 def test_minibatches_share_the_columns(typed):
     made, batch = wired(typed, "algo.num_minibatches=3")
-    parts = made._parts(batch)
+    parts = column_parts(batch, 3, made.ctx.rng)
     assert [part.reward.shape[1] for part in parts] == [2, 1, 1]
     seen = torch.cat([part.log_prob for part in parts], 1)
     assert sorted(map(tuple, seen.T.tolist())) == sorted(map(tuple, batch.log_prob.T.tolist()))

@@ -539,14 +539,14 @@ def whole(one):
 
 LOST = [  # (run, option, value, environment, what is not mapped, a part of the reason)
     ("TD3", "optimizer_class", "AsyncGradientsOptimizer", None, "optimizer_class", "runner=replay"),
-    ("SAC", "exploration_config", {"type": "RE3"}, None, "exploration_config.type", "no RE3"),
+    ("SAC", "exploration_config", {"type": "RND"}, None, "exploration_config.type", "no RND"),
     ("A3C", "exploration_config", {"type": "Curiosity", "eta": 2.0}, None, "exploration_config.eta", "a2c is its synchronous form"),
     ("PPO", "explore", False, "Pendulum-v1", "explore", "a greedy choice of continuous actions has none"),
     ("PPO", "exploration_config", {"type": "EpsilonGreedy"}, None, "exploration_config.type", "by sampling from the policy, which is RLlib's default"),
     ("DQN", "exploration_config", {"type": "ThompsonSampling"}, None, "exploration_config.type", "no ThompsonSampling here.*EpsilonGreedy"),
-    ("APEX", "exploration_config", {"type": "mine.RE3"}, None, "exploration_config.type", "no RE3 here.*PerWorkerEpsilonGreedy"),
-    ("TD3", "exploration_config", {"type": "RE3"}, None, "exploration_config.type", "no RE3 here.*GaussianNoise"),
-    ("DDPG", "exploration_config", {"type": "RE3"}, None, "exploration_config.type", "no RE3 here.*OrnsteinUhlenbeckNoise"),
+    ("APEX", "exploration_config", {"type": "mine.RND"}, None, "exploration_config.type", "no RND here.*PerWorkerEpsilonGreedy"),
+    ("TD3", "exploration_config", {"type": "RND"}, None, "exploration_config.type", "no RND here.*GaussianNoise"),
+    ("DDPG", "exploration_config", {"type": "RND"}, None, "exploration_config.type", "no RND here.*OrnsteinUhlenbeckNoise"),
     ("PPO", "exploration_config", "os:system", None, "exploration_config", "a group of keys, not os:system"),
     ("DQN", "exploration_config", {"type": "os:system"}, None, "exploration_config.type", "in RLlib it is text, not os:system"),
     ("APEX_QMIX", "exploration_config", {"type": "SoftQ"}, None, "exploration_config.type", "no SoftQ here.*PerWorkerEpsilonGreedy"),
@@ -681,6 +681,25 @@ def test_curiosity_is_icm_around_the_algorithm():
     new = {"num_env_runners": 1, "learner_config_dict": {"intrinsic_reward_coeff": 0.05, "forward_loss_weight": 0.3}}
     values, _, one = told_of("PPO", new)
     assert (one.algo, one.inner, values["algo.eta"], values["algo.beta"]) == ("icm", None, 0.05, 0.3)
+
+
+def test_re3_is_re3_around_the_algorithm():
+    """Its defaults are those of RLlib's callback, and a falling beta is an exponential schedule of env steps."""
+    values, said, one = told_of("PPO", {"exploration_config": {"type": "RE3", "sub_exploration": {"type": "StochasticSampling"}}})
+    assert (one.algo, one.inner) == ("re3", None) and said["exploration_config.type"][:2] == ("mapped", "algo=re3")
+    wanted = {"algo.beta": 0.1, "algo.k_nearest": 50, "algo.embedding_size": 128, "algo.encoder_hidden": [256, 256], "algo.activation": "tanh"}
+    assert {key: values[key] for key in wanted} == wanted
+    group = {"type": "RE3", "embeds_dim": 16, "k_nn": 5, "beta": 0.2, "beta_schedule": "linear_decay", "rho": 0.1, "random_timesteps": 500,
+             "encoder_net_config": {"fcnet_hiddens": [64], "fcnet_activation": "relu", "use_lstm": True}}  # fmt: skip
+    values, said, one = told_of("SAC", {"exploration_config": group, "timesteps_per_iteration": 1000})
+    assert (one.algo, one.inner) == ("re3", "sac")
+    assert (values["algo.embedding_size"], values["algo.k_nearest"], values["algo.encoder_hidden"]) == (16, 5, [64])
+    beta = values["algo.beta"]
+    assert beta["steps"] == 44_000 and beta["end"] == pytest.approx(0.2 * 0.9**44, rel=1e-2) and beta["curve"] == "exponential"
+    lost = {key for key, (how, _, _) in said.items() if how == "not mapped" and key.startswith("exploration_config")}
+    assert lost == {"exploration_config.random_timesteps", "exploration_config.encoder_net_config.use_lstm"}
+    values, _, one = told_of("DQN", {"exploration_config": {"type": "RE3", "sub_exploration": {"type": "EpsilonGreedy", "final_epsilon": 0.1}}})
+    assert (one.algo, one.inner, values["algo.inner.exploration.epsilon"]["end"]) == ("re3", "dqn", 0.1)
 
 
 def test_attention_is_gtrxl():
