@@ -550,3 +550,30 @@ def test_a_trained_run_acts_for_every_agent_and_is_exported(tmp_path):
         trained.act({"nobody": np.zeros(3)})
     assert _dispatch(["evaluate", str(path), "episodes=3"]) == 0
     assert _dispatch(["export", str(path), "--formats", "pt2"]) == 0
+
+
+def test_a_game_that_raises_is_made_anew():
+    """The rows of all its agents are dead in the failed step, a new episode follows, and the other game goes on."""
+    cfg = type_config(compose("algo=ppo", "env=zoo:CountingAgents")).env
+    spec = registry.make_spec(cfg)
+    env = registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(3), stream="env", learning=True, restarts=True)(0, 2)
+
+    def fail(actions):
+        raise RuntimeError("told to fail")
+
+    steps = []
+    for t, (_, _, step) in enumerate(walk(env, 6)):
+        steps.append((step.valid.copy(), step.is_first.copy(), dict(step.failed), step.obs["observation"].copy()))
+        if t == 0:
+            env.games[0].step = fail
+    valid, first, failed, obs = steps[1]
+    assert not valid[:3].any() and first[:3].all() and valid[3:].sum() == 2 and not first[3:].all(), "agents come and go"
+    assert "failed in step 2 on the actions" in failed[0].sentence and "told to fail" in failed[0].sentence
+    assert failed[0].broken_off and list(failed) == [0]
+    assert obs[:3, 2].tolist() == [0, 0, 0] and steps[2][0][:3].any() and set(steps[2][3][:3, 2]) <= {0, 1}
+    assert all(not one[2] for number, one in enumerate(steps) if number != 1)
+    env.reset(1)
+    env.games[1].step = fail
+    env.remade.allowed = False
+    with pytest.raises(EnvError, match=r"env 1 .*told to fail"):
+        env.step(random_actions(env.spec, env.rows, env.count, np.random.default_rng(0)))
