@@ -104,7 +104,8 @@ class RND(Algorithm):
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, valid = self.cfg, batch.valid
-        self.model.follow(batch, self)
+        following = self.model.filters.moments(batch.obs["observation"][1:], valid)
+        self.merge_filters(self.model.filters, [following])
         with torch.no_grad():
             error = self.model(batch).masked_fill(~valid, 0.0)  # [T, B]
         self.returns.merge(self.moments(running_returns(error, valid, cfg.intrinsic_discount), valid))
@@ -168,11 +169,6 @@ class Distillation(nn.Module):
             )
             orthogonal(behind, math.sqrt(2.0))
             self.predictor.extend(behind)
-
-    def follow(self, batch: Batch, algorithm: Algorithm) -> None:
-        """Merges the moments of the observations behind the live rows of a batch, over all learners."""
-        following = batch.obs["observation"][1:]  # [T, B, ...]
-        self.filters.merge([self.filters.moments(following, batch.valid)], algorithm.ctx.ranks)
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns the squared errors [T, B] of the observations behind the rows of a batch [T(+1), B].
