@@ -22,6 +22,7 @@ WHAT = {
     "dmc": "tasks of dm-control",
     "crafter": "Crafter",
     "box2d": "LunarLander, BipedalWalker and CarRacing",
+    "minigrid": "MiniGrid and BabyAI",
     "lz4": "replays that are compressed in memory",
     "multi-agent": "PettingZoo, mpe2, level-based foraging and the warehouse",
     "gpu-metrics": "the load of a GPU in the logs",

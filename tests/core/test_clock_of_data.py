@@ -68,7 +68,7 @@ def run(folder, total, restored=None):
     logged = []
     job = Run(
         env_steps=total, stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None), evaluation=EvalConfig(every=100, episodes=1, env_steps=None, greedy=True, workers=0, parallel=False, function=None, estimate=NO_ESTIMATES),
-        checkpoint=CheckpointConfig(every=200, every_sec=None, best_every_sec=None, keep=9), log=LogConfig(every_sec=1e-9, every_steps=None), checkpoints=Checkpoints(folder, 9),
+        checkpoint=CheckpointConfig(every=200, every_sec=None, best_every_sec=None, keep=9, first_sec=None), log=LogConfig(every_sec=1e-9, every_steps=None), checkpoints=Checkpoints(folder, 9),
         logger=SimpleNamespace(log=logged.append), signals=Signals(), evaluate=lambda algorithm, clock, number, stop: [float(clock.env_steps)],
         exact=True, restored=restored,
     )  # fmt: skip
