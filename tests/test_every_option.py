@@ -59,9 +59,10 @@ MACHINE = Machine(cores=2, env_step_sec=lambda make_env, count: 1e-6)
 
 # Choices of groups and names, which are no values to change; tests/test_house.py goes through all choices.
 CHOICES = ("name", "family", "inner", "expected", "measured", "runner.name", "replay.name", "memory.kind")
-# Tried elsewhere: below, on a machine with a GPU; with environments that hang (tests/runners); with another runner
+# Tried elsewhere: below, on a machine with a GPU; with environments that hang (tests/runners, tests/samplers/
+# test_restarts.py, tests/runtime/test_session.py); with another runner
 # (tests/algos/test_offline.py).
-ELSEWHERE = ("replay.device", "queue_timeout_sec", "num_shards", "max_weight_sync_delay", "learns_from")
+ELSEWHERE = ("replay.device", "queue_timeout_sec", "num_shards", "max_weight_sync_delay", "learns_from", "step_timeout_sec", "reset_timeout_sec")
 # Other values for options whose type does not say them, or where others would change nothing so soon.
 VALUES = {
     "items": ["items"], "algo.click": ["again"], "algo.candidates": ["others"], "algo.slates": ["top_k", "greedy"], "initial_pulls": [7, 0], "noise_shape": [600.0], "noise_scale": [600.0], "memory": [24],
@@ -759,6 +760,8 @@ def test_no_option_of_a_run_is_left_out():
     paths |= {f"logger.{name}.{one}" for name, node in values["logger"].items() for one in node}
     paths |= {f"resources.{name}" for name in values["resources"]} - {f"resources.{name}" for name in MACHINES}
     paths -= {"resources.start_timeout_sec"}  # tests/dataflow/test_workers.py
+    paths -= {"resources.restarts", "resources.restart_window_sec"}  # tests/samplers/test_restarts.py
+    paths -= {"checkpoint.first_sec"}  # tests/runtime/test_session.py
     paths -= {"expected", "measured", "seed", "replay"}  # texts of a tuned file; the others are tried above
     paths -= {"eval.workers", "eval.parallel"}  # tests/runtime/test_evaluation.py has runs of several processes
     paths -= {"eval.estimate"}  # tests/runtime/test_training_estimates.py

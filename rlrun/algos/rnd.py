@@ -99,6 +99,7 @@ class RND(Algorithm):
         self.inner = make_inner(cfg.inner, policy, spec, ctx, "intrinsic_coef")
         check_minibatches(cfg.num_minibatches, self.share(self.needs(cfg).columns))
         self.model = Distillation(spec, cfg).to(ctx.device)
+        self.rng = ctx.another_rng()  # the shuffles of the inner algorithm must not change which rows are drawn
         self.returns = RunningMoments(()).to(ctx.device)
         self.optimizer = ctx.optimizer(self.model.predictor.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
@@ -116,7 +117,8 @@ class RND(Algorithm):
             {"intrinsic_deviation": deviation},
         )
         shares, steps = Means(), Means()
-        for part in column_parts(batch, cfg.num_minibatches, self.ctx.rng):
+        learnt = batch.replace(valid=valid & self.drawn(valid))
+        for part in column_parts(learnt, cfg.num_minibatches, self.ctx.rng):
             loss = self.loss(part)
             steps.add({f"rnd_{name}": value for name, value in self.optimizer.step(loss, clock).items()})
             shares.add({"predictor_loss": loss})
@@ -124,14 +126,14 @@ class RND(Algorithm):
         update = self.inner.update(batch.replace(reward=extrinsic + intrinsic), clock)
         return Update({**update.metrics, **before, **self.report(shares.tensors(), steps.tensors())}, update.writes)
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Returns this learner's share of the predictor's loss [] on a batch [T(+1), B].
+    def drawn(self, valid: Tensor) -> Tensor:
+        """Draws which rows [T, B] bool the predictor learns from; each is one of them with probability update_share."""
+        return self.ctx.rand(valid.T.shape, self.rng).T < self.cfg.update_share
 
-        It is the mean error of random live rows, of which there are update_share of all.
-        """
-        rows, columns = batch.valid.shape
-        learnt = self.ctx.rand((columns, rows)).T < self.cfg.update_share  # [T, B]
-        return self.mean(self.model(batch), batch.valid & learnt)
+    def loss(self, batch: Batch) -> Tensor:
+        """Returns this learner's share of the predictor's loss [], the mean error of the live rows of a batch
+        [T(+1), B]."""
+        return self.mean(self.model(batch), batch.valid)
 
     def absorb_returns(self, moments: list[Moments | None]) -> None:  # type: ignore[override]
         self.inner.absorb_returns(moments)

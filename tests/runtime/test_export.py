@@ -139,7 +139,7 @@ def test_files_of_a_run(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "acts as the run's own policy" in said
     folder = tmp_path / "run" / "export"
-    assert sorted(file.name for file in folder.iterdir()) == ["policy.json", "policy.pt2", "policy.safetensors"]
+    assert sorted(file.name for file in folder.iterdir()) == ["README.md", "policy.json", "policy.pt2", "policy.safetensors"]
     facts = json.loads((folder / "policy.json").read_text())
     assert (
         facts["obs"] == {"observation": {"shape": ["batch", 4], "dtype": "float32"}}
