@@ -6,35 +6,12 @@ extras. --plan prints the command and runs nothing."""
 from __future__ import annotations
 
 import importlib.util
-import re
 import subprocess
 import sys
-from importlib import metadata
 
 from rlrun.cli import take_flags
 from rlrun.core.errors import RunFailed, UserError, closest
-from rlrun.core.installing import CHECKOUT, from_checkout, install_line, requirement
-
-WHAT = {
-    "atari": "Atari games (ale-py, which is GPL-2.0)",
-    "video": "videos of a policy, and windows",
-    "mujoco": "Gymnasium's MuJoCo tasks",
-    "dmc": "tasks of dm-control",
-    "crafter": "Crafter",
-    "box2d": "LunarLander, BipedalWalker and CarRacing",
-    "minigrid": "MiniGrid and BabyAI",
-    "lz4": "replays that are compressed in memory",
-    "multi-agent": "PettingZoo, mpe2, level-based foraging and the warehouse",
-    "gpu-metrics": "the load of a GPU in the logs",
-    "search": "TPE searches (Optuna)",
-    "slurm": "sweeps on a cluster (submitit)",
-    "minari": "Minari's data sets",
-    "export": "policies as .safetensors",
-    "onnx": "policies as .onnx",
-    "docs": "the site of the pages (mkdocs-material)",
-    "dev": "tests, ruff and mypy",
-    "all": "all of these but docs and dev",
-}
+from rlrun.core.installing import CHECKOUT, WHAT, extras, from_checkout, install_line, requirement
 
 
 def main(words: list[str]) -> int:
@@ -67,15 +44,3 @@ def main(words: list[str]) -> int:
         raise RunFailed(f"pip could not install {', '.join(names)}; what it said is above")
     print(f"{', '.join(names)}: installed into {sys.prefix}")
     return 0
-
-
-def extras() -> list[str]:
-    """The names of rlrun's extras, in the order in which they are declared."""
-    if from_checkout():
-        import tomllib
-
-        declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
-        return list(declared["project"]["optional-dependencies"])
-    found = metadata.metadata("rlrun").get_all("Provides-Extra") or []
-    ours = {re.sub(r"[-_.]+", "-", name): name for name in WHAT}
-    return [ours.get(re.sub(r"[-_.]+", "-", name), name) for name in found]

@@ -3,9 +3,6 @@
 A yaml file of conf/ may have a table `by_observation` with the values of the file's options that are `auto`. Its groups
 are `vectors` and `images`, and others that hold only what differs there: `mixed` is for observations of several parts
 with an image among them, `mlp` for models that read images as plain numbers, `own` for an encoder of the user's own.
-
-An environment whose images may have any size has a table `auto_images` with the values of its options that are `auto`.
-An algorithm that needs other images has a table of the same name, which wins.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from rlrun.core.specs import Box
 from rlrun.envs import registry
 
 TABLE = "by_observation"
-IMAGES = "auto_images"
 AUTO = "auto"
 Kind = Literal["vectors", "images", "mixed"]
 
@@ -32,28 +28,16 @@ def settled(values: dict[str, Any], kind: Kind | None = None) -> tuple[dict[str,
     kind: vectors or images; None: the environment is made to find out, if any option is `auto`. The sentence is empty
     if none was. Raises UserError if the environment cannot be made."""
     made = copy.deepcopy(values)
-    told = _settle_images(made)
     tables = [(path, node, node.pop(TABLE)) for path, node in _groups(made) if TABLE in node]
     open_ = [(path, node, table, name) for path, node, table in tables for name in _names(table) if node[name] == AUTO]
     if not open_:
-        return made, f"images for {made['algo']['name']}: {', '.join(told)}" if told else ""
+        return made, ""
     kind = kind or observations(made["env"])
+    told = []
     for path, node, table, name in open_:
         node[name] = _value(table, name, kind, str(node.get("encoder", "")))
         told.append(f"{path}.{name}={node[name]}")
     return made, f"defaults for {_SAID[kind]}: {', '.join(told)}"
-
-
-def _settle_images(values: dict[str, Any]) -> list[str]:
-    """Replaces `auto` in the options of an environment's images, and returns what an algorithm has chosen."""
-    own = values["algo"].pop(IMAGES, {})
-    told = []
-    for name, value in values["env"].pop(IMAGES, {}).items():
-        if values["env"][name] == AUTO:
-            values["env"][name] = own.get(name, value)
-            if name in own:
-                told.append(f"env.{name}={str(own[name]).lower()}")
-    return told
 
 
 _SAID = {"vectors": "vectors", "images": "images", "mixed": "images with other parts"}

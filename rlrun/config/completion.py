@@ -90,7 +90,7 @@ def suggestions(line: str) -> list[str]:
             return [f"{group}={name}" for name in options(group) if name.startswith(value)]
         return [name for name in [*options("algo"), *CHOICES, *sections(), "env="] if name.startswith(current)]
     if command == "setup":
-        from rlrun.commands.setup import extras
+        from rlrun.core.installing import extras
 
         return [name for name in extras() if name.startswith(current)]
     if command == "benchmark" and len(words) == 2:

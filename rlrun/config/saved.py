@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.automatic import IMAGES, TABLE, observations, settled
+from rlrun.config.automatic import TABLE, observations, settled
 from rlrun.config.foreign import check_values
 from rlrun.config.paths import group_defaults, model_of, options, output_of, root
 from rlrun.config.signature import sign, signed
@@ -209,11 +209,6 @@ def set_by_user(values: dict[str, Any]) -> dict[str, Any]:
     family = values["env"].get("family")
     defaults = defaults_of(values) | {"env": group_defaults("env", family) if family in options("env") else {}}
     given = changed(values, defaults)
-    for path in given:
-        if path.startswith(("env." + IMAGES, "algo." + IMAGES)):
-            raise UserError(
-                f"{path} is a table of defaults: set {path.replace(IMAGES + '.', '').replace('algo.', 'env.')} itself"
-            )
     tables = [path for path in given if f".{TABLE}." in path]
     for path in tables:
         without = copy.deepcopy(values)

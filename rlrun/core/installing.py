@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
+from importlib import metadata
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+# What each extra brings.
+WHAT = {
+    "atari": "Atari games (ale-py, which is GPL-2.0)",
+    "video": "videos of a policy, and windows",
+    "mujoco": "Gymnasium's MuJoCo tasks",
+    "dmc": "tasks of dm-control",
+    "crafter": "Crafter",
+    "box2d": "LunarLander, BipedalWalker and CarRacing",
+    "minigrid": "MiniGrid and BabyAI",
+    "lz4": "replays that are compressed in memory",
+    "multi-agent": "PettingZoo, mpe2, level-based foraging and the warehouse",
+    "gpu-metrics": "the load of a GPU in the logs",
+    "search": "TPE searches (Optuna)",
+    "slurm": "sweeps on a cluster (submitit)",
+    "minari": "Minari's data sets",
+    "export": "policies as .safetensors",
+    "onnx": "policies as .onnx",
+    "docs": "the site of the pages (mkdocs-material)",
+    "dev": "tests, ruff and mypy",
+    "all": "all of these but docs and dev",
+}
 
 
 def from_checkout() -> bool:
@@ -57,3 +82,15 @@ def typed_as() -> str:
     if not own.exists():
         return f"{shlex.quote(sys.executable)} -m rlrun"
     return shlex.quote(os.path.relpath(own, here) if own.is_relative_to(here) else str(own))
+
+
+def extras() -> list[str]:
+    """The names of rlrun's extras, in the order in which they are declared."""
+    if from_checkout():
+        import tomllib
+
+        declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+        return list(declared["project"]["optional-dependencies"])
+    found = metadata.metadata("rlrun").get_all("Provides-Extra") or []
+    ours = {re.sub(r"[-_.]+", "-", name): name for name in WHAT}
+    return [ours.get(re.sub(r"[-_.]+", "-", name), name) for name in found]

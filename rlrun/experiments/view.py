@@ -90,11 +90,11 @@ class JobTable:
     """A live table, redrawn twice a second. Where not all jobs fit, running jobs are kept."""
 
     def __init__(self, total: int):
-        from rlrun.loggers.live import Redrawn
+        from rlrun.loggers.live import RedrawnView
 
         self.total = total
         self.outcomes: Sequence[Outcome] = ()
-        self.live = Redrawn(self._made, transient=True)
+        self.live = RedrawnView(self._made, transient=True)
         self.live.start()
 
     def _made(self) -> Any:

@@ -88,12 +88,12 @@ class Live:
         """window: the number of episodes that sample/return_mean looks at."""
         import psutil
 
-        from rlrun.loggers.live import Redrawn
+        from rlrun.loggers.live import RedrawnView
 
         self.total, self.title, self.window, self.psutil = total, title, window, psutil
         psutil.cpu_percent()
         self.row: dict[str, Any] = {}  # the newest row, with older values of what it lacks
-        self.live = Redrawn(self._view, REFRESHES)
+        self.live = RedrawnView(self._view, REFRESHES)
         self.live.start()
 
     def log(self, row: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.segment import ControlType, Segment
 
 
-class Redrawn(Live):
+class RedrawnView(Live):
     """A display that is drawn anew in its place, twice a second by default.
 
     Where a terminal becomes narrower, it breaks the rows that are on it, and so the last picture takes more rows than

@@ -58,7 +58,6 @@ def test_the_sentence_names_the_choice_that_has_the_option(words, said):
             "algo.lr would have to be auto, and observations of this kind",
         ),
         (["algo=ppo", "algo.lr=1e-3", "algo.by_observation.vectors.lr=1"], "algo.lr would have to be auto"),
-        (["algo=dreamerv3", "env=Pong", "algo.auto_images.size=32"], "table of defaults: set env.size itself"),
         (["algo=ppo", "model.conv_activation=elu"], "model.conv_activation is for images"),
         (["algo=es", "resources=auto", "resources.learner_threads=2"], "one thread makes"),
         (["algo=ppo", "resources.precision=bf16"], "only convolutions use bf16"),
@@ -128,16 +127,3 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
         sign(file)
         assert saved_config(run) == now
         assert f"{next(iter(old))}=3 never did anything" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "shape"),
-    [
-        (["algo=ppo"], [4, 84, 84]),
-        (["algo=dreamerv3"], [1, 64, 64, 3]),
-        (["algo=dreamerv3", "env.size=96", "env.stack=2", "env.grayscale=true"], [2, 96, 96]),
-    ],
-)
-def test_images_are_those_of_the_algorithm_unless_the_user_says_otherwise(words, shape, capsys):
-    assert _dispatch(["train", "--plan", "env=Pong", *words]) == 0
-    assert f"observation Box({shape}, uint8)" in capsys.readouterr().out

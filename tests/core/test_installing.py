@@ -62,7 +62,7 @@ def test_setup_installs_extras_into_the_running_environment(monkeypatch, capsys)
 
 
 def test_setup_lists_extras_and_knows_no_others(capsys):
-    from rlrun.commands.setup import WHAT, extras
+    from rlrun.core.installing import WHAT, extras
 
     assert set(extras()) == set(WHAT)
     assert _dispatch(["setup"]) == 0 and "box2d        LunarLander" in capsys.readouterr().out
