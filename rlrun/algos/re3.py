@@ -20,8 +20,8 @@ The inner algorithm's reward_clip bounds the environment's rewards only, and its
 Reported returns are those of the environment alone.
 Metrics: those of the inner algorithm; learn/intrinsic_reward: mean per row, weighted by beta; state_entropy: the same
 without beta, in nats; with beta=0 it is only measured; beta.
-Checked: tests/algos/test_re3.py (against a search by brute force), tuned/re3/ (the entropy of what is visited in
-Pendulum, with and without it).
+Checked: tests/algos/test_re3.py (against a search by brute force), tuned/re3/ (around SAC, the states visited in
+Pendulum have more entropy with it than without; around PPO, no difference was found within 30k env steps).
 """
 
 from __future__ import annotations

@@ -21,12 +21,15 @@ def last_words(config: Typed, path: Path, ending: str) -> str:
 
 def next_steps(config: Typed, path: Path, ending: str) -> list[tuple[str, str]]:
     """What can be done with the run now, as (what, command)."""
-    if not checkpoints_of(path).names():
+    saved = checkpoints_of(path).names()
+    if not saved:
         return []
     rlrun, run = typed_as(), shlex.quote(str(path))
     if ending in ("INTERRUPTED", "FAILED"):
         return [("go on with it", f"{rlrun} resume {run}")]
-    more = "stop.return_mean=null" if ending == "REACHED" else f"env_steps={2 * config.run.env_steps}"
+    asked, played = config.run.env_steps, int(saved[-1])  # a run ends with an update, so that it may play more
+    further = 2 * (asked if played < 2 * asked else played)
+    more = "stop.return_mean=null" if ending == "REACHED" else f"env_steps={further}"
     shown = [] if isinstance(config.env, RecordedConfig) else [("see it play", f"{rlrun} watch {run}")]
     found = [*shown, ("one page about it", f"{rlrun} report {run}")]
     if ending != "STOPPED":  # where time or patience has run out, it would stop again

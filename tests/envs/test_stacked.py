@@ -157,7 +157,7 @@ def test_a_run_is_drawn(tmp_path):
 
     run = tmp_path / "run"
     assert _dispatch(["train", "algo=a2c", *WORDS, "env_steps=40", f"run_dir={run}"]) == 0
-    frames, _, returns = record(rlrun.load(run), WatchOptions(**DEFAULTS, episodes=1, max_steps=200, gif=False, imagine=False))
+    frames, _, returns = record(rlrun.load(run), WatchOptions(**DEFAULTS, episodes=1, max_steps=200, gif=False, imagine=False, window=False))
     assert len(frames) == returns[0] + 1 and frames[0].ndim == 3
 
 

@@ -140,7 +140,7 @@ def test_a_dead_mlflow_server_costs_a_warning(tmp_path, capsys):
 
 
 def test_without_mlflow_a_sentence_and_a_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("rlrun.loggers.mlflow.available", lambda: False)
+    monkeypatch.setattr("rlrun.runtime.session.available", lambda: False)
     _, code = train(tmp_path, "logger=[mlflow]")
     assert code == 0 and "mlflow is not installed (pip install mlflow)" in capsys.readouterr().err
 

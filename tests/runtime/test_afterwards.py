@@ -23,6 +23,8 @@ def test_the_next_steps_fit_the_ending(tmp_path):
         assert lines[-1] == str(tmp_path), ending
     assert [line.split(rlrun)[1].split()[0] for line in said["COMPLETED"][:-1]] == ["watch", "report", "resume"]
     assert said["COMPLETED"][-2].endswith("env_steps=10000") and said["REACHED"][-2].endswith("stop.return_mean=null")
+    (tmp_path / "checkpoints" / "000000012000").mkdir()
+    assert words(tmp_path, "COMPLETED").splitlines()[-2].endswith("env_steps=24000"), "further than it has come"
     assert [line.split(rlrun)[1].split()[0] for line in said["STOPPED"][:-1]] == ["watch", "report"]
     assert [line.split(rlrun)[1].split()[0] for line in said["INTERRUPTED"][:-1]] == ["resume"]
 
