@@ -210,7 +210,7 @@ def test_a_killed_process_ends_the_run(typed, tmp_path, monkeypatch):
 
 
 def test_a_failing_environment_is_named(typed, tmp_path):
-    with pytest.raises(RunFailed, match=r"worker-\d failed"):
+    with pytest.raises(RunFailed, match=r"env \d .* failed in step 60 .*told to fail"):
         run_wired(
             Wired(typed(*ASYNC, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise")),
             tmp_path,
