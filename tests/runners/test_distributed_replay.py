@@ -146,10 +146,10 @@ def test_samplers_wait_for_a_slow_learner_only_where_they_are_told_to(typed, tmp
     assert each > 100 if pace == "free" else each < 20
 
 
-def test_a_sampler_that_dies_beside_an_update_ends_the_run(typed, tmp_path, monkeypatch):
+def test_an_env_that_fails_beside_an_update_ends_the_run(typed, tmp_path, monkeypatch):
     monkeypatch.setattr(DQN, "update", lambda self, batch, clock: time.sleep(3.0) or Update({}))
     words = [*APEX, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=400", "++env.kwargs.fault=raise"]
-    with pytest.raises(RunFailed, match=r"sampler-\d failed"):
+    with pytest.raises(RunFailed, match=r"env \d .* failed in step 400 .*told to fail"):
         run_wired(Wired(typed(*words, "resources.inference=local", "runner.pace=free", f"env_steps={10**8}")), tmp_path)
 
 

@@ -279,7 +279,7 @@ def test_a_player_that_falls_silent_is_left_out(typed):
 
 
 def test_an_env_that_fails_everywhere_ends_the_run_with_its_words(typed):
-    algorithm, people, told = population(typed, "++env.kwargs.fail_at=12")
+    algorithm, people, told = population(typed, "++env.kwargs.fail_at=1")
     try:
         people.begin(algorithm.policy, Clock())
         with pytest.raises(RunFailed, match=r"(?s)this env was told to fail.*No sampler is left"):
