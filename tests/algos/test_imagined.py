@@ -89,7 +89,7 @@ def test_the_environment_draws_the_imagined_state():
     from rlrun.envs.gym import GymConfig
     from rlrun.envs.redrawn import redrawn
 
-    plain = {"family": "gym", "kwargs": {}, "max_episode_steps": None, "stack": 1, "reward_clip": "none", "observation": "own", "size": 64, "action_repeat": 1}
+    plain = {"family": "gym", "kwargs": {}, "max_episode_steps": None, "stack": 1, "reward_clip": "none", "observation": "own", "size": 64, "action_repeat": 1, "step_timeout_sec": None, "reset_timeout_sec": None}
     for name in ("CartPole-v1", "Pendulum-v1"):
         drawer = redrawn(GymConfig(name=name, wrappers=(), **plain))
         obs, _ = drawer.env.reset(seed=4)
@@ -111,7 +111,7 @@ def test_a_run_looks_at_its_world_model(env, kind, tmp_path):
     words += ["model.depth=2", "++env.kwargs={height: 48, width: 64}"] if kind == "gif" else []
     on, off = tmp_path / "on", tmp_path / "off"
     sinks = ["tensorboard", "mlflow"] if kind == "png" else ["tensorboard"]
-    trained(on, *words, f"logger=[{','.join(sinks)}]", f"runs_root={tmp_path}", "imagine.every=30")
+    trained(on, *words, f"logger=[{','.join(sinks)}]", f"runs_root={tmp_path}", "imagine.every=30", *(["logger.mlflow.wait_sec=120"] if kind == "png" else []))
     trained(off, *words, "imagine.every=null")
     assert not (off / "imagined").exists()
     one, other = weights(on), weights(off)

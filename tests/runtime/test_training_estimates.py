@@ -67,7 +67,7 @@ def test_a_run_from_data_logs_what_rlrun_estimate_finds(data, held_out, tmp_path
     words = [*WORDS, "env=data", f"data.path={data}", "env_steps=600", "eval.every=200", "seed=3"]
     store = f"logger.mlflow.uri=sqlite:///{tmp_path / 'store.db'}"
     more = [f"eval.estimate.path={held_out}", "eval.estimate.methods=[wis,dm]", "eval.estimate.updates=30", "eval.estimate.episodes=5"]
-    assert train(*words, *more, "logger=[tensorboard,mlflow]", store, f"run_dir={run}") == 0
+    assert train(*words, *more, "logger=[tensorboard,mlflow]", store, "logger.mlflow.wait_sec=120", f"run_dir={run}") == 0
     rows = rows_of(run)
     assert [row["env_steps"] for row in rows] == [200, 400, 600] and "eval/return_mean" not in rows[0]
     assert len({row["estimate/wis"] for row in rows}) == 3, "the policy changes"
