@@ -217,7 +217,7 @@ def test_an_env_is_named_by_its_number_among_all_of_the_run(typed, kind, monkeyp
     """The run's number of an env is that of its column, whichever process steps it."""
     from rlrun.core.errors import EnvError, RunFailed
 
-    wiring = counting(typed, kind, env="test_samplers:FailsWithSeed-v0")
+    wiring = counting(typed, kind, "resources.restarts=0", env="test_samplers:FailsWithSeed-v0")
     plan = wiring.sampler_plan(0)
     groups = plan.workers * (2 if kind == "batched" else 1)
     assert groups > 1 and plan.columns > 1
