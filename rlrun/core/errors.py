@@ -18,6 +18,10 @@ class RunFailed(Exception):
     prints the sentence and exits with 1."""
 
 
+class ProcessLost(RunFailed):
+    """A process of the run has died or does not answer. What it did can be done again from a checkpoint."""
+
+
 class EnvError(Exception):
     """An environment raised, or returned something wrong. The command prints the sentence and exits with 1.
 

@@ -113,6 +113,16 @@ class Restarts:
         lost = f", and up to {lost_env_steps} env steps that it had not handed over are lost" if lost_env_steps else ""
         self.tell(f"{sentence}; a new process takes its place{lost} ({self._left()})")
 
+    def run_failed(self, sentence: str, env_steps: int, lost_env_steps: int) -> None:
+        """Records that the whole run begins again at this many env steps. Raises RunFailed where that is one too many.
+
+        lost_env_steps: those that were counted since, and that are taken once more."""
+        self._note(sentence)
+        self.processes += 1
+        self.lost_env_steps += lost_env_steps
+        lost = f", so {lost_env_steps} env steps are taken once more" if lost_env_steps else ""
+        self.tell(f"{sentence}; the run begins again at {env_steps} env steps{lost} ({self._left()})")
+
     def _note(self, sentence: str) -> None:
         now = self.clock()
         while self.times and now - self.times[0] > self.window_sec:
@@ -144,4 +154,6 @@ class Restarts:
         return [self.envs, self.processes, self.lost_env_steps]
 
     def load(self, state: Sequence[int]) -> None:
-        self.envs, self.processes, self.lost_env_steps = state
+        """Restores the counts of a checkpoint. What was counted after it in the same command stays counted."""
+        now = self.state()
+        self.envs, self.processes, self.lost_env_steps = (max(*pair) for pair in zip(now, state, strict=True))

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import ProcessLost
 from rlrun.core.ranks import Ranks
 from rlrun.dataflow.workers import READY, Workers, start_sec
 
@@ -156,7 +156,7 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
                 yield ranks
             except Disconnected as error:
                 workers.receive_or_nothing(1.0)  # raises RunFailed with the reason if a learner has died
-                raise RunFailed(f"a learner does not answer: {error}") from error
+                raise ProcessLost(f"a learner does not answer: {error}") from error
         finally:
             if ranks is not None:
                 ranks.close()

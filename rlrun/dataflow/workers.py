@@ -19,7 +19,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
-from rlrun.core.errors import EnvError, RunFailed, UserError
+from rlrun.core.errors import EnvError, ProcessLost, RunFailed, UserError
 from rlrun.machine.memory import keep_freed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
@@ -182,11 +182,11 @@ class Workers:
     def receive(self, timeout: float) -> list[tuple[Worker, Any]]:
         """Returns the messages that have arrived, or that arrive within `timeout` seconds.
 
-        Raises RunFailed when a worker died, or when timeout > 0 and no message arrived.
+        Raises RunFailed when a worker failed, and ProcessLost when one died or when timeout > 0 and no message arrived.
         """
         messages = self.receive_or_nothing(timeout)
         if not messages and timeout > 0:
-            raise RunFailed(no_word([worker.name for worker in self.members], timeout))
+            raise ProcessLost(no_word([worker.name for worker in self.members], timeout))
         return messages
 
     def receive_or_nothing(self, timeout: float) -> list[tuple[Worker, Any]]:
@@ -201,7 +201,7 @@ class Workers:
             worker = self.by_handle[handle]
             if handle is not worker.pipe:
                 self._drain(worker)  # the worker's last message explains more than its exit code
-                raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}")
+                raise ProcessLost(f"{worker.name} {how_it_ended(worker.process)}")
         return messages
 
     def receive_from_survivors(self, timeout: float) -> tuple[list[tuple[Worker, Any]], list[tuple[Worker, str]]]:
@@ -247,7 +247,7 @@ class Workers:
                     raise RunFailed(f"{worker.name} failed:{between}{text}")
                 messages.append((worker, message))
         except (EOFError, ConnectionResetError, BrokenPipeError):
-            raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}") from None
+            raise ProcessLost(f"{worker.name} {how_it_ended(worker.process)}") from None
         return messages
 
     def send(self, worker: Worker, message: Any) -> None:
@@ -255,7 +255,7 @@ class Workers:
             worker.pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
             self._drain(worker)
-            raise RunFailed(f"{worker.name} {how_it_ended(worker.process)}") from None
+            raise ProcessLost(f"{worker.name} {how_it_ended(worker.process)}") from None
 
     def stop(self, grace_sec: float = 5.0) -> None:
         """Ends every process, first by closing its pipe and after grace_sec by SIGKILL. Returns when all have ended."""

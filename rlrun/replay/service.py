@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch, Field, RowSpec
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import ProcessLost, RunFailed
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Fragment, Header, Slots
@@ -206,7 +206,7 @@ class ShardedReplay:
             self.workers.send(worker, message(shard))
         while len(self.answers) < self.shards:
             if not self.poll(self.timeout_sec):
-                raise RunFailed(f"the replay did not answer for {self.timeout_sec:.0f} s")
+                raise ProcessLost(f"the replay did not answer for {self.timeout_sec:.0f} s")
         answers = [fact for _, fact in sorted(self.answers, key=lambda answer: answer[0])]
         self.answers = []
         return answers

@@ -24,6 +24,7 @@ from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.core.evaluation import Evaluated
 from rlrun.core.open_loop import FOLDER, Excerpt
 from rlrun.core.passwords import masked, whole
+from rlrun.core.restarts import Restarts
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
@@ -41,6 +42,7 @@ from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import notes
 from rlrun.runtime.afterwards import last_words
+from rlrun.runtime.again import Again, Restored
 from rlrun.runtime.build import checkpoints_of, train
 from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
@@ -83,7 +85,7 @@ def run(
     plan: Plan,
     values: dict[str, Any],
     directory: RunDir,
-    restored: tuple[dict, dict] | None,
+    restored: Restored | None,
     watch: Watch | None = None,
 ) -> int:
     """Trains and returns the exit code. values: the plain config that was saved. watch: for a run from Python."""
@@ -91,16 +93,29 @@ def run(
     torch.set_num_threads(1)  # until the learner sets its own number
     signals = Signals()
     signals.install()
+    again = Again(plan.restarts(), signals)
     try:
-        return _run(plan, values, directory, restored, watch or Watch(), signals)
+        while True:
+            ended = _run(plan, values, directory, restored, watch or Watch(), signals, again)
+            if isinstance(ended, int):
+                return ended
+            again.pause()
+            restored = ended
     finally:
         signals.restore()
         directory.release()
 
 
 def _run(
-    plan: Plan, values: dict, directory: RunDir, restored: tuple[dict, dict] | None, watch: Watch, signals: Signals
-) -> int:
+    plan: Plan,
+    values: dict,
+    directory: RunDir,
+    restored: Restored | None,
+    watch: Watch,
+    signals: Signals,
+    again: Again,
+) -> int | Restored:
+    """Returns the exit code, or the checkpoint from which the run begins again."""
     config, command = plan.config, watch.command or command_line()
     watch.run_dir = directory.path
     start_within(config.run.resources.start_timeout_sec)
@@ -125,14 +140,15 @@ def _run(
     }
     before = directory.known if restored else {}
     if before.get("command"):  # a resumed run keeps the facts of its first session
-        facts["resumed_by"] = [*before.get("resumed_by", []), command]
+        if resumed := [*before.get("resumed_by", []), *([] if again.times else [command])]:
+            facts["resumed_by"] = resumed
         facts |= {name: before[name] for name in ("command", "started", "git_commit") if name in before}
     resume_at = restored[1]["env_steps"] if restored else None
     directory.summary(status="RUNNING", **facts)
     logger = _loggers(config, directory.path, resume_at, watch.console)
     watched = [] if watch.callback is None else [WatchedRows(watch.callback)]
     mirroring = _mirroring(config, values, directory.path, facts)
-    crew = _evaluators(plan)
+    crew = _evaluators(plan, again.restarts)
     job = Run(
         env_steps=config.run.env_steps,
         stop=config.run.stop,
@@ -157,10 +173,11 @@ def _run(
         update_rows=plan.needs.rows * plan.needs.columns,
         episode_window=config.run.episode_window,
         from_data=config.runner.name == "offline",
-        restarts=plan.restarts(),
+        restarts=again.restarts,
         judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
     )
     error: BaseException | None = None
+    checkpoint: Restored | None = None
 
     def stuck(reason: str) -> None:
         """Ends a run whose own process hangs in code that nothing can interrupt. Called by another thread."""
@@ -186,6 +203,10 @@ def _run(
         job.failed(status, reason)
         if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue()) is not None:
             print(f"  {saved}", flush=True)
+        try:
+            checkpoint = again.checkpoint(caught, checkpoints_of(directory.path), job.clock.env_steps)
+        except RunFailed as too_often:
+            job.failed("FAILED", str(too_often))
     finally:
         if dog is not None:
             dog.close()
@@ -206,6 +227,12 @@ def _run(
     watch.error = next((one.error for one in watched if one.error is not None), error)
     watch.stop = signals.stop
     logger.close_direct(job.status, summary)
+    if checkpoint is not None:
+        if mirroring is not None:
+            mirroring.close(job.status)
+            mirroring.wait()
+        logger.close(job.status, summary)
+        return checkpoint
     # How the run ended is said now, because the other loggers may need a while.
     print(f"{job.ending}: {job.reason.splitlines()[-1] if job.reason else ''}", flush=True)
     if job.status == "FAILED" and watch.command is None:  # a Python program gets an exception
@@ -288,10 +315,10 @@ def _evaluation(plan: Plan) -> Play:
     return evaluate
 
 
-def _evaluators(plan: Plan) -> EvaluationCrew | None:
+def _evaluators(plan: Plan, restarts: Restarts) -> EvaluationCrew | None:
     """Returns the processes that evaluate, which start with the first evaluation. In a bit-exact run there are none,
     because when they are done would depend on the clock."""
     cfg = plan.config.run.eval
     if not plan.evaluates or cfg.workers == 0 or plan.resources.exact:
         return None
-    return EvaluationCrew(plan.evaluation(), plan.config.runner.queue_timeout_sec)
+    return EvaluationCrew(plan.evaluation(), plan.config.runner.queue_timeout_sec, restarts)

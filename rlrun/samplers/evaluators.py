@@ -19,11 +19,12 @@ from rlrun.core.env import EnvFactory
 from rlrun.core.errors import RunFailed
 from rlrun.core.evaluation import Evaluated, Games, make_evaluation, own_numbers
 from rlrun.core.policy import Policy
+from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.stores import WeightStore
 from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import Workers, start_sec
+from rlrun.dataflow.workers import Worker, Workers, start_sec
 from rlrun.samplers.evaluator import Evaluator
 
 MAX_ENVS = 8  # environments that a process steps together
@@ -109,36 +110,66 @@ def evaluation_process(pipe: Connection, plan: EvaluationPlan, number: int, bus:
 class EvaluationCrew:
     """The processes that evaluate, as the trainer sees them (core.evaluation.Evaluators)."""
 
-    def __init__(self, plan: EvaluationPlan, timeout_sec: float):
-        """timeout_sec: the run fails if a process plays and is silent for so long."""
+    def __init__(self, plan: EvaluationPlan, timeout_sec: float, restarts: Restarts | None = None):
+        """timeout_sec: a process that plays and is silent for so long is lost. restarts: the budget of the run, within
+        which lost processes are replaced; None: none is."""
         self.plan, self.timeout_sec = plan, max(timeout_sec, start_sec())
+        self.restarts = restarts or Restarts(0, 1.0)
         self.workers = Workers()
         self.bus: WeightBus | None = None
+        self.round = 0
+        self.names = [f"eval-{number}" for number in range(plan.workers)]
         self.parts: dict[str, Evaluated] = {}
         self.heard: dict[str, float] = {}
+        self.repeated = {name: Repeated(PROCESS_REPEATS) for name in self.names}
+        self.replaced_in: dict[str, int] = {}  # the evaluation in which a process was replaced last
 
     def begin(self, policy: Policy, clock: Clock, round_: int) -> None:
         if self.bus is None:
             self.bus = WeightBus(self.plan.make_policy())
-            for number in range(self.plan.workers):
-                self.workers.start(f"eval-{number}", evaluation_process, (self.plan, number, self.bus))
+            for name in self.names:
+                self._start(name)
         self.bus.publish(policy, clock)
-        self.parts = {}
-        self.heard = {worker.name: time.monotonic() for worker in self.workers.members}
-        for worker in self.workers.members:
-            self.workers.send(worker, round_)
+        self.parts, self.round = {}, round_
+        self.heard = {name: time.monotonic() for name in self.names}
+        for worker in list(self.workers.members):
+            try:
+                self.workers.send(worker, round_)
+            except RunFailed as error:
+                self._replace(worker, str(error))
+
+    def _start(self, name: str) -> Worker:
+        return self.workers.start(name, evaluation_process, (self.plan, self.names.index(name), self.bus))
+
+    def _replace(self, worker: Worker, reason: str) -> None:
+        """Lets a new process play the part of one that is lost, from its first game. Raises RunFailed if the budget of
+        the run does not allow it."""
+        name = worker.name
+        same = self.replaced_in.get(name) == self.round
+        if self.repeated[name](reason, 0 if same else None):
+            raise RunFailed(reason)
+        self.restarts.process_failed(reason)
+        self.replaced_in[name] = self.round
+        self.workers.bury(worker)
+        new = self._start(name)
+        self.heard[name] = time.monotonic()
+        self.workers.send(new, self.round)
 
     def result(self, timeout_sec: float = 0.0) -> Evaluated | None:
-        for worker, message in self.workers.receive_or_nothing(timeout_sec):
+        messages, dead = self.workers.receive_from_survivors(timeout_sec)
+        for worker, message in messages:
             self.heard[worker.name] = time.monotonic()
             if message != PLAYING:
                 self.parts[worker.name] = message
+        for worker, reason in dead:
+            self._replace(worker, reason)
         if len(self.parts) == self.plan.workers:
-            parts = [self.parts[worker.name] for worker in self.workers.members]
+            parts = [self.parts[name] for name in self.names]
             return Evaluated([ret for part in parts for ret in part.returns], parts[0].numbers)
-        silent = [name for name, at in self.heard.items() if name not in self.parts and self._late(at)]
-        if silent:
-            raise RunFailed(f"no word from {silent[0]} for {self.timeout_sec:.0f} s: an environment may hang")
+        for worker in list(self.workers.members):
+            if worker.name not in self.parts and self._late(self.heard[worker.name]):
+                silent = f"no word from {worker.name} for {self.timeout_sec:.0f} s: an environment may hang"
+                self._replace(worker, silent)
         return None
 
     def _late(self, heard: float) -> bool:

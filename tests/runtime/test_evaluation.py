@@ -61,8 +61,8 @@ def test_an_evaluation_beside_training_belongs_to_the_weights_that_it_saw(tmp_pa
     assert load(path, checkpoint="last").policy is not None
 
 
-def test_a_killed_evaluation_ends_the_run(tmp_path, capfd):
-    words = [*BESIDE, "callbacks=[my_rl.evaluations:Kill]", f"env_steps={10**7}", f"run_dir={tmp_path / 'run'}"]
+def test_a_killed_evaluation_ends_a_run_without_restarts(tmp_path, capfd):
+    words = [*BESIDE, "callbacks=[my_rl.evaluations:Kill]", "resources.restarts=0", f"env_steps={10**7}", f"run_dir={tmp_path / 'run'}"]
     assert _dispatch(["train", *words]) == 1
     assert "eval-0 was killed by SIGKILL" in capfd.readouterr().err
 

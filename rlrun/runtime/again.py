@@ -1,0 +1,51 @@
+"""Lets a run begin again from its newest checkpoint when it has lost a process that nothing replaces while it runs:
+another learner, a shard of the replay, or a process that has not answered for too long."""
+
+from __future__ import annotations
+
+import time
+
+from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.errors import ProcessLost, RunFailed, UserError
+from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
+from rlrun.core.signals import Signals
+
+FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC = 1.0, 60.0  # before a run begins again: the first pause, and the longest
+
+Restored = tuple[dict, dict]
+
+
+class Again:
+    """What the sessions of one command know of each other."""
+
+    def __init__(self, restarts: Restarts, signals: Signals):
+        self.restarts, self.signals = restarts, signals
+        self.repeated = Repeated(PROCESS_REPEATS)
+        self.times = 0  # how often the run has begun again
+        self.began: int | None = None  # the env steps at which it did
+
+    def checkpoint(self, error: BaseException, checkpoints: Checkpoints, env_steps: int) -> Restored | None:
+        """Returns the checkpoint from which the run begins again, or None where it ends.
+
+        error: what has ended the session. env_steps: those that it had taken. Raises RunFailed where the budget of the
+        run is spent, or where the same process is lost again and again."""
+        if not isinstance(error, ProcessLost) or self.restarts.limit == 0 or not checkpoints.names():
+            return None
+        try:
+            restored = checkpoints.load()
+        except UserError as damaged:
+            raise RunFailed(f"{error}\nThe run does not begin again: {damaged}") from None
+        steps = None if self.began is None else env_steps - self.began
+        if self.repeated(str(error), steps):
+            raise RunFailed(f"{error}\nThis has happened {self.repeated.times} times in a row, each time at once.")
+        at = restored[1]["env_steps"]
+        self.restarts.run_failed(str(error), at, env_steps - at)
+        self.times, self.began = self.times + 1, at
+        return restored
+
+    def pause(self) -> None:
+        """Waits before the run begins again, longer after every failure that the budget still remembers."""
+        pause = min(LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2 ** (len(self.restarts.times) - 1))
+        end = time.monotonic() + pause
+        while time.monotonic() < end and self.signals.stop is None:
+            time.sleep(0.05)

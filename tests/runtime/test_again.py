@@ -1,0 +1,109 @@
+"""A run that loses a learner, a shard of its replay or a process that evaluates goes on by itself, and says so."""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+from conftest import small
+
+from rlrun.cli import _dispatch
+from rlrun.core.errors import ProcessLost, RunFailed
+from rlrun.core.restarts import Restarts
+from rlrun.core.signals import Signals
+from rlrun.runtime.again import Again
+from rlrun.runtime.build import checkpoints_of
+
+LOG = ["logger=[]", "log_every_sec=0.05"]
+APEX = [*small("apex", "tiny"), "env=CartPole-v1", "runner=distributed_replay", "resources.num_samplers=1", "algo.inner.num_envs=1", *LOG]
+PPO = ["algo=ppo", "env=CartPole-v1", "model.hidden=[8]", "algo.fragment_length=20", "algo.batch_size=80", "algo.minibatch_size=40",
+       "algo.num_epochs=1", *LOG]  # fmt: skip
+
+
+def kill_once(name, path):
+    """Kills the process of this name once, after the run has saved a checkpoint. Returns the thread that does it."""
+
+    def work():
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            victims = [process for process in multiprocessing.active_children() if process.name == name]
+            if victims and (path / "checkpoints").is_dir() and checkpoints_of(path).names():
+                os.kill(victims[0].pid, signal.SIGKILL)
+                return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def rows_of(path):
+    return [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("replay-0", [*APEX, "env_steps=2500", "checkpoint.every=400"]),
+        ("learner-1", [*PPO, "resources.num_learners=2", "resources.inference=serial", "env_steps=6000", "checkpoint.every=800"]),
+    ],
+)
+def test_a_run_begins_again_from_its_checkpoint(tmp_path, capfd, name, words):
+    path = tmp_path / "run"
+    thread = kill_once(name, path)
+    assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
+    thread.join()
+    said = capfd.readouterr().out
+    assert re.search(rf"{name} was killed by SIGKILL.*; the run begins again at \d+ env steps.*\(1 of 20 failures", said)
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "COMPLETED" and "resumed_by" not in summary
+    rows = rows_of(path)
+    steps = [row["env_steps"] for row in rows]
+    assert steps == sorted(steps) and steps[-1] >= int(words[-2].partition("=")[2])
+    assert rows[-1]["restarts/processes"] == 1 and rows[-1]["restarts/lost_env_steps"] >= 0
+
+
+def test_a_process_that_evaluates_is_replaced(tmp_path, capfd):
+    """The new one plays the same games, because their seeds belong to the evaluation."""
+    words = [*PPO, "resources.inference=serial", "eval.every=2000", "eval.workers=1", "eval.episodes=4", "eval.parallel=false", "env_steps=4000"]
+    thread = kill_once("eval-0", tmp_path / "a")
+    assert _dispatch(["train", *words, "checkpoint.every=800", f"run_dir={tmp_path / 'a'}"]) == 0
+    thread.join()
+    assert re.search(r"eval-0 was killed by SIGKILL.*; a new process takes its place \(1 of 20", capfd.readouterr().out)
+    assert _dispatch(["train", *words, "checkpoint.every=800", f"run_dir={tmp_path / 'b'}"]) == 0
+    one, other = ([row["eval/return_mean"] for row in rows_of(tmp_path / name) if "eval/return_mean" in row] for name in "ab")
+    assert one == other and len(one) == 2
+
+
+class Saved:
+    """Checkpoints that are there, at 100 env steps."""
+
+    def names(self):
+        return ["000000000100"]
+
+    def load(self):
+        return {}, {"env_steps": 100}
+
+
+def test_when_a_run_does_not_begin_again():
+    told: list[str] = []
+    again = Again(Restarts(3, 60.0, told.append), Signals())
+    lost = ProcessLost("replay-0 was killed by SIGKILL")
+    assert again.checkpoint(RunFailed("learner-1 failed: ZeroDivisionError"), Saved(), 500) is None, "it would fail again"
+    assert Again(Restarts(0, 60.0, told.append), Signals()).checkpoint(lost, Saved(), 500) is None
+    assert not told
+    assert again.checkpoint(lost, Saved(), 500) == ({}, {"env_steps": 100})
+    assert "the run begins again at 100 env steps, so 400 env steps are taken once more (1 of 3" in told[0]
+    assert again.restarts.state() == [0, 1, 400]
+    # The process is lost again, each time after fewer than 100 env steps.
+    assert again.checkpoint(lost, Saved(), 150) is not None
+    with pytest.raises(RunFailed, match="3 times in a row"):
+        again.checkpoint(lost, Saved(), 150)
+    # Others are lost, after more steps, until the budget is spent.
+    assert again.checkpoint(ProcessLost("replay-1 was killed by SIGKILL"), Saved(), 900) is not None
+    with pytest.raises(RunFailed, match=r"failure number 4 within 60 s, and resources\.restarts is 3"):
+        again.checkpoint(ProcessLost("replay-1 was killed by SIGKILL"), Saved(), 5000)
