@@ -220,9 +220,9 @@ def test_a_killed_learner_ends_the_run(tmp_path, monkeypatch):
     assert time.monotonic() - killed[0] < 20
 
 
-def test_a_broken_sampler_of_another_learner_ends_the_run(tmp_path):
-    """The samplers of both learners fail, and the run names the one that failed first."""
-    with pytest.raises(RunFailed, match=r"sampler-\d failed"):
+def test_a_broken_environment_of_another_learner_ends_the_run(tmp_path):
+    """The environments of both learners fail, and the run names the one that failed first."""
+    with pytest.raises(RunFailed, match=r"env \d .* failed in step 60 .*told to fail"):
         run_wired(
             counting(typed, "local", "resources.num_learners=2", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise"),
             tmp_path,

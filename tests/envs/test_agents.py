@@ -345,6 +345,7 @@ def test_every_prefix_names_an_environment_of_its_own(prefix):
         "atari": ("Pong", "Pong"), "gym": ("CartPole-v1", "CartPole-v1"), "rlrun": ("TwoStepGame-v0", "TwoStepGame-v0"),
         "pettingzoo": ("pong_v3", "pettingzoo/pong_v3"), "mpe2": ("simple_v3", "mpe2/simple_v3"),
         "lbforaging": ("Foraging-8x8-2p-2f-coop-v3", "lbforaging:Foraging-8x8-2p-2f-coop-v3"), "rware": ("rware-tiny-2ag-v2", "rware:rware-tiny-2ag-v2"), "dmc": ("walker_walk", "walker_walk"), "crafter": ("crafter", "crafter"),
+        "minigrid": ("MiniGrid-Empty-8x8-v0", "MiniGrid-Empty-8x8-v0"),
     }  # fmt: skip
     name, canonical = examples[prefix]
     try:
