@@ -156,7 +156,7 @@ def test_naming_what_is_seen_is_learnt(typed, tmp_path, algo, env, bar):
         "resources=debug",
         "logger=[]",
         f"env={env}",
-        "env_steps=150000",
+        f"env_steps={20000 if algo == 'dreamerv3' else 150000}",
         f"stop.return_mean={bar}",
         "log_every_sec=0.01",
     ]
