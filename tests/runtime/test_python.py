@@ -122,7 +122,7 @@ def test_what_a_callback_raises_is_raised(tmp_path):
 
 def test_an_interruption_saves_and_leaves_no_process(tmp_path):
     """As Ctrl-C or a notebook's stop button; conftest.py looks for processes that are left."""
-    path = tmp_path / "run"
+    path, before = tmp_path / "run", signal.getsignal(signal.SIGINT)
 
     def stop(row):
         os.kill(os.getpid(), signal.SIGINT)
@@ -132,7 +132,7 @@ def test_an_interruption_saves_and_leaves_no_process(tmp_path):
     assert json.loads((path / "summary.json").read_text())["status"] == "INTERRUPTED"
     steps = rlrun.load(path).clock.env_steps
     assert 0 < steps < 1000
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Ctrl-C is the program's own again"
+    assert signal.getsignal(signal.SIGINT) is before, "Ctrl-C is the program's own again"
 
 
 # -- environments of one's own, and processes --------------------------------------------------------------------------
