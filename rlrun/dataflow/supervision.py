@@ -15,6 +15,7 @@ from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.dataflow.workers import READY, Worker, Workers
 
 LOOK_SEC = 0.5  # seconds between two looks at the pulses
+FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC = 2.0, 60.0  # before a process that died at once is replaced again
 
 
 class Supervised:
@@ -38,6 +39,7 @@ class Supervised:
         self.restarts, self.limits, self.rows = restarts, limits, rows
         self.workers = Workers()
         self.gone: dict[Worker, str] = {}  # workers that are lost and not replaced yet, with the reason
+        self.waiting: dict[int, float] = {}  # numbers of workers that are buried, and when new ones start
         self.times = [0] * len(names)
         self.repeated = [Repeated(PROCESS_REPEATS) for _ in names]
         self.looked = time.monotonic()
@@ -60,7 +62,9 @@ class Supervised:
         while True:
             lost, self.gone = self.gone, {}
             for worker, reason in lost.items():
-                self._replace(worker, reason, replaced)
+                self._bury(worker, reason)
+            for number in [number for number, due in self.waiting.items() if due <= time.monotonic()]:
+                self._start(number, replaced)
             left = max(0.0, end - time.monotonic())
             messages, dead = self.workers.receive_from_survivors(min(left, LOOK_SEC))
             self.gone = dict(dead)
@@ -76,11 +80,14 @@ class Supervised:
             return
         self.looked = now
         for number, worker in enumerate(self.members):
-            hang = self.pulses.of(number).hang(self.limits) if worker not in self.gone else None
+            if worker in self.gone or number in self.waiting:
+                continue
+            hang = self.pulses.of(number).hang(self.limits)
             if hang is not None:
                 self.gone[worker] = f"{worker.name} {hang}"
 
-    def _replace(self, worker: Worker, reason: str, replaced: Callable[[int, Worker, Worker], None]) -> None:
+    def _bury(self, worker: Worker, reason: str) -> None:
+        """Records a lost worker. Its place is taken at once, or after a pause if it was lost at once before."""
         number = self.number(worker)
         pulse = self.pulses.of(number)
         steps = pulse.rows if self.times[number] else None
@@ -89,6 +96,13 @@ class Supervised:
             raise RunFailed(reason)
         self.restarts.process_failed(reason, pulse.unfinished * self.rows)
         self.workers.bury(worker)
+        at_once = self.repeated[number].times - 1
+        pause = min(LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2 ** (at_once - 1)) if at_once else 0.0
+        self.waiting[number] = time.monotonic() + pause
+
+    def _start(self, number: int, replaced: Callable[[int, Worker, Worker], None]) -> None:
+        del self.waiting[number]
+        worker = self.members[number]
         self.times[number] += 1
         self.pulses.begin(number)
         new = self.workers.start(self.names[number], self.target, self.job(number, self.times[number]))
