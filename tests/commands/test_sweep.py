@@ -1,7 +1,6 @@
 """rlrun sweep, from its command line to its runs."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -169,14 +168,15 @@ def wait(condition, seconds=90.0):
     raise AssertionError("the condition never became true")
 
 
-def test_jobs_stand_under_one_mlflow_run(tmp_path):
+def test_jobs_stand_under_one_mlflow_run_which_sync_completes(tmp_path, capsys):
+    """The jobs do not wait for MLflow, so that it has not everything of them when the sweep is over."""
     from rlrun.loggers.mlflow import open_experiment
 
     words = [
         "algo=pg",
         "env=CartPole-v1",
         "logger=[mlflow]",
-        "logger.mlflow.wait_sec=120",
+        "logger.mlflow.wait_sec=0.01",
         "resources=debug",
         "seed=1,2",
         "env_steps=400",
@@ -184,13 +184,18 @@ def test_jobs_stand_under_one_mlflow_run(tmp_path):
         "--jobs=2",
     ]
     assert _dispatch(["sweep", *words]) == 0
+    (folder,) = (tmp_path / "sweeps").iterdir()
+    assert _dispatch(["sync", str(folder)]) == 0
+    capsys.readouterr()
+    assert _dispatch(["sync", str(folder)]) == 0
+    assert capsys.readouterr().out.count("nothing was missing") == 2
     client, experiment = open_experiment(None, tmp_path, "rlrun")
     runs = {run.info.run_name: run for run in client.search_runs([experiment])}
     parent = next(run for name, run in runs.items() if name.startswith("sweep "))
     children = [run for name, run in runs.items() if not name.startswith("sweep ")]
     assert parent.info.status == "FINISHED" and parent.data.metrics["jobs/completed"] == 2 and len(children) == 2
     assert all(child.data.tags["mlflow.parentRunId"] == parent.info.run_id for child in children)
-    assert os.listdir(tmp_path / "sweeps")
+    assert all(child.info.status == "FINISHED" and child.data.metrics["sample/return_mean"] > 0 for child in children)
 
 
 def test_a_search_finds_its_values_and_says_the_best(tmp_path, capsys):
