@@ -6,13 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rlrun.core.checkpoint import write_atomically
+
 
 class Jsonl:
     def __init__(self, path: Path, resume_at: int | None):
         """resume_at: env steps of the restored checkpoint. Later rows are dropped: the run repeats those steps."""
         if resume_at is not None and path.exists():
-            rows = [(_steps(line), line) for line in path.read_text().splitlines()]
-            path.write_text("".join(line + "\n" for steps, line in rows if steps is not None and steps <= resume_at))
+            before = path.read_text()
+            rows = [(_steps(line), line) for line in before.splitlines()]
+            kept = "".join(line + "\n" for steps, line in rows if steps is not None and steps <= resume_at)
+            if kept != before:
+                write_atomically(path, kept)
         self.file = path.open("a", buffering=1)
 
     def log(self, row: dict[str, Any]) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import signal
-import time
 from pathlib import Path
 
 from fault_battery.harness import (
-    END_SEC,
     FOR_EVER,
     LOCAL,
     SERIAL,

@@ -189,6 +189,7 @@ def parent_killed(trial: Trial) -> None:
         killed = time.monotonic()
         trial.tries += 1
         run.ends(-signal.SIGKILL, lock=True)
+        trial.expect(run.known_status() == "FAILED", f"{name}: a reader is told {run.known_status()}")
         trial.expect(time.monotonic() - killed < 9, f"{name}: its processes took long to end")
         doctor = Run(trial, f"doctor {name}", trial.folder / "none", ["doctor", f"runs_root={trial.folder}"])
         doctor.ends(0, 1)
