@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import signal
 import sys
 from datetime import date
 from pathlib import Path
@@ -76,6 +77,7 @@ def main() -> int:
     if asked.list:
         print("\n".join(f"{name:<24}{ROWS[name].fault}" for name in rows))
         return 0
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # runs that are going on are ended then
     results = []
     for name in rows:
         print(f"{name} ...", flush=True)
