@@ -22,43 +22,57 @@ from fault_battery import rows_environments, rows_files, rows_processes, rows_se
 from fault_battery.harness import ROWS, Result, attempt  # noqa: E402
 
 PAGE = ROOT / "docs" / "faults.md"
-COLUMNS = ("fault", "tries", "survived", "ended cleanly", "seconds", "what was lost", "result")
+COLUMNS = ("row", "fault", "tries", "survived", "ended cleanly", "seconds", "what was lost", "result")
+NOT_AS_PROMISED = "What is not as promised:"
+HEAD = """# The fault battery
+
+Every row is a fault that was put into real runs of `rlrun train`, in processes of their own. A run must survive it, or end
+with a sentence and the right exit status, so that `rlrun resume` goes on. After each run nothing may be left: no process,
+no shared memory, no lock and no half-written file. No env step may be counted twice, and those that are lost are counted
+as lost. [When something fails](failures.md) says what is promised.
+
+`scripts/faults` tries all rows, and `scripts/faults --write --only ROW` writes one of them anew. Each row says at which
+commit and on which day it was made, with 4, 2 or 1 tries of a kind where it was `--quick`. The machine was
+"""
 
 
 def cells(one: Result) -> tuple[str, ...]:
     result = f"not tried: {one.skipped}" if one.skipped else "FAILED" if one.problems else "as promised"
-    return (
-        one.row.fault, str(one.tries), str(one.survived), str(one.ended), f"{one.seconds:.0f}", one.lost, result
-    )  # fmt: skip
+    numbers = (str(one.tries), str(one.survived), str(one.ended), f"{one.seconds:.0f}")
+    return (one.row.name, one.row.fault, *numbers, one.lost, result)
 
 
-def table(results: list[Result]) -> str:
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *map(cells, results)]
-    return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+def table(lines: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> str:
+    made = [columns, tuple("---" for _ in columns), *lines]
+    return "\n".join("| " + " | ".join(text.replace("|", "/") for text in line) + " |" for line in made)
 
 
-def page(results: list[Result], command: str) -> str:
+def write(results: list[Result], quick: bool) -> None:
+    """Writes the page. Rows of an earlier page stay, unless they were tried again or come from another machine."""
     from rlrun.runtime.rundir import git_commit, hardware
 
     facts = hardware()
-    gpus = ", ".join(facts["gpus"]) or "no GPU"
-    problems = [f"- {one.row.name}: {said}" for one in results for said in one.problems if not said.startswith("the runs")]
-    known = ["", "What is not as promised:", "", *problems] if problems else []
-    return "\n".join([
-        "# The fault battery",
-        "",
-        "Every row is a fault that was put into real runs of `rlrun train`, in processes of their own. A run must survive it,",
-        "or end with a sentence and the right exit status, so that `rlrun resume` goes on. After each run nothing may be",
-        "left: no process, no shared memory, no lock and no half-written file. Env steps may be counted once only.",
-        "[When something fails](failures.md) says what is promised.",
-        "",
-        f"Made by `{command}` on {date.today():%-d %B %Y} at commit {(git_commit() or 'unknown')[:12]}, on",
-        f"{facts['cpu']}, {facts['cores']} cores, {gpus}, Python {platform.python_version()}.",
-        "",
-        table(results),
-        *known,
-        "",
-    ])  # fmt: skip
+    machine = f"{facts['cpu']}, {facts['cores']} cores, {', '.join(facts['gpus']) or 'no GPU'}, Python {platform.python_version()}."
+    made = f"{(git_commit() or 'unknown')[:9]}, {date.today():%Y-%m-%d}{', --quick' * quick}"
+    before = PAGE.read_text() if PAGE.exists() else ""
+    rows: dict[str, tuple[str, ...]] = {}
+    problems: dict[str, list[str]] = {}
+    if machine in before:
+        for line in before.splitlines():
+            parts = tuple(text.strip() for text in line.strip("|").split(" | "))
+            if line.startswith("| ") and parts[0] in ROWS:
+                rows[parts[0]] = parts
+            elif line.startswith("- ") and NOT_AS_PROMISED in before:
+                problems.setdefault(line[2:].partition(": ")[0], []).append(line)
+    for one in results:
+        rows[one.row.name] = (*cells(one), made)
+        said = [text for text in one.problems if not text.startswith("the runs are in")]
+        problems[one.row.name] = [f"- {one.row.name}: {' '.join(text.split())[:300]}" for text in said]
+    text = HEAD + machine + "\n\n" + table([rows[name] for name in ROWS if name in rows], (*COLUMNS, "made")) + "\n"
+    left = [line for name in ROWS for line in problems.get(name, ())]
+    if left:
+        text += "\n".join(["", NOT_AS_PROMISED, "", *left, ""])
+    PAGE.write_text(text)
 
 
 def main() -> int:
@@ -82,15 +96,13 @@ def main() -> int:
     for name in rows:
         print(f"{name} ...", flush=True)
         results.append(attempt(name, asked.quick))
-        _, tries, survived, ended, took, lost, result = cells(results[-1])
+        _, _, tries, survived, ended, took, lost, result = cells(results[-1])
         print(f"  {tries} tries, {survived} survived, {ended} ended cleanly, {took} s, lost: {lost}; {result}", flush=True)
         for said in results[-1].problems:
             print(f"  problem: {said}", flush=True)
-    print(f"\n{table(results)}")
-    if asked.write:
-        words = [*(["--quick"] if asked.quick else []), *(["--only", *asked.only] if asked.only else [])]
-        PAGE.write_text(page(results, " ".join(["scripts/faults", *words])))
-        print(f"\n{PAGE.relative_to(ROOT)} is written")
+        if asked.write:  # after each row, because the battery takes long
+            write(results, asked.quick)
+    print(f"\n{table(list(map(cells, results)))}")
     return int(any(one.problems for one in results))
 
 

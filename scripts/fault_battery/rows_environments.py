@@ -80,16 +80,21 @@ def env_outside(trial: Trial) -> None:
         both(trial, "action outside", "action outside", "99")
 
 
-@row("env-segfaults", "an environment crashes by a segmentation fault")
+@row("env-segfaults", "an environment crashes by a segmentation fault in a sampler")
 def env_segfaults(trial: Trial) -> None:
     survives(trial, "segfault in a sampler", once("segfault"), LOCAL, "SIGSEGV")
-    dies_in_the_run(trial, "segfault", -signal.SIGSEGV, "Segmentation fault")
 
 
-@row("env-exits", "an environment ends its process without a word")
+@row("env-exits", "an environment ends its sampler's process without a word")
 def env_exits(trial: Trial) -> None:
     survives(trial, "exit in a sampler", once("exit"), LOCAL, "exited with code 0")
+
+
+@row("env-ends-the-run", "an environment crashes or exits in the run's own process")
+def env_ends_the_run(trial: Trial) -> None:
     dies_in_the_run(trial, "exit", 0, None)  # nothing can change the exit status that os._exit(0) has chosen
+    if not trial.quick:
+        dies_in_the_run(trial, "segfault", -signal.SIGSEGV, "Segmentation fault")
 
 
 def dies_in_the_run(trial: Trial, fault: str, code: int, says: str | None) -> None:
@@ -106,7 +111,7 @@ def dies_in_the_run(trial: Trial, fault: str, code: int, says: str | None) -> No
     again = run.resume()
     again.ends(0, status="COMPLETED", says="did not say how it ended", within=240)
     trial.ended += not trial.problems
-    trial.lost.append("in the run's own process, what was learnt since the last checkpoint")
+    trial.lost.append("what was learnt since the last checkpoint")
 
 
 @row("env-eats-memory", "an environment takes memory until there is none (a limit of its process, not the machine's)")

@@ -148,7 +148,7 @@ def shm_small(trial: Trial) -> None:
     large = ["algo=ppo", "env=CartPole-v1", "logger=[console]", *LOCAL, "algo.fragment_length=8192", "algo.batch_size=65536"]
     kinds = {"samplers": large}
     if not trial.quick:
-        kinds["a3c"] = ["algo=a3c", "env=CartPole-v1", "logger=[console]", "resources.num_samplers=2", "model.hidden=[512,512]"]
+        kinds["a3c"] = ["algo=a3c", "env=CartPole-v1", "logger=[console]", "resources.num_learners=2", "model.hidden=[512,512]"]
         kinds["apex"] = ["tuned=apex/cartpole", "logger=[console]", "resources.num_samplers=2", "model.hidden=[512,512]"]
     for name, words in kinds.items():
         run = trial.train(name, *words, "env_steps=200000", before=before)
