@@ -11,8 +11,7 @@ from typing import Any
 
 from rlrun.core.checkpoint import write_atomically
 
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAITING = 100_000  # rows that may wait for space on a full disk; the oldest of more are lost
 
 
@@ -38,7 +37,7 @@ class Jsonl:
             if error.errno not in FULL:
                 raise
             if not self.said:
-                print(f"rlrun: {self.path}: the disk is full; rows wait for space", file=sys.stderr, flush=True)
+                print(f"rlrun: {self.path}: {error.strerror}; rows wait for space", file=sys.stderr, flush=True)
             self.said = True
 
     def _write(self) -> None:

@@ -1,9 +1,10 @@
-"""The shared memory (/dev/shm) that a run's processes exchange rows and weights in, and whether there is enough of it.
-
-A container often has 64 MB of it. Without this check, the run would end after its processes have been started, or by a
-bus error when the memory is written."""
+"""What a run's processes need of the system: shared memory (/dev/shm), in which they exchange rows and weights, and
+open files. Without these checks, a run would end after its processes have been started, or by a bus error when the
+memory is written. A container often has 64 MB of shared memory."""
 
 from __future__ import annotations
+
+import resource
 
 from rlrun.core.batch import layout_bytes
 from rlrun.core.errors import UserError
@@ -29,7 +30,7 @@ def shared_parts(plan: Plan) -> dict[str, int]:
             parts["weights"] = learners * SIDES * weights
     if runner == "async_gradients" and made.num_learners > 1:
         parts["weights"] = WITH_STATISTICS * weights
-    if runner == "distributed_replay" and plan.replay is not None:
+    if plan.replay is not None and plan.replay.shards is not None:
         batch = layout_bytes(drawn_layout(plan.replay.layout, needs.columns))
         parts["batches of the replay"] = plan.replay.shards * PREFETCHED * batch
     if needs.population is not None:
@@ -54,3 +55,26 @@ def check_shared(plan: Plan, free: int) -> None:
         f"this run needs {needed / 1e6:.1f} MB of shared memory ({each}), and {free / 1e6:.1f} MB of /dev/shm are free:"
         f" start the container with --shm-size={max(1, round(2 * needed / 2**20))}m or more, or take {fewer}"
     )
+
+
+FILES, FILES_PER_PROCESS = 16, 4  # of the run's own process, and in it for each other process: two pipes, memory
+MANY_FILES = 4096
+
+
+def allow_files(plan: Plan) -> None:
+    """Raises this process's limit of open files where it is too small. Raises UserError where that is not allowed."""
+    made = plan.resources
+    processes = made.num_samplers if made.inference != "serial" else 0
+    processes += made.num_learners - 1 if plan.lockstep else made.num_learners
+    processes += plan.config.run.eval.workers + ((plan.replay.shards or 0) if plan.replay is not None else 0)
+    needed = FILES + FILES_PER_PROCESS * processes
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if now == resource.RLIM_INFINITY or needed <= now:
+        return
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise UserError(
+            f"this run needs about {needed} open files for its {processes} other processes, and {most} are allowed: raise"
+            f" the limit (ulimit -n {MANY_FILES}) or take fewer processes (resources.num_samplers)"
+        )
+    wanted = MANY_FILES if most == resource.RLIM_INFINITY else min(most, MANY_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(wanted, needed), most))
