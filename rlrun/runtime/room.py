@@ -73,7 +73,7 @@ def allow_files(plan: Plan) -> None:
         return
     if most != resource.RLIM_INFINITY and most < needed:
         raise UserError(
-            f"this run needs about {needed} open files for its {processes} other processes, and {most} are allowed: raise"
+            f"this run needs about {needed} open files for {processes} processes, and {most} are allowed: raise"
             f" the limit (ulimit -n {MANY_FILES}) or take fewer processes (resources.num_samplers)"
         )
     wanted = MANY_FILES if most == resource.RLIM_INFINITY else min(most, MANY_FILES)
