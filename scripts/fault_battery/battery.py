@@ -1,9 +1,10 @@
 """The fault battery: tries every row on real runs and prints one table.
 
-scripts/faults [--only NAME ...] [--quick] [--list] [--write]
+scripts/faults [--only NAME ...] [--quick] [--tries N] [--list] [--write]
 
 --only: rows with this name, or whose name begins with it. --quick: fewer tries, and without the rows that take long.
---list: the rows. --write: writes the table of docs/faults.md. The exit status is 1 when a row fails its expectation."""
+--tries: how often faults
+come that are tried at random moments (20 kills, 50 signals; 2 and 4 with --quick). --list: the rows. --write: writes the table of docs/faults.md. The exit status is 1 when a row fails its expectation."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ no shared memory, no lock and no half-written file. No env step may be counted t
 as lost. [When something fails](failures.md) says what is promised.
 
 `scripts/faults` tries all rows, and `scripts/faults --write --only ROW` writes one of them anew. Each row says at which
-commit and on which day it was made, with 4, 2 or 1 tries of a kind where it was `--quick`. The machine was
+commit, on which day and with which options it was made. The machine was
 """
 
 
@@ -47,13 +48,13 @@ def table(lines: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> s
     return "\n".join("| " + " | ".join(text.replace("|", "/") for text in line) + " |" for line in made)
 
 
-def write(results: list[Result], quick: bool) -> None:
+def write(results: list[Result], quick: bool, tries: int | None) -> None:
     """Writes the page. Rows of an earlier page stay, unless they were tried again or come from another machine."""
     from rlrun.runtime.rundir import git_commit, hardware
 
     facts = hardware()
     machine = f"{facts['cpu']}, {facts['cores']} cores, {', '.join(facts['gpus']) or 'no GPU'}, Python {platform.python_version()}."
-    made = f"{(git_commit() or 'unknown')[:9]}, {date.today():%Y-%m-%d}{', --quick' * quick}"
+    made = f"{(git_commit() or 'unknown')[:9]}, {date.today():%Y-%m-%d}{', --quick' * quick}{f', --tries {tries}' * (tries is not None)}"
     before = PAGE.read_text() if PAGE.exists() else ""
     rows: dict[str, tuple[str, ...]] = {}
     problems: dict[str, list[str]] = {}
@@ -78,6 +79,7 @@ def write(results: list[Result], quick: bool) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--tries", type=int, metavar="N")
     for flag in ("--quick", "--list", "--write"):
         parser.add_argument(flag, action="store_true")
     asked = parser.parse_args()
@@ -95,13 +97,13 @@ def main() -> int:
     results = []
     for name in rows:
         print(f"{name} ...", flush=True)
-        results.append(attempt(name, asked.quick))
+        results.append(attempt(name, asked.quick, tries=asked.tries))
         _, _, tries, survived, ended, took, lost, result = cells(results[-1])
         print(f"  {tries} tries, {survived} survived, {ended} ended cleanly, {took} s, lost: {lost}; {result}", flush=True)
         for said in results[-1].problems:
             print(f"  problem: {said}", flush=True)
         if asked.write:  # after each row, because the battery takes long
-            write(results, asked.quick)
+            write(results, asked.quick, asked.tries)
     print(f"\n{table(list(map(cells, results)))}")
     return int(any(one.problems for one in results))
 

@@ -61,6 +61,7 @@ class Trial:
     folder: Path
     quick: bool
     rng: random.Random
+    asked: int | None = None  # the number of tries that the user asked for
     tries: int = 0
     survived: int = 0
     ended: int = 0
@@ -68,6 +69,10 @@ class Trial:
     problems: list[str] = field(default_factory=list)
     skipped: str = ""
     runs: list[Run] = field(default_factory=list)
+
+    def many(self, quick: int, full: int) -> int:
+        """How often a fault is tried that comes at random moments."""
+        return self.asked or (quick if self.quick else full)
 
     def expect(self, holds: object, problem: str) -> bool:
         """Notes a problem unless something holds."""
@@ -402,11 +407,12 @@ class Result:
     skipped: str
 
 
-def attempt(name: str, quick: bool, folder: Path | None = None, seed: int = 0) -> Result:
-    """Tries one row in a folder, which is removed if nothing was wrong."""
+def attempt(name: str, quick: bool, folder: Path | None = None, tries: int | None = None, seed: int = 0) -> Result:
+    """Tries one row in a folder, by default a new one, which is removed if nothing was wrong. tries: of faults that come
+    at random moments; None: as many as a quick or a full battery has."""
     chosen = ROWS[name]
     place = Path(tempfile.mkdtemp(prefix=f"rlrun-fault-{name}-")) if folder is None else folder
-    trial = Trial(place, quick, random.Random(f"{name} {seed}"))
+    trial = Trial(place, quick, random.Random(f"{name} {seed}"), tries)
     began = time.monotonic()
     try:
         chosen.try_it(trial)

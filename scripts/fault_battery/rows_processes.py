@@ -51,7 +51,7 @@ KILLED = {
 def kill_samplers(trial: Trial, name: str) -> None:
     """Kills samplers at random times. The run survives as many as it promises, and its env steps are counted once."""
     what = KILLED[name]
-    kills = what.kills if not trial.quick else min(what.kills, 2 if what.replaced else 3)
+    kills = trial.many(2, what.kills) if what.replaced else what.kills
     run = trial.train(name, *what.words, wrappers(), FOR_EVER, "stop.return_mean=null", *PLENTY)
     run.until_learning()
     made, end = 0, time.monotonic() + KILLED_SEC
@@ -136,7 +136,7 @@ def signals(trial: Trial) -> None:
     words = [*TINY_PPO, *where, FOR_EVER, "checkpoint.every=256", "checkpoint.first_sec=0.5"]
     run = trial.train("run 0", *words)
     saved_before = 0
-    for attempt in range(4 if trial.quick else 50):
+    for attempt in range(trial.many(4, 50)):
         kind = rng.choice(SIGNALS)
         code = 128 + kind
         when = ("start", "saving", "random", "random")[attempt % 4]
