@@ -42,7 +42,7 @@ KILLED = {
     "dqn": Victims(["algo=dqn", *CARTPOLE, *LOCAL], 150.0),
     "apex": Victims(["tuned=apex/cartpole", *SMALL, "resources.num_samplers=2"], 150.0),
     "sac": Victims(["algo=sac", "env=Pendulum-v1", *SMALL, *LOCAL], -300.0),
-    "es": Victims(["algo=es", *CARTPOLE, "resources.num_samplers=3"], None, kills=3, replaced=False, slack=100_000),
+    "es": Victims(["algo=es", *CARTPOLE, "resources.num_samplers=3", "algo.episodes_per_batch=40", "algo.env_steps_per_batch=0"], None, kills=3, replaced=False, slack=100_000),
     "a3c": Victims(["algo=a3c", *CARTPOLE, "resources.num_learners=2"], 150.0),
     "ddppo": Victims(["algo=ddppo", *CARTPOLE, "resources.num_learners=2"], None, kills=1, replaced=False),
 }
