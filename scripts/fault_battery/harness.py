@@ -195,12 +195,13 @@ class Run:
         """The env steps of its checkpoints."""
         return sorted(int(one.name) for one in (self.path / "checkpoints").glob("[0-9]*"))
 
-    def stepped(self) -> dict[int, int]:
-        """Env steps that have returned, by process, in this command and those before it in the same directory."""
-        found: dict[int, int] = {}
+    def stepped(self) -> list[tuple[int, int]]:
+        """The process of every environment and the steps that it has made, in this command and those before it in the
+        same directory."""
+        found = []
         for file in self.tally.glob("[0-9]*-*"):
             data, pid = file.read_bytes(), int(file.name.partition("-")[0])
-            found[pid] = found.get(pid, 0) + (struct.unpack("q", data)[0] if len(data) == 8 else 0)
+            found.append((pid, struct.unpack("q", data)[0] if len(data) == 8 else 0))
         return found
 
     def processes(self) -> list[psutil.Process]:
@@ -214,9 +215,9 @@ class Run:
         return found
 
     def samplers(self, least_steps: int = 0) -> list[psutil.Process]:
-        """The processes, besides the run's own, whose environments have made so many steps."""
-        alive = {one.pid: one for one in self.processes() if one.pid != self.process.pid}
-        return [alive[pid] for pid, steps in self.stepped().items() if pid in alive and steps >= least_steps]
+        """The processes, besides the run's own, in which an environment has made so many steps."""
+        old = {pid for pid, steps in self.stepped() if steps >= least_steps}
+        return [one for one in self.processes() if one.pid != self.process.pid and one.pid in old]
 
     # -- what is done to it --------------------------------------------------------------------------------------------
 
@@ -324,7 +325,7 @@ class Run:
         """No env step is counted twice, and those that were lost are said. Returns the number lost.
 
         slack: env steps that samplers may have made and not handed over when the run ended."""
-        rows, made = self.rows(), sum(self.stepped().values())
+        rows, made = self.rows(), sum(steps for _, steps in self.stepped())
         counted, lost = rows[-1]["env_steps"], int(rows[-1].get("restarts/lost_env_steps", 0))
         self.trial.expect(counted <= made, f"{self.name}: {counted} env steps are counted, and {made} were made")
         self.trial.expect(

@@ -21,7 +21,7 @@ from fault_battery.harness import (
 )
 
 PLENTY = ["resources.restarts=1000"]
-OLD_ENOUGH = 150  # env steps after which a process's death is not one that comes back at once
+OLD_ENOUGH = 150  # steps of an environment after which its process's death is not one that comes back at once
 KILLED_SEC = 420.0  # for all kills and the bar
 
 
