@@ -39,7 +39,7 @@ def fill(folder: Path) -> Path:
 @row("disk-full", "the disk is full while it trains, at its end, and at a resume (a tmpfs of 8 MB)")
 def disk_full(trial: Trial) -> None:
     with small_disk(trial.folder / "disk", 8) as disk:
-        words = [*TINY_PPO, *LOCAL, *SAVES_OFTEN]
+        words = [*TINY_PPO, *(SERIAL if trial.quick else LOCAL), *SAVES_OFTEN]
         # It is full from some moment on. The run gives up, keeps what it has and says why.
         run = trial.train("filled", *words, FOR_EVER, path=disk / "run")
         run.until(lambda: run.saved and run.steps, "a checkpoint")

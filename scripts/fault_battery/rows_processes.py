@@ -106,7 +106,8 @@ def learner_raises(trial: Trial) -> None:
         "callback": ["callbacks=[fault_parts:FailingCallback]"],
     }
     for name in list(faults)[: 1 if trial.quick else 2]:
-        run = trial.train(name, *tiny, *LOCAL, *faults[name], "env_steps=100000", "checkpoint.every=256")
+        where = SERIAL if trial.quick else LOCAL
+        run = trial.train(name, *tiny, *where, *faults[name], "env_steps=100000", "checkpoint.every=256")
         trial.tries += 1
         run.ends(1, status="FAILED", says=f"this {name} was told to fail", traceback=True, within=START_SEC, saved=True)
         trial.ended += 1
@@ -191,8 +192,8 @@ def parent_killed(trial: Trial) -> None:
         run.ends(-signal.SIGKILL, lock=True)
         trial.expect(run.known_status() == "FAILED", f"{name}: a reader is told {run.known_status()}")
         trial.expect(time.monotonic() - killed < 9, f"{name}: its processes took long to end")
-        again = run.resume()
-        again.until_learning(run.saved[0] + 1)
+        again = run.resume(*(SERIAL if trial.quick else ()))
+        again.until_learning(run.saved[-1] + 1)
         again.signal(signal.SIGTERM)
         again.ends(143, status="INTERRUPTED", saved=True)
         hidden = [one.name for one in run.path.rglob(".*.tmp")]
