@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import importlib
 import os
 import re
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.commands import COMMANDS
-from rlrun.core.errors import EnvError, Notice, RunFailed, UserError, closest
+from rlrun.core.errors import EnvError, Notice, RunFailed, UserError, closest, refused
 from rlrun.core.numbers import number
 from rlrun.core.passwords import masked
 from rlrun.core.plugins import TRUST, allow, modules_in, only_installed
@@ -45,6 +47,8 @@ def usage() -> str:
 
 def main() -> None:
     """Runs the command. Exit codes: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
+    with contextlib.suppress(ValueError, OSError):  # stderr may be closed
+        faulthandler.enable()  # an environment that crashes in this process is named at least
     leave_the_current_folder()
     with_line = warnings.formatwarning
     warnings.formatwarning = lambda said, kind, *place: (
@@ -64,6 +68,12 @@ def main() -> None:
     except BrokenPipeError:  # for example `rlrun list envs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
+    except OSError as error:
+        said = refused(error)
+        if said is None:
+            raise
+        print(f"rlrun: {printable(said)}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -104,7 +114,7 @@ def leave_the_current_folder() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, str(package)]))
 
 
-def printable(error: BaseException) -> str:
+def printable(error: BaseException | str) -> str:
     """Returns an error's text without passwords and without characters that would control the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in masked(str(error)))
 

@@ -58,7 +58,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     from rlrun.runtime import session
     from rlrun.runtime.build import checkpoints_of, preflight
     from rlrun.runtime.plan import check_saved, plan
-    from rlrun.runtime.rundir import RunDir
+    from rlrun.runtime.rundir import SILENT, RunDir
     from rlrun.runtime.unused import refuse_unused
 
     check_logger(values)
@@ -72,6 +72,8 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     preflight(planned, machine)  # this comes before config.yaml is written, so that no wrong option stays in it
     directory = RunDir(path)
     directory.acquire()
+    if directory.known.get("reason") == SILENT:
+        print(f"  its last session did not say how it ended: {SILENT}", flush=True)
     try:
         restored = checkpoints_of(path).load(None if wanted is None else name_of(path, wanted))
         steps = restored[1]["env_steps"]

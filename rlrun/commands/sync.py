@@ -123,10 +123,7 @@ def sync_run(target: Target, given: dict[str, Any], trusted: bool) -> str:
             whole(node["uri"]), Path(values["runs_root"]), node["experiment"], target.parent or node["parent"]
         )
         try:
-            # A run that is still called RUNNING was killed.
-            sent = Mirror(path, place).send(
-                written(path, values), facts, "INTERRUPTED" if status == "RUNNING" else status
-            )
+            sent = Mirror(path, place).send(written(path, values), facts, status)
         except Exception as error:  # each server has its own exceptions
             raise _away(error) from None
         return str(sent)

@@ -258,7 +258,10 @@ def _aliases(text: str) -> int:
 
 
 def save_yaml(values: dict, path: Path) -> None:
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
+    """Writes the values. On a disk that is full, the old file stays as it is."""
+    from rlrun.core.checkpoint import write_atomically
+
+    write_atomically(path, OmegaConf.to_yaml(OmegaConf.create(values)))
 
 
 def parse_assignments(words: list[str]) -> dict[str, Any]:

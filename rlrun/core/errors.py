@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -47,6 +48,25 @@ class EnvError(Exception):
         """Returns the same error of an environment whose numbers begin at `first` and not at 0."""
         moved = range(self.numbers.start + first, self.numbers.stop + first)
         return EnvError(self.name, moved, self.seed, self.what)
+
+
+# What the system refuses, whatever a program does: errno, and the sentence for it.
+_REFUSED = {
+    errno.ENOSPC: "the disk is full: free some space",
+    errno.EDQUOT: "your quota of the disk is used up: free some space",
+    errno.EROFS: "the disk may only be read",
+    errno.EFBIG: "a file would be larger than is allowed here (ulimit -f)",
+    errno.EMFILE: "too many files are open in one process: raise the limit (ulimit -n 4096)",
+    errno.ENFILE: "too many files are open on this machine",
+}
+
+
+def refused(error: BaseException) -> str | None:
+    """Returns a sentence for an error by which the system refuses space or files, or None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in _REFUSED:
+        return None
+    where = f"{error.filename}: " if isinstance(error.filename, str) else ""
+    return f"{where}{_REFUSED[error.errno]}"
 
 
 def told(error: BaseException, *ours: str) -> str:

@@ -2,24 +2,61 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
+
+from rlrun.core.checkpoint import write_atomically
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WAITING = 100_000  # rows that may wait for space on a full disk; the oldest of more are lost
 
 
 class Jsonl:
     def __init__(self, path: Path, resume_at: int | None):
         """resume_at: env steps of the restored checkpoint. Later rows are dropped: the run repeats those steps."""
         if resume_at is not None and path.exists():
-            rows = [(_steps(line), line) for line in path.read_text().splitlines()]
-            path.write_text("".join(line + "\n" for steps, line in rows if steps is not None and steps <= resume_at))
-        self.file = path.open("a", buffering=1)
+            before = path.read_text()
+            rows = [(_steps(line), line) for line in before.splitlines()]
+            kept = "".join(line + "\n" for steps, line in rows if steps is not None and steps <= resume_at)
+            if kept != before:
+                write_atomically(path, kept)
+        self.path, self.file = path, path.open("ab", buffering=0)
+        self.waiting: deque[bytes] = deque(maxlen=WAITING)
+        self.said = False
 
     def log(self, row: dict[str, Any]) -> None:
-        self.file.write(json.dumps(row) + "\n")
+        """Writes a row. On a disk that is full, rows wait until there is space again."""
+        self.waiting.append((json.dumps(row) + "\n").encode())
+        try:
+            self._write()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            if not self.said:
+                print(f"rlrun: {self.path}: {error.strerror}; rows wait for space", file=sys.stderr, flush=True)
+            self.said = True
+
+    def _write(self) -> None:
+        """Writes all rows that wait. A row is written whole or not at all."""
+        while self.waiting:
+            line = self.waiting[0]
+            if (written := self.file.write(line)) < len(line):
+                self.file.truncate(self.file.tell() - written)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.waiting.popleft()
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
-        self.file.close()
+        try:
+            self._write()
+        except OSError as error:
+            why = f"{len(self.waiting)} rows could not be written: {error.strerror}"
+            print(f"rlrun: {self.path}: {why}", file=sys.stderr, flush=True)
+        finally:
+            self.file.close()
 
 
 def _steps(line: str) -> int | None:

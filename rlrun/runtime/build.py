@@ -55,6 +55,7 @@ from rlrun.replay.service import ShardedReplay
 from rlrun.runners.base import Factories
 from rlrun.runtime.data_plan import recorder
 from rlrun.runtime.plan import Plan, PolicyFactory
+from rlrun.runtime.room import allow_files, check_shared
 from rlrun.runtime.rundir import command_line
 from rlrun.runtime.training_estimates import check_estimates
 from rlrun.samplers.base import Sampler
@@ -368,6 +369,8 @@ def preflight(plan: Plan, machine: Machine) -> None:
         check_record(plan)
     if plan.needs.population is not None:
         check_noise(plan.needs.population.noise_size, plan.parameters, machine.free_memory, machine.free_shared)
+    check_shared(plan, machine.free_shared)
+    allow_files(plan)
     check_callbacks(plan)
     check_estimates(plan, machine.free_memory)
     if plan.config.run.eval.function is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -20,6 +22,9 @@ from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked
 from rlrun.machine.processor import processor
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SILENT = "its process ended without a word: it was killed, or something that it called crashed or ended it"
 
 
 class RunDir:
@@ -65,9 +70,9 @@ class RunDir:
             self.lock.seek(0)
             holder = self.lock.read().strip()
             raise UserError(f"{self.path} is in use by {holder or 'another process'}") from None
-        self.lock.truncate(0)
-        self.lock.write(f"process {os.getpid()} on {platform.node()}")
-        self.lock.flush()
+        with contextlib.suppress(OSError):  # a full disk; the lock holds without the name of its holder
+            os.ftruncate(place, 0)
+            os.write(place, f"process {os.getpid()} on {platform.node()}".encode())
 
     def release(self) -> None:
         if self.lock is not None:
@@ -77,16 +82,52 @@ class RunDir:
 
     @property
     def known(self) -> dict[str, Any]:
-        """The contents of summary.json; empty if it is missing or cannot be read."""
+        """The contents of summary.json; empty if it is missing or cannot be read. A run that is called RUNNING although
+        no process holds its directory has FAILED."""
         try:
-            return json.loads((self.path / "summary.json").read_text())
+            found = json.loads((self.path / "summary.json").read_text())
         except (OSError, ValueError):
             return {}
+        if not isinstance(found, dict):
+            return {}
+        if found.get("status") == "RUNNING" and (self.lock is not None or not self.held()):
+            found |= {"status": "FAILED", "reason": SILENT}
+        return found
+
+    def held(self) -> bool:
+        """Whether a process holds the directory."""
+        try:
+            with (self.path / "run.lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def summary(self, **values: Any) -> dict[str, Any]:
-        """Writes summary.json and returns it."""
-        write_atomically(self.path / "summary.json", json.dumps(values, indent=1) + "\n")
+        """Writes summary.json and returns it. On a disk that is full, it is written over the old one."""
+        text = json.dumps(values, indent=1) + "\n"
+        try:
+            write_atomically(self.path / "summary.json", text)
+        except OSError as error:
+            if error.errno not in FULL or not _overwrite(self.path / "summary.json", text):
+                raise
         return values
+
+
+def _overwrite(path: Path, text: str) -> bool:
+    """Writes a text into the space that a file already has. Returns whether it fitted."""
+    data = text.encode()
+    try:
+        with path.open("r+b", buffering=0) as file:
+            # A file's last block is its own to the end, so that a little more than its size fits as well.
+            if file.write(data) == len(data):
+                file.truncate()
+                return True
+    except OSError:
+        pass
+    return False
 
 
 def slug(name: str) -> str:

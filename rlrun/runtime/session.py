@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -20,7 +21,7 @@ from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.callbacks import Callback, make_callbacks
 from rlrun.core.duties import LogConfig, Play
-from rlrun.core.errors import EnvError, RunFailed, UserError
+from rlrun.core.errors import EnvError, RunFailed, UserError, refused
 from rlrun.core.evaluation import Evaluated
 from rlrun.core.open_loop import FOLDER, Excerpt
 from rlrun.core.passwords import masked, whole
@@ -101,6 +102,12 @@ def run(
                 return ended
             again.pause()
             restored = ended
+    except OSError as error:  # outside of the training itself, as where a resumed run finds no space for its files
+        if (said := refused(error)) is None:
+            raise
+        with contextlib.suppress(OSError):
+            directory.summary(**directory.known | {"status": "FAILED", "reason": said})
+        raise RunFailed(said) from error
     finally:
         signals.restore()
         directory.release()
@@ -184,7 +191,7 @@ def _run(
         job.failed("FAILED", reason)
         if (saved := job.rescue()) is not None:
             print(f"  {saved}", flush=True)
-        directory.summary(status=job.status, reason=reason, env_steps=job.clock.env_steps, **facts)
+        _summary(directory, status=job.status, reason=reason, env_steps=job.clock.env_steps, **facts)
         print(f"FAILED: {reason}\n{directory.path}", flush=True)
         print(f"rlrun: {reason}", file=sys.stderr, flush=True)
         directory.release()
@@ -198,7 +205,9 @@ def _run(
         status, reason = (
             ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
         )
-        if not isinstance(caught, RunFailed | EnvError | UserError | KeyboardInterrupt):
+        if (said := refused(caught)) is not None:
+            reason = said
+        elif not isinstance(caught, RunFailed | EnvError | UserError | KeyboardInterrupt):
             reason = masked("".join(traceback.format_exception(caught)).rstrip())
         job.failed(status, reason)
         if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue()) is not None:
@@ -212,7 +221,8 @@ def _run(
             dog.close()
         if crew is not None:
             crew.close()
-    summary = directory.summary(
+    summary = _summary(
+        directory,
         status=job.status,
         reason=job.reason,
         env_steps=job.clock.env_steps,
@@ -249,6 +259,16 @@ def _run(
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
     return 2 if isinstance(error, UserError) else job.exit_code
+
+
+def _summary(directory: RunDir, **values: Any) -> dict[str, Any]:
+    """Writes summary.json, or says that it could not be written. Returns it in any case."""
+    try:
+        return directory.summary(**values)
+    except OSError as error:
+        why = refused(error) or error.strerror
+        print(f"rlrun: {directory.path / 'summary.json'} could not be written: {why}", file=sys.stderr, flush=True)
+        return values
 
 
 def _loggers(config: Typed, path: Path, resume_at: int | None, shown: bool) -> Sinks:

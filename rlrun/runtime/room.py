@@ -1,0 +1,80 @@
+"""What a run's processes need of the system: shared memory (/dev/shm), in which they exchange rows and weights, and
+open files. Without these checks, a run would end after its processes have been started, or by a bus error when the
+memory is written. A container often has 64 MB of shared memory."""
+
+from __future__ import annotations
+
+import resource
+
+from rlrun.core.batch import layout_bytes
+from rlrun.core.errors import UserError
+from rlrun.replay.service import PREFETCHED, drawn_layout
+from rlrun.runtime.plan import Plan
+
+NUMBER = 4  # bytes of a float32
+SIDES = 2  # WeightBus: one half is written while the other is read
+WITH_STATISTICS = 3  # weights, and as many numbers for each of Adam's two means
+REST = 2**16  # pulses and counters
+
+
+def shared_parts(plan: Plan) -> dict[str, int]:
+    """Returns what the run keeps in shared memory, in bytes. Learners that work in lockstep each have parts of their
+    own; those that do not wait for each other share weights."""
+    made, runner, needs = plan.resources, plan.config.runner.name, plan.needs
+    parts: dict[str, int] = {}
+    weights = NUMBER * plan.parameters
+    if made.inference != "serial":
+        learners = made.num_learners
+        parts["fragments"] = learners * made.producers_per_learner * plan.fragments_per_producer * plan.fragment_bytes
+        if made.inference == "local":
+            parts["weights"] = learners * SIDES * weights
+    if runner == "async_gradients" and made.num_learners > 1:
+        parts["weights"] = WITH_STATISTICS * weights
+    if plan.replay is not None and plan.replay.shards is not None:
+        batch = layout_bytes(drawn_layout(plan.replay.layout, needs.columns))
+        parts["batches of the replay"] = plan.replay.shards * PREFETCHED * batch
+    if needs.population is not None:
+        parts["the noise table"] = NUMBER * needs.population.noise_size
+    return {name: size for name, size in parts.items() if size}
+
+
+def check_shared(plan: Plan, free: int) -> None:
+    """Raises UserError if the run needs more shared memory than is free, which is given in bytes."""
+    parts = shared_parts(plan)
+    needed = sum(parts.values()) + REST
+    if not parts or needed <= free:
+        return
+    each = ", ".join(f"{size / 1e6:.1f} MB for {name}" for name, size in parts.items())
+    fewer = {
+        "fragments": "fewer samplers (resources.num_samplers), smaller batches",
+        "weights": "a smaller network",
+        "batches of the replay": "smaller batches (algo.inner.batch_size)",
+        "the noise table": "a smaller algo.noise_size",
+    }[max(parts, key=lambda name: parts[name])]
+    raise UserError(
+        f"this run needs {needed / 1e6:.1f} MB of shared memory ({each}), and {free / 1e6:.1f} MB of /dev/shm are free:"
+        f" start the container with --shm-size={max(1, round(2 * needed / 2**20))}m or more, or take {fewer}"
+    )
+
+
+FILES, FILES_PER_PROCESS = 16, 4  # of the run's own process, and in it for each other process: two pipes, memory
+MANY_FILES = 4096
+
+
+def allow_files(plan: Plan) -> None:
+    """Raises this process's limit of open files where it is too small. Raises UserError where that is not allowed."""
+    made = plan.resources
+    processes = made.num_samplers if made.inference != "serial" else 0
+    processes += made.num_learners - 1 if plan.lockstep else made.num_learners
+    processes += plan.config.run.eval.workers + ((plan.replay.shards or 0) if plan.replay is not None else 0)
+    needed = FILES + FILES_PER_PROCESS * processes
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if now == resource.RLIM_INFINITY or needed <= now:
+        return
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise UserError(
+            f"this run needs about {needed} open files for {processes} processes, and {most} are allowed: raise"
+            f" the limit (ulimit -n {MANY_FILES}) or take fewer processes (resources.num_samplers)"
+        )
+    wanted = MANY_FILES if most == resource.RLIM_INFINITY else min(most, MANY_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(wanted, needed), most))

@@ -1,0 +1,112 @@
+"""What is said and kept where the system has little room: shared memory, open files, disks; and runs without a process."""
+
+import errno
+import json
+import resource
+from contextlib import contextmanager
+
+import pytest
+from conftest import compose
+from wired import Wired, checked
+
+from rlrun.config.run import type_config
+from rlrun.core.errors import UserError, refused
+from rlrun.loggers.jsonl import Jsonl, read
+from rlrun.runtime.room import REST, allow_files, check_shared, shared_parts
+from rlrun.runtime.rundir import SILENT, RunDir
+
+LOCAL = ["algo=ppo", "env=CartPole-v1", "resources.inference=local", "resources.num_samplers=2", "logger=[]"]
+
+
+def planned(*words):
+    return checked(type_config(compose(*words)))
+
+
+def test_shared_memory_is_counted_as_samplers_take_it():
+    """To the byte, for the slots and the bus of real samplers."""
+    wiring = Wired(type_config(compose(*LOCAL, "algo.fragment_length=32", "algo.batch_size=128", "algo.minibatch_size=64")))
+    sampler = wiring.sampler(0)
+    try:
+        made = {"fragments": sampler.slots.memory.numel(), "weights": sampler.bus.data.numel() * 4}
+        assert shared_parts(wiring.plan) == made
+        needed = sum(made.values()) + REST
+        check_shared(wiring.plan, needed)
+        with pytest.raises(UserError, match=r"needs .* MB of shared memory \(.* for fragments, .* for weights\), and .* MB"):
+            check_shared(wiring.plan, needed - 1)
+    finally:
+        sampler.close()
+
+
+def test_a_run_in_one_process_needs_no_shared_memory():
+    check_shared(planned("algo=ppo", "env=CartPole-v1", "resources.inference=serial", "logger=[]"), 0)
+
+
+@contextmanager
+def limited(kind, soft, hard=None):
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (soft, before[1] if hard is None else hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+def test_the_limit_of_open_files_is_raised_where_it_may_be():
+    plan = planned(*LOCAL)
+    with limited(resource.RLIMIT_NOFILE, 20):
+        allow_files(plan)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 24
+    with limited(resource.RLIMIT_NOFILE, 4096):
+        allow_files(plan)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 4096, "it is never lowered"
+
+
+def test_rows_wait_for_space_and_are_never_torn(tmp_path, capsys):
+    """A real limit of the file's size stands for a full disk."""
+    path, rows = tmp_path / "progress.jsonl", [{"env_steps": n, "text": "x" * 90} for n in range(40)]
+    log = Jsonl(path, None)
+    with limited(resource.RLIMIT_FSIZE, 1050):
+        for row in rows[:30]:
+            log.log(row)
+        found = read(path)
+        assert path.read_text().endswith("}\n") and found == rows[: len(found)] and 0 < len(found) < 10
+    log.log(rows[30])
+    assert read(path) == rows[:31]
+    log.close("COMPLETED", {})
+    assert capsys.readouterr().err.count("rows wait for space") == 1
+
+
+def test_a_resume_without_space_keeps_the_rows(tmp_path):
+    path = tmp_path / "progress.jsonl"
+    text = "".join(json.dumps({"env_steps": n}) + "\n" for n in range(100))
+    path.write_text(text)
+    with limited(resource.RLIMIT_FSIZE, 100), pytest.raises(OSError) as caught:
+        Jsonl(path, 50)
+    assert path.read_text() == text and "larger than is allowed" in refused(caught.value)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_whose_process_is_gone_has_failed(tmp_path):
+    """It is RUNNING as long as somebody holds it, and its next session knows better than its summary too."""
+    run = RunDir.create(tmp_path / "run")
+    run.summary(status="RUNNING", seed=3)
+    (other := RunDir(run.path)).path.joinpath("config.yaml").touch()
+    assert other.known == {"status": "RUNNING", "seed": 3}
+    run.lock.close()  # as the system does when a process dies
+    assert other.known == {"status": "FAILED", "seed": 3, "reason": SILENT}
+    other.acquire()
+    assert other.known["status"] == "FAILED"
+    other.release()
+    assert not (run.path / "run.lock").exists()
+
+
+def test_a_summary_is_written_over_the_old_one_where_nothing_new_can_be(tmp_path, monkeypatch):
+    run = RunDir(tmp_path)
+    run.summary(status="RUNNING", text="x" * 50)
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rlrun.runtime.rundir.write_atomically", full)  # the battery fills a real disk
+    run.summary(status="FAILED")
+    assert run.known == {"status": "FAILED"}
