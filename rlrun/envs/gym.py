@@ -80,8 +80,12 @@ class GymConfig(SingleConfig):
         """Whether rlrun changes nothing of the environment."""
         return not (self.wrappers or self.draws or self.action_repeat > 1)
 
+    def registered(self) -> gymnasium.envs.registration.EnvSpec:
+        """What Gymnasium makes the environment from."""
+        return find(self.name)
+
     def make(self, render: bool) -> gymnasium.Env:
-        spec = find(self.name)
+        spec = self.registered()
         listen(spec)
         more: dict[str, Any] = {}
         if render or self.draws:
