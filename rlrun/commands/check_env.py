@@ -79,7 +79,7 @@ def main(words: list[str]) -> int:
             print(f"  {line}")
         said = f"{errors} error{'s' * (errors != 1)} and {warnings} warning{'s' * (warnings != 1)}"
         print(f"  {said} after {time.monotonic() - begun:.0f} s")
-        if not errors and outcome.facts:
+        if not errors and outcome.facts and not changes:
             print(f"  rlrun train algo=ppo env={name} trains on it.")
     return 2 if errors else 0
 
@@ -104,6 +104,7 @@ class Outcome:
             self.doing = value
 
     def add(self, finding: Any) -> None:
+        finding = dataclasses.replace(finding, what=finding.what.rstrip(". "), mend=finding.mend.rstrip(". "))
         self.findings.append(finding)
         if self.printed:
             where = f" ({finding.where})" if finding.where else ""
@@ -280,6 +281,7 @@ def read(report: Any, name: str, changes: dict[str, Any]) -> Any:
 def not_an_environment(report: Any, name: str) -> None:
     """Reports a class that derives from none of the classes of environments, such as gym.Env."""
     from rlrun.core.plugins import import_named
+    from rlrun.envs.agent_games import bases
     from rlrun.envs.check_report import Stop
     from rlrun.envs.names import OWN
 
@@ -296,20 +298,16 @@ def not_an_environment(report: Any, name: str) -> None:
         return
     import gymnasium
 
-    if issubclass(found, gymnasium.Env) or hasattr(found, "possible_agents") or _of_agents(found):
+    of_agents = callable(getattr(found, "observation_space", None)) or hasattr(found, "possible_agents")
+    if issubclass(found, (gymnasium.Env, *bases())) or of_agents:
         return
-    bases = [f"{one.__module__}.{one.__name__}" for one in found.__mro__[1:-1]]
-    old = any(base.startswith("gym.") for base in bases)
-    what = f"{part} derives from {' and '.join(bases) or 'nothing'}, and from no class of environments"
+    parents = [f"{one.__module__}.{one.__name__}" for one in found.__mro__[1:-1]]
+    old = any(base.startswith("gym.") for base in parents)
+    what = f"derives from {' and '.join(parents)}" if parents else "is a plain class"
+    what = f"{part} {what}, and an environment derives from gymnasium.Env"
     mend = "import gymnasium as gym" if old else f"class {part}(gymnasium.Env), or pettingzoo.ParallelEnv for several agents"
     report.error("base", what, mend)
     raise Stop
-
-
-def _of_agents(found: type) -> bool:
-    from rlrun.envs.agent_games import bases
-
-    return issubclass(found, bases())
 
 
 def maker(report: Any, cfg: Any) -> tuple[Callable[[], Any], str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlrun.envs import agent_games
 from rlrun.envs.check_gym import COMPARED, Played
 from rlrun.envs.check_pace import Pace
 from rlrun.envs.check_report import OURS, Report, Stop, copied, raised, same, shown
@@ -25,7 +26,7 @@ from rlrun.envs.check_values import (
 )
 from rlrun.envs.gym import global_generators
 
-OURS += [__file__]
+OURS += [__file__, agent_games.__file__]
 PARALLEL = "return observations, rewards, terminations, truncations, infos: five dicts by agent"
 LONGEST = 2000  # steps after which an episode of the checks is left
 

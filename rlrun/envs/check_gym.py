@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from rlrun.envs import gym
 from rlrun.envs.check_pace import Pace
 from rlrun.envs.check_report import OURS, Report, Stop, copied, raised, same, shown
 from rlrun.envs.check_values import (
@@ -30,7 +31,7 @@ from rlrun.envs.check_values import (
 )
 from rlrun.envs.gym import GymConfig, global_generators
 
-OURS += [__file__, gymnasium.__file__]
+OURS += [__file__, gym.__file__]
 RESET = "def reset(self, *, seed=None, options=None): super().reset(seed=seed); ...; return observation, info"
 STEP = "return observation, reward, terminated, truncated, info; truncated is for time limits"
 COMPARED = 40  # steps of the episodes that are compared
@@ -134,6 +135,7 @@ class GymChecks:
     def interface(self, whole: gymnasium.Env) -> None:
         """Calls reset and step of the innermost environment, whose answers no wrapper has taken apart yet."""
         env, report = whole.unwrapped, self.report
+        report.tell(("doing", "is reset and stepped for the first time"))
         old = "this is the interface of Gym before 0.26"
         with report.resetting():
             try:
@@ -227,8 +229,9 @@ class GymChecks:
         episode = taken = 0
         while time.monotonic() - began < self.pace.play_sec or not taken:
             episode += 1
-            where = f"reset(seed={episode})"
-            obs, info = self._reset(env, episode, where)
+            seed = episode if episode < 3 else None
+            where = f"reset(seed={seed})"
+            obs, info = self._reset(env, seed, where)
             self._look(env, obs, info, False, where)
             if episode <= 3 and repr({name: getattr(env, name) for name in spaces}) != before:
                 what = "its spaces are others after reset() than before it"
@@ -239,7 +242,7 @@ class GymChecks:
                 length += 1
                 taken += 1
                 action = draw(env.action_space, mask_of(obs, info), rng)
-                where = f"step {length} after reset(seed={episode}), with the action {shown(action)}"
+                where = f"step {length} after reset(seed={seed}), with the action {shown(action)}"
                 held, kept, given = obs, copied(obs), copied(action)
                 obs, reward, terminated, truncated, info = self._step(env, action, where)
                 if not same(action, given):
@@ -275,7 +278,7 @@ class GymChecks:
             self.legal += 1
             check_mask(self.report, mask, env.action_space, over, where)
         elif mask_of(info) is not None and not self.agents:
-            self.report.warning("action-mask-place", "the action_mask is in info, where rlrun does not look for it",
+            self.report.note("action-mask-place", "the action_mask is in info, where rlrun does not look for it",
                                 "make it a part of a Dict observation, observation['action_mask']", where)  # fmt: skip
 
     def _after_the_end(self, env: gymnasium.Env, action: Any) -> None:
@@ -341,7 +344,7 @@ class GymChecks:
                 third = self.episode(self.new("makes a fourth one"), 5)
             if first.equals(third) is None:
                 what = f"the same seed does not give the same episode: {differs} differs, because it draws from the"
-                what += f" global generators {self._drawn_from(one)}"
+                what += f" global {self._drawn_from(one)}"
                 mend = "draw from self.np_random, which super().reset(seed=seed) seeds, as in self.np_random.random()"
             else:
                 what = f"the same seed does not give the same episode: {differs} differs"
@@ -376,11 +379,11 @@ class GymChecks:
             self.episode(env, 5)
             after = random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2]  # type: ignore[index]
         names = ["random"] * (before[0] != after[0]) + ["np.random"] * (before[1:] != after[1:])
-        return "of " + " and ".join(names) if names else "of Python or NumPy"
+        return " and ".join(f"generator of {name}" for name in names) or "generators of Python or NumPy"
 
     def shared(self) -> None:
         """Whether instances in one process disturb each other, as those of one sampler would."""
-        if not self.deterministic:
+        if not self.deterministic or "reset-leaves" in self.report.seen:
             return
         report = self.report
         report.tell(("doing", "steps two instances in turn"))
