@@ -1,7 +1,7 @@
 """rlrun check-env NAME [env.kwargs={...} env.wrappers=[...] env.max_episode_steps=...] [seconds=10] [--json]
 
-Finds what is wrong with an environment of your own before anything is trained on it: its spaces, what reset() and step()
-return, rewards and ends, seeds, what reset() leaves behind, instances that disturb each other, observations that
+Finds what is wrong with an environment of your own before anything is trained on it: its spaces, what reset() and
+step() return, rewards and ends, seeds, what reset() leaves behind, instances that disturb each other, observations that
 change later, masks of actions, speed and memory, and with several agents who is there and who is paid. Each finding
 says what is wrong, where, and how to mend it.
 
@@ -10,8 +10,8 @@ says what is wrong, where, and how to mend it.
   rlrun check-env my_package.games:my_parallel_env env.family=agents
 
 NAME is what env= takes, so that it may also be CartPole-v1, Pong or simple_spread_v3, and all options of env= can be
-given. The environment runs in a process of its own. If it crashes or hangs (env.step_timeout_sec, by default 20 seconds;
-env.reset_timeout_sec, by default 60), that is said with the line where it did. seconds= says for about how long it is
+given. The environment runs in a process of its own. If it crashes or hangs (env.step_timeout_sec, by default 20
+seconds; env.reset_timeout_sec, by default 60), that is said with the line where it did. seconds= says for about how long it is
 played. The exit code is 0 if there are no findings or only warnings and notes, and 2 if there are errors."""
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def main(words: list[str]) -> int:
     as_json = "--json" in words
     words = ["env=" + word if "=" not in word else word for word in words if word != "--json"]
     if any(word.startswith("env=-") for word in words):
-        raise UserError(f"{next(w for w in words if w.startswith('env=-'))[4:]} is not a flag here; rlrun check-env --help")
+        raise UserError(
+            f"{next(w for w in words if w.startswith('env=-'))[4:]} is not a flag here; rlrun check-env --help"
+        )
     given = parse_assignments(words)
     names = [word for word in words if word.startswith("env=")]
     if len(names) != 1:
@@ -62,7 +64,9 @@ def main(words: list[str]) -> int:
     options = typed(CheckOptions, {"seconds": given.pop("seconds", 10)})
     for key in given:
         if not key.startswith("env."):
-            raise UserError(f"{key}: rlrun check-env takes seconds= and options of the environment, such as env.kwargs=")
+            raise UserError(
+                f"{key}: rlrun check-env takes seconds= and options of the environment, such as env.kwargs="
+            )
     changes = {key.removeprefix("env."): value for key, value in given.items()}
     if not as_json:
         print(f"rlrun check-env: {name}", flush=True)
@@ -140,8 +144,8 @@ def watch(outcome: Outcome, name: str, changes: dict[str, Any], seconds: float, 
                         raise RunFailed(f"rlrun's own checks failed while the environment {outcome.doing}: {why}")
                     outcome.add(Finding("error", "dies", f"it ended its process, which {why}",
                                         place(trace) or f"while it {outcome.doing}",
-                                        "raise an exception in place of sys.exit() or os._exit(); a crash without one is"
-                                        " in a library written in C"))  # fmt: skip
+                                        "raise an exception in place of sys.exit() or os._exit(); a crash without one"
+                                        " is in a library written in C"))  # fmt: skip
                     return
                 hang = hanging(pulses, limits)
                 if hang is not None:
@@ -201,7 +205,7 @@ def check(
     from rlrun.envs.check_report import Report, Stop
     from rlrun.machine.machine import cores
 
-    file = open(trace, "w")  # noqa: SIM115  faulthandler writes into it until the process ends
+    file = open(trace, "w")  # faulthandler writes into it until the process ends
     faulthandler.enable(file)
     faulthandler.register(signal.SIGUSR1, file)
     if silent:
@@ -305,7 +309,11 @@ def not_an_environment(report: Any, name: str) -> None:
     old = any(base.startswith("gym.") for base in parents)
     what = f"derives from {' and '.join(parents)}" if parents else "is a plain class"
     what = f"{part} {what}, and an environment derives from gymnasium.Env"
-    mend = "import gymnasium as gym" if old else f"class {part}(gymnasium.Env), or pettingzoo.ParallelEnv for several agents"
+    mend = (
+        "import gymnasium as gym"
+        if old
+        else f"class {part}(gymnasium.Env), or pettingzoo.ParallelEnv for several agents"
+    )
     report.error("base", what, mend)
     raise Stop
 
@@ -373,9 +381,11 @@ def measured(facts: dict[str, float]) -> list[str]:
     lines = []
     if "steps_per_sec" in facts:
         reset = f", and {facts['reset_sec'] * 1000:.3g} ms a reset" if "reset_sec" in facts else ""
-        lines.append(f"speed     {facts['steps_per_sec']:,.0f} steps/s in one process ({facts['step_sec'] * 1000:.3g} ms a"
-                     f" step{reset})")  # fmt: skip
-        lines.append(f"          A run of 1M steps takes at least {span(facts['million_steps_sec'])} here, without learning")
+        lines.append(f"speed     {facts['steps_per_sec']:,.0f} steps/s in one process ({facts['step_sec'] * 1000:.3g} ms"
+                     f" a step{reset})")  # fmt: skip
+        lines.append(
+            f"          A run of 1M steps takes at least {span(facts['million_steps_sec'])} here, without learning"
+        )
     if facts.get("growth_bytes_per_step", 0) > 10:
         lines.append(f"memory    {facts['growth_bytes_per_step'] / 1024:.2g} KiB more for each step")
     return lines

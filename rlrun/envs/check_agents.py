@@ -64,7 +64,9 @@ class AgentsChecks:
                 made = self.make()
             except Exception as error:  # the user's own constructor may raise anything
                 what = str(error) if type(error).__name__ == "UserError" else f"it cannot be made: {raised(error)}"
-                self.report.error("make", what, "make it in Python alone first; env.kwargs={name: value} gives arguments")
+                self.report.error(
+                    "make", what, "make it in Python alone first; env.kwargs={name: value} gives arguments"
+                )
                 raise Stop from None
         self.made.append(made)
         return made
@@ -77,7 +79,9 @@ class AgentsChecks:
             report.error("possible-agents", what, "set self.possible_agents to a list of all agents' names in __init__")
             raise Stop
         if not all(isinstance(agent, str) for agent in possible):
-            what = f"possible_agents holds {shown(next(a for a in possible if not isinstance(a, str)))}, which is no text"
+            what = (
+                f"possible_agents holds {shown(next(a for a in possible if not isinstance(a, str)))}, which is no text"
+            )
             report.error("possible-agents", what, "name agents by texts, such as player_0")
             raise Stop
         self.possible, fit = list(possible), True
@@ -94,7 +98,9 @@ class AgentsChecks:
                 fit &= check_space(report, made[what], said, what == "action_space", said)
                 if fit and getattr(env, what)(agent) is not made[what]:
                     tell = report.warning if getattr(env, what)(agent) == made[what] else report.error
-                    mend = "make every space once, in __init__, or put @functools.lru_cache(maxsize=None) above the method"
+                    mend = (
+                        "make every space once, in __init__, or put @functools.lru_cache(maxsize=None) above the method"
+                    )
                     tell(f"{what}-changes", f"{said} makes another space each time", mend)
             if fit:
                 check_supported(report, made["observation_space"], made["action_space"], f"{self.name} ({agent})")
@@ -192,7 +198,9 @@ class AgentsChecks:
             with global_generators(1):
                 globally = first.equals(self.episode(self.new("makes a fourth one"), 5)) is None
             why = ", because it draws from the global generators of Python or NumPy" if globally else ""
-            mend = "make a generator in reset(), np.random.default_rng(seed), where seed is not None, and draw from it alone"
+            mend = (
+                "make a generator in reset(), np.random.default_rng(seed), if seed is not None, and draw from it alone"
+            )
             report.error("seeding", f"the same seed does not give the same episode: {differs} differs{why}", mend,
                          "reset(seed=5), with the same actions")  # fmt: skip
             return False
@@ -200,9 +208,9 @@ class AgentsChecks:
             left = first.equals(self.episode(used, 5))
         if left is not None:
             report.error("reset-leaves",
-                         f"reset() does not put everything back: {left} differs from that of a new instance with this seed",
+                         f"reset() does not put everything back: {left} differs from that of a new instance",
                          "set every attribute that step() changes in reset()",
-                         "reset(seed=5) after other episodes")  # fmt: skip
+                         "reset(seed=5) after other episodes, beside the first reset(seed=5) of a new one")  # fmt: skip
         if all(first.equals(self.episode(one, seed)) is None for seed in (6, 7, 8)):
             report.note("seeds-alike", "different seeds give the same episode where the actions are the same",
                         "if it draws random numbers, seed them from reset's seed")  # fmt: skip

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import random
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -104,7 +105,9 @@ class GymChecks:
                 made = self.make()
             except Exception as error:  # the user's own constructor may raise anything
                 what = str(error) if type(error).__name__ == "UserError" else f"it cannot be made: {raised(error)}"
-                self.report.error("make", what, "make it in Python alone first; env.kwargs={name: value} gives arguments")
+                self.report.error(
+                    "make", what, "make it in Python alone first; env.kwargs={name: value} gives arguments"
+                )
                 raise Stop from None
         self.made.append(made)
         return made
@@ -152,10 +155,14 @@ class GymChecks:
             if isinstance(first, tuple) and len(first) == 2:
                 told = f"a {type(first[1]).__name__} as info, which must be a dict"
             what = f"reset() returns {told}" + ("" if "info" in told else f"; {old}")
-            report.error("reset-returns", what, "return observation, info from reset(); info may be {}", "reset(seed=0)")
+            report.error(
+                "reset-returns", what, "return observation, info from reset(); info may be {}", "reset(seed=0)"
+            )
         else:
             self._options(env)
-        action = draw(env.action_space, mask_of(first[0] if isinstance(first, tuple) and first else first), self._rng(0))
+        action = draw(
+            env.action_space, mask_of(first[0] if isinstance(first, tuple) and first else first), self._rng(0)
+        )
         with report.stepping():
             outcome = self._call(f"step({shown(action)}) after reset(seed=0)", lambda: env.step(action))
         where = f"step({shown(action)}) after reset(seed=0)"
@@ -199,7 +206,9 @@ class GymChecks:
         with self.report.resetting():
             made = self._call(where, lambda: env.reset(seed=seed))
         if not (isinstance(made, tuple) and len(made) == 2):
-            self.report.error("reset-returns", f"reset() returns {shown(made)} and not (observation, info)", RESET, where)
+            self.report.error(
+                "reset-returns", f"reset() returns {shown(made)} and not (observation, info)", RESET, where
+            )
             raise Stop
         return made
 
@@ -235,7 +244,9 @@ class GymChecks:
             self._look(env, obs, info, False, where)
             if episode <= 3 and repr({name: getattr(env, name) for name in spaces}) != before:
                 what = "its spaces are others after reset() than before it"
-                report.error("space-changes", what, "make both spaces in __init__, and let no other method change them", where)
+                report.error(
+                    "space-changes", what, "make both spaces in __init__, and let no other method change them", where
+                )
                 raise Stop
             length, over = 0, False
             while not over and time.monotonic() - began < self.pace.play_sec:
@@ -250,7 +261,9 @@ class GymChecks:
                                    "begin with action = np.array(action)", where)  # fmt: skip
                 if not same(held, kept):
                     what = "step() changes the observation that it returned before in place"
-                    mend = "return a copy, such as self.state.copy(); rlrun copies it at once, but your own code may not"
+                    mend = (
+                        "return a copy, such as self.state.copy(); rlrun copies it at once, but your own code may not"
+                    )
                     report.warning("observation-shared", what, mend, where)
                 check_reward(report, reward, where, self._agents(env))
                 check_end(report, "terminated", terminated, where)
@@ -286,7 +299,8 @@ class GymChecks:
         did."""
         with self.report.stepping():
             try:
-                with np.errstate(all="ignore"):
+                with np.errstate(all="ignore"), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
                     env.step(action)
             except Exception:  # an environment may refuse it
                 pass
@@ -301,8 +315,8 @@ class GymChecks:
             own = f", which is the environment's {names[0]}" if names else ""
             what = f"all {len(lengths)} episodes ended with terminated=True after exactly {lengths[0]} steps{own}"
             mend = (
-                "if this is a time limit, return terminated=False, truncated=True there; otherwise the policy learns that"
-                " nothing comes after it"
+                "if this is a time limit, return terminated=False, truncated=True there; otherwise the policy learns"
+                " that nothing comes after it"
             )
             tell = self.report.warning if names else self.report.note
             tell("time-limit", what, mend, f"step {lengths[0]} of every episode")
@@ -322,7 +336,9 @@ class GymChecks:
         made = Played(copied(obs), [])
         for number in range(1, COMPARED + 1):
             action = act(obs, info)
-            obs, reward, terminated, truncated, info = self._step(env, action, f"step {number} after reset(seed={seed})")
+            obs, reward, terminated, truncated, info = self._step(
+                env, action, f"step {number} after reset(seed={seed})"
+            )
             made.steps.append((copied(obs), copied(reward), bool(terminated), bool(truncated)))
             if terminated or truncated:
                 break
@@ -358,9 +374,13 @@ class GymChecks:
                 again = self.episode(used, 5)
             left = first.equals(again)
             if left is not None:
-                what = f"reset() does not put everything back: {left} differs from that of a new instance with this seed"
+                what = (
+                    f"reset() does not put everything back: {left} differs from that of a new instance with this seed"
+                )
                 mend = "set every attribute that step() changes in reset(), also those that only an end changes"
-                report.error("reset-leaves", what, mend, "reset(seed=5) after other episodes and a step() after the end")
+                report.error(
+                    "reset-leaves", what, mend, "reset(seed=5) after other episodes and a step() after the end"
+                )
         with global_generators(1):
             others = [self.episode(one, seed) for seed in (6, 7, 8)]
         if all(first.equals(other) is None for other in others):

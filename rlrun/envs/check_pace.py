@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,11 +103,11 @@ class Pace:
             return
         growth = (memory[-1][1] - memory[0][1]) / steps
         report.fact("growth_bytes_per_step", max(growth, 0.0))
-        parts = [after[1] - before[1] for before, after in zip(memory, memory[1:], strict=False)]
+        parts = [after[1] - before[1] for before, after in itertools.pairwise(memory)]
         if growth > GROWS and min(parts) > LEAST_GROWTH:
             report.warning(
                 "memory",
-                f"its memory grew by {sum(parts) / 2**20:.0f} MiB in {steps:,} steps ({growth / 1024:.1f} KiB for each),"
-                f" which is {growth * STEPS_OF_A_RUN / 2**30:.1f} GiB in a run of 1M steps",
+                f"its memory grew by {sum(parts) / 2**20:.0f} MiB in {steps:,} steps ({growth / 1024:.1f} KiB for"
+                f" each), which is {growth * STEPS_OF_A_RUN / 2**30:.1f} GiB in a run of 1M steps",
                 "look for a list that only grows, and empty it in reset()",
             )

@@ -159,7 +159,9 @@ def misfit(space: gymnasium.Space, value: Any, path: str = "") -> Misfit | None:
 
 def _leaf(space: gymnasium.Space, value: Any, path: str) -> Misfit | None:
     if value is None:
-        return Misfit(True, f"{path} is None", "return an observation from reset() and from every step(), also the last")
+        return Misfit(
+            True, f"{path} is None", "return an observation from reset() and from every step(), also the last"
+        )
     if isinstance(space, spaces.Box):
         return _in_box(space, value, path)
     if isinstance(space, spaces.Discrete):
@@ -222,7 +224,9 @@ def _in_choices(space: spaces.MultiDiscrete | spaces.MultiBinary, value: Any, pa
     if array.dtype.kind not in "iub":
         return Misfit(True, f"{path} has the dtype {array.dtype}, and {space} holds whole numbers", "return integers")
     if array.shape != tuple(space.shape or ()):
-        return Misfit(True, f"{path} has the shape {array.shape}, and the space says {space.shape}", "make both the same")
+        return Misfit(
+            True, f"{path} has the shape {array.shape}, and the space says {space.shape}", "make both the same"
+        )
     if isinstance(space, spaces.MultiBinary):
         bad = (array != 0) & (array != 1)
     else:
@@ -319,7 +323,9 @@ def check_reward(report: Report, reward: Any, where: str, agents: int | None = N
 
 def check_end(report: Report, name: str, value: Any, where: str) -> None:
     """Reports a terminated or truncated that is no bool."""
-    if isinstance(value, bool | np.bool_) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool):
+    if isinstance(value, bool | np.bool_) or (
+        isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool
+    ):
         return
     what = f"{name} is {shown(value)} ({type(value).__name__}), which is no bool"
     number = isinstance(value, int | float | np.number) and value in (0, 1)

@@ -309,7 +309,7 @@ def clear(job: TrainingJob) -> None:
     if not job.run_dir.exists():
         return
     end, told = time.monotonic() + GRACE_SEC, False
-    while in_use(job.run_dir):
+    while held(job.run_dir):
         if time.monotonic() > end:
             raise UserError(f"{job.run_dir} is still in use by {(job.run_dir / 'run.lock').read_text().strip()}")
         if not told:
@@ -318,18 +318,6 @@ def clear(job: TrainingJob) -> None:
         time.sleep(POLL_SEC)
     if not checkpoints(job.run_dir):
         shutil.rmtree(job.run_dir)
-
-
-def in_use(run_dir: Path) -> bool:
-    """Whether a process holds the run's lock."""
-    try:
-        with (run_dir / "run.lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def checkpoints(run_dir: Path) -> list[str]:

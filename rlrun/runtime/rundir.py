@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -19,6 +18,7 @@ import torch
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked
+from rlrun.core.run_lock import Held, RunLock
 from rlrun.machine.processor import processor
 
 
@@ -30,7 +30,7 @@ class RunDir:
 
     def __init__(self, path: Path):
         self.path = path
-        self.lock: Any = None
+        self.lock = RunLock(path)
 
     @staticmethod
     def create(path: Path) -> RunDir:
@@ -54,34 +54,25 @@ class RunDir:
         return made
 
     def acquire(self) -> None:
+        """Takes the lock. Raises UserError if another process holds it or the directory is not writable."""
         try:
-            place = os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            self.lock = os.fdopen(place, "r+")
+            self.lock.acquire()
+        except Held as error:
+            raise UserError(f"{self.path} is in use by {error}") from None
         except OSError as error:
             raise UserError(f"the run directory {self.path} is not writable: {error.strerror}") from None
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.lock.seek(0)
-            holder = self.lock.read().strip()
-            raise UserError(f"{self.path} is in use by {holder or 'another process'}") from None
-        self.lock.truncate(0)
-        self.lock.write(f"process {os.getpid()} on {platform.node()}")
-        self.lock.flush()
 
     def release(self) -> None:
-        if self.lock is not None:
-            (self.path / "run.lock").unlink(missing_ok=True)
-            self.lock.close()
-            self.lock = None
+        self.lock.release()
 
     @property
     def known(self) -> dict[str, Any]:
-        """The contents of summary.json; empty if it is missing or cannot be read."""
+        """The contents of summary.json; empty if it is missing, cannot be read or holds something else."""
         try:
-            return json.loads((self.path / "summary.json").read_text())
-        except (OSError, ValueError):
+            found = json.loads((self.path / "summary.json").read_text())
+        except (OSError, ValueError, RecursionError):
             return {}
+        return found if isinstance(found, dict) else {}
 
     def summary(self, **values: Any) -> dict[str, Any]:
         """Writes summary.json and returns it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -155,7 +156,7 @@ class Nothing:
 class Pair:
     """Two agents with PettingZoo's parallel interface. The first one dies early; with stays=True it stays in agents."""
 
-    metadata = {"name": "pair"}
+    metadata: ClassVar[dict] = {"name": "pair"}
     render_mode = None
 
     def __init__(self, stays: bool = False):
@@ -190,7 +191,7 @@ class Pair:
         over = {agent: self.taken >= (4 if agent == "first" else 9) for agent in there}
         if not self.stays:
             self.agents = [agent for agent in there if not over[agent]]
-        each = {agent: 1.0 for agent in there}
+        each = dict.fromkeys(there, 1.0)
         return obs, each, over, dict.fromkeys(there, False), {agent: {} for agent in there}
 
     def render(self): ...
