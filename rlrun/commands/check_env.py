@@ -11,8 +11,8 @@ says what is wrong, where, and how to mend it.
 
 NAME is what env= takes, so that it may also be CartPole-v1, Pong or simple_spread_v3, and all options of env= can be
 given. The environment runs in a process of its own. If it crashes or hangs (env.step_timeout_sec, by default 20
-seconds; env.reset_timeout_sec, by default 60), that is said with the line where it did. seconds= says for about how long it is
-played. The exit code is 0 if there are no findings or only warnings and notes, and 2 if there are errors."""
+seconds; env.reset_timeout_sec, by default 60), that is said with the line where it did. seconds= says for about how long
+it is played. The exit code is 0 if there are no findings or only warnings and notes, and 2 if there are errors."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ def watch(outcome: Outcome, name: str, changes: dict[str, Any], seconds: float, 
                     return
                 hang = hanging(pulses, limits)
                 if hang is not None:
-                    os.kill(worker.process.pid, signal.SIGUSR1)  # faulthandler writes where it is
+                    if worker.process.pid is not None:
+                        os.kill(worker.process.pid, signal.SIGUSR1)  # faulthandler writes where it is
                     time.sleep(0.5)
                     outcome.add(Finding("error", "hangs", f"it hangs: {hang}", place(trace) or f"it {outcome.doing}",
                                         "let it raise an exception where it waits too long; env.step_timeout_sec= and"
@@ -381,8 +382,8 @@ def measured(facts: dict[str, float]) -> list[str]:
     lines = []
     if "steps_per_sec" in facts:
         reset = f", and {facts['reset_sec'] * 1000:.3g} ms a reset" if "reset_sec" in facts else ""
-        lines.append(f"speed     {facts['steps_per_sec']:,.0f} steps/s in one process ({facts['step_sec'] * 1000:.3g} ms"
-                     f" a step{reset})")  # fmt: skip
+        lines.append(f"speed     {facts['steps_per_sec']:,.0f} steps/s in one process ("
+                     f"{facts['step_sec'] * 1000:.3g} ms a step{reset})")  # fmt: skip
         lines.append(
             f"          A run of 1M steps takes at least {span(facts['million_steps_sec'])} here, without learning"
         )

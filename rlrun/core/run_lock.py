@@ -76,6 +76,14 @@ class RunLock:
         self.file = None
 
 
+def holder(directory: Path) -> str:
+    """What a lock says about the process that holds it."""
+    try:
+        return (directory / NAME).read_text()[:200].strip() or "another process"
+    except (OSError, ValueError):
+        return "another process"
+
+
 def held(directory: Path) -> bool:
     """Whether a process holds the lock of a directory."""
     try:

@@ -5,7 +5,6 @@ A job that fails, hangs or is killed never stops the others.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from rlrun.core.errors import UserError
+from rlrun.core.run_lock import held, holder
 from rlrun.machine.machine import cores
 
 POLL_SEC = 0.2
@@ -311,7 +311,7 @@ def clear(job: TrainingJob) -> None:
     end, told = time.monotonic() + GRACE_SEC, False
     while held(job.run_dir):
         if time.monotonic() > end:
-            raise UserError(f"{job.run_dir} is still in use by {(job.run_dir / 'run.lock').read_text().strip()}")
+            raise UserError(f"{job.run_dir} is still in use by {holder(job.run_dir)}")
         if not told:
             print(f"  waiting for {job.name}, which is still saving", flush=True)
             told = True

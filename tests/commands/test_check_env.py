@@ -27,13 +27,13 @@ def in_the_example(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLE))
 
 
-def found(name: str, **changes) -> dict[str, tuple[str, str, str, str]]:
+def found(name: str, seconds: float = 0.5, **changes) -> dict[str, tuple[str, str, str, str]]:
     """What the checks find in this process, by the finding's short name: (kind, what, where, mend)."""
     heard = []
     report = Report(heard.append)
     with only_installed(False):
         try:
-            check_env.every(report, name, changes, 0.5, 2)
+            check_env.every(report, name, changes, seconds, 2)
         except Stop:
             pass
     made = [value for kind, value in heard if kind == "finding"]
@@ -124,7 +124,7 @@ def test_others_of_the_example(capsys):
 
 
 def test_memory_that_grows_is_said():
-    kind, what, _, mend = found("my_rl.broken_envs:Growing")["memory"]
+    kind, what, _, mend = found("my_rl.broken_envs:Growing", 5.0)["memory"]
     assert kind == "warning" and "GiB in a run of 1M steps" in what and "list" in mend
 
 
