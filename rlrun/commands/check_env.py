@@ -11,8 +11,8 @@ says what is wrong, where, and how to mend it.
 
 NAME is what env= takes, so that it may also be CartPole-v1, Pong or simple_spread_v3, and all options of env= can be
 given. The environment runs in a process of its own. If it crashes or hangs (env.step_timeout_sec, by default 20
-seconds; env.reset_timeout_sec, by default 60), that is said with the line where it did. seconds= says for about how long
-it is played. The exit code is 0 if there are no findings or only warnings and notes, and 2 if there are errors."""
+seconds; env.reset_timeout_sec, by default 60), that is said with the line where it did. seconds= says how long it is
+played. The exit code is 0 if there are no findings or only warnings and notes, and 2 if there are errors."""
 
 from __future__ import annotations
 

@@ -290,8 +290,8 @@ class ParallelChecks(AgentsChecks):
     def play(self, env: Any) -> None:
         report, rng = self.report, self.rng(1)
         report.tell(("doing", "plays episodes with random actions"))
-        began, episode, lengths, seen = time.monotonic(), 0, [], set()
-        while time.monotonic() - began < self.pace.play_sec or not episode:
+        began, episode, taken, lengths, seen = time.monotonic(), 0, 0, [], set()
+        while self.pace.plays(began, taken):
             episode += 1
             where = f"reset(seed={episode})"
             obs = self.begin(env, episode)
@@ -309,8 +309,9 @@ class ParallelChecks(AgentsChecks):
                 self.look(env, agent, obs[agent], infos.get(agent, {}), False, where)
             self.state(env, where)
             length = 0
-            while env.agents and length < LONGEST and time.monotonic() - began < self.pace.play_sec:
+            while env.agents and length < LONGEST and self.pace.plays(began, taken):
                 length += 1
+                taken += 1
                 before = list(env.agents)
                 seen |= set(before)
                 where = f"step {length} after reset(seed={episode})"
@@ -454,16 +455,17 @@ class TurnsChecks(AgentsChecks):
     def play(self, env: Any) -> None:
         report, rng = self.report, self.rng(1)
         report.tell(("doing", "plays episodes with random actions"))
-        began, episode, lengths = time.monotonic(), 0, []
-        while time.monotonic() - began < self.pace.play_sec or not episode:
+        began, episode, taken, lengths = time.monotonic(), 0, 0, []
+        while self.pace.plays(began, taken):
             episode += 1
             where = f"reset(seed={episode})"
             self.begin(env, episode)
             self.named(env.agents, "self.agents", where)
             self._dicts(env, where)
             length = 0
-            while env.agents and length < LONGEST and time.monotonic() - began < self.pace.play_sec:
+            while env.agents and length < LONGEST and self.pace.plays(began, taken):
                 length += 1
+                taken += 1
                 self._move(env, rng, f"move {length} after reset(seed={episode})", True)
             self.state(env, where)
             if not env.agents:

@@ -236,7 +236,7 @@ class GymChecks:
         ended = {"terminated": 0, "truncated": 0}
         began = time.monotonic()
         episode = taken = 0
-        while time.monotonic() - began < self.pace.play_sec or not taken:
+        while self.pace.plays(began, taken):
             episode += 1
             seed = episode if episode < 3 else None
             where = f"reset(seed={seed})"
@@ -249,7 +249,7 @@ class GymChecks:
                 )
                 raise Stop
             length, over = 0, False
-            while not over and time.monotonic() - began < self.pace.play_sec:
+            while not over and self.pace.plays(began, taken):
                 length += 1
                 taken += 1
                 action = draw(env.action_space, mask_of(obs, info), rng)

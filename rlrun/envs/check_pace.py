@@ -15,6 +15,7 @@ STEPS_OF_A_RUN = 1_000_000
 GROWS = 2000.0
 LEAST_GROWTH = 4 * 2**20  # bytes in each half of the steps, below which allocators alone may be the reason
 LEAST_STEPS = 200
+LEAST_PLAYED = 30  # steps, however slow resets are
 
 
 def resident() -> int:
@@ -44,6 +45,10 @@ class Pace:
     play_sec: float
     measure_sec: float
     cores: int
+
+    def plays(self, began: float, taken: int) -> bool:
+        """Whether to play on: since `began` on the monotonic clock, and at least LEAST_PLAYED steps."""
+        return taken < LEAST_PLAYED or time.monotonic() - began < self.play_sec
 
     def measure(self, report: Report, one: Callable[[], tuple[float, float, bool]]) -> None:
         """one: takes a step and returns the seconds of it, of a reset before it, and whether there was one."""
