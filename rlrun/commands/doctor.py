@@ -1,10 +1,10 @@
 """rlrun doctor [runs_root=runs] [--clean] [--fix]
 
 Shows versions, cores, GPU, shared memory, optional packages and their licences, whether MuJoCo can draw, and what
-killed runs have left: runs that are marked RUNNING without a process, locks, half-written saves, folders in /dev/shm and
-MLflow runs. --clean removes what is left and marks such runs FAILED in summary.json and in MLflow. It touches nothing
-that belongs to another user or to a process that lives. --fix only marks the MLflow runs, as KILLED. The exit code is 1
-when something that rlrun needs is missing."""
+killed runs have left: runs that are marked RUNNING without a process, locks, half-written saves, folders in
+/dev/shm, and MLflow runs. --clean removes what is left and marks such runs FAILED in summary.json and in MLflow. It
+touches nothing that belongs to another user or to a process that lives. --fix only marks the MLflow runs, as KILLED.
+The exit code is 1 when something that rlrun needs is missing."""
 
 from __future__ import annotations
 

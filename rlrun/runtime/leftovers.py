@@ -1,4 +1,4 @@
-"""What runs leave behind when their process is killed: a status RUNNING, run.lock, half-written saves and shared memory.
+"""What runs leave behind when their process is killed: a status RUNNING, a lock, half-written saves, shared memory.
 
 Only what belongs to this user and to no living process counts. A run's directory is looked at without its lock, and
 changed only under it, so that a run that begins or goes on meanwhile is left alone."""
@@ -70,7 +70,7 @@ def left_by(run_dir: Path) -> LeftOver:
 
 def temporaries(run_dir: Path) -> list[Path]:
     """Half-written files of a run, and half-written checkpoints."""
-    return [*write_temporaries(run_dir), *Checkpoints(run_dir / "checkpoints").unfinished()]
+    return [*write_temporaries(run_dir), *Checkpoints(run_dir / "checkpoints", keep=1).unfinished()]
 
 
 def clean(left: LeftOver) -> bool:
@@ -98,7 +98,7 @@ def tidy(run_dir: Path) -> list[str]:
     for path in write_temporaries(run_dir):
         path.unlink(missing_ok=True)
         gone.append(path.name)
-    return gone + Checkpoints(run_dir / "checkpoints").tidy()
+    return gone + Checkpoints(run_dir / "checkpoints", keep=1).tidy()
 
 
 def shared_memory(folder: Path = SHARED) -> list[Path]:

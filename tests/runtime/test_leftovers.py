@@ -163,8 +163,7 @@ def test_resume_removes_half_written_saves(tmp_path, capsys):
     (run / "checkpoints" / ".000000000999.tmp").mkdir()
     (run / ".summary.json.abcd1234").write_text("{")
     capsys.readouterr()
-    began = time.monotonic()
     assert _dispatch(["resume", str(run), "env_steps=800"]) == 0
     said = capsys.readouterr().out
     assert "removed what a killed process was still writing: .summary.json.abcd1234, .000000000999.tmp" in said
-    assert not list(run.rglob(".*")) and time.monotonic() - began < 300
+    assert not [path for path in run.rglob(".*") if path.name != ".config.yaml.signature"]

@@ -1,5 +1,6 @@
 """The lock of a run directory is held by one process at a time, whoever else releases it or asks about it meanwhile."""
 
+import os
 import subprocess
 import sys
 import time
@@ -43,11 +44,8 @@ print(tries, got, twice)
 
 def stress(folder: Path, processes: int, seconds: float) -> tuple[int, int, int]:
     """(tries, times that the lock was got, times that two processes had it)."""
-    started = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder), str(seconds)], stdout=subprocess.PIPE, text=True,
-                         cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"})  # fmt: skip
-        for _ in range(processes)
-    ]
+    words, env = [sys.executable, "-c", PROGRAM, str(folder), str(seconds)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) for _ in range(processes)]
     told = [tuple(map(int, one.communicate(timeout=300)[0].split())) for one in started]
     assert all(one.returncode == 0 for one in started)
     return tuple(map(sum, zip(*told, strict=True)))
