@@ -375,7 +375,10 @@ class _Named(gymnasium.Wrapper):
         self.steps += 1
         self.remade.stepped(self.slot)
         try:
-            return self.env.step(action)
+            outcome = self.env.step(action)
+            if outcome[2] is None or outcome[3] is None:  # an array of bools would silently hold False
+                raise TypeError("it returned None for terminated or truncated, and each must be a bool")
+            return outcome
         except Exception as error:
             failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
             obs, info = self._anew(failed, error)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rlrun.core.errors import UserError
 from rlrun.core.run_lock import held, holder
+from rlrun.core.saved_files import read_summary
 from rlrun.machine.machine import cores
 
 POLL_SEC = 0.2
@@ -332,11 +333,7 @@ def quoted(text: str) -> str:
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
     """The contents of summary.json; empty where there is no readable one."""
-    try:
-        made = json.loads((run_dir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return made if isinstance(made, dict) else {}
+    return read_summary(run_dir / "summary.json")
 
 
 def version(run_dir: Path) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked
 from rlrun.core.run_lock import Held, RunLock
+from rlrun.core.saved_files import read_summary
 from rlrun.machine.processor import processor
 
 
@@ -67,11 +68,7 @@ class RunDir:
     @property
     def known(self) -> dict[str, Any]:
         """The contents of summary.json; empty if it is missing, cannot be read or holds something else."""
-        try:
-            found = json.loads((self.path / "summary.json").read_text())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_summary(self.path / "summary.json")
 
     def summary(self, **values: Any) -> dict[str, Any]:
         """Writes summary.json and returns it."""
