@@ -71,7 +71,7 @@ def main(words: list[str]) -> int:
     if not as_json:
         print(f"rlrun check-env: {name}", flush=True)
     begun = time.monotonic()
-    outcome = Outcome(name, not as_json)
+    outcome = CheckedEnv(name, not as_json)
     watch(outcome, name, changes, float(options.seconds), as_json)
     errors, warnings = (sum(f.kind == kind for f in outcome.findings) for kind in ("error", "warning"))
     if as_json:
@@ -88,7 +88,7 @@ def main(words: list[str]) -> int:
     return 2 if errors else 0
 
 
-class Outcome:
+class CheckedEnv:
     """What was found so far."""
 
     def __init__(self, name: str, printed: bool):
@@ -117,7 +117,7 @@ class Outcome:
                 print(f"  mend    {finding.mend}", flush=True)
 
 
-def watch(outcome: Outcome, name: str, changes: dict[str, Any], seconds: float, silent: bool) -> None:
+def watch(outcome: CheckedEnv, name: str, changes: dict[str, Any], seconds: float, silent: bool) -> None:
     """Runs the checks in a process of their own, and adds a finding if it ends or hangs."""
     from rlrun.core.errors import RunFailed
     from rlrun.core.pulse import Limits, Pulses
@@ -203,7 +203,7 @@ def check(
 ) -> None:
     """Makes all checks and sends what they find. silent: whether what the environment prints goes to stderr."""
     from rlrun.core import pulse
-    from rlrun.envs.check_report import Report, Stop
+    from rlrun.envs.check_report import Findings, Stop
     from rlrun.machine.machine import cores
 
     file = open(trace, "w")  # faulthandler writes into it until the process ends
@@ -212,7 +212,7 @@ def check(
     if silent:
         os.dup2(2, 1)
     own = pulses.of(0)
-    report = Report(pipe.send, own)
+    report = Findings(pipe.send, own)
     try:
         every(report, name, changes, seconds, cores())
     except Stop:
@@ -231,10 +231,10 @@ def every(report: Any, name: str, changes: dict[str, Any], seconds: float, cores
     from rlrun.envs.agent_games import AgentsConfig
     from rlrun.envs.check_agents import ParallelChecks, TurnsChecks
     from rlrun.envs.check_gym import GymChecks
-    from rlrun.envs.check_pace import Pace
+    from rlrun.envs.check_pace import CheckPace
     from rlrun.envs.check_report import Stop
 
-    pace = Pace(seconds * 0.4, seconds * 0.4, cores)
+    pace = CheckPace(seconds * 0.4, seconds * 0.4, cores)
     cfg = read(report, name, changes)
     with report.starting("makes the environment"):
         make, kind = maker(report, cfg)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from rlrun.envs import agent_games
-from rlrun.envs.check_gym import COMPARED, Played
-from rlrun.envs.check_pace import Pace
-from rlrun.envs.check_report import OURS, Report, Stop, copied, raised, same, shown
+from rlrun.envs.check_gym import COMPARED, ComparedEpisode
+from rlrun.envs.check_pace import CheckPace
+from rlrun.envs.check_report import OURS, Findings, Stop, copied, raised, same, shown
 from rlrun.envs.check_values import (
     Infos,
     check_end,
@@ -34,7 +34,7 @@ LONGEST = 2000  # steps after which an episode of the checks is left
 class AgentsChecks:
     """What both interfaces have in common. Subclasses implement play(), begin() and act()."""
 
-    def __init__(self, report: Report, make: Callable[[], Any], name: str, pace: Pace):
+    def __init__(self, report: Findings, make: Callable[[], Any], name: str, pace: CheckPace):
         self.report, self.make, self.name, self.pace = report, make, name, pace
         self.made: list[Any] = []
         self.infos: dict[str, Infos] = {}
@@ -179,9 +179,9 @@ class AgentsChecks:
     def play(self, env: Any) -> None:
         raise NotImplementedError
 
-    def episode(self, env: Any, seed: int) -> Played:
+    def episode(self, env: Any, seed: int) -> ComparedEpisode:
         rng = self.rng(2)
-        made = Played(copied(self.begin(env, seed)), [])
+        made = ComparedEpisode(copied(self.begin(env, seed)), [])
         while env.agents and len(made.steps) < COMPARED:
             made.steps.append(copied(self.act(env, rng)))
         return made
@@ -223,7 +223,7 @@ class AgentsChecks:
         one, two = self.new("makes one of two"), self.new("makes the other of two")
         alone = self.episode(one, 9)
         rng, other = self.rng(2), self.rng(3)
-        held = Played(copied(self.begin(one, 9)), [])
+        held = ComparedEpisode(copied(self.begin(one, 9)), [])
         self.begin(two, 10)
         while one.agents and len(held.steps) < COMPARED:
             if not two.agents:
@@ -237,7 +237,7 @@ class AgentsChecks:
             self.report.error("shared-state", what, mend, "two instances, stepped in turn")
 
     def loop(self, env: Any) -> Callable[[], tuple[float, float, bool]]:
-        """Returns a function that takes one step, as Pace.measure() asks for."""
+        """Returns a function that takes one step, as CheckPace.measure() asks for."""
         rng = self.rng(4)
         self.begin(env, 11)
 

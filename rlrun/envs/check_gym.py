@@ -17,8 +17,8 @@ import gymnasium
 import numpy as np
 
 from rlrun.envs import gym
-from rlrun.envs.check_pace import Pace
-from rlrun.envs.check_report import OURS, Report, Stop, copied, raised, same, shown
+from rlrun.envs.check_pace import CheckPace
+from rlrun.envs.check_report import OURS, Findings, Stop, copied, raised, same, shown
 from rlrun.envs.check_values import (
     Infos,
     check_end,
@@ -54,13 +54,13 @@ class Unchecked(GymConfig):
         return spec
 
 
-class Played(NamedTuple):
+class ComparedEpisode(NamedTuple):
     """What a few steps of an episode led to."""
 
     first: Any  # the observation of reset()
     steps: list[tuple]  # (observation, reward, terminated, truncated)
 
-    def equals(self, other: Played) -> str | None:
+    def equals(self, other: ComparedEpisode) -> str | None:
         """Returns where the two differ; None if they are equal to the bit."""
         if not same(self.first, other.first):
             return "the observation of reset()"
@@ -74,7 +74,9 @@ class Played(NamedTuple):
 class GymChecks:
     """All checks of one environment. `agents`: whether it is one over tuples, whose rewards may be a sequence."""
 
-    def __init__(self, report: Report, make: Callable[[], gymnasium.Env], name: str, pace: Pace, agents: bool = False):
+    def __init__(
+        self, report: Findings, make: Callable[[], gymnasium.Env], name: str, pace: CheckPace, agents: bool = False
+    ):
         self.report, self.make, self.name, self.pace, self.agents = report, make, name, pace, agents
         self.made: list[gymnasium.Env] = []
         self.infos = Infos(report)
@@ -318,7 +320,8 @@ class GymChecks:
                 "if this is a time limit, return terminated=False, truncated=True there; otherwise the policy learns"
                 " that nothing comes after it"
             )
-            tell = self.report.warning if names else self.report.note
+            # Of an environment over tuples, rlrun itself takes its limit for a truncation (envs/agent_games.py).
+            tell = self.report.warning if names and not self.agents else self.report.note
             tell("time-limit", what, mend, f"step {lengths[0]} of every episode")
         if set(lengths) == {1} and len(lengths) > 20:
             self.report.note("one-step", "every episode is over after one step")
@@ -330,10 +333,10 @@ class GymChecks:
         rng = self._rng(seed)
         return lambda obs, info: draw(env.action_space, mask_of(obs, info), rng)
 
-    def episode(self, env: gymnasium.Env, seed: int, act: Callable[[Any, Any], Any] | None = None) -> Played:
+    def episode(self, env: gymnasium.Env, seed: int, act: Callable[[Any, Any], Any] | None = None) -> ComparedEpisode:
         obs, info = self._reset(env, seed, f"reset(seed={seed})")
         act = act or self.actions(env)
-        made = Played(copied(obs), [])
+        made = ComparedEpisode(copied(obs), [])
         for number in range(1, COMPARED + 1):
             action = act(obs, info)
             obs, reward, terminated, truncated, info = self._step(
@@ -412,7 +415,7 @@ class GymChecks:
         act, other = self.actions(one), self.actions(two, 3)
         obs, info = self._reset(one, 9, "reset(seed=9)")
         beside = self._reset(two, 10, "reset(seed=10)")
-        held = Played(copied(obs), [])
+        held = ComparedEpisode(copied(obs), [])
         for number in range(1, len(alone.steps) + 1):
             beside_outcome = self._step(two, other(*beside), f"step {number} of a second instance")
             beside = (beside_outcome[0], beside_outcome[4])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.envs.check_report import Report
+from rlrun.envs.check_report import Findings
 
 STEPS_OF_A_RUN = 1_000_000
 # Growth in bytes per step that would be noticed in a run: 2 GB in a million steps.
@@ -39,7 +39,7 @@ def span(seconds: float) -> str:
 
 
 @dataclass(frozen=True)
-class Pace:
+class CheckPace:
     """How long the checks play: for what they look at, and for speed and memory."""
 
     play_sec: float
@@ -50,7 +50,7 @@ class Pace:
         """Whether to play on: since `began` on the monotonic clock, and at least LEAST_PLAYED steps."""
         return taken < LEAST_PLAYED or time.monotonic() - began < self.play_sec
 
-    def measure(self, report: Report, one: Callable[[], tuple[float, float, bool]]) -> None:
+    def measure(self, report: Findings, one: Callable[[], tuple[float, float, bool]]) -> None:
         """one: takes a step and returns the seconds of it, of a reset before it, and whether there was one."""
         report.tell(("doing", "measures its speed and memory"))
         end = time.monotonic() + self.measure_sec
@@ -79,7 +79,7 @@ class Pace:
             report.fact("longest_reset_sec", longest_reset)
         self._memory(report, memory)
 
-    def _speed(self, report: Report, steps: int, resets: int, in_steps: float, in_resets: float) -> None:
+    def _speed(self, report: Findings, steps: int, resets: int, in_steps: float, in_resets: float) -> None:
         speed = steps / max(in_steps + in_resets, 1e-9)
         report.fact("steps_per_sec", speed)
         report.fact("step_sec", in_steps / steps)
@@ -101,7 +101,7 @@ class Pace:
                 "look for the time with python -m cProfile; resources.num_samplers steps it in more processes",
             )
 
-    def _memory(self, report: Report, memory: list[tuple[int, int]]) -> None:
+    def _memory(self, report: Findings, memory: list[tuple[int, int]]) -> None:
         """memory: (steps, bytes) at the beginning, in the middle and at the end."""
         steps = memory[-1][0]
         if len(memory) < 3 or steps < LEAST_STEPS or not memory[0][1]:

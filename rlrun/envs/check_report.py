@@ -32,7 +32,7 @@ class Stop(Exception):
     """What was found makes the checks that would follow impossible."""
 
 
-class Report:
+class Findings:
     """Hands each finding on as soon as it is there, because the environment may end the process at its next call."""
 
     def __init__(self, tell: Callable[[tuple[str, Any]], None], pulse: Pulse | None = None):

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlrun.core.errors import UserError
-from rlrun.envs.check_report import Report, shown
+from rlrun.envs.check_report import Findings, shown
 from rlrun.envs.gym import MASK, observation_spaces, to_space
 
 BOUNDLESS = 1e30  # larger bounds, such as the largest float32, bound nothing
@@ -24,7 +24,7 @@ class Misfit(NamedTuple):
     mend: str
 
 
-def check_space(report: Report, space: Any, what: str, action: bool, owner: str) -> bool:
+def check_space(report: Findings, space: Any, what: str, action: bool, owner: str) -> bool:
     """Reports what is wrong with a space. Returns whether the checks of values can go on.
 
     what: observation_space or action_space, perhaps of an agent. owner: how the class sets it, for the advice."""
@@ -49,7 +49,7 @@ def check_space(report: Report, space: Any, what: str, action: bool, owner: str)
     return True
 
 
-def check_supported(report: Report, obs: Any, action: Any, name: str) -> None:
+def check_supported(report: Findings, obs: Any, action: Any, name: str) -> None:
     """Reports spaces that rlrun has no networks for, and masks that do not fit the actions."""
     try:
         taken = to_space(action, "action", name)
@@ -75,7 +75,7 @@ def parts_of(space: gymnasium.Space, path: str = "") -> list[tuple[str, gymnasiu
     return [(path, space)]
 
 
-def _check_box(report: Report, box: spaces.Box, where: str, action: bool, owner: str) -> None:
+def _check_box(report: Findings, box: spaces.Box, where: str, action: bool, owner: str) -> None:
     low, high = box.low, box.high
     check = "action-bounds" if action else "observation-bounds"
     if not low.size:
@@ -252,7 +252,7 @@ def mask_of(obs: Any, info: Any = None) -> np.ndarray | None:
     return None
 
 
-def check_mask(report: Report, mask: np.ndarray, action: gymnasium.Space, over: bool, where: str) -> bool:
+def check_mask(report: Findings, mask: np.ndarray, action: gymnasium.Space, over: bool, where: str) -> bool:
     """Reports what is wrong with a mask of legal actions. Returns whether one can be chosen by it."""
     mend = "return an array of 0 and 1 (or bools), one for each action, as info or as obs['action_mask']"
     if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
@@ -296,7 +296,9 @@ def draw(space: gymnasium.Space, mask: np.ndarray | None, rng: np.random.Generat
 # -- rewards, ends and infos -------------------------------------------------------------------------------------------
 
 
-def check_reward(report: Report, reward: Any, where: str, agents: int | None = None, whose: str = "the reward") -> None:
+def check_reward(
+    report: Findings, reward: Any, where: str, agents: int | None = None, whose: str = "the reward"
+) -> None:
     """Reports a reward that is no finite number. agents: how many may share a sequence of rewards; None: none may."""
     if agents is not None and isinstance(reward, list | tuple | np.ndarray) and np.shape(reward) == (agents,):
         for one in reward:
@@ -321,7 +323,7 @@ def check_reward(report: Report, reward: Any, where: str, agents: int | None = N
         report.error("reward-finite", what, "find where it comes from, such as a division by 0 or a log of 0", where)
 
 
-def check_end(report: Report, name: str, value: Any, where: str) -> None:
+def check_end(report: Findings, name: str, value: Any, where: str) -> None:
     """Reports a terminated or truncated that is no bool."""
     if isinstance(value, bool | np.bool_) or (
         isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool
@@ -336,7 +338,7 @@ def check_end(report: Report, name: str, value: Any, where: str) -> None:
 class Infos:
     """Looks at all infos of an environment, because Gymnasium must be able to gather those of several in arrays."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: Findings):
         self.report = report
         self.kinds: dict[Any, Any] = {}
 

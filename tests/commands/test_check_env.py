@@ -15,7 +15,7 @@ from gymnasium import spaces
 from rlrun.cli import _dispatch
 from rlrun.commands import check_env
 from rlrun.core.plugins import only_installed
-from rlrun.envs.check_report import Report, Stop
+from rlrun.envs.check_report import Findings, Stop
 from rlrun.envs.check_values import misfit
 
 EXAMPLE = Path(__file__).parents[1] / "example"
@@ -30,7 +30,7 @@ def in_the_example(monkeypatch):
 def found(name: str, seconds: float = 0.5, **changes) -> dict[str, tuple[str, str, str, str]]:
     """What the checks find in this process, by the finding's short name: (kind, what, where, mend)."""
     heard = []
-    report = Report(heard.append)
+    report = Findings(heard.append)
     with only_installed(False):
         try:
             check_env.every(report, name, changes, seconds, 2)
@@ -74,7 +74,7 @@ def test_the_command_says_what_is_wrong(capsys, monkeypatch, name, code, sentenc
 
     def here(outcome, env, changes, seconds, silent):
         try:
-            check_env.every(Report(outcome.hear), env, changes, seconds, 2)
+            check_env.every(Findings(outcome.hear), env, changes, seconds, 2)
         except Stop:
             pass
 

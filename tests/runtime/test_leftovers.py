@@ -151,7 +151,7 @@ def test_a_checkpoint_that_was_moved_aside_gets_its_name_back(tmp_path):
 def test_a_strange_summary_is_no_reason_to_fail(tmp_path, text):
     path = made(tmp_path / "run")
     (path / "summary.json").write_text(text)
-    assert RunDir(path).known == (json.loads(text) if text.startswith("{") else {})
+    assert RunDir(path).known == {}, "nothing of it is what rlrun writes"
     assert clean(left_by(path)) and not left_by(path)
 
 
