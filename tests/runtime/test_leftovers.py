@@ -31,6 +31,12 @@ time.sleep(600)
 """
 
 
+@pytest.fixture(autouse=True)
+def no_real_shared_memory(tmp_path_factory, monkeypatch):
+    """These tests clean, and must not touch what others have left in this machine's /dev/shm."""
+    monkeypatch.setattr(leftovers.shared_memory, "__defaults__", (tmp_path_factory.mktemp("shm"),))
+
+
 def made(path: Path, status: str = "RUNNING") -> Path:
     """A run directory with half-written saves, as a killed run leaves it."""
     (path / "checkpoints" / ".000000000200.tmp").mkdir(parents=True)
