@@ -180,6 +180,8 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
             cfg = hydra.compose(config_name, overrides=overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(translate(error, words)) from None
+    except RecursionError:
+        raise UserError("a file of these options contains itself (a YAML alias inside its own anchor)") from None
     choices = dict(cfg.hydra.runtime.choices)
     with open_dict(cfg):
         del cfg["hydra"]

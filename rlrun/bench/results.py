@@ -106,6 +106,8 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
         summary = json.loads((run_dir / "summary.json").read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{run_dir} has no summary: {error}") from None
+    if not isinstance(summary, dict):
+        raise UserError(f"{run_dir / 'summary.json'} is no summary of a run")
     if summary.get("status") not in ("COMPLETED", "STOPPED"):
         raise UserError(f"{run_dir} is {summary.get('status', 'not a run')}: no result yet")
     config = load_yaml(run_dir / "config.yaml")
@@ -170,18 +172,18 @@ def read(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:
     try:
         values = json.loads(path.read_text())
         stated, counted = values["sha256"], digest(values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not a result: {type(error).__name__}: {error}") from None
     if stated != counted:
         raise UserError(
             f"{path} was altered after it was written: its sha256 does not match its contents. Remove it, or restore"
             " the original"
         )
-    if values.get("format") != FORMAT or values["protocol"] != expected_protocol(wanted):
+    if values.get("format") != FORMAT or values.get("protocol") != expected_protocol(wanted):
         raise UserError(
             f"{path} has another protocol than {wanted.table.name} has today; remove it, or keep it elsewhere"
         )
-    if tuple(values[name] for name in Key._fields) != tuple(key):
+    if tuple(values.get(name) for name in Key._fields) != tuple(key):
         raise UserError(f"{path} belongs to another cell than its name says")
     return values
 

@@ -1,8 +1,10 @@
-"""rlrun doctor [runs_root=runs] [--fix]
+"""rlrun doctor [runs_root=runs] [--clean] [--fix]
 
-Shows versions, cores, GPU, shared memory, optional packages and their licences, whether MuJoCo can draw, and MLflow
-runs whose process is gone. --fix marks those MLflow runs KILLED. The exit code is 1 when something that rlrun needs is
-missing."""
+Shows versions, cores, GPU, shared memory, optional packages and their licences, whether MuJoCo can draw, and what
+killed runs have left: runs that are marked RUNNING without a process, locks, half-written saves, folders in
+/dev/shm, and MLflow runs. --clean removes what is left and marks such runs FAILED in summary.json and in MLflow. It
+touches nothing that belongs to another user or to a process that lives. --fix only marks the MLflow runs, as KILLED.
+The exit code is 1 when something that rlrun needs is missing."""
 
 from __future__ import annotations
 
@@ -38,9 +40,9 @@ def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
-    options = typed(
-        DoctorOptions, {"runs_root": "runs"} | parse_assignments([word for word in words if word != "--fix"])
-    )
+    fix, clean = ("--fix" in words, "--clean" in words)
+    given = parse_assignments([word for word in words if word not in ("--fix", "--clean")])
+    options = typed(DoctorOptions, {"runs_root": "runs"} | given)
     runs_root = Path(options.runs_root)
     print("rlrun doctor", flush=True)
     import torch
@@ -101,16 +103,44 @@ def main(words: list[str]) -> int:
         "drawing     "
         + (f"MuJoCo cannot draw, so that dm-control shows no pixels: {lacks}" if lacks else "MuJoCo can draw pixels")
     )
+    for line in leftovers(runs_root, clean):
+        print(line)
     from rlrun.loggers.mlflow import stale_runs
 
-    stale = stale_runs(runs_root, fix="--fix" in words)
+    stale = stale_runs(runs_root, fix=fix or clean, status="FAILED" if clean else "KILLED")
     if stale:
         print(
             f"mlflow      {len(stale)} runs are marked RUNNING, but their process is gone: {', '.join(stale[:5])}"
-            + ("; marked KILLED" if "--fix" in words else " (--fix)")
+            + (f"; marked {'FAILED' if clean else 'KILLED'}" if fix or clean else " (--clean)")
         )
     elif importlib.util.find_spec("mlflow") is not None:
         print(f"mlflow      no stale runs in {runs_root / 'mlflow.db'}")
     for problem in problems:
         print(f"problem     {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def leftovers(root: Path, clean: bool) -> list[str]:
+    """Lines about what killed runs have left below root and in shared memory. clean: whether it is removed."""
+    from rlrun.runtime import leftovers as found
+
+    lines = []
+    for run_dir in found.run_dirs(root):
+        left = found.left_by(run_dir)
+        if not left:
+            continue
+        said = ["is marked RUNNING, but no process holds it"] * left.running
+        said += ["has a lock without a process"] * (left.locked and not left.running)
+        said += [f"has half-written saves: {', '.join(path.name for path in left.saves)}"] * bool(left.saves)
+        what = ""
+        if clean:
+            done = "cleaned" + (" and marked FAILED" if left.running else "")
+            what = f"; {done}" if found.clean(left) else "; left alone, because a process has it now"
+        lines.append(f"run         {run_dir} {' and '.join(said)}{what}")
+    for path in found.shared_memory():
+        if clean:
+            found.remove(path)
+        lines.append(f"/dev/shm    {path} is left by a process that is gone{'; removed' if clean else ''}")
+    if lines and not clean:
+        lines.append("            rlrun doctor --clean removes this and marks such runs FAILED")
+    return lines or [f"runs        nothing is left of killed runs in {root}"]

@@ -57,6 +57,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     from rlrun.machine.machine import measured
     from rlrun.runtime import session
     from rlrun.runtime.build import checkpoints_of, preflight
+    from rlrun.runtime.leftovers import tidy
     from rlrun.runtime.plan import check_saved, plan
     from rlrun.runtime.rundir import SILENT, RunDir
     from rlrun.runtime.unused import refuse_unused
@@ -75,6 +76,8 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     if directory.known.get("reason") == SILENT:
         print(f"  its last session did not say how it ended: {SILENT}", flush=True)
     try:
+        if gone := tidy(path):
+            print(f"  removed what a killed process was still writing: {', '.join(gone)}", flush=True)
         restored = checkpoints_of(path).load(None if wanted is None else name_of(path, wanted))
         steps = restored[1]["env_steps"]
         nothing = nothing_left(path, config.run, restored[1])

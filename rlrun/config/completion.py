@@ -89,6 +89,14 @@ def suggestions(line: str) -> list[str]:
         if equals and group in CHOICES:
             return [f"{group}={name}" for name in options(group) if name.startswith(value)]
         return [name for name in [*options("algo"), *CHOICES, *sections(), "env="] if name.startswith(current)]
+    if command == "check-env":
+        if current.startswith("env=") or "=" not in current:
+            from rlrun.envs.names import names
+
+            bare, prefix = current.removeprefix("env="), "env=" * current.startswith("env=")
+            own = [option for option in ("seconds=", "env.kwargs=") if option.startswith(current)]
+            return [*own, *(f"{prefix}{name}" for name in names() if name.startswith(bare))]
+        return []
     if command == "setup":
         from rlrun.core.installing import extras
 

@@ -59,6 +59,10 @@ def translate(error: Exception, words: list[str]) -> str:
     """Describes an exception of Hydra or OmegaConf in one sentence."""
     text = str(error)
     cause = str(error.__cause__ or "")
+    strange = next((word for word in words if "=" in word and not word.isascii()), None)
+    if strange is not None and "LexerNoViableAlt" in text:
+        key, _, value = strange.partition("=")
+        return f"{strange}: a value with such letters needs quotes, as in \"{key}='{value}'\""
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in struct" in text + cause:
         key = unknown[1]

@@ -18,6 +18,7 @@ from rlrun.config.unused import changed
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked_values
 from rlrun.core.plugins import allow, is_path, modules_in
+from rlrun.core.saved_files import check_run_config
 
 
 def save_config(values: dict[str, Any], run_dir: Path) -> dict[str, Any]:
@@ -40,6 +41,7 @@ def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
 
     path = run_dir / "config.yaml"
     values = load_yaml(path)
+    check_run_config(values, path)
     own = trusted or signed(path)
     if own:
         allow(modules_in(values))

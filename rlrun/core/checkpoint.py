@@ -87,6 +87,19 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
+def write_temporaries(folder: Path) -> list[Path]:
+    """What write_atomically() has left in a folder when its process was killed."""
+    pattern = re.compile(r"\.(summary\.json|config\.yaml|mlflow\.json|best\.json|run\.json)\.[a-z0-9_]{8}")
+    return sorted(p for p in _listed(folder) if pattern.fullmatch(p.name) and p.is_file() and not p.is_symlink())
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -105,6 +118,27 @@ class Checkpoints:
         if not self.directory.is_dir():
             return []
         return sorted(p.name for p in self.directory.iterdir() if p.is_dir() and re.fullmatch("[0-9]+", p.name))
+
+    def unfinished(self) -> list[Path]:
+        """Checkpoints that a killed process was writing or replacing, and other half-written files beside them."""
+        parts = [p for p in _listed(self.directory) if re.fullmatch(r"\.[0-9]+\.(tmp|old)", p.name)]
+        return [*(p for p in parts if p.is_dir() and not p.is_symlink()), *write_temporaries(self.directory)]
+
+    def tidy(self) -> list[str]:
+        """Removes what unfinished() finds, and returns the names. A complete checkpoint that was moved aside while
+        its successor had no name yet gets its own name back."""
+        gone = []
+        for path in self.unfinished():
+            final = self.directory / path.name[1:].removesuffix(".old")
+            if path.name.endswith(".old") and not final.exists():
+                os.replace(path, final)
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            gone.append(path.name)
+        return gone
 
     def best(self) -> str | None:
         try:

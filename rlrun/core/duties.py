@@ -65,8 +65,8 @@ class EvalConfig:
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     every: Annotated[int, Count] | None
-    every_sec: float | None
-    best_every_sec: float | None
+    every_sec: Annotated[float, NotNegative] | None
+    best_every_sec: Annotated[float, NotNegative] | None
     keep: Annotated[int, Count]
     first_sec: Annotated[float, Positive] | None
 

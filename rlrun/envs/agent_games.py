@@ -247,10 +247,10 @@ def _made(cfg: AgentsConfig, more: dict[str, Any]) -> Any:
     import_named(module, f"env={cfg.name}")
     if name in gymnasium.registry:
         return gymnasium.make(name, disable_env_checker=True, **options)  # the checker refuses lists of rewards
-    return load_object(cfg.name, "env", _bases())(**options)
+    return load_object(cfg.name, "env", bases())(**options)
 
 
-def _bases() -> tuple[type, ...]:
+def bases() -> tuple[type, ...]:
     """The classes from which environments with several agents derive."""
     if importlib.util.find_spec("pettingzoo") is None:
         return (gymnasium.Env, Together)

@@ -80,8 +80,12 @@ class GymConfig(SingleConfig):
         """Whether rlrun changes nothing of the environment."""
         return not (self.wrappers or self.draws or self.action_repeat > 1)
 
+    def registered(self) -> gymnasium.envs.registration.EnvSpec:
+        """What Gymnasium makes the environment from."""
+        return find(self.name)
+
     def make(self, render: bool) -> gymnasium.Env:
-        spec = find(self.name)
+        spec = self.registered()
         listen(spec)
         more: dict[str, Any] = {}
         if render or self.draws:
@@ -371,7 +375,10 @@ class _Named(gymnasium.Wrapper):
         self.steps += 1
         self.remade.stepped(self.slot)
         try:
-            return self.env.step(action)
+            outcome = self.env.step(action)
+            if outcome[2] is None or outcome[3] is None:  # an array of bools would silently hold False
+                raise TypeError("it returned None for terminated or truncated, and each must be a bool")
+            return outcome
         except Exception as error:
             failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
             obs, info = self._anew(failed, error)

@@ -5,7 +5,6 @@ A job that fails, hangs or is killed never stops the others.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from rlrun.core.errors import UserError
+from rlrun.core.run_lock import held, holder
+from rlrun.core.saved_files import read_summary
 from rlrun.machine.machine import cores
 
 POLL_SEC = 0.2
@@ -309,27 +310,15 @@ def clear(job: TrainingJob) -> None:
     if not job.run_dir.exists():
         return
     end, told = time.monotonic() + GRACE_SEC, False
-    while in_use(job.run_dir):
+    while held(job.run_dir):
         if time.monotonic() > end:
-            raise UserError(f"{job.run_dir} is still in use by {(job.run_dir / 'run.lock').read_text().strip()}")
+            raise UserError(f"{job.run_dir} is still in use by {holder(job.run_dir)}")
         if not told:
             print(f"  waiting for {job.name}, which is still saving", flush=True)
             told = True
         time.sleep(POLL_SEC)
     if not checkpoints(job.run_dir):
         shutil.rmtree(job.run_dir)
-
-
-def in_use(run_dir: Path) -> bool:
-    """Whether a process holds the run's lock."""
-    try:
-        with (run_dir / "run.lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def checkpoints(run_dir: Path) -> list[str]:
@@ -344,11 +333,7 @@ def quoted(text: str) -> str:
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
     """The contents of summary.json; empty where there is no readable one."""
-    try:
-        made = json.loads((run_dir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return made if isinstance(made, dict) else {}
+    return read_summary(run_dir / "summary.json")
 
 
 def version(run_dir: Path) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError, closest
+from rlrun.core.saved_files import check_run_config
 from rlrun.experiments.jobs import summary_of
 from rlrun.loggers.jsonl import read as read_rows
 from rlrun.loggers.mlflow import flatten
@@ -40,6 +41,7 @@ class SavedRun:
     def __init__(self, path: Path):
         self.path = path
         self.config = load_yaml(path / "config.yaml")
+        check_run_config(self.config, path / "config.yaml")
         self.summary = summary_of(path)
 
     @cached_property
@@ -67,7 +69,7 @@ class SavedRun:
         points = [
             (row[against], row[metric])
             for row in self.rows
-            if row.get(metric) is not None and row.get(against) is not None
+            if isinstance(row.get(metric), int | float) and isinstance(row.get(against), int | float)
         ]
         return [x for x, _ in points], [y for _, y in points]
 

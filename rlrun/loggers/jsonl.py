@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.core.checkpoint import write_atomically
+from rlrun.core.saved_files import read_rows
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAITING = 100_000  # rows that may wait for space on a full disk; the oldest of more are lost
@@ -19,7 +20,7 @@ class Jsonl:
     def __init__(self, path: Path, resume_at: int | None):
         """resume_at: env steps of the restored checkpoint. Later rows are dropped: the run repeats those steps."""
         if resume_at is not None and path.exists():
-            before = path.read_text()
+            before = path.read_text(errors="replace")
             rows = [(_steps(line), line) for line in before.splitlines()]
             kept = "".join(line + "\n" for steps, line in rows if steps is not None and steps <= resume_at)
             if kept != before:
@@ -59,13 +60,14 @@ class Jsonl:
             self.file.close()
 
 
-def _steps(line: str) -> int | None:
+def _steps(line: str) -> float | None:
     try:
-        return json.loads(line)["env_steps"]
-    except (ValueError, KeyError, TypeError):
+        steps = json.loads(line)["env_steps"]
+        return steps if isinstance(steps, int | float) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None  # the incomplete last line of a killed run
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All complete rows of a progress.jsonl."""
-    return [json.loads(line) for line in path.read_text().splitlines() if _steps(line) is not None]
+    """All complete rows of a progress.jsonl. Raises UserError where rlrun cannot have written it."""
+    return read_rows(path)

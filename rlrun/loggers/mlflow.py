@@ -104,10 +104,10 @@ def add_artifact(run_dir: Path, file: Path, uri: str | None, root: Path) -> None
         _client(whole(known["uri"]) or "").log_artifact(known["run_id"], str(file))
 
 
-def stale_runs(root: Path, fix: bool = False) -> list[str]:
+def stale_runs(root: Path, fix: bool = False, status: str = "KILLED") -> list[str]:
     """Names of runs in <root>/mlflow.db that are marked RUNNING although their process on this host is gone.
 
-    fix marks them KILLED.
+    fix marks them with `status`.
     """
     import psutil
 
@@ -123,7 +123,7 @@ def stale_runs(root: Path, fix: bool = False) -> list[str]:
             ):
                 stale.append(run.info.run_name or run.info.run_id)
                 if fix:
-                    client.set_terminated(run.info.run_id, "KILLED")
+                    client.set_terminated(run.info.run_id, status)
     return stale
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import json
-import os
 import platform
 import shlex
 import subprocess
@@ -21,6 +18,8 @@ import torch
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked
+from rlrun.core.run_lock import Held, RunLock, held
+from rlrun.core.saved_files import read_summary
 from rlrun.machine.processor import processor
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -35,7 +34,7 @@ class RunDir:
 
     def __init__(self, path: Path):
         self.path = path
-        self.lock: Any = None
+        self.lock = RunLock(path)
 
     @staticmethod
     def create(path: Path) -> RunDir:
@@ -59,51 +58,25 @@ class RunDir:
         return made
 
     def acquire(self) -> None:
+        """Takes the lock. Raises UserError if another process holds it or the directory is not writable."""
         try:
-            place = os.open(self.path / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            self.lock = os.fdopen(place, "r+")
+            self.lock.acquire()
+        except Held as error:
+            raise UserError(f"{self.path} is in use by {error}") from None
         except OSError as error:
             raise UserError(f"the run directory {self.path} is not writable: {error.strerror}") from None
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.lock.seek(0)
-            holder = self.lock.read().strip()
-            raise UserError(f"{self.path} is in use by {holder or 'another process'}") from None
-        with contextlib.suppress(OSError):  # a full disk; the lock holds without the name of its holder
-            os.ftruncate(place, 0)
-            os.write(place, f"process {os.getpid()} on {platform.node()}".encode())
 
     def release(self) -> None:
-        if self.lock is not None:
-            (self.path / "run.lock").unlink(missing_ok=True)
-            self.lock.close()
-            self.lock = None
+        self.lock.release()
 
     @property
     def known(self) -> dict[str, Any]:
-        """The contents of summary.json; empty if it is missing or cannot be read. A run that is called RUNNING although
-        no process holds its directory has FAILED."""
-        try:
-            found = json.loads((self.path / "summary.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        if not isinstance(found, dict):
-            return {}
-        if found.get("status") == "RUNNING" and (self.lock is not None or not self.held()):
+        """The contents of summary.json; empty if it is missing, cannot be read or holds something else. A run that is
+        called RUNNING although no process holds its directory has FAILED."""
+        found = read_summary(self.path / "summary.json")
+        if found.get("status") == "RUNNING" and (self.lock.file is not None or not held(self.path)):
             found |= {"status": "FAILED", "reason": SILENT}
         return found
-
-    def held(self) -> bool:
-        """Whether a process holds the directory."""
-        try:
-            with (self.path / "run.lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
 
     def summary(self, **values: Any) -> dict[str, Any]:
         """Writes summary.json and returns it. On a disk that is full, it is written over the old one."""

@@ -268,13 +268,14 @@ def test_a_signal_before_a_job_listens_is_an_interruption(tmp_path):
 
 
 def test_a_run_that_still_saves_is_waited_for(tmp_path, capsys):
-    from rlrun.experiments.jobs import clear, in_use
+    from rlrun.core.run_lock import held
+    from rlrun.experiments.jobs import clear
     from rlrun.runtime.rundir import RunDir
 
     one = job(tmp_path, "a")
-    held = RunDir.create(one.run_dir)
-    assert in_use(one.run_dir)
-    threading.Timer(0.6, held.release).start()
+    holding = RunDir.create(one.run_dir)
+    assert held(one.run_dir)
+    threading.Timer(0.6, holding.release).start()
     began = time.monotonic()
     clear(one)
     assert (
@@ -282,4 +283,4 @@ def test_a_run_that_still_saves_is_waited_for(tmp_path, capsys):
         and not one.run_dir.exists()
         and "waiting for a, which is still saving" in capsys.readouterr().out
     )
-    assert not in_use(tmp_path)
+    assert not held(tmp_path)

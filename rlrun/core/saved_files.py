@@ -1,0 +1,81 @@
+"""Reads what a run has written about itself, when somebody else may have changed it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlrun.core.errors import UserError
+
+NUMBER = (int, float, type(None))
+# Entries of summary.json that are computed with, and what they are.
+SUMMARY: dict[str, Any] = {
+    "status": str,
+    "command": str,
+    "started": str,
+    "git_commit": (str, type(None)),
+    "reason": (str, type(None)),
+    "algo": str,
+    "env": str,
+    "versions": dict,
+    "hardware": dict,
+    "resources": list,
+    "resumed_by": list,
+    **dict.fromkeys(("env_steps", "updates", "wall_sec", "return_mean", "episodes", "seed"), NUMBER),
+    **dict.fromkeys(("eval_return_mean", "best_return_mean"), NUMBER),
+}
+# Options without which a config.yaml is none of a run.
+GROUPS = ("algo", "env", "runner", "model", "resources")
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """What a summary.json says. Entries of another type than rlrun writes are left out; it is empty where there is no
+    file, or none that rlrun could have written."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, SUMMARY.get(key, object))}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All complete rows of a progress.jsonl; the last line of a killed run may be incomplete and is left out.
+
+    Raises UserError where rlrun cannot have written the file, and OSError where it cannot be read."""
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"{path} holds no text, and therefore no rows of a run") from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(row, dict) or "env_steps" not in row:
+            continue
+        for key, value in row.items():
+            if isinstance(value, dict | list) or ("/" not in key and not isinstance(value, NUMBER)):
+                raise UserError(f"{path}, line {number}: {key} is {str(value)[:60]!r}, and it must be a number")
+        if row["env_steps"] is None:
+            continue
+        rows.append(row)
+    return rows
+
+
+def check_run_config(values: Mapping[str, Any], path: Path) -> None:
+    """Raises UserError where the contents of a config.yaml are not the options of a run."""
+    for group in GROUPS:
+        if not isinstance(values.get(group), Mapping):
+            raise UserError(
+                f"{path} is not the config of a run: {'it is empty' if not values else f'it has no {group}'}"
+            )
+    for group in ("algo", "env", "runner"):
+        if not isinstance(values[group].get("name"), str):
+            raise UserError(f"{path} is not the config of a run: {group} has no name")
+    if not isinstance(values.get("seed"), int):
+        raise UserError(f"{path} is not the config of a run: it has no seed")

@@ -1,0 +1,376 @@
+"""Whether spaces are ones that rlrun can learn with, and whether values are in their spaces."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rlrun.core.errors import UserError
+from rlrun.envs.check_report import Findings, shown
+from rlrun.envs.gym import MASK, observation_spaces, to_space
+
+BOUNDLESS = 1e30  # larger bounds, such as the largest float32, bound nothing
+LISTED = 20  # entries of a choice that are looked at one by one
+
+
+class Misfit(NamedTuple):
+    """Why a value is not in its space."""
+
+    serious: bool  # whether it makes training wrong or impossible
+    what: str
+    mend: str
+
+
+def check_space(report: Findings, space: Any, what: str, action: bool, owner: str) -> bool:
+    """Reports what is wrong with a space. Returns whether the checks of values can go on.
+
+    what: observation_space or action_space, perhaps of an agent. owner: how the class sets it, for the advice."""
+    check = "action-space" if action else "observation-space"
+    if space is None:
+        report.error(check, f"{what} is None", f"set {owner} to a space of gymnasium.spaces in __init__")
+        return False
+    if not isinstance(space, gymnasium.Space):
+        module = type(space).__module__
+        if module.split(".")[0] == "gym":
+            mend = "import gymnasium instead of gym; their spaces have the same names"
+        else:
+            mend = "make it a space of gymnasium.spaces, such as Box or Discrete"
+        report.error(check, f"{what} is {shown(space)}, which is no Gymnasium space but a {type(space).__name__}", mend)
+        return False
+    for path, part in parts_of(space):
+        where = what + path
+        if isinstance(part, spaces.Box):
+            _check_box(report, part, where, action, owner)
+        elif isinstance(part, spaces.Discrete) and action and part.n == 1:
+            report.warning(check, f"{where} has one action, so that there is nothing to learn", "offer at least two")
+    return True
+
+
+def check_supported(report: Findings, obs: Any, action: Any, name: str) -> None:
+    """Reports spaces that rlrun has no networks for, and masks that do not fit the actions."""
+    try:
+        taken = to_space(action, "action", name)
+        seen = obs
+        if isinstance(obs, spaces.Dict):  # text is left out of Dict observations in training
+            kept = {key: part for key, part in obs.spaces.items() if not isinstance(part, spaces.Text)}
+            seen = spaces.Dict(kept) if kept else obs
+        observation_spaces(seen, taken, name)
+    except UserError as error:
+        report.error(
+            "supported-space",
+            str(error),
+            "a wrapper of env.wrappers can translate it, for example gymnasium.wrappers.FlattenObservation",
+        )
+
+
+def parts_of(space: gymnasium.Space, path: str = "") -> list[tuple[str, gymnasium.Space]]:
+    """The spaces inside of a space, each with the index that leads to it, such as ['camera'][0]."""
+    if isinstance(space, spaces.Dict):
+        return [one for key, part in space.spaces.items() for one in parts_of(part, f"{path}[{key!r}]")]
+    if isinstance(space, spaces.Tuple):
+        return [one for number, part in enumerate(space.spaces) for one in parts_of(part, f"{path}[{number}]")]
+    return [(path, space)]
+
+
+def _check_box(report: Findings, box: spaces.Box, where: str, action: bool, owner: str) -> None:
+    low, high = box.low, box.high
+    check = "action-bounds" if action else "observation-bounds"
+    if not low.size:
+        report.error(check, f"{where} has the shape {box.shape}, which holds no numbers", "give it at least one number")
+        return
+    floating = np.issubdtype(box.dtype, np.floating)
+    if floating and (np.isnan(low).any() or np.isnan(high).any()):
+        report.error(check, f"{where} has a bound that is NaN", "use -np.inf and np.inf where nothing bounds a number")
+        return
+    over = low > high
+    if over.any():
+        at = _first(over)
+        report.error(
+            check,
+            f"{where} has the lowest value {low[at]} above the highest, {high[at]}{_index(at)}",
+            f"exchange low and high in {owner}",
+        )
+        return
+    flat = low == high
+    if action and flat.any():
+        report.error(
+            check,
+            f"{where} has the lowest value {low[_first(flat)]} as its highest{_index(_first(flat))}",
+            "leave out a number that has one value, or widen its bounds",
+        )
+    elif flat.all():
+        report.warning(
+            check,
+            f"{where} has its lowest value, {low.flat[0]}, as its highest: every observation would be the same",
+            "give the bounds that observations have; -np.inf and np.inf are fine",
+        )
+    if action and floating:
+        free = (np.abs(low.astype(np.float64)) > BOUNDLESS) | (np.abs(high.astype(np.float64)) > BOUNDLESS)
+        if free.any():
+            report.warning(
+                "infinite-action",
+                f"{where} is not bounded{_index(_first(free))}, so that rlrun cannot scale its actions, and SAC, TD3"
+                " and DDPG refuse it",
+                "give the largest values that make sense, for example Box(-1, 1, shape), and scale them in step()",
+            )
+    if not action and box.dtype == np.uint8 and len(box.shape) == 3 and (low.min() != 0 or high.max() != 255):
+        report.warning(
+            check,
+            f"{where} has the bounds {low.min()} to {high.max()}, and pictures of uint8 are divided by 255",
+            "use low=0 and high=255",
+        )
+
+
+def _first(bad: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argwhere(bad)[0])
+
+
+def _index(at: tuple[int, ...]) -> str:
+    return f" at [{', '.join(map(str, at))}]" if at else ""
+
+
+def misfit(space: gymnasium.Space, value: Any, path: str = "") -> Misfit | None:
+    """Returns why a value is not in its space; None if it is. A part that is serious comes before one that is not."""
+    inner: list[Misfit | None]
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, dict):
+            return Misfit(True, f"{path} is a {type(value).__name__}, and the space is a Dict", "return a dict")
+        lacking, more = space.spaces.keys() - value.keys(), value.keys() - space.spaces.keys()
+        if lacking or more:
+            said = [f"lacks {sorted(map(str, lacking))}"] * bool(lacking)
+            said += [f"has {sorted(map(str, more))} in addition"] * bool(more)
+            return Misfit(True, f"{path} {' and '.join(said)}", "return the keys that the space has, and no others")
+        inner = [misfit(part, value[key], f"{path}[{key!r}]") for key, part in space.spaces.items()]
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple | list):
+            return Misfit(True, f"{path} is a {type(value).__name__}, and the space is a Tuple", "return a tuple")
+        if len(value) != len(space.spaces):
+            what = f"{path} has {len(value)} parts, and the space has {len(space.spaces)}"
+            return Misfit(True, what, "return one part for each part of the space")
+        inner = [misfit(part, value[i], f"{path}[{i}]") for i, part in enumerate(space.spaces)]
+    else:
+        return _leaf(space, value, path)
+    found = [one for one in inner if one is not None]
+    return next((one for one in found if one.serious), found[0] if found else None)
+
+
+def _leaf(space: gymnasium.Space, value: Any, path: str) -> Misfit | None:
+    if value is None:
+        return Misfit(
+            True, f"{path} is None", "return an observation from reset() and from every step(), also the last"
+        )
+    if isinstance(space, spaces.Box):
+        return _in_box(space, value, path)
+    if isinstance(space, spaces.Discrete):
+        return _in_discrete(space, value, path)
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        return _in_choices(space, value, path)
+    if not space.contains(value):
+        return Misfit(True, f"{path} is {shown(value)}, which is not in {space}", "return a value of the space")
+    return None
+
+
+def _in_box(space: spaces.Box, value: Any, path: str) -> Misfit | None:
+    listed = not isinstance(value, np.ndarray | np.generic)
+    try:
+        array = np.asarray(value)
+    except Exception:  # such as lists of unlike lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "bifu":
+        what = f"{path} is {shown(value)} ({type(value).__name__}), and the space is {space}"
+        return Misfit(True, what, f"return np.asarray(observation, dtype=np.{space.dtype})")
+    if array.shape != space.shape:
+        what = f"{path} has the shape {array.shape}, and the space says {space.shape}"
+        return Misfit(True, what, "make both the same: reshape the observation, or change the space's shape")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        at = _first(~np.isfinite(array))
+        what = f"{path} holds {array[at]}{_index(at)}"
+        return Misfit(True, what, "find where it comes from, such as a division by 0, and end the episode before it")
+    astype = f"return observation.astype(np.{space.dtype}), or change the space's dtype"
+    if not listed and array.dtype != space.dtype and not np.can_cast(array.dtype, space.dtype, "same_kind"):
+        return Misfit(True, f"{path} has the dtype {array.dtype}, and the space promises {space.dtype}", astype)
+    numbers = array.astype(np.float64)
+    slack = 1e-5 * np.maximum(1.0, np.abs(numbers)) if space.dtype is not None and space.dtype.kind == "f" else 0.0
+    outside = (numbers < space.low.astype(np.float64) - slack) | (numbers > space.high.astype(np.float64) + slack)
+    if outside.any():
+        at = _first(outside)
+        what = f"{path} holds {array[at]}{_index(at)}, and the space allows {space.low[at]} to {space.high[at]}"
+        return Misfit(True, what, "widen the space's bounds, or clip the observation")
+    if listed:
+        what = f"{path} is a {type(value).__name__} and no NumPy array"
+        return Misfit(False, what, f"return np.asarray(observation, dtype=np.{space.dtype})")
+    if array.dtype != space.dtype:
+        return Misfit(False, f"{path} has the dtype {array.dtype}, and the space promises {space.dtype}", astype)
+    return None
+
+
+def _in_discrete(space: spaces.Discrete, value: Any, path: str) -> Misfit | None:
+    array = np.asarray(value)
+    if array.shape != () or array.dtype.kind not in "iu":
+        kind = f"{type(value).__name__} of the shape {array.shape}" if array.shape else type(value).__name__
+        return Misfit(True, f"{path} is {shown(value)} ({kind}), and {space} holds whole numbers", "return an int")
+    if not space.start <= int(array) < space.start + space.n:
+        last = int(space.start + space.n - 1)
+        what = f"{path} is {int(array)}, and {space} holds {int(space.start)} to {last}"
+        return Misfit(True, what, "count as the space does, or make the space larger")
+    return None
+
+
+def _in_choices(space: spaces.MultiDiscrete | spaces.MultiBinary, value: Any, path: str) -> Misfit | None:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iub":
+        return Misfit(True, f"{path} has the dtype {array.dtype}, and {space} holds whole numbers", "return integers")
+    if array.shape != tuple(space.shape or ()):
+        return Misfit(
+            True, f"{path} has the shape {array.shape}, and the space says {space.shape}", "make both the same"
+        )
+    if isinstance(space, spaces.MultiBinary):
+        bad = (array != 0) & (array != 1)
+    else:
+        bad = (array < space.start) | (array >= space.start + space.nvec)
+    if bad.any():
+        at = _first(bad)
+        what = f"{path} holds {array[at]}{_index(at)}, which {space} does not allow"
+        return Misfit(True, what, "count as the space does, or make the space larger")
+    return None
+
+
+# -- masks and actions -------------------------------------------------------------------------------------------------
+
+
+def mask_of(obs: Any, info: Any = None) -> np.ndarray | None:
+    """The action mask of an observation, or of its info; None without one."""
+    for place in (obs, info):
+        if isinstance(place, dict) and MASK in place:
+            try:
+                return np.asarray(place[MASK])
+            except Exception:  # lists of unlike lengths
+                return np.asarray(None)
+    return None
+
+
+def check_mask(report: Findings, mask: np.ndarray, action: gymnasium.Space, over: bool, where: str) -> bool:
+    """Reports what is wrong with a mask of legal actions. Returns whether one can be chosen by it."""
+    mend = "return an array of 0 and 1 (or bools), one for each action, as info or as obs['action_mask']"
+    if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
+        report.error("action-mask", f"the action_mask is {shown(mask)}, and it may hold 0 and 1 alone", mend, where)
+        return False
+    if not isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
+        return False
+    wanted = int(action.n) if isinstance(action, spaces.Discrete) else int(np.sum(action.nvec))
+    if mask.size != wanted:
+        report.error("action-mask", f"the action_mask has {mask.size} numbers for {wanted} actions", mend, where)
+        return False
+    if not over and not mask.any():
+        what = "the action_mask leaves no legal action, although the episode goes on"
+        report.error("action-mask", what, "leave one action legal, or end the episode", where)
+        return False
+    return bool(mask.any())
+
+
+def draw(space: gymnasium.Space, mask: np.ndarray | None, rng: np.random.Generator) -> Any:
+    """A random action. Where a mask fits, it is a legal one."""
+    if isinstance(space, spaces.Discrete) and mask is not None and mask.size == space.n and mask.any():
+        return int(space.start + rng.choice(np.flatnonzero(mask.ravel())))
+    if isinstance(space, spaces.Box):
+        low = np.maximum(space.low.astype(np.float64), -1.0 if not np.isfinite(space.low).all() else -BOUNDLESS)
+        high = np.minimum(space.high.astype(np.float64), 1.0 if not np.isfinite(space.high).all() else BOUNDLESS)
+        high = np.maximum(low, high)
+        made = rng.uniform(low, high)
+        return (made.round() if space.dtype is not None and space.dtype.kind in "iu" else made).astype(space.dtype)
+    if isinstance(space, spaces.MultiDiscrete) and mask is not None and mask.size == int(np.sum(space.nvec)):
+        ends = np.cumsum(space.nvec.ravel())[:-1]
+        chosen = [int(rng.choice(np.flatnonzero(m))) if m.any() else 0 for m in np.split(mask.ravel(), ends)]
+        return (np.asarray(chosen).reshape(space.shape) + space.start).astype(space.dtype)
+    if isinstance(space, spaces.Dict):
+        return {key: draw(part, None, rng) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(draw(part, None, rng) for part in space.spaces)
+    space.seed(int(rng.integers(2**31)))
+    return space.sample()
+
+
+# -- rewards, ends and infos -------------------------------------------------------------------------------------------
+
+
+def check_reward(
+    report: Findings, reward: Any, where: str, agents: int | None = None, whose: str = "the reward"
+) -> None:
+    """Reports a reward that is no finite number. agents: how many may share a sequence of rewards; None: none may."""
+    if agents is not None and isinstance(reward, list | tuple | np.ndarray) and np.shape(reward) == (agents,):
+        for one in reward:
+            check_reward(report, one, where)
+        return
+    mend = "return a float"
+    if reward is None:
+        report.error("reward", f"{whose} is None", f"{mend}; 0.0 where nothing is paid", where)
+        return
+    if isinstance(reward, bool | int | float | np.number | np.bool_):
+        number = reward
+    else:
+        array = np.asarray(reward)
+        if array.dtype.kind not in "biuf" or array.shape != ():
+            kind = f"{type(reward).__name__} of the shape {array.shape}" if array.shape else type(reward).__name__
+            what = f"{whose} is {shown(reward)} ({kind}), which is no number"
+            report.error("reward", what, f"{mend}, such as float(reward) or reward.item()", where)
+            return
+        number = array.item()
+    if not np.isfinite(number):
+        what = f"{whose} is {number}"
+        report.error("reward-finite", what, "find where it comes from, such as a division by 0 or a log of 0", where)
+
+
+def check_end(report: Findings, name: str, value: Any, where: str) -> None:
+    """Reports a terminated or truncated that is no bool."""
+    if isinstance(value, bool | np.bool_) or (
+        isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool
+    ):
+        return
+    what = f"{name} is {shown(value)} ({type(value).__name__}), which is no bool"
+    number = isinstance(value, int | float | np.number) and value in (0, 1)
+    report_it = report.warning if number else report.error
+    report_it(f"{name}-type", what, f"return bool({name}), and False where the episode goes on", where)
+
+
+class Infos:
+    """Looks at all infos of an environment, because Gymnasium must be able to gather those of several in arrays."""
+
+    def __init__(self, report: Findings):
+        self.report = report
+        self.kinds: dict[Any, Any] = {}
+
+    def check(self, info: Any, where: str) -> None:
+        report = self.report
+        if not isinstance(info, dict):
+            what = f"info is {shown(info)} ({type(info).__name__}), which is no dict"
+            report.error("info", what, "return {} where there is nothing to tell", where)
+            return
+        for key, value in info.items():
+            if not isinstance(key, str):
+                what = f"info has the key {shown(key)}, which is no text and names no metric"
+                report.error("info-key", what, "use texts as keys", where)
+                continue
+            if value is None or key == MASK:
+                continue
+            kind = self._kind(value)
+            known = self.kinds.setdefault(key, kind)
+            if kind != known and "object" not in (kind[0], known[0]):
+                what = f"info[{key!r}] is {self._said(kind)} here and was {self._said(known)} before"
+                mend = "give an entry one type and one shape, since those of several environments become one array"
+                report.warning("info-kind", what, mend, where)
+            if isinstance(value, float | np.floating) and not np.isfinite(value):
+                what = f"info[{key!r}] is {value}, and so will be its mean, sample/info/{key}"
+                report.warning("info-finite", what, "leave the entry out where there is no number", where)
+
+    def _kind(self, value: Any) -> tuple[str, Any]:
+        if isinstance(value, bool | int | float | np.number | np.bool_):
+            return "number", ()
+        if isinstance(value, np.ndarray):
+            return "array", value.shape
+        return ("dict", ()) if isinstance(value, dict) else ("object", ())
+
+    def _said(self, kind: tuple[str, Any]) -> str:
+        return {"number": "a number", "dict": "a dict"}.get(kind[0], f"an array of the shape {kind[1]}")
