@@ -232,9 +232,10 @@ def page() -> None:
     lines = [
         "# Long runs",
         "",
-        "`scripts/soak` trains for an hour, looks at a run's processes every ten seconds and says what has changed after the "
-        "first ten minutes. A fixed loop is timed beside the run; speed is env steps in the time of that loop, in the last ten "
-        "minutes compared with the second ten. This page is written by `scripts/soak --page`.",
+        "`scripts/soak` trains for an hour, looks at a run's processes every ten seconds and says what has changed after the",
+        "first ten minutes. A fixed loop is timed beside the run; speed is env steps in the time of that loop, in the last ten",
+        "minutes compared with the second ten. Other work on the machine makes this speed uneven. `scripts/soak --page` writes",
+        "this page.",
         "",
         table(results),
         "",
