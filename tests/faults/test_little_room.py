@@ -63,7 +63,7 @@ def test_the_limit_of_open_files_is_raised_where_it_may_be():
 
 def test_rows_wait_for_space_and_are_never_torn(tmp_path, capsys):
     """A real limit of the file's size stands for a full disk."""
-    path, rows = tmp_path / "progress.jsonl", [{"env_steps": n, "text": "x" * 90} for n in range(40)]
+    path, rows = tmp_path / "progress.jsonl", [{"env_steps": n, "x" * 90: 1.0} for n in range(40)]
     log = Jsonl(path, None)
     with limited(resource.RLIMIT_FSIZE, 1050):
         for row in rows[:30]:
@@ -92,7 +92,7 @@ def test_a_run_whose_process_is_gone_has_failed(tmp_path):
     run.summary(status="RUNNING", seed=3)
     (other := RunDir(run.path)).path.joinpath("config.yaml").touch()
     assert other.known == {"status": "RUNNING", "seed": 3}
-    run.lock.close()  # as the system does when a process dies
+    run.lock.file.close()  # as the system does when a process dies
     assert other.known == {"status": "FAILED", "seed": 3, "reason": SILENT}
     other.acquire()
     assert other.known["status"] == "FAILED"
