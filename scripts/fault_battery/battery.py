@@ -48,13 +48,22 @@ def table(lines: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> s
     return "\n".join("| " + " | ".join(text.replace("|", "/") for text in line) + " |" for line in made)
 
 
-def write(results: list[Result], quick: bool, tries: int | None) -> None:
-    """Writes the page. Rows of an earlier page stay, unless they were tried again or come from another machine."""
-    from rlrun.runtime.rundir import git_commit, hardware
+def stamp(quick: bool, tries: int | None) -> str:
+    """The commit, the day and the options with which rows are made."""
+    from rlrun.runtime.rundir import git_commit
+
+    options = f"{', --quick' * quick}{f', --tries {tries}' * (tries is not None)}"
+    return f"{(git_commit() or 'unknown')[:9]}, {date.today():%Y-%m-%d}{options}"
+
+
+def write(results: list[Result], made: str) -> None:
+    """Writes the page. Rows of an earlier page stay, unless they were tried again or come from another machine.
+
+    made: the stamp of these results, from before the first was tried."""
+    from rlrun.runtime.rundir import hardware
 
     facts = hardware()
     machine = f"{facts['cpu']}, {facts['cores']} cores, {', '.join(facts['gpus']) or 'no GPU'}, Python {platform.python_version()}."
-    made = f"{(git_commit() or 'unknown')[:9]}, {date.today():%Y-%m-%d}{', --quick' * quick}{f', --tries {tries}' * (tries is not None)}"
     before = PAGE.read_text() if PAGE.exists() else ""
     rows: dict[str, tuple[str, ...]] = {}
     problems: dict[str, list[str]] = {}
@@ -94,7 +103,7 @@ def main() -> int:
         print("\n".join(f"{name:<24}{ROWS[name].fault}" for name in rows))
         return 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # runs that are going on are ended then
-    results = []
+    results, made = [], stamp(asked.quick, asked.tries) if asked.write else ""
     for name in rows:
         print(f"{name} ...", flush=True)
         results.append(attempt(name, asked.quick, tries=asked.tries))
@@ -103,7 +112,7 @@ def main() -> int:
         for said in results[-1].problems:
             print(f"  problem: {said}", flush=True)
         if asked.write:  # after each row, because the battery takes long
-            write(results, asked.quick, asked.tries)
+            write(results, made)
     print(f"\n{table(list(map(cells, results)))}")
     return int(any(one.problems for one in results))
 
