@@ -14,6 +14,7 @@ from rlrun.dataflow.workers import READY, START_SEC, Workers, carrying, start_se
 
 def ready(pipe, *names):
     pipe.send(READY)
+    pipe.recv()  # start_all() reads all that is there, and would lose an answer that nobody has asked for
     pipe.send([os.environ.get(name) for name in names])
     pipe.recv()
 
@@ -45,6 +46,8 @@ def test_new_processes_call_what_is_carried():
     try:
         with carrying([functools.partial(set_variable, "RLRUN_TEST_CARRIED")]):
             (worker,) = workers.start_all(ready, {"one": ("RLRUN_TEST_CARRIED",)})
+        workers.send(worker, "what do you know?")
+        assert worker.pipe.poll(60)
         assert worker.pipe.recv() == ["known"] and "RLRUN_TEST_CARRIED" not in os.environ
     finally:
         workers.stop()
