@@ -54,9 +54,9 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     from rlrun.config.run import type_config, with_numbers
     from rlrun.config.unused import flattened
     from rlrun.core.passwords import check_logger
-    from rlrun.machine.machine import measured
     from rlrun.runtime import session
     from rlrun.runtime.build import checkpoints_of, preflight
+    from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.leftovers import tidy
     from rlrun.runtime.plan import check_saved, plan
     from rlrun.runtime.rundir import SILENT, RunDir
@@ -66,7 +66,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     values = with_numbers(values)
     config = type_config({**values, "init": None})  # the checkpoint already contains what init loaded
     print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
-    machine = measured()
+    machine = machine_for(config)
     given = flattened(changes)
     planned = plan(config, machine, given)
     refuse_unused(planned, given)

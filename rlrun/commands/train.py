@@ -78,17 +78,18 @@ def train(cfg: Any, choices: dict[str, Any], watch: Any = None) -> int:
 
 def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     """Prints what a run of this config would consist of, and starts nothing."""
-    from rlrun.config.run import with_numbers
+    from rlrun.config.automatic import settled
+    from rlrun.config.run import type_config, with_numbers
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
-    from rlrun.machine.machine import measured
     from rlrun.runtime.build import preflight
+    from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.data_plan import fill_spec
     from rlrun.runtime.unused import refuse_unused
 
     values = with_numbers(fill_spec(plain(cfg)))
     check_tuned(choices, values)
-    machine = measured()
+    machine = machine_for(type_config(settled(values)[0]))
     given = set_by_user(values)
     planned = planned_here(values, machine, given, capacity_is_auto(values))
     refuse_unused(planned, given)
@@ -104,8 +105,8 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None) -> i
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
     from rlrun.core.passwords import check_logger
-    from rlrun.machine.machine import measured
     from rlrun.runtime.build import preflight
+    from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.data_plan import fill_spec
     from rlrun.runtime.rundir import RunDir, default_path
     from rlrun.runtime.unused import refuse_unused
@@ -126,7 +127,7 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None) -> i
     values["run_dir"] = str(path)
     # The path is absolute, so that a run that is resumed from another directory finds its MLflow store.
     values["runs_root"] = str(Path(config.run.runs_root).resolve())
-    machine = measured()
+    machine = machine_for(config)
     planned = planned_here(values, machine, given, auto)
     refuse_unused(planned, given)
     preflight(planned, machine)

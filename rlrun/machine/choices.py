@@ -177,6 +177,8 @@ def replay_columns(asked: Asked, learners: int) -> Choice:
 def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> Choice:
     """Chooses who acts: the learner (serial), the samplers (local) or a thread beside the learner (batched)."""
     cfg, needs, columns = asked.cfg, asked.needs, spread.per_learner
+    if cfg.ray is not None:
+        return _inference_on_nodes(asked, machine)
     if cfg.inference != "auto":
         return Choice(cfg.inference)
     if needs.every_process_learns:
@@ -206,6 +208,19 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
     ):
         return Choice("serial", "inference=serial: learning is most of the work, and gets both cores")
     return _inference_by_pace(asked, machine, learners, columns)
+
+
+def _inference_on_nodes(asked: Asked, machine: Machine) -> Choice:
+    """Samplers on other machines act with copies of the policy."""
+    cfg = asked.cfg
+    if cfg.inference not in ("auto", "local"):
+        raise UserError(f"resources.inference={cfg.inference}: the samplers of resources=ray act with copies (local)")
+    if asked.needs.every_process_learns:
+        raise UserError("resources=ray spreads samplers over machines, and here every process samples and learns")
+    if cfg.num_learners not in ("auto", 1):
+        raise UserError(f"resources.num_learners={cfg.num_learners}: a run with resources=ray has one learner")
+    nodes = _counted(len(machine.nodes), "node")
+    return Choice("local", f"inference=local: samplers act with copies of the policy on {nodes}")
 
 
 def _inference_by_pace(asked: Asked, machine: Machine, learners: int, columns: int) -> Choice:
@@ -243,7 +258,7 @@ def inference_of_separate_samplers(asked: Asked, machine: Machine, learners: int
             "resources.inference=serial: this runner has samplers in processes of their own (local or batched);"
             " runner=replay has one process"
         )
-    if cfg.inference == "auto" and not (asked.image and cfg.device != "cpu" and machine.gpus):
+    if cfg.ray is None and cfg.inference == "auto" and not (asked.image and cfg.device != "cpu" and machine.gpus):
         return Choice("local", "inference=local: samplers are processes of their own")
     return inference(asked, machine, learners, spread)
 
@@ -319,11 +334,14 @@ def samplers_per_learner(
     learner gets a core of its own. Samplers that divide the columns among them, because they wait for the learner or
     feed one replay, use as many cores as divide the columns evenly. A replay in shards gets a producer for each."""
     cfg, groups = asked.cfg, _groups(inference)
-    available = max(1, machine.cores // learners)
-    if cfg.num_samplers != "auto":
-        if cfg.num_samplers % learners:
-            raise UserError(f"resources.num_samplers={cfg.num_samplers} must be a multiple of num_learners={learners}")
-        chosen = Choice(cfg.num_samplers // learners)
+    available = max(1, machine.sampling_cores // learners)
+    wanted = cfg.num_samplers
+    if cfg.ray is not None and cfg.ray.samplers_per_node != "auto":
+        wanted = cfg.ray.samplers_per_node * len(machine.nodes)
+    if wanted != "auto":
+        if wanted % learners:
+            raise UserError(f"resources.num_samplers={wanted} must be a multiple of num_learners={learners}")
+        chosen = Choice(wanted // learners)
     elif inference == "serial":
         chosen = Choice(1)
     else:
@@ -343,7 +361,8 @@ def samplers_per_learner(
             else f", algo.num_envs={spread.total}"
         )
         each = " for each learner" if learners > 1 else ""
-        why = f"num_samplers={count * learners}: {_counted(available, 'core')}{each}{what if spread.shared else ''}"
+        on = f" of {_counted(len(machine.nodes), 'node')}" if machine.nodes else ""
+        why = f"num_samplers={count * learners}: {_counted(available, 'core')}{on}{each}{what if spread.shared else ''}"
         if spread.shared and count * groups < asked.num_shards:
             more = range(count + 1, spread.per_learner // groups + 1)
             enough = [n for n in more if n * groups >= asked.num_shards and spread.per_learner % (n * groups) == 0]

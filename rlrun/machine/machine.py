@@ -14,6 +14,7 @@ import torch
 from rlrun.core.env import EnvFactory
 from rlrun.core.pulse import STEP, doing
 from rlrun.core.specs import random_actions
+from rlrun.machine.nodes import Node
 from rlrun.machine.processor import cpu_flags
 
 FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
@@ -58,9 +59,15 @@ class Machine:
     gpu_memory: tuple[int, ...] = ()  # free bytes of each
     free_memory: int = 2**62  # bytes
     free_shared: int = 2**62  # bytes of shared memory
+    nodes: tuple[Node, ...] = ()  # machines that step environments, where they are those of a cluster
     env_step_sec: Callable[[EnvFactory, int], float] = (
         env_step_sec  # takes a moment, so it is measured when a layout asks for it
     )
+
+    @property
+    def sampling_cores(self) -> int:
+        """Cores for samplers: those of all nodes, or this machine's."""
+        return sum(node.cores for node in self.nodes) or self.cores
 
     @property
     def fast_bf16(self) -> frozenset[str]:

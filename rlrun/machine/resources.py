@@ -9,6 +9,7 @@ import torch
 
 from rlrun.core.conditions import IMAGES, OnlyFor
 from rlrun.core.ranges import Count, NotNegative, Positive
+from rlrun.machine.nodes import RayConfig
 
 Inference = Literal["serial", "local", "batched"]
 Precision = Literal["fp32", "bf16"]
@@ -32,12 +33,17 @@ class ResourcesConfig:
     restarts: Annotated[int, NotNegative]
     restart_window_sec: Annotated[float, Positive]
     start_timeout_sec: Annotated[float, Positive]
+    ray: RayConfig | None
 
     def __post_init__(self):
         if self.exact and self.inference != "serial":
             raise ValueError("exact (bit-reproducible) runs need inference=serial")
         if self.exact and self.num_learners not in ("auto", 1):
             raise ValueError("exact (bit-reproducible) runs have one learner: set num_learners=1")
+        if self.ray is not None and "auto" not in (self.num_samplers, self.ray.samplers_per_node):
+            raise ValueError(
+                "num_samplers counts the samplers of all nodes and ray.samplers_per_node those of each: set one"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +94,7 @@ class Resources:
     exact: bool
     why: tuple[str, ...]
     pace: Pace | None = None  # if inference was chosen by the measured speed of the environment
+    nodes: tuple[int, ...] = ()  # samplers of each machine, where they are on several
 
     @property
     def groups(self) -> int:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from rlrun.algos.multi import Multi
+from rlrun.cluster.packing import Form
+from rlrun.cluster.sampler import HostSampler
 from rlrun.config.run import Typed, algorithm_class
 from rlrun.config.types import load_yaml
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
@@ -53,6 +55,7 @@ from rlrun.replay.buffer import Replay
 from rlrun.replay.grouped import GroupedReplay
 from rlrun.replay.service import ShardedReplay
 from rlrun.runners.base import Factories
+from rlrun.runtime.cluster import KIND, brief, engine_of
 from rlrun.runtime.data_plan import recorder
 from rlrun.runtime.plan import Plan, PolicyFactory
 from rlrun.runtime.room import allow_files, check_shared
@@ -225,6 +228,8 @@ class LearnerParts:
         plan = self.sampler_plan(generation)
         if self.resources.inference == "serial":
             return SerialSampler(plan, self.device, None if self.cut is None else self.cut.of(self.ranks.rank))
+        if self.resources.nodes:
+            return self._hosts(plan)
         sampler: LocalSampler | BatchedSampler
         if self.resources.inference == "local":
             sampler = LocalSampler(plan, restarts=self.restarts)
@@ -239,6 +244,22 @@ class LearnerParts:
         if self.device.type == "cuda":
             sampler.pin()
         return sampler
+
+    def _hosts(self, sampler: SamplerPlan) -> HostSampler:
+        """Makes the sampler whose parts are on several machines."""
+        plan, cfg = self.plan, self.config.run.resources.ray
+        assert cfg is not None
+        return HostSampler(
+            sampler,
+            cfg,
+            engine_of(cfg, plan.machine.nodes),
+            KIND,
+            brief(plan),
+            self.resources.nodes,
+            Form(plan.fragment, self.spec.stack, cfg.compress),
+            synchronous=self.config.runner.synchronous,
+            restarts=self.restarts,
+        )
 
     # -- replay --------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from rlrun.envs import registry
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
+from rlrun.machine.nodes import shares
 from rlrun.machine.resources import Resources
 from rlrun.models.config import ModelConfig
 from rlrun.models.model import Model, lower_precision
@@ -39,6 +40,7 @@ from rlrun.runtime.data_plan import DataPlan, check_evaluation, plan_data, recor
 from rlrun.runtime.replay_plan import PolicyReplay, ReplayPlan, check_belongs, groups_of, layout_of
 from rlrun.samplers.evaluators import EvaluationPlan
 
+SPREAD = ("actor_learner", "on_policy", "replay")  # runners whose samplers may be on several machines
 MAX_EPISODE = 10_000  # rows of the longest episode that complete_episodes makes room for
 
 
@@ -71,6 +73,7 @@ class Plan:
     """All decisions about a run."""
 
     config: Typed
+    machine: Machine  # that the plan is for
     spec: EnvSpec
     needs: Needs  # with the columns of all agents
     resources: Resources
@@ -234,6 +237,8 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             ),
             machine,
         )
+    if asked.ray is not None:
+        resources = on_nodes(config, resources, machine)
     if needs.cut_share < 1 and resources.inference != "serial":
         raise UserError(
             "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
@@ -257,6 +262,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         needs = replace(needs, columns=needs.columns * spec.columns_per_env)
     return Plan(
         config=config,
+        machine=replace(machine, env_step_sec=Machine.env_step_sec),
         spec=spec,
         needs=needs,
         resources=resources,
@@ -280,6 +286,21 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         replay=plan_replay(config, spec, needs, resources, policy, machine),
         data=plan_data(config, spec, needs, policy),
     )
+
+
+def on_nodes(config: Typed, resources: Resources, machine: Machine) -> Resources:
+    """Divides the samplers among the machines of a cluster. Raises UserError where the runner works on one machine."""
+    if config.runner.name not in SPREAD:
+        raise UserError(
+            f"resources=ray: runner={config.runner.name} works on one machine; {', '.join(SPREAD)} do on several"
+        )
+    made = shares(resources.num_samplers, machine.nodes)
+    if 0 in made:
+        raise UserError(
+            f"resources=ray: {resources.num_samplers} samplers are fewer than the {len(made)} nodes; take fewer with"
+            " resources.ray.nodes, or more samplers"
+        )
+    return replace(resources, nodes=made)
 
 
 def make_spec(config: Typed, needs: Needs) -> EnvSpec:

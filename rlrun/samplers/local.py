@@ -8,7 +8,7 @@ Fragment(header)   <-- pipe ----    header
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -106,15 +106,17 @@ class LocalSampler(ProcessSampler):
         """Filled fragments that nobody has taken yet."""
         return len(self.waiting)
 
-    def begin(self) -> None:
+    def begin(self, held: Collection[Key] = ()) -> None:
+        """Starts the workers. held: slots that are not to be filled before refill() says so."""
         if not self.begun:
             assert self.bus.version > 0, "publish() comes first"
             self.begun = True
             for slot in self.producer:
-                self._ask(slot)
+                if slot not in held:
+                    self.refill(slot)
 
-    def _ask(self, slot: Key) -> None:
-        """Lets the slot's sampler fill it."""
+    def refill(self, slot: Key) -> None:
+        """Lets the slot's sampler fill it, anew if its rows were taken."""
         number = self.producer[slot]
         self.asked[number][slot] = None
         self.supervised.send(self.supervised.members[number], slot)
@@ -147,7 +149,7 @@ class LocalSampler(ProcessSampler):
 
     def free(self, fragments: Sequence[Fragment]) -> None:
         for fragment in fragments:
-            self._ask(fragment.header.slot)
+            self.refill(fragment.header.slot)
 
     def publish(self, policy: Policy | None, clock: Clock) -> None:
         self.bus.publish(policy, clock)

@@ -1,0 +1,60 @@
+"""What rlrun asks of an engine for many machines. Ray implements it (cluster/ray_engine.py), and tests do without Ray.
+
+A host is an object of the run's own, in a process on one machine, whose methods are called from here. Arguments and
+answers are numbers, text, bytes and NumPy arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rlrun.core.errors import ProcessLost
+from rlrun.machine.nodes import Node
+
+
+class HostLost(ProcessLost):
+    """A host has died, or the machine that it was on."""
+
+
+class Host(Protocol):
+    """A host as its caller sees it."""
+
+    name: str
+    node: str  # name of the machine that it is on
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Begins a call of one of the host's methods, which follow each other in the order of their calls. Returns what
+        stands for the answer. An argument may be what put() returned."""
+        ...
+
+
+class Engine(Protocol):
+    def nodes(self) -> Sequence[Node]:
+        """Returns the machines that are there now."""
+        ...
+
+    def start(self, kind: str, name: str, node: str, brief: bytes, spare: bool = False) -> Host:
+        """Makes an object of the class `kind` (module:Name) with this brief, in a new process on this node. It does not
+        wait for it.
+
+        spare: it takes the place of a lost host on a node whose cores are in use already."""
+        ...
+
+    def put(self, value: Any) -> Any:
+        """Stores an array, so that each machine that is given it fetches it once."""
+        ...
+
+    def wait(self, answers: Sequence[Any], timeout: float) -> list[Any]:
+        """Returns those answers that are there, after at most `timeout` seconds without one."""
+        ...
+
+    def get(self, answer: Any) -> Any:
+        """Returns an answer that is there. Raises HostLost if its host has died."""
+        ...
+
+    def stop(self, hosts: Sequence[Host]) -> None:
+        """Ends hosts, with their processes."""
+        ...
+
+    def close(self) -> None: ...

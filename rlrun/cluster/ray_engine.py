@@ -1,0 +1,277 @@
+"""Ray as the engine for many machines. Only this file of rlrun uses Ray.
+
+Ray starts with a run and stops with it. A cluster that was there before is joined and left, and never stopped. Anybody
+who reaches Ray's ports may run code there, so a cluster without a token is refused, and what rlrun starts has one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlrun.cluster.engine import Host, HostLost
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.installing import install_line
+from rlrun.machine.nodes import Node, RayConfig
+
+# Ray notices a dead machine within 15 seconds instead of a minute, and a busy head has two seconds to answer.
+HEALTH = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_failure_threshold": "5",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_initial_delay_ms": "2000",
+}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+STOP_SEC = 5.0  # that a host may take to stop its samplers
+PROBE_SEC = 30.0
+
+
+def check_installed() -> None:
+    """Raises UserError where Ray is not installed. It is not imported, because it reads its settings when it is."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(f"resources=ray needs Ray: {install_line('ray')}")
+
+
+def token_file() -> Path:
+    return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+
+
+def make_token() -> None:
+    """Makes the token with which Ray's processes know each other, readable by this user alone, unless there is one."""
+    path = token_file()
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "w") as out:
+            out.write(secrets.token_hex(32))
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o600)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Keeps this process's answers to signals, which Ray replaces."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Host:
+    """A host in an actor of Ray."""
+
+    def __init__(self, actor: Any, name: str, node: str):
+        self.actor, self.name, self.node = actor, name, node
+
+    def call(self, method: str, *args: Any) -> Any:
+        return self.actor.call.remote(method, *args)
+
+
+class _Actor:
+    """What runs in an actor's process: one object of the class that it was told."""
+
+    def __init__(self, kind: str, brief: bytes, path: list[str]):
+        sys.path += [folder for folder in path if folder not in sys.path]
+        module, _, name = kind.partition(":")
+        self.made = getattr(importlib.import_module(module), name)(brief)
+
+    def call(self, method: str, *args: Any) -> Any:
+        return getattr(self.made, method)(*args)
+
+
+class RayEngine:
+    """An engine.Engine."""
+
+    def __init__(self, cfg: RayConfig, planned: Sequence[Node]):
+        """planned: the nodes to start on this machine, where cfg has no address."""
+        check_installed()
+        self.cfg = cfg
+        self.cluster: Any = None  # simulated nodes
+        self.folder: Path | None = None  # of what this run has started
+        os.environ.update({name: os.environ.get(name, value) for name, value in (HEALTH | QUIET).items()})
+        make_token()
+        open_ = cfg.address is not None and cfg.allow_open
+        os.environ["RAY_AUTH_MODE"] = "disabled" if open_ and not self._wants_token() else "token"
+        try:
+            import ray
+        except ImportError as error:
+            raise UserError(f"resources=ray: Ray cannot be imported ({error}): {install_line('ray')}") from None
+        self.ray: Any = ray
+        with _signals_kept():
+            if cfg.address is not None:
+                self._join()
+            else:
+                self._begin(planned)
+        atexit.register(self.close)
+        self.remote = ray.remote(_Actor)
+
+    # -- starting and stopping -----------------------------------------------------------------------------------------
+
+    def _begin(self, planned: Sequence[Node]) -> None:
+        """Starts Ray on this machine."""
+        if self.ray.is_initialized():
+            raise UserError("this process uses Ray already: give resources.ray.address=auto to use that cluster")
+        store = self.cfg.store_mb * 2**20
+        self.folder = Path(tempfile.mkdtemp(prefix="rlrun-ray-"))  # short, because sockets lie in it
+        os.environ["RAY_TMPDIR"] = str(self.folder)
+        settings = {"include_dashboard": False, "object_store_memory": store}
+        if not self.cfg.simulate:
+            self.ray.init(
+                address="local",
+                num_cpus=planned[0].cores,
+                num_gpus=0,
+                log_to_driver=False,
+                logging_level="error",
+                **settings,
+            )
+            return
+        from ray.cluster_utils import Cluster  # type: ignore[import-not-found]
+
+        first, *others = planned
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": first.cores, "num_gpus": 0, **settings},
+        )
+        for node in others:
+            self.add_node(node.cores)
+        self.ray.init(address=self.cluster.address, log_to_driver=False, logging_level="error")
+
+    def add_node(self, cores: int) -> Any:
+        """Lets another simulated node join. Returns Ray's object for it."""
+        assert self.cluster is not None, "only simulated nodes can be added"
+        return self.cluster.add_node(num_cpus=cores, num_gpus=0, object_store_memory=self.cfg.store_mb * 2**20)
+
+    def _join(self) -> None:
+        """Joins a cluster that is there."""
+        if not self.cfg.allow_open and not self._wants_token():
+            raise UserError(
+                f"the Ray cluster at {self.cfg.address} wants no token, so anybody who reaches its ports may run code"
+                " there. Start it with RAY_AUTH_MODE=token and the same token on every machine (docs/cluster.md), or"
+                " accept this with resources.ray.allow_open=true"
+            )
+        try:
+            self.ray.init(address=self.cfg.address, log_to_driver=False, logging_level="error")
+        except Exception as error:  # Ray raises many kinds: ConnectionError, ValueError, RuntimeError ...
+            said = str(error).strip().splitlines()
+            raise UserError(
+                f"resources.ray.address={self.cfg.address}: no Ray cluster could be joined there:"
+                f" {said[0] if said else type(error).__name__}"
+            ) from None
+
+    def _wants_token(self) -> bool:
+        """Tells whether the cluster refuses those who have no token. It is tried in a process of its own."""
+        code = "import ray,sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error')"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")} | {
+            "RAY_AUTH_MODE": "disabled"
+        }
+        try:
+            tried = subprocess.run(
+                [sys.executable, "-c", code, str(self.cfg.address)],
+                env=environment,
+                capture_output=True,
+                timeout=PROBE_SEC,
+            )
+        except subprocess.TimeoutExpired:
+            return True
+        return tried.returncode != 0
+
+    def close(self) -> None:
+        """Leaves a cluster that was there before, and ends one that this run has started."""
+        atexit.unregister(self.close)
+        with _signals_kept():
+            if self.ray.is_initialized():
+                self.ray.shutdown()
+            if self.cluster is not None:
+                self.cluster.shutdown()
+                self.cluster = None
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.environ.pop("RAY_TMPDIR", None)
+            self.folder = None
+
+    # -- engine.Engine -------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> list[Node]:
+        alive = [one for one in self.ray.nodes() if one["Alive"]]
+        head = self.ray.get_runtime_context().get_node_id()
+        alive.sort(key=lambda one: (one["NodeID"] != head, one["NodeManagerAddress"], one["NodeManagerPort"]))
+        return [Node(one["NodeID"], int(one["Resources"].get("CPU", 0))) for one in alive]
+
+    def start(self, kind: str, name: str, node: str, brief: bytes, spare: bool = False) -> Host:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        cores = 0 if spare else min(len_of(brief), next((one.cores for one in self.nodes() if one.name == node), 1))
+        actor = self.remote.options(
+            num_cpus=cores,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(kind, brief, [folder for folder in sys.path if folder])
+        return _Host(actor, name, node)
+
+    def put(self, value: Any) -> Any:
+        return self.ray.put(value)
+
+    def wait(self, answers: Sequence[Any], timeout: float) -> list[Any]:
+        ready, _ = self.ray.wait(list(answers), num_returns=1, timeout=timeout or 0)
+        if ready and len(answers) > 1:  # those that are there beside the first
+            ready, _ = self.ray.wait(list(answers), num_returns=len(answers), timeout=0)
+        return ready
+
+    def get(self, answer: Any) -> Any:
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(answer, timeout=60.0)
+        except (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError) as error:
+            raise HostLost(_short(error)) from None
+        except errors.RuntimeEnvSetupError as error:
+            raise RunFailed(_short(error)) from None
+        except errors.RayTaskError as error:
+            raise RunFailed(str(error).strip().splitlines()[-1]) from None
+
+    def stop(self, hosts: Sequence[Host]) -> None:
+        ends = []
+        for host in hosts:
+            with contextlib.suppress(Exception):  # it may be gone
+                ends.append(host.call("stop"))
+        end = time.monotonic() + STOP_SEC
+        if ends:
+            with contextlib.suppress(Exception):
+                self.ray.wait(ends, num_returns=len(ends), timeout=max(0.0, end - time.monotonic()))
+        for host in hosts:
+            with contextlib.suppress(Exception):
+                self.ray.kill(host.actor)  # type: ignore[attr-defined]
+
+
+def len_of(brief: bytes) -> int:
+    """The number of samplers that a brief asks for."""
+    import json
+
+    return int(json.loads(brief).get("workers", 1))
+
+
+def _short(error: BaseException) -> str:
+    """The reason that Ray gives for a loss, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        if "died" in line or "killed" in line or "lost" in line or "terminated" in line:
+            return line.rstrip(".")
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,60 @@
+"""The machines (nodes) of a run that Ray spreads over several of them, and the options of conf/resources/ray.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+from rlrun.core.errors import UserError
+from rlrun.core.ranges import Count, NotNegative, Positive
+
+
+class Node(NamedTuple):
+    """A machine that steps environments."""
+
+    name: str  # as Ray calls it
+    cores: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """The options of resources.ray, which conf/resources/ray.yaml explains."""
+
+    address: str | None
+    nodes: Literal["auto"] | Annotated[int, Count]
+    samplers_per_node: Literal["auto"] | Annotated[int, Count]
+    simulate: Annotated[int, NotNegative]
+    lost: Literal["take_over", "leave_out", "end"]
+    calls_ahead: Annotated[int, Count]
+    compress: bool
+    store_mb: Annotated[int, Count]
+    join_sec: Annotated[float, Positive]
+    allow_open: bool
+
+    def __post_init__(self):
+        if self.address is not None and self.simulate:
+            raise ValueError("simulate starts nodes on this machine, and address joins a cluster: set one of them")
+        if self.simulate and self.nodes not in ("auto", self.simulate):
+            raise ValueError(f"simulate={self.simulate} starts as many nodes, and nodes={self.nodes} asks for others")
+
+
+def simulated(cfg: RayConfig, cores: int) -> tuple[Node, ...]:
+    """Returns the nodes that a run without an address starts on this machine: this machine, or parts of it."""
+    if cfg.nodes not in ("auto", 1) and not cfg.simulate:
+        raise UserError(
+            f"resources.ray.nodes={cfg.nodes}: without resources.ray.address there is this machine alone; give the"
+            f" address of a cluster, or simulate the nodes here with resources.ray.simulate={cfg.nodes}"
+        )
+    count = cfg.simulate or 1
+    return tuple(Node(f"node-{i}", max(1, cores // count)) for i in range(count))
+
+
+def shares(samplers: int, nodes: Sequence[Node]) -> tuple[int, ...]:
+    """Returns how many of the samplers each node has, in proportion to its cores. Nodes may have none."""
+    total = sum(node.cores for node in nodes)
+    made = [samplers * node.cores // total for node in nodes]
+    rest = [(samplers * node.cores % total, -i) for i, node in enumerate(nodes)]
+    for _, number in sorted(rest, reverse=True)[: samplers - sum(made)]:
+        made[-number] += 1
+    return tuple(made)

@@ -1,0 +1,102 @@
+"""How a run gets its machines, and what their hosts are told, where resources=ray spreads its samplers."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import rlrun
+from rlrun.cluster.engine import Engine
+from rlrun.cluster.packing import check_compression
+from rlrun.cluster.ray_engine import RayEngine, check_installed
+from rlrun.config.run import Typed, type_config
+from rlrun.core.errors import UserError
+from rlrun.machine.machine import Machine, measured
+from rlrun.machine.nodes import Node, RayConfig, simulated
+from rlrun.runtime.plan import Plan, plan
+
+KIND = "rlrun.runtime.host:SamplerHost"
+_JOINED: dict[str, Engine] = {}  # the cluster of this process, by address, from the plan on
+
+
+def machine_for(config: Typed) -> Machine:
+    """Returns this machine as it is now, with the nodes of its cluster where the run has one.
+
+    Raises UserError if there is no such cluster."""
+    cfg = config.run.resources.ray
+    machine = measured()
+    if cfg is None:
+        return machine
+    check_installed()
+    check_compression(cfg.compress)
+    if cfg.address is None:
+        return replace(machine, nodes=simulated(cfg, machine.cores))
+    engine = _JOINED[cfg.address] = RayEngine(cfg, ())
+    return replace(machine, nodes=_joined(engine, cfg))
+
+
+def _joined(engine: Engine, cfg: RayConfig) -> tuple[Node, ...]:
+    """Waits for as many machines as the run wants."""
+    wanted, end = 1 if cfg.nodes == "auto" else cfg.nodes, time.monotonic() + cfg.join_sec
+    while len(nodes := engine.nodes()) < wanted:
+        if time.monotonic() > end:
+            raise UserError(
+                f"resources.ray.nodes={wanted}: after {cfg.join_sec:g} s the cluster at {cfg.address} has {len(nodes)}"
+            )
+        time.sleep(0.5)
+    return tuple(nodes if cfg.nodes == "auto" else nodes[:wanted])
+
+
+def engine_of(cfg: RayConfig, planned: Sequence[Node]) -> Engine:
+    """Returns the engine of a run whose nodes were planned: the cluster that was joined, or one that starts here."""
+    return _JOINED.pop(cfg.address or "", None) or RayEngine(cfg, planned)
+
+
+def brief(plan: Plan) -> dict[str, Any]:
+    """Returns what every host of a run is told: numbers and text, which JSON can write."""
+    facts = {one.name: getattr(plan.machine, one.name) for one in fields(plan.machine)}
+    del facts["env_step_sec"]  # nothing is measured again
+    return {
+        "config": asdict(plan.config.run) | {"logger": {}},  # hosts log nothing, and its addresses may hold passwords
+        "given": {"inference": plan.resources.inference, "envs_per_sampler": plan.resources.envs_per_group},
+        "machine": facts | {"cpu_flags": sorted(plan.machine.cpu_flags)},
+        "same": same(plan),
+    }
+
+
+def same(plan: Plan) -> dict[str, str]:
+    """Returns what must be equal on all machines of a run, each with its name in messages."""
+    code = hashlib.sha256()
+    for path in sorted(Path(rlrun.__file__).parent.rglob("*.py")):
+        code.update(path.read_bytes())
+    rows = hashlib.sha256(repr((plan.fragment, plan.spec)).encode())
+    return {
+        "Python": platform.python_version(),
+        "PyTorch": str(torch.__version__),
+        "rlrun": f"{rlrun.__version__}, sources {code.hexdigest()[:12]}",
+        "rows of the environment": rows.hexdigest()[:12],
+    }
+
+
+def plan_again(brief: dict[str, Any]) -> Plan:
+    """Makes the same plan on another machine."""
+    facts = brief["machine"]
+    machine = Machine(
+        **facts
+        | {
+            "cpu_flags": frozenset(facts["cpu_flags"]),
+            "gpus": tuple(facts["gpus"]),
+            "gpu_memory": tuple(facts["gpu_memory"]),
+            "nodes": tuple(Node(*node) for node in facts["nodes"]),
+        }
+    )
+    values = brief["config"]
+    values["resources"] |= brief["given"]
+    return plan(type_config(values), machine)
