@@ -30,6 +30,7 @@ MAY = {
     "datasets": {"core", "dataflow", "replay", "samplers"},
     "runners": {"core", "machine", "dataflow", "samplers", "replay", "datasets"},
     "loggers": {"core"},
+    "cluster": {"core", "machine", "dataflow", "samplers"},
 }
 
 
@@ -110,6 +111,11 @@ def test_omegaconf_stays_behind_its_door():
         if any(m.split(".")[0] == "omegaconf" for m in imports(path))
     }
     assert users <= allowed
+
+
+def test_ray_stays_in_one_file():
+    users = {path.relative_to(PACKAGE).as_posix() for path in sources() if any(m.split(".")[0] == "ray" for m in imports(path))}
+    assert users == {"cluster/ray_engine.py"}
 
 
 def test_nothing_is_loaded_by_pickle_or_drawn_from_a_global_stream():

@@ -16,6 +16,11 @@ from rlrun.machine.nodes import Node
 class HostLost(ProcessLost):
     """A host has died, or the machine that it was on."""
 
+    def __init__(self, reason: str, machine: bool = False):
+        """machine: whether its machine may be gone too."""
+        super().__init__(reason)
+        self.machine = machine
+
 
 class Host(Protocol):
     """A host as its caller sees it."""

@@ -45,7 +45,7 @@ def pack(form: Form, fragments: Sequence[tuple[Header, Batch]], facts: dict[str,
     return np.frombuffer(b"".join([len(said).to_bytes(LENGTH.itemsize, "little"), said, *blocks]), dtype=np.uint8)
 
 
-class Packed(NamedTuple):
+class PackedFragment(NamedTuple):
     """A fragment that has arrived and is still packed."""
 
     header: Header
@@ -59,7 +59,7 @@ class Packed(NamedTuple):
             _unpack_field(form, path, value, blocks)
 
 
-def unpack(packed: np.ndarray) -> tuple[list[Packed], dict[str, Any]]:
+def unpack(packed: np.ndarray) -> tuple[list[PackedFragment], dict[str, Any]]:
     """Returns the fragments, still packed, and the facts of an array that pack() made. The fragments refer to it."""
     data = memoryview(packed)  # type: ignore[arg-type]
     size = int.from_bytes(data[: LENGTH.itemsize], "little")
@@ -68,7 +68,7 @@ def unpack(packed: np.ndarray) -> tuple[list[Packed], dict[str, Any]]:
     made = []
     for one in facts.pop("fragments"):
         end = at + sum(one["sizes"])
-        made.append(Packed(header_from_json(one["header"]), one["sizes"], data[at:end]))
+        made.append(PackedFragment(header_from_json(one["header"]), one["sizes"], data[at:end]))
         at = end
     return made, facts
 

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import importlib
 import importlib.util
+import itertools
 import os
 import secrets
 import shutil
@@ -122,6 +123,12 @@ class RayEngine:
                 self._begin(planned)
         atexit.register(self.close)
         self.remote = ray.remote(_Actor)
+        self.names: dict[str, str] = {}  # of nodes, by Ray's id
+        with contextlib.suppress(ImportError):
+            from ray._private import worker
+
+            # Ray prints the last 20 lines of a dead node's log to the terminal; rlrun says itself what was lost.
+            worker.print_to_stdstream = lambda data, ignore_prefix: None
 
     # -- starting and stopping -----------------------------------------------------------------------------------------
 
@@ -178,13 +185,14 @@ class RayEngine:
 
     def _wants_token(self) -> bool:
         """Tells whether the cluster refuses those who have no token. It is tried in a process of its own."""
-        code = "import ray,sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error')"
+        code = "import os, ray; ray.init(os.environ['RLRUN_TRIED'], log_to_driver=False, logging_level='error')"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")} | {
-            "RAY_AUTH_MODE": "disabled"
+            "RAY_AUTH_MODE": "disabled",
+            "RLRUN_TRIED": str(self.cfg.address),
         }
         try:
             tried = subprocess.run(
-                [sys.executable, "-c", code, str(self.cfg.address)],
+                [sys.executable, "-c", code],
                 env=environment,
                 capture_output=True,
                 timeout=PROBE_SEC,
@@ -213,17 +221,23 @@ class RayEngine:
         alive = [one for one in self.ray.nodes() if one["Alive"]]
         head = self.ray.get_runtime_context().get_node_id()
         alive.sort(key=lambda one: (one["NodeID"] != head, one["NodeManagerAddress"], one["NodeManagerPort"]))
-        return [Node(one["NodeID"], int(one["Resources"].get("CPU", 0))) for one in alive]
+        for one in alive:
+            if one["NodeID"] not in self.names:
+                name, used = one["NodeName"] or one["NodeManagerAddress"], set(self.names.values())
+                more = next(n for n in itertools.count(1) if (name if n == 1 else f"{name}#{n}") not in used)
+                self.names[one["NodeID"]] = name if more == 1 else f"{name}#{more}"
+        return [Node(self.names[one["NodeID"]], int(one["Resources"].get("CPU", 0))) for one in alive]
 
     def start(self, kind: str, name: str, node: str, brief: bytes, spare: bool = False) -> Host:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        place = next(number for number, known in self.names.items() if known == node)
         cores = 0 if spare else min(len_of(brief), next((one.cores for one in self.nodes() if one.name == node), 1))
         actor = self.remote.options(
             num_cpus=cores,
             max_restarts=0,
             max_task_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=False),
         ).remote(kind, brief, [folder for folder in sys.path if folder])
         return _Host(actor, name, node)
 
@@ -240,8 +254,11 @@ class RayEngine:
         errors = self.ray.exceptions
         try:
             return self.ray.get(answer, timeout=60.0)
+        except errors.ActorUnavailableError:
+            raise HostLost("its process does not answer any more", machine=True) from None
         except (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError) as error:
-            raise HostLost(_short(error)) from None
+            said = _short(error)
+            raise HostLost(said, machine="node" in said) from None
         except errors.RuntimeEnvSetupError as error:
             raise RunFailed(_short(error)) from None
         except errors.RayTaskError as error:
@@ -271,7 +288,10 @@ def len_of(brief: bytes) -> int:
 def _short(error: BaseException) -> str:
     """The reason that Ray gives for a loss, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in lines:
-        if "died" in line or "killed" in line or "lost" in line or "terminated" in line:
-            return line.rstrip(".")
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    said = next((line for line in lines if any(word in line for word in _ENDS)), (lines or [type(error).__name__])[0])
+    if "node" in said:
+        return "its machine has died"
+    return "its process has died" if "worker process has died" in said else said.rstrip(".")
+
+
+_ENDS = ("died", "killed", "lost", "terminated")

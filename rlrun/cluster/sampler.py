@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlrun.cluster.engine import Engine, Host, HostLost
-from rlrun.cluster.packing import Form, Packed, unpack
+from rlrun.cluster.packing import Form, PackedFragment, unpack
 from rlrun.cluster.weights import SentWeights
 from rlrun.core.batch import Batch, RowSpec, allocate
 from rlrun.core.errors import RunFailed, UserError
@@ -32,6 +32,7 @@ from rlrun.samplers.processes import SamplerPlan
 
 ANSWER_BYTES = 4_000_000  # of unpacked fragments, which one answer holds at least, if there are so many
 LOOK_SEC = 5.0  # seconds between two looks at which machines there are
+DOUBT_SEC = 30.0  # in which an engine finds out that a machine is gone
 
 
 class Arrivals(FragmentStore):
@@ -115,10 +116,11 @@ class HostSampler:
         self.slots = Arrivals(plan.layout)
         self.weights = SentWeights()
         self.put: tuple[int, Any] = (0, None)  # the version of the weights that the engine has stored, and its name
-        self.arrived: deque[tuple[_Part, Packed]] = deque()
+        self.arrived: deque[tuple[_Part, PackedFragment]] = deque()
         self.owner: dict[Key, tuple[_Part, Key]] = {}  # of the places in use: the host's slot of each
         self.parts: list[_Part] = []
         self.looked = time.monotonic()
+        self.doubted: dict[str, float] = {}  # machines that may be gone, and until when no host starts there
         bytes_each = sum(leaf.nbytes for leaf in allocate(plan.layout).leaves())
         self.most = max(1, ANSWER_BYTES // bytes_each)
         first = plan.first
@@ -209,7 +211,8 @@ class HostSampler:
     def _replace(self, part: _Part, node: str) -> None:
         """Starts a part's host anew: where it was, if that machine still answers, or on one that has none, or else
         beside another host."""
-        names = [one.name for one in self.engine.nodes()]
+        there = [one.name for one in self.engine.nodes()]
+        names = [name for name in there if self.doubted.get(name, 0.0) < time.monotonic()] or there
         used = {other.host.node for other in self.parts if other.host is not None}
         free = [name for name in names if name not in used]
         if node in free:
@@ -237,7 +240,7 @@ class HostSampler:
             crowded = [
                 p for p in self.parts if p.host is None or [self._node(o) for o in self.parts].count(self._node(p)) > 1
             ]
-            if node.name in used or not crowded:
+            if node.name in used or not crowded or self.doubted.get(node.name, 0.0) > time.monotonic():
                 continue
             part = next((p for p in crowded if p.host is None), crowded[-1])
             if part.host is not None:
@@ -288,6 +291,8 @@ class HostSampler:
             try:
                 packed = self.engine.get(answer)
             except HostLost as error:
+                if error.machine:
+                    self.doubted[self._node(part) or ""] = time.monotonic() + DOUBT_SEC
                 self._lost(part, f"{part.name} on {self._node(part)}: {error}")
                 continue
             part.calls.popleft()
@@ -344,7 +349,7 @@ class HostSampler:
                 raise RunFailed(f"no fragment from {names} for {self.plan.timeout_sec:g} s: an environment may hang")
         return [self._taken(*self.arrived.popleft()) for _ in range(count)]
 
-    def _taken(self, part: _Part, packed: Packed) -> Fragment:
+    def _taken(self, part: _Part, packed: PackedFragment) -> Fragment:
         key = self.slots.new()
         batch = self.slots.view(key)
         packed.unpack(self.form, batch)

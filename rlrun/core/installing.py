@@ -27,6 +27,7 @@ WHAT = {
     "gpu-metrics": "the load of a GPU in the logs",
     "search": "TPE searches (Optuna)",
     "slurm": "sweeps on a cluster (submitit)",
+    "ray": "runs on several machines (Ray)",
     "minari": "Minari's data sets",
     "export": "policies as .safetensors",
     "onnx": "policies as .onnx",

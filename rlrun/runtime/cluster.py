@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-import rlrun
 from rlrun.cluster.engine import Engine
 from rlrun.cluster.packing import check_compression
 from rlrun.cluster.ray_engine import RayEngine, check_installed
@@ -21,6 +20,7 @@ from rlrun.core.errors import UserError
 from rlrun.machine.machine import Machine, measured
 from rlrun.machine.nodes import Node, RayConfig, simulated
 from rlrun.runtime.plan import Plan, plan
+from rlrun.version import VERSION
 
 KIND = "rlrun.runtime.host:SamplerHost"
 _JOINED: dict[str, Engine] = {}  # the cluster of this process, by address, from the plan on
@@ -74,13 +74,13 @@ def brief(plan: Plan) -> dict[str, Any]:
 def same(plan: Plan) -> dict[str, str]:
     """Returns what must be equal on all machines of a run, each with its name in messages."""
     code = hashlib.sha256()
-    for path in sorted(Path(rlrun.__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(path.read_bytes())
     rows = hashlib.sha256(repr((plan.fragment, plan.spec)).encode())
     return {
         "Python": platform.python_version(),
         "PyTorch": str(torch.__version__),
-        "rlrun": f"{rlrun.__version__}, sources {code.hexdigest()[:12]}",
+        "rlrun": f"{VERSION}, sources {code.hexdigest()[:12]}",
         "rows of the environment": rows.hexdigest()[:12],
     }
 

@@ -29,7 +29,7 @@ LOOK_SEC = 0.2  # seconds between two looks at samplers that are silent
 ANSWER_SEC = 2.0  # a call answers after this time, even without a fragment
 
 
-class Kept(Restarts):
+class HostRestarts(Restarts):
     """The budget of one machine. What it counts is told to the run's own process, which has a budget for all."""
 
     def __init__(self, limit: int, window_sec: float):
@@ -66,7 +66,7 @@ class SamplerHost:
         own = replace(parts.sampler_plan(told["generation"]), first=told["first"], workers=told["workers"])
         own = own.again(told["restart"])
         self.form = Form(made.fragment, made.spec.stack, told["compress"])
-        self.restarts = Kept(made.restarts().limit, made.restarts().window_sec)
+        self.restarts = HostRestarts(made.restarts().limit, made.restarts().window_sec)
         self.policy = own.make_policy()
         self.sampler = LocalSampler(own, restarts=self.restarts)
         return []

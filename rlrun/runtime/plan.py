@@ -225,6 +225,9 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     again = asked.restarts > 0 and not asked.exact
     make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True, restarts=again)
     runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
+    if asked.ray is not None and config.runner.name not in SPREAD:
+        others = ", ".join(SPREAD)
+        raise UserError(f"resources=ray: runner={config.runner.name} works on one machine; {others} do on several")
     with watched(limits_of(config)):  # it may try the environment
         resources: Resources = runner.layout(
             Asked(
@@ -238,7 +241,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             machine,
         )
     if asked.ray is not None:
-        resources = on_nodes(config, resources, machine)
+        resources = on_nodes(resources, machine)
     if needs.cut_share < 1 and resources.inference != "serial":
         raise UserError(
             "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
@@ -288,12 +291,8 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     )
 
 
-def on_nodes(config: Typed, resources: Resources, machine: Machine) -> Resources:
-    """Divides the samplers among the machines of a cluster. Raises UserError where the runner works on one machine."""
-    if config.runner.name not in SPREAD:
-        raise UserError(
-            f"resources=ray: runner={config.runner.name} works on one machine; {', '.join(SPREAD)} do on several"
-        )
+def on_nodes(resources: Resources, machine: Machine) -> Resources:
+    """Divides the samplers among the machines of a cluster. Raises UserError where a machine would have none."""
     made = shares(resources.num_samplers, machine.nodes)
     if 0 in made:
         raise UserError(

@@ -1,0 +1,184 @@
+"""Samplers on several machines, without Ray: what they collect, what they learn, and machines that are lost and join."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from counting import LENGTH, CountingAlgorithm, check_rows
+from test_actor_learner import run_wired
+from together import Together
+from wired import Wired
+
+import rlrun.runtime.cluster as cluster
+from rlrun.cli import _dispatch
+from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.restarts import Restarts
+from rlrun.core.schedule import Clock
+from rlrun.machine.machine import measured
+from rlrun.machine.nodes import Node, shares
+
+RAY = ["resources=ray", "resources.ray.simulate=2", "resources.device=cpu"]
+
+
+@pytest.fixture(autouse=True)
+def engines(monkeypatch):
+    Together.made = []
+    monkeypatch.setattr(cluster, "RayEngine", Together)
+    monkeypatch.setattr(cluster, "check_installed", lambda: None)
+    yield Together.made
+    assert all(engine.closed for engine in Together.made), "every engine is closed with its run"
+
+
+def counting(typed, monkeypatch, *words, samplers=2, nodes=("a", "b")):
+    """A wired run of the counting algorithm, whose hosts make it too."""
+    config = typed(
+        "algo=impala", "env=rlrun/Counting-v0", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20",
+        "resources.envs_per_sampler=2", *RAY, f"resources.num_samplers={samplers}", "log_every_sec=0.001", *words,
+    )  # fmt: skip
+    again = cluster.type_config
+    monkeypatch.setattr(
+        cluster, "type_config", lambda values: dataclasses.replace(again(values), algorithm=CountingAlgorithm)
+    )
+    machine = dataclasses.replace(measured(), nodes=tuple(Node(name, 1) for name in nodes))
+    return Wired(dataclasses.replace(config, algorithm=CountingAlgorithm), machine)
+
+
+def test_shares_follow_the_cores():
+    assert shares(8, [Node("a", 2), Node("b", 6)]) == (2, 6)
+    assert shares(3, [Node("a", 1), Node("b", 1)]) == (2, 1)
+    assert shares(1, [Node("a", 1), Node("b", 8)]) == (0, 1)
+
+
+def test_every_row_is_what_the_env_produced(typed, monkeypatch, engines):
+    wiring = counting(typed, monkeypatch)
+    algorithm = wiring.algorithm()
+    sampler = wiring.sampler(0)
+    try:
+        sampler.publish(algorithm.policy, Clock())
+        last, row, episodes = {}, {}, []
+        for updates in range(12):
+            fragments = sampler.take(2)
+            for fragment in fragments:
+                header, batch = fragment.header, fragment.batch
+                check_rows(batch)
+                assert header.first_row == row.get(header.worker, 0), "rows of a column are numbered without a gap"
+                row[header.worker] = header.first_row + 5
+                if header.worker in last:
+                    assert torch.equal(batch.obs.observation[0], last[header.worker])
+                last[header.worker] = batch.obs.observation[5].clone()
+                assert header.env_steps == int(batch.valid.sum())
+                episodes += header.episodes
+            sampler.free(fragments)
+            sampler.publish(algorithm.policy, Clock(env_steps=updates, updates=updates + 1))
+        assert set(last) == {0, 1} and {e.env for e in episodes} == {0, 1, 2, 3}
+        assert all(e.length == LENGTH and e.ret == LENGTH * (LENGTH + 1) / 2 for e in episodes)
+        assert fragments[-1].header.updates > 0, "newer weights arrive"
+        assert [(name, node) for name, node, _ in engines[0].started] == [("host-0", "a"), ("host-1", "b")]
+    finally:
+        sampler.close()
+
+
+def weights(path):
+    checkpoints = Checkpoints(path / "checkpoints", keep=1)
+    return checkpoints.load(parts=("policy",))[0]["policy"]
+
+
+def test_an_on_policy_run_is_the_same_as_on_one_machine(tmp_path):
+    words = ["train", "algo=ppo", "env=CartPole-v1", "logger=[]", "algo.fragment_length=16", "algo.batch_size=128",
+             "algo.minibatch_size=32", "env_steps=600", "resources.num_samplers=2", "resources.device=cpu"]  # fmt: skip
+    assert _dispatch([*words, "resources.inference=local", f"run_dir={tmp_path / 'one'}"]) == 0
+    assert _dispatch([*words, *RAY, f"run_dir={tmp_path / 'two'}"]) == 0
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("runner", ["actor_learner", "on_policy"])
+def test_a_lost_machine_loses_and_doubles_no_row(typed, monkeypatch, engines, tmp_path, runner):
+    """Its samplers go on with another machine and, once a third has joined, there."""
+    monkeypatch.setattr("rlrun.cluster.sampler.LOOK_SEC", 0.0)
+    wiring = counting(typed, monkeypatch, f"runner={runner}", "env_steps=3000")
+    original, seen, budget = wiring.sampler, [], Restarts(100, 600.0, tell=lambda text: None)
+
+    def sampler(generation):
+        made = original(generation)
+        made.restarts = budget
+        take = made.take
+
+        def taken(count):
+            seen.append(count)
+            if len(seen) == 20:
+                engines[0].kill("b")
+            if len(seen) == 60:
+                engines[0].join("c")
+            return take(count)
+
+        made.take = taken
+        return made
+
+    wiring.sampler = sampler
+    algorithm, job, _ = run_wired(wiring, tmp_path / "run")
+    assert job.status == "COMPLETED", job.reason
+    assert algorithm.rows == job.clock.env_steps, "what is counted is what was learnt from"
+    assert budget.processes == 1 and 0 < budget.lost_env_steps <= 2 * 2 * 5 * 2
+    assert [(name, node, spare) for name, node, spare in engines[0].started[2:]] == [
+        ("host-1", "a", True), ("host-1", "c", False),
+    ]  # fmt: skip
+
+
+def test_lost_machines_may_be_left_out_or_end_the_run(typed, monkeypatch, engines):
+    for lost in ("leave_out", "end"):
+        wiring = counting(typed, monkeypatch, f"resources.ray.lost={lost}", "resources.restarts=9")
+        sampler = wiring.sampler(0)
+        try:
+            sampler.publish(wiring.algorithm().policy, Clock())
+            sampler.free(sampler.take(4))
+            engines[-1].kill("b")
+            if lost == "end":
+                with pytest.raises(RunFailed, match=r"host-1 on b: the machine is gone; resources\.ray\.lost=end"):
+                    for _ in range(20):
+                        sampler.free(sampler.take(2))
+                continue
+            for _ in range(10):
+                sampler.free(fragments := sampler.take(4))
+            assert {fragment.header.worker for fragment in fragments} == {0}
+            engines[-1].kill("a")
+            with pytest.raises(RunFailed, match="no machine is left that steps environments"):
+                for _ in range(20):
+                    sampler.free(sampler.take(2))
+        finally:
+            sampler.close()
+
+
+def test_a_host_that_is_not_the_same_is_named(typed, monkeypatch):
+    wiring = counting(typed, monkeypatch)
+    same = cluster.same
+    monkeypatch.setattr("rlrun.runtime.host.same", lambda plan: same(plan) | {"PyTorch": "1.0"})
+    with pytest.raises(UserError, match=r"host-0 on a: its PyTorch is 1\.0, and the learner's is"):
+        wiring.sampler(0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["resources.inference=serial"], "resources.inference=serial: the samplers of resources=ray act with copies"),
+        (["resources.num_learners=2"], "a run with resources=ray has one learner"),
+        (["resources.num_samplers=1"], "1 samplers are fewer than the 2 nodes"),
+        (["resources.ray.nodes=3", "resources.ray.simulate=0"], "without resources.ray.address there is this machine alone"),
+        (["resources.ray.address=auto"], "simulate starts nodes on this machine, and address joins a cluster"),
+        (["resources.num_samplers=4", "resources.ray.samplers_per_node=2"], "ray.samplers_per_node those of each: set one"),
+        (["algo=a3c"], "runner=async_gradients works on one machine"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_spread_is_a_sentence(words, said, tmp_path):
+    with pytest.raises(UserError) as caught:
+        _dispatch(["train", "algo=ppo", "env=CartPole-v1", "logger=[]", *RAY, *words, f"run_dir={tmp_path / 'run'}"])
+    assert said in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_what_a_host_is_told_is_text(typed, monkeypatch):
+    wiring = counting(typed, monkeypatch, "logger=[mlflow]")
+    told = json.dumps(cluster.brief(wiring.plan))
+    assert "mlflow" not in json.loads(told)["config"]["logger"], "addresses with passwords stay where they are"
+    assert cluster.plan_again(json.loads(told)).fragment == wiring.plan.fragment
