@@ -34,7 +34,7 @@ def pages():
     return module
 
 
-@pytest.mark.parametrize("name", ["algorithms.md", "results.md", "speed.md", "options.md"])
+@pytest.mark.parametrize("name", ["algorithms.md", "results.md", "speed.md", "options.md", "cluster_scale.md"])
 def test_a_generated_page_is_what_scripts_docs_writes(pages, name):
     assert (ROOT / "docs" / name).read_text() == pages.PAGES[name]().rstrip() + "\n", "run scripts/docs"
 

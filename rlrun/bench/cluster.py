@@ -152,7 +152,9 @@ def read(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text())
     except FileNotFoundError:
-        raise UserError(f"there is no {file}: rlrun benchmark cluster --measure makes it, or --json names another") from None
+        raise UserError(
+            f"there is no {file}: rlrun benchmark cluster --measure makes it, or --json names another"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
     if not isinstance(values, dict) or values.get("sha256") != digest(values):

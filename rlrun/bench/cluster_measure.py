@@ -1,9 +1,9 @@
-"""Measures what the simulation of a cluster is made from, and checks it: IMPALA on Pong, one node and two simulated ones.
+"""Measures what the simulation of a cluster is made from, and checks it with IMPALA on Pong.
 
-Parts are measured alone, on one thread: a sampler's env step, the packing and unpacking of its fragments, an update, and
-the weights' way. Then a run with one node and a run with two simulated nodes take turns. Other work on the machine slows
-all of them; one factor for all times of the processor is fitted to the runs with one node, and what the simulation then
-says about two nodes is compared with the runs with two.
+Parts are measured alone, on one thread: a sampler's env step, the packing and unpacking of its fragments, an update,
+and the weights' way. Then a run with one node and a run with two simulated nodes take turns. Other work on the machine
+slows all of them; one factor for all times of the processor is fitted to the runs with one node, and what the
+simulation then says about two nodes is compared with the runs with two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from rlrun.bench.cluster_model import ClusterFacts, simulate
-from rlrun.bench.parts import PartsOfRows
 from rlrun.cli import compose
 from rlrun.cluster.packing import Form, pack, unpack
 from rlrun.cluster.sampler import ANSWER_BYTES
@@ -33,12 +32,15 @@ from rlrun.core.batch import Batch, Field, RowSpec, allocate
 from rlrun.core.errors import RunFailed
 from rlrun.core.ranges import Count, Positive
 from rlrun.core.schedule import Clock
+from rlrun.core.timing import Timers
+from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Header
 from rlrun.loggers.jsonl import read as read_rows
 from rlrun.machine.machine import cores, measured
 from rlrun.runtime.build import LearnerParts, build
 from rlrun.runtime.plan import plan
 from rlrun.runtime.rundir import command_line, git_commit, hardware, started_at, versions
+from rlrun.samplers.local import make_collector
 
 SCALED = ("step_sec", "pack_sec", "unpack_sec", "update_sec", "put_sec", "call_sec", "load_sec")
 CALL_SEC = 1e-3  # of an answer's way through Ray on one machine (0.5 ms for a call and 0.1 ms to get what it brought)
@@ -106,28 +108,45 @@ def parts(env: str) -> tuple[dict[str, Any], dict[str, Any]]:
     torch.set_num_threads(1)
     compose(["algo=impala", f"env={env}", "logger=[]", "resources.device=cpu"], job)
     made = found[0]
-    each = PartsOfRows(made)
-    rates = {name: statistics.median(values) for name, values in each.measure().items()}
-    rows, steps = made.plan.fragment_rows, made.plan.fragment_rows * each.columns
+    own = made.sampler_plan(0)
+    collector, acting, algorithm = make_collector(own, 0), own.make_policy(), made.algorithm()
+    rows, columns = made.plan.fragment_rows, collector.env.count
+    steps = rows * columns
+    needed = made.needs.columns // columns
+    fragments = [allocate(made.plan.fragment) for _ in range(needed)]
+    for batch in fragments:
+        collector.collect(batch, acting, 1, Clock(), 0)
+    fragment_sec = seconds_of(lambda: collector.collect(fragments[0], acting, 1, Clock(), 0), 4)
+    gathers, gathered = Gatherer(made.resources.device, Timers()), None
+
+    def learn() -> None:
+        nonlocal gathered
+        gathered = gathers(fragments, gathered)
+        with made.products:
+            algorithm.update(gathered, Clock())
+
+    for _ in range(4):  # the first ones are recorded
+        learn()
+    update_sec = seconds_of(learn, 8)
     form = Form(made.plan.fragment, made.spec.stack, True)
-    packed, pack_sec, unpack_sec = packing(form, each.fragments[0])
+    packed, pack_sec, unpack_sec = packing(form, fragments[0])
     sender, receiver = SentWeights(), SentWeights()
-    sender.publish(each.policy, Clock())
-    put_sec = seconds_of(lambda: sender.publish(each.policy, Clock()))
+    sender.publish(acting, Clock())
+    put_sec = seconds_of(lambda: sender.publish(acting, Clock()))
     receiver.receive(Letter(1, sender.weights, (0, 0), (0, 0)))
-    load_sec = seconds_of(lambda: receiver.read(each.policy, 0))
+    load_sec = seconds_of(lambda: receiver.read(acting, 0))
     bytes_each = sum(leaf.nbytes for leaf in allocate(made.plan.fragment).leaves())
     facts = {
         "rows": rows,
-        "columns": each.columns,
-        "fragments": made.needs.columns // each.columns,
-        "slots": made.sampler_plan(0).in_flight,
+        "columns": columns,
+        "fragments": needed,
+        "slots": own.in_flight,
         "calls_ahead": 2,
         "answer": max(1, ANSWER_BYTES // bytes_each),
-        "step_sec": 1 / rates["env"] + 1 / rates["inference"],
+        "step_sec": fragment_sec / steps,
         "pack_sec": pack_sec / steps,
         "unpack_sec": unpack_sec / steps,
-        "update_sec": each.steps / rates["learning"],
+        "update_sec": update_sec,
         "put_sec": put_sec,
         "call_sec": CALL_SEC,
         "load_sec": load_sec,
@@ -139,7 +158,7 @@ def parts(env: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def vectors() -> dict[str, float]:
-    """Bytes and microseconds of an env step of HalfCheetah's shape: 17 observations and 6 actions, 500 rows of 10 columns."""
+    """Bytes and microseconds of an env step of HalfCheetah's shape (17 and 6 numbers): 500 rows x 10 columns."""
     rows, columns = 500, 10
     layout: RowSpec = {
         "obs": {"observation": Field((rows + 1, columns, 17), torch.float32)},
@@ -172,12 +191,12 @@ def packing(form: Form, batch: Batch) -> tuple[int, float, float]:
 
 
 def seconds_of(call: Callable[[], Any], times: int = 15) -> float:
-    """The fastest of several calls: other work on the machine makes calls slower and never faster."""
+    """The processor's time of a call, the fastest of several. Time in which other work had the core does not count."""
     best = float("inf")
     for _ in range(times):
-        began = time.perf_counter()
+        began = time.process_time()
         call()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     return best
 
 
@@ -199,7 +218,9 @@ def trained(words: list[str], seconds: float) -> dict[str, Any]:
                     first = first or (time.monotonic() if rows else None)
                     if process.poll() is not None or (first is None and time.monotonic() > end):
                         lines = (Path(folder) / "said").read_text().strip().splitlines()
-                        raise RunFailed(f"the run to be measured has ended: {lines[-1] if lines else 'it said nothing'}")
+                        raise RunFailed(
+                            f"the run to be measured has ended: {lines[-1] if lines else 'it said nothing'}"
+                        )
             finally:
                 process.terminate()
                 process.wait()

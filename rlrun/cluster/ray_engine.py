@@ -255,7 +255,8 @@ class RayEngine:
         """Returns (name, cores, GPUs) of the machines that are there now."""
         names = [node.name for node in self.nodes()]  # which names them
         there = {self.names[one["NodeID"]]: one["Resources"] for one in self.ray.nodes() if one["Alive"]}
-        return [(name, int(there[name].get("CPU", 0)), int(there[name].get("GPU", 0))) for name in names if name in there]
+        have = [(name, there[name]) for name in names if name in there]
+        return [(name, int(resources.get("CPU", 0)), int(resources.get("GPU", 0))) for name, resources in have]
 
     def put(self, value: Any) -> Any:
         return self.ray.put(value)

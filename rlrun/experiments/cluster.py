@@ -22,9 +22,7 @@ PLAIN = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "ta
 
 def parse(text: str) -> dict[str, Any]:
     """submitit's parameters from words such as partition=gpu,cpus_per_task=8. UserError where one is not key=value."""
-    return {
-        key if key in PLAIN else f"slurm_{key.removeprefix('slurm_')}": value for key, value in words(text).items()
-    }
+    return {key if key in PLAIN else f"slurm_{key.removeprefix('slurm_')}": value for key, value in words(text).items()}
 
 
 def words(text: str) -> dict[str, Any]:

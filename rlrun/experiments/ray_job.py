@@ -36,7 +36,7 @@ class RemoteJob:
             return f"{here} has rlrun {sources()}, and the sweep's machine has {told['code']}"
         for folder in (log.parent, Path(told["cwd"])):
             if not folder.is_dir():
-                return f"{here} has no folder {folder}: a sweep on a cluster needs a file system that all machines share"
+                return f"{here} has no folder {folder}: a sweep on a cluster needs a file system that machines share"
         self.own = OwnCores(told["cores"])
         os.sched_setaffinity(0, self.own.cores)  # the process inherits these cores
         path = [folder for folder in told["path"] if Path(folder).is_dir()]

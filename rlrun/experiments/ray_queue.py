@@ -1,7 +1,7 @@
 """Runs a sweep's jobs on the machines of a Ray cluster, or of one that starts here and ends with the sweep.
 
-Ray decides where a job runs, by the cores and GPUs that it asks for. The sweep's own process asks each job once a second
-whether it has ended. A job ends with a checkpoint when the sweep's process or the job's machine's Ray is gone.
+Ray decides where a job runs, by the cores and GPUs that it asks for. The sweep's own process asks each job once a
+second whether it has ended. A job ends with a checkpoint when the sweep's process or the job's machine's Ray is gone.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ def cluster_config(given: Mapping[str, Any]) -> RayConfig:
 
 def options(given: Mapping[str, Any]) -> tuple[JobRoom, RayConfig]:
     """--queue's words as types. Raises UserError."""
+    known = (*OWN, *CLUSTER)
     for key in given:
-        if key not in (*OWN, *CLUSTER):
-            known = (*OWN, *CLUSTER)
-            raise UserError(f"--queue {key}: there is no such option.{closest(key, known)} There are {', '.join(known)}.")
+        if key not in known:
+            said = f"--queue {key}: there is no such option."
+            raise UserError(f"{said}{closest(key, known)} There are {', '.join(known)}.")
     room = typed(JobRoom, OWN | {k: v for k, v in given.items() if k in OWN})
     cfg = cluster_config({key: value for key, value in given.items() if key in CLUSTER})
     if room.gpus_per_task and cfg.address is None:
         raise UserError(
-            "--queue gpus_per_task needs address=..., a cluster that runs already; without --cluster, a sweep gives each"
-            " of this machine's GPUs one job"
+            "--queue gpus_per_task needs address=..., a cluster that runs already; without --cluster, a sweep gives"
+            " each of this machine's GPUs one job"
         )
     return room, cfg
 
@@ -144,8 +145,8 @@ class RayQueue:
             if time.monotonic() > end:
                 there = ", ".join(f"{name} ({count} cores, {gpus} GPUs)" for name, count, gpus in room)
                 raise UserError(
-                    f"--queue: a job asks for {asked.cpus_per_task} cores and {asked.gpus_per_task} GPUs of one machine,"
-                    f" and after {seconds:g} s the cluster has {there or 'none'}"
+                    f"--queue: a job asks for {asked.cpus_per_task} cores and {asked.gpus_per_task} GPUs of one"
+                    f" machine, and after {seconds:g} s the cluster has {there or 'none'}"
                 )
             time.sleep(0.5)
 

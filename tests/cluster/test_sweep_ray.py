@@ -19,7 +19,6 @@ from rlrun.experiments.ray_job import RemoteJob
 from rlrun.experiments.ray_queue import RayQueue
 from rlrun.machine.own_cores import OwnCores
 
-
 QUICK = ["env=CartPole-v1", "logger=[]", "resources=debug", "env_steps=600", "log_every_sec=0.2"]
 
 
@@ -92,7 +91,7 @@ def test_what_is_wrong_is_a_sentence(tmp_path, monkeypatch, own):
         with pytest.raises(UserError, match=said):
             RayQueue(words, str(tmp_path), Alone)
 
-    refused("after 0.1 s the cluster has node-0 .* a job asks for 999 cores|asks for 999 cores", cpus_per_task=999, join_sec=0.1)
+    refused(r"asks for 999 cores and 0 GPUs of one machine, and after 0.1 s the cluster has node-0 \(", cpus_per_task=999, join_sec=0.1)
     refused("--queue adress: there is no such option. Did you mean address", adress="x")
     refused("gpus_per_task needs address", gpus_per_task=1)
     refused("cpus_per_task must be at least 1", cpus_per_task=0)
