@@ -110,7 +110,7 @@ def parts(env: str) -> tuple[dict[str, Any], dict[str, Any]]:
     made = found[0]
     own = made.sampler_plan(0)
     collector, acting, algorithm = make_collector(own, 0), own.make_policy(), made.algorithm()
-    rows, columns = made.plan.fragment_rows, collector.env.count
+    rows, columns = made.plan.fragment_rows, own.columns
     steps = rows * columns
     needed = made.needs.columns // columns
     fragments = [allocate(made.plan.fragment) for _ in range(needed)]

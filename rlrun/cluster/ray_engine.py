@@ -35,6 +35,8 @@ HEALTH = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_initial_delay_ms": "2000",
 }
+# Ray would give its workers, and with them samplers and jobs, the niceness 15: other work would then stop them.
+FAIR = {"RAY_worker_niceness": "0"}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 STOP_SEC = 5.0  # that a host may take to stop its samplers
 PROBE_SEC = 30.0
@@ -110,7 +112,7 @@ class RayEngine:
         self.cfg, self.option = cfg, option
         self.cluster: Any = None  # simulated nodes
         self.folder: Path | None = None  # of what this run has started
-        os.environ.update({name: os.environ.get(name, value) for name, value in (HEALTH | QUIET).items()})
+        os.environ.update({name: os.environ.get(name, value) for name, value in (HEALTH | FAIR | QUIET).items()})
         make_token()
         open_ = cfg.address is not None and cfg.allow_open
         os.environ["RAY_AUTH_MODE"] = "disabled" if open_ and not self._wants_token() else "token"

@@ -121,7 +121,7 @@ def test_a_killed_sweep_leaves_nothing_and_goes_on(tmp_path, monkeypatch):
     sweep = subprocess.Popen([sys.executable, "-m", "rlrun", "sweep", *words, "--dir", folder, *queue], stdout=subprocess.DEVNULL)
 
     def waits(what):
-        end = time.monotonic() + 100
+        end = time.monotonic() + 240
         while not what():
             assert time.monotonic() < end and sweep.poll() in (None, -9)
             time.sleep(0.1)
