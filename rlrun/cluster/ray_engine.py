@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.cluster.engine import Host, HostLost
+from rlrun.cluster.reaper import Reaper
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.installing import install_line
 from rlrun.machine.nodes import Node, RayConfig
@@ -112,6 +113,7 @@ class RayEngine:
         self.cfg, self.option = cfg, option
         self.cluster: Any = None  # simulated nodes
         self.folder: Path | None = None  # of what this run has started
+        self.reaper: Reaper | None = None  # of the same
         os.environ.update({name: os.environ.get(name, value) for name, value in (HEALTH | FAIR | QUIET).items()})
         make_token()
         open_ = cfg.address is not None and cfg.allow_open
@@ -144,6 +146,7 @@ class RayEngine:
         store = self.cfg.store_mb * 2**20
         self.folder = Path(tempfile.mkdtemp(prefix="rlrun-ray-"))  # short, because sockets lie in it
         os.environ["RAY_TMPDIR"] = str(self.folder)
+        self.reaper = Reaper(self.folder)
         settings = {"include_dashboard": False, "object_store_memory": store}
         if not self.cfg.simulate:
             self.ray.init(
@@ -219,6 +222,9 @@ class RayEngine:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.environ.pop("RAY_TMPDIR", None)
             self.folder = None
+        if self.reaper is not None:
+            self.reaper.close()
+            self.reaper = None
 
     # -- engine.Engine -------------------------------------------------------------------------------------------------
 

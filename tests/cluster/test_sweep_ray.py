@@ -134,7 +134,7 @@ def test_a_killed_sweep_leaves_nothing_and_goes_on(tmp_path, monkeypatch):
         assert any(p.name() == "raylet" for p in family)
     finally:
         sweep.kill()
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=60)  # Ray's own helpers would stay for minutes
     assert not alive, [(p.pid, p.name(), p.cmdline()[:4]) for p in alive]
     assert len(list(folder.glob("*/checkpoints/0*"))) == 2, "the jobs have saved"
     sweep = subprocess.Popen([sys.executable, "-m", "rlrun", "sweep", "--resume", folder, *queue], stdout=subprocess.DEVNULL)
