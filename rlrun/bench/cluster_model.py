@@ -21,6 +21,7 @@ from rlrun.core.ranges import Count, NotNegative, Positive
 
 Then = Callable[[], None]
 WARM = 1 / 3  # share of the simulated time that is not counted
+SAME = 0.02  # difference of two such shares that means nothing
 NEAR = 0.8  # share of the time from which a part that works is called the narrowest
 
 
@@ -362,7 +363,8 @@ class Simulation:
         span = seconds * (1 - WARM)
         busy = {name: min(1.0, (value - before[name]) / span) for name, value in self._totals().items()}
         fragments = (self.updates - updates) * self.facts.fragments
-        best = max(busy, key=lambda name: busy[name])
+        # A network is busy with weights whenever it can be: of parts that work as much, the first one decides.
+        best = next(name for name, share in busy.items() if share >= max(busy.values()) - SAME)
         return Result(
             (self.steps - steps) / span,
             (self.updates - updates) / span,

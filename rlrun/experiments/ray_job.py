@@ -18,6 +18,8 @@ from typing import Any
 from rlrun.machine.own_cores import OwnCores
 from rlrun.version import sources
 
+PARENT = Path(__file__).with_name("job_parent.py")
+
 
 class RemoteJob:
     """The job's side of experiments/ray_queue.py."""
@@ -47,7 +49,7 @@ class RemoteJob:
             del environment["OMP_NUM_THREADS"]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, *told["command"]],
+                [sys.executable, "-S", "-E", str(PARENT), sys.executable, *told["command"]],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -71,6 +73,6 @@ class RemoteJob:
 
     def stop(self) -> None:
         """Kills the process, if it runs."""
-        self.signal(signal.SIGKILL)
-        if self.process is not None:
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

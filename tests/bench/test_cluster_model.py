@@ -85,10 +85,10 @@ def test_weights_go_on_from_those_that_have_them():
 
 
 def test_weights_that_are_published_less_often_travel_less_often():
-    wide = changed(nodes=3, weights_bytes=1e6, update_sec=0.02, bandwidth=2e7, head_bandwidth=1e9, step_sec=1e-4, gpu=True)
+    wide = changed(nodes=3, weights_bytes=1e5, bandwidth=2e7, step_sec=1e-4, gpu=True)
     every, tenth = simulate(wide), simulate(dataclasses.replace(wide, broadcast=10))
-    assert every.narrowest == "network of the nodes" and tenth.narrowest == "learner" and tenth.lag > every.lag / 2
-    assert tenth.steps_per_sec > 1.05 * every.steps_per_sec
+    assert every.narrowest == "network of the nodes" and every.busy["learner"] < 0.9
+    assert tenth.steps_per_sec > 1.2 * every.steps_per_sec and tenth.busy["network of the nodes"] < 0.8
 
 
 def test_rows_are_older_where_more_of_them_wait():

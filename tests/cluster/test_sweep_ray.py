@@ -129,7 +129,7 @@ def test_a_killed_sweep_leaves_nothing_and_goes_on(tmp_path, monkeypatch):
     try:
         waits(lambda: len(list(folder.glob("*/progress.jsonl"))) == 2)
         family = psutil.Process(sweep.pid).children(recursive=True)
-        cores = [p.cpu_affinity() for p in family if "rlrun.experiments.job" in p.cmdline()]
+        cores = [p.cpu_affinity() for p in family if p.cmdline()[1:3] == ["-m", "rlrun.experiments.job"]]
         assert len(cores) == 2 and all(len(one) == 1 for one in cores), "each job has a core of its own"
         assert any(p.name() == "raylet" for p in family)
     finally:
