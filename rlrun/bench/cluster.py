@@ -111,8 +111,8 @@ def comparison(found: Mapping[str, Any]) -> str:
     check = found["check"]
     off = check["predicted"] / check["measured"] - 1
     return (
-        f"one node: {check['one']:,.0f} env steps/s; two simulated nodes: {check['measured']:,.0f} env steps/s,"
-        f" predicted {check['predicted']:,.0f} ({off:+.0%}; the bar is {BAR:.0%}, which is"
+        f"env steps for each second of a core: one node {check['one']:,.0f}; two simulated nodes"
+        f" {check['measured']:,.0f}, predicted {check['predicted']:,.0f} ({off:+.0%}; the bar is {BAR:.0%}, which is"
         f" {'met' if abs(off) <= BAR else 'not met'})"
     )
 

@@ -1,13 +1,15 @@
 """Measures what the simulation of a cluster is made from, and checks it with IMPALA on Pong.
 
 Parts are measured alone, on one thread: a sampler's env step, the packing and unpacking of its fragments, an update,
-and the weights' way. Then a run with one node and a run with two simulated nodes take turns. Other work on the machine
-slows all of them; one factor for all times of the processor is fitted to the runs with one node, and what the
-simulation then says about two nodes is compared with the runs with two.
+and the weights' way. Then a run with one node and a run with two simulated nodes take turns. Where other work shares the
+machine, wall time says little, so a run's speed is also counted in env steps for each second of a core that its
+processes used. One factor for all times of the processor is fitted to the runs with one node, and what the simulation
+then says about two nodes is compared with the runs with two.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import psutil
 import torch
 
 from rlrun.bench.cluster_model import ClusterFacts, simulate
@@ -62,11 +65,11 @@ def measure(options: MeasureOptions) -> dict[str, Any]:
     for _ in range(options.pairs):
         for nodes in (1, 2):
             runs[nodes].append(trained([*words, f"resources.ray.simulate={nodes}"], options.seconds))
-            print(f"{nodes} node{'s' * (nodes > 1)}: {runs[nodes][-1]['steps_per_sec']:,.0f} env steps/s", flush=True)
-    one, two = (statistics.median(run["steps_per_sec"] for run in runs[nodes]) for nodes in (1, 2))
+            print(f"{nodes} node{'s' * (nodes > 1)}: {said(runs[nodes][-1])}", flush=True)
+    one, two = (statistics.median(run["steps_per_core_sec"] for run in runs[nodes]) for nodes in (1, 2))
     setup = {"bandwidth": 1e9, "head_bandwidth": 1e9, "latency_sec": 5e-4, "gpu": False, "shared": True, "broadcast": 1}
     slower = slowdown(facts | setup, runs[1][0], one)
-    predicted = simulate(at(facts | setup, 2, runs[2][0], slower)).steps_per_sec
+    predicted = simulate(at(facts | setup, 2, runs[2][0], slower)).steps_per_core_sec
     return {
         "facts": facts,
         "check": {"one": one, "measured": two, "predicted": predicted, "slowdown": slower, "runs": runs},
@@ -79,6 +82,11 @@ def measure(options: MeasureOptions) -> dict[str, Any]:
     }
 
 
+def said(run: dict[str, Any]) -> str:
+    core = f"{run['steps_per_core_sec']:,.0f} for each second of a core"
+    return f"{run['steps_per_sec']:,.0f} env steps/s, {core}"
+
+
 def at(facts: dict[str, Any], nodes: int, run: dict[str, Any], slower: float) -> ClusterFacts:
     """The facts of simulated nodes on this machine, with all its times multiplied."""
     scaled = {name: facts[name] * slower for name in SCALED}
@@ -86,11 +94,11 @@ def at(facts: dict[str, Any], nodes: int, run: dict[str, Any], slower: float) ->
 
 
 def slowdown(facts: dict[str, Any], run: dict[str, Any], speed: float) -> float:
-    """The factor by which other work slows this machine's processor, where one node reaches `speed` env steps/s."""
+    """The factor of all times with which one simulated node makes `speed` env steps for each second of a core."""
     low, high = 0.1, 100.0
     for _ in range(30):
         middle = (low * high) ** 0.5
-        if simulate(at(facts, 1, run, middle)).steps_per_sec > speed:
+        if simulate(at(facts, 1, run, middle)).steps_per_core_sec > speed:
             low = middle
         else:
             high = middle
@@ -200,9 +208,20 @@ def seconds_of(call: Callable[[], Any], times: int = 15) -> float:
     return best
 
 
+def core_seconds(pid: int) -> float:
+    """Seconds of cores that a process and those that it has started have used, as far as they live."""
+    root = psutil.Process(pid)
+    total = 0.0
+    for one in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total
+
+
 def trained(words: list[str], seconds: float) -> dict[str, Any]:
-    """Trains for so long after the first update and returns {steps_per_sec, lag, samplers}. The first third of that
-    time does not count."""
+    """Trains for so long after the first update and returns {steps_per_sec, steps_per_core_sec, lag, samplers}. The
+    first third of that time does not count."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         more = [f"run_dir={run_dir}", "logger=[]", "env_steps=1e12", "log_every_sec=1", "resources.device=cpu"]
@@ -211,11 +230,14 @@ def trained(words: list[str], seconds: float) -> dict[str, Any]:
             process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
             try:
                 first, end = None, time.monotonic() + 600.0
+                used: list[tuple[float, float]] = []  # (env steps of the last row, seconds of cores until then)
                 while first is None or time.monotonic() < first + seconds:
                     time.sleep(0.5)
                     there = run_dir / "progress.jsonl"
                     rows = [row for row in (read_rows(there) if there.is_file() else []) if row["updates"] > 0]
                     first = first or (time.monotonic() if rows else None)
+                    if rows and (not used or used[-1][0] != rows[-1]["env_steps"]):
+                        used.append((rows[-1]["env_steps"], core_seconds(process.pid)))
                     if process.poll() is not None or (first is None and time.monotonic() > end):
                         lines = (Path(folder) / "said").read_text().strip().splitlines()
                         raise RunFailed(
@@ -229,7 +251,9 @@ def trained(words: list[str], seconds: float) -> dict[str, Any]:
         counted = [row for row in rows if row["time_sec"] >= since]
         span = counted[-1]["time_sec"] - counted[0]["time_sec"]
         lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
+        (begun, before), (ended, after) = used[len(used) // 3], used[-1]
         return {
+            "steps_per_core_sec": (ended - begun) / (after - before),
             "steps_per_sec": (counted[-1]["env_steps"] - counted[0]["env_steps"]) / span,
             "lag": statistics.mean(lags) if lags else None,
             "samplers": resources["num_samplers"],

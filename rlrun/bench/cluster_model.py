@@ -82,6 +82,7 @@ class SharedCores:
         self.loop, self.count = loop, count
         self.tasks: list[tuple[float, int, Then]] = []  # by the work at which each ends
         self.done, self.since, self.planned = 0.0, 0.0, 0  # work of each task since the beginning
+        self.used = 0.0  # seconds of cores
 
     def work(self, seconds: float, then: Then) -> None:
         """seconds: of one whole core."""
@@ -91,7 +92,8 @@ class SharedCores:
 
     def _advance(self) -> None:
         if self.tasks:
-            self.done += (self.loop.now - self.since) * min(1.0, self.count / len(self.tasks))
+            each = (self.loop.now - self.since) * min(1.0, self.count / len(self.tasks))
+            self.done, self.used = self.done + each, self.used + each * len(self.tasks)
         self.since = self.loop.now
 
     def _plan(self) -> None:
@@ -250,6 +252,7 @@ class Result(NamedTuple):
     """What a simulated run would do."""
 
     steps_per_sec: float  # env steps
+    steps_per_core_sec: float  # env steps for each second of a core that was used
     updates_per_sec: float
     lag: float  # updates between the weights that acted and those that learn, on average
     busy: dict[str, float]  # share of the time in which each part works
@@ -359,14 +362,17 @@ class Simulation:
         self.go_on()
         self.loop.run(seconds * WARM)
         before, steps, updates, lags = self._totals(), self.steps, self.updates, self.lags
+        used = sum(machine.cores.used for machine in self.machines)
         self.loop.run(seconds)
         span = seconds * (1 - WARM)
         busy = {name: min(1.0, (value - before[name]) / span) for name, value in self._totals().items()}
         fragments = (self.updates - updates) * self.facts.fragments
         # A network is busy with weights whenever it can be: of parts that work as much, the first one decides.
         best = next(name for name, share in busy.items() if share >= max(busy.values()) - SAME)
+        used = sum(machine.cores.used for machine in self.machines) - used
         return Result(
             (self.steps - steps) / span,
+            (self.steps - steps) / max(1e-9, used),
             (self.updates - updates) / span,
             (self.lags - lags) / max(1, fragments),
             busy,

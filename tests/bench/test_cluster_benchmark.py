@@ -65,7 +65,7 @@ def test_other_work_on_the_machine_is_found_in_the_speed_of_one_node(monkeypatch
     setup = {"bandwidth": 1e9, "head_bandwidth": 1e9, "latency_sec": 5e-4, "gpu": False, "shared": True, "broadcast": 1}
     facts = ClusterFacts(**FACTS | setup, nodes=1, samplers=2, cores=2)
     slower = {name: 3 * FACTS[name] for name in FACTS if name.endswith("_sec")}
-    speed = simulate(dataclasses.replace(facts, **slower)).steps_per_sec
+    speed = simulate(dataclasses.replace(facts, **slower)).steps_per_core_sec
     assert slowdown(FACTS | setup, {"samplers": 2}, speed) == pytest.approx(3.0, rel=0.1)
 
 
