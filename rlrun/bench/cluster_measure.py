@@ -1,8 +1,8 @@
 """Measures what the simulation of a cluster is made from, and checks it with IMPALA on Pong.
 
 Parts are measured alone, on one thread: a sampler's env step, the packing and unpacking of its fragments, an update,
-and the weights' way. Then a run with one node and a run with two simulated nodes take turns. Where other work shares the
-machine, wall time says little, so a run's speed is also counted in env steps for each second of a core that its
+and the weights' way. Then a run with one node and a run with two simulated nodes take turns. Where other work shares
+the machine, wall time says little, so a run's speed is also counted in env steps for each second of a core that its
 processes used. One factor for all times of the processor is fitted to the runs with one node, and what the simulation
 then says about two nodes is compared with the runs with two.
 """
@@ -46,6 +46,7 @@ from rlrun.runtime.rundir import command_line, git_commit, hardware, started_at,
 from rlrun.samplers.local import make_collector
 
 SCALED = ("step_sec", "pack_sec", "unpack_sec", "update_sec", "put_sec", "call_sec", "load_sec")
+START_SEC = 1200.0  # the longest time that a run may take to its first update
 CALL_SEC = 1e-3  # of an answer's way through Ray on one machine (0.5 ms for a call and 0.1 ms to get what it brought)
 
 
@@ -229,7 +230,7 @@ def trained(words: list[str], seconds: float) -> dict[str, Any]:
         with (Path(folder) / "said").open("w") as said:
             process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
             try:
-                first, end = None, time.monotonic() + 600.0
+                first, end = None, time.monotonic() + START_SEC
                 used: list[tuple[float, float]] = []  # (env steps of the last row, seconds of cores until then)
                 while first is None or time.monotonic() < first + seconds:
                     time.sleep(0.5)
