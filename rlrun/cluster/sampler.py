@@ -25,7 +25,7 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.schedule import Clock
-from rlrun.dataflow.slots import Fragment
+from rlrun.dataflow.slots import Fragment, Slots
 from rlrun.dataflow.stores import FragmentStore, Key
 from rlrun.machine.nodes import Node, RayConfig
 from rlrun.samplers.processes import SamplerPlan
@@ -36,12 +36,23 @@ DOUBT_SEC = 30.0  # in which an engine finds out that a machine is gone
 
 
 class Arrivals(FragmentStore):
-    """A FragmentStore for fragments that have come from other machines. It grows as far as its user needs."""
+    """A FragmentStore for fragments that have come from other machines. It grows as far as its user needs, or has so
+    many places of shared memory, for other processes of this machine that read them."""
 
-    def __init__(self, layout: RowSpec):
+    def __init__(self, layout: RowSpec, shared: int = 0):
+        """shared: places of shared memory; 0: the store grows in this process's own."""
         self.layout = layout
-        self.places: list[Batch] = []
-        self.spare: list[int] = []
+        self.memory = Slots(layout, shared) if shared else None
+        self.places: list[Batch] = [] if self.memory is None else [self.memory.view(key) for key in self.memory.keys]
+        self.spare: list[int] = list(range(shared))
+
+    def __getstate__(self) -> dict[str, Any]:
+        assert self.memory is not None, "only shared memory can be read by other processes"
+        return {"layout": self.layout, "memory": self.memory, "spare": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.places = [self.memory.view(key) for key in self.memory.keys]  # type: ignore[union-attr]
 
     @property
     def keys(self) -> range:
@@ -54,14 +65,23 @@ class Arrivals(FragmentStore):
         """Returns the key of a place that nobody uses."""
         if self.spare:
             return self.spare.pop()
+        assert self.memory is None, "take() hands over no more fragments than there are places"
         self.places.append(allocate(self.layout))
         return len(self.places) - 1
 
+    @property
+    def room(self) -> int:
+        """Returns how many fragments fit now."""
+        return len(self.spare) if self.memory is not None else 2**62
+
     def pin(self) -> None:
-        """Does nothing: the memory grows, and copies to the GPU go through pages that PyTorch locks itself."""
+        """Page-locks shared memory. Memory that grows is copied to the GPU through pages that PyTorch locks itself."""
+        if self.memory is not None:
+            self.memory.pin()
 
     def unpin(self) -> None:
-        """Does nothing, as pin() does."""
+        if self.memory is not None:
+            self.memory.unpin()
 
 
 class _Part:
@@ -104,16 +124,17 @@ class HostSampler:
         form: Form,
         synchronous: bool,
         restarts: Restarts | None = None,
+        shared: bool = False,
         say: Callable[[str], None] = lambda text: print(f"  note: {text}", flush=True),
     ):
         """plan: that of all samplers. kind: the class of a host. brief: what every host is told. shares: samplers of
         each of the engine's machines. synchronous: whether samplers wait for new weights before they fill a slot
-        again."""
+        again. shared: whether other processes of this machine read what has arrived."""
         self.plan, self.cfg, self.engine, self.kind, self.brief = plan, cfg, engine, kind, dict(brief)
         self.form, self.synchronous, self.say = form, synchronous, say
         self.restarts = restarts or Restarts(0, 1.0)
         self.columns, self.total_columns = plan.columns, plan.columns * plan.workers
-        self.slots = Arrivals(plan.layout)
+        self.slots = Arrivals(plan.layout, plan.workers * plan.in_flight if shared else 0)
         self.weights = SentWeights()
         self.put: tuple[int, Any] = (0, None)  # the version of the weights that the engine has stored, and its name
         self.arrived: deque[tuple[_Part, PackedFragment]] = deque()
@@ -326,8 +347,8 @@ class HostSampler:
 
     @property
     def queued(self) -> int:
-        """Fragments that have arrived and that nobody has taken yet."""
-        return len(self.arrived)
+        """Fragments that have arrived, that nobody has taken yet and for which there is room."""
+        return min(len(self.arrived), self.slots.room)
 
     def begin(self) -> None:
         assert self.weights.version > 0, "publish() comes first"
@@ -337,7 +358,7 @@ class HostSampler:
         self.begin()
         self.check()
         heard = time.monotonic()
-        while len(self.arrived) < count:
+        while self.queued < count:
             before = len(self.arrived)
             self._receive(0.5)
             if len(self.arrived) > before:
@@ -396,4 +417,5 @@ class HostSampler:
         try:
             self.engine.stop(hosts)
         finally:
+            self.slots.unpin()
             self.engine.close()

@@ -259,6 +259,7 @@ class LearnerParts:
             Form(plan.fragment, self.spec.stack, cfg.compress),
             synchronous=self.config.runner.synchronous,
             restarts=self.restarts,
+            shared=plan.replay is not None and plan.replay.shards is not None,
         )
 
     # -- replay --------------------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ class LearnerParts:
         assert self.plan.replay is not None
         return self.plan.replay.replay(self.seeds, generation, self.ranks, self.device)
 
-    def sharded_replay(self, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
+    def sharded_replay(self, generation: int, sampler: ProcessSampler | HostSampler, shards: int) -> ShardedReplay:
         assert self.plan.replay is not None
         made = self.plan.replay.sharded(self.seeds, generation, sampler, shards)
         if self.device.type == "cuda":
