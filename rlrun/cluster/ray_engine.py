@@ -35,7 +35,12 @@ HEALTH = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_initial_delay_ms": "2000",
 }
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 STOP_SEC = 5.0  # that a host may take to stop its samplers
 PROBE_SEC = 30.0
 
@@ -98,6 +103,9 @@ class _Actor:
         return getattr(self.made, method)(*args)
 
 
+RUNNING: list[RayEngine] = []  # the engines of this process
+
+
 class RayEngine:
     """An engine.Engine."""
 
@@ -122,6 +130,7 @@ class RayEngine:
             else:
                 self._begin(planned)
         atexit.register(self.close)
+        RUNNING.append(self)
         self.remote = ray.remote(_Actor)
         self.names: dict[str, str] = {}  # of nodes, by Ray's id
         with contextlib.suppress(ImportError):
@@ -204,6 +213,8 @@ class RayEngine:
     def close(self) -> None:
         """Leaves a cluster that was there before, and ends one that this run has started."""
         atexit.unregister(self.close)
+        if self in RUNNING:
+            RUNNING.remove(self)
         with _signals_kept():
             if self.ray.is_initialized():
                 self.ray.shutdown()
@@ -291,7 +302,7 @@ def _short(error: BaseException) -> str:
     said = next((line for line in lines if any(word in line for word in _ENDS)), (lines or [type(error).__name__])[0])
     if "node" in said:
         return "its machine has died"
-    return "its process has died" if "worker process has died" in said else said.rstrip(".")
+    return "its process has died" if "died" in said else said.rstrip(".")
 
 
 _ENDS = ("died", "killed", "lost", "terminated")
