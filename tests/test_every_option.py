@@ -675,7 +675,12 @@ def tried(algo: str, fast: bool) -> list[str]:
     return failed
 
 
-@pytest.mark.parametrize("algo", options("algo"))
+LONG = ("mbmpo", "maml")  # a minute each
+
+
+@pytest.mark.parametrize(
+    "algo", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in options("algo")]
+)
 def test_every_option_changes_something(algo):
     assert tried(algo, fast=True) == []
 

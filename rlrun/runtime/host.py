@@ -25,6 +25,7 @@ from rlrun.runtime.build import build
 from rlrun.runtime.cluster import plan_again, same
 from rlrun.samplers.local import LocalSampler
 
+HOST_BITS = 40  # generations below these are those of the run and of processes that a host has replaced
 LOOK_SEC = 0.2  # seconds between two looks at samplers that are silent
 ANSWER_SEC = 2.0  # a call answers after this time, even without a fragment
 
@@ -64,7 +65,7 @@ class SamplerHost:
             raise UserError(f"its {name} is {same(made)[name]}, and the learner's is {told['same'][name]}")
         parts = build(made)
         own = replace(parts.sampler_plan(told["generation"]), first=told["first"], workers=told["workers"])
-        own = own.again(told["restart"])
+        own = replace(own, generation=own.generation + (told["restart"] << HOST_BITS))
         self.form = Form(made.fragment, made.spec.stack, told["compress"])
         self.restarts = HostRestarts(made.restarts().limit, made.restarts().window_sec)
         self.policy = own.make_policy()

@@ -97,13 +97,13 @@ def test_an_on_policy_run_is_the_same_as_on_one_machine(tmp_path):
 @pytest.mark.parametrize("runner", ["actor_learner", "on_policy"])
 def test_a_lost_machine_loses_and_doubles_no_row(typed, monkeypatch, engines, tmp_path, runner):
     """Its samplers go on with another machine and, once a third has joined, there."""
-    monkeypatch.setattr("rlrun.cluster.sampler.LOOK_SEC", 0.0)
+    monkeypatch.setattr("rlrun.cluster.hosts.LOOK_SEC", 0.0)
     wiring = counting(typed, monkeypatch, f"runner={runner}", "env_steps=3000")
     original, seen, budget = wiring.sampler, [], Restarts(100, 600.0, tell=lambda text: None)
 
     def sampler(generation):
         made = original(generation)
-        made.restarts = budget
+        made.hosts.restarts = budget
         take = made.take
 
         def taken(count):
