@@ -49,7 +49,13 @@ def requirement(*extras: str) -> list[str]:
 
 
 def install_line(*extras: str) -> str:
-    """The line that a user can type here to install these extras into the environment that is running."""
+    """The line that a user can type here to install these extras into the environment that is running. All messages
+    about missing packages end with it."""
+    return f"{typed_as()} setup {' '.join(extras)}"
+
+
+def pip_line(*extras: str) -> str:
+    """What `rlrun setup` does with these extras, as a line for a shell."""
     return f"{_pip()} install {' '.join(_quoted(word) for word in requirement(*extras))}"
 
 
