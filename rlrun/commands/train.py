@@ -104,6 +104,7 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
     from rlrun.core.passwords import check_logger
+    from rlrun.loggers.console import say
     from rlrun.machine.machine import measured
     from rlrun.runtime.build import preflight
     from rlrun.runtime.data_plan import fill_spec
@@ -131,7 +132,7 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     directory = RunDir.create(path)
     print(f"rlrun train: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
     for line in lines:
-        print(f"  {line}", flush=True)
+        say(line)
     values["resources"] |= planned.settings()  # a resumed run keeps these, whatever the machine is doing by then
     values = save_config(values, path)
     from rlrun.runtime import session

@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import sys
-from importlib import metadata
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -97,6 +96,8 @@ def extras() -> list[str]:
 
         declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
         return list(declared["project"]["optional-dependencies"])
+    from importlib import metadata
+
     found = metadata.metadata("rlrun").get_all("Provides-Extra") or []
     ours = {re.sub(r"[-_.]+", "-", name): name for name in WHAT}
     return [ours.get(re.sub(r"[-_.]+", "-", name), name) for name in found]
