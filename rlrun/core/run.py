@@ -92,7 +92,7 @@ class Run:
         spec: EnvSpec | None = None,
         update_rows: int | None = None,
         episode_window: int = 100,
-        judge_env_sec: Callable[[float], str | None] | None = None,
+        judge_env_sec: Callable[[float, float], str | None] | None = None,
         evaluators: Evaluators | None = None,
         from_data: bool = False,
         estimate: Estimating | None = None,

@@ -27,7 +27,7 @@ from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete,
 from rlrun.envs import drawing, rewards
 from rlrun.envs.limits import TimeLimits
 from rlrun.envs.mujoco import listen, uses_mujoco
-from rlrun.envs.names import check_present, numbered
+from rlrun.envs.names import absent, check_present, numbered
 from rlrun.envs.wrapped import Pixels, Repeat
 
 
@@ -125,6 +125,8 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
     try:
         return gymnasium.spec(name_only)
     except gymnasium.error.Error:
+        if module and found is None:
+            raise UserError(f"env={name}: {absent(module, name_only)}") from None
         raise UserError(
             f"env={name} is neither a registered Gymnasium id nor an Atari"
             f" game.{closest(name_only, gymnasium.registry)}"

@@ -31,7 +31,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.watchdog import Watchdog
 from rlrun.dataflow.workers import start_within
-from rlrun.loggers.console import console
+from rlrun.loggers.console import console, say
 from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.imagined import Imagining
 from rlrun.loggers.jsonl import Jsonl
@@ -127,13 +127,13 @@ def _run(
     watch.run_dir = directory.path
     start_within(config.run.resources.start_timeout_sec)
     for sentence in plan.spec.notes:
-        print(f"  {sentence}", flush=True)
+        say(sentence)
     for reason in plan.resources.why:
-        print(f"  {reason}", flush=True)
+        say(reason)
     if config.run.init is not None and restored is None:
-        print(f"  begins with the weights of {config.run.init}", flush=True)
+        say(f"begins with the weights of {config.run.init}")
     for note in notes(plan):
-        print(f"  note: {note}", flush=True)
+        say(f"note: {note}")
     facts = {
         "seed": config.run.seed,
         "algo": config.algo.name,
