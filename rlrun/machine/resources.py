@@ -32,6 +32,7 @@ class ResourcesConfig:
     restarts: Annotated[int, NotNegative]
     restart_window_sec: Annotated[float, Positive]
     start_timeout_sec: Annotated[float, Positive]
+    max_processes_per_core: Annotated[int, Count]
 
     def __post_init__(self):
         if self.exact and self.inference != "serial":
