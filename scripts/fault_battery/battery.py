@@ -102,6 +102,8 @@ def main() -> int:
     if asked.list:
         print("\n".join(f"{name:<24}{ROWS[name].fault}" for name in rows))
         return 0
+    # A shell lets what it starts in the background ignore SIGINT, and so would the runs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # runs that are going on are ended then
     results, made = [], stamp(asked.quick, asked.tries) if asked.write else ""
     for name in rows:

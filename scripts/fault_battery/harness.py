@@ -265,15 +265,14 @@ class Run:
         status: str | None = None,
         says: str | None = None,
         within: float = END_SEC,
-        traceback: bool = False,
         saved: bool | None = None,
         lock: bool = False,
     ) -> int:
         """Waits for the end and notes every promise that is broken. Returns the exit status.
 
         codes: those that are right. status: that of summary.json. says: a pattern that must be in what was printed.
-        traceback: whether the user's own code has failed, so that its traceback may be shown. saved: whether there must
-        be a checkpoint. lock: whether run.lock may be left, because the process could not remove it."""
+        saved: whether there must be a checkpoint. lock: whether run.lock may be left, because the process could not
+        remove it."""
         expect, name = self.trial.expect, f"{self.name}:"
         try:
             code = self.process.wait(within)
@@ -282,7 +281,7 @@ class Run:
             self.kill_all()
             return -signal.SIGKILL
         expect(code in codes, f"{name} exit status {code}, not {' or '.join(map(str, codes))}: {self.words()}")
-        expect(traceback or "Traceback" not in self.said, f"{name} a traceback is printed: {self.words()}")
+        expect("Traceback" not in self.said, f"{name} a traceback is printed: {self.words()}")
         expect(code not in (1, 2) or self.err.strip(), f"{name} no sentence on stderr")
         if says is not None:
             expect(re.search(says, self.said, re.S), f"{name} does not say {says!r}: {self.words()}")
