@@ -280,7 +280,7 @@ class LearnerParts:
         )
 
     def population(self, noise: NoiseTable) -> Population:
-        return Population(self.crew(noise))
+        return Population(self.crew(noise), self.restarts)
 
     # -- together ------------------------------------------------------------------------------------------------------
 

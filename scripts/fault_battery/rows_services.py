@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 
-from fault_battery.harness import FOR_EVER, SERIAL, TINY_PPO, Broken, Run, Trial, row
+from fault_battery.harness import FOR_EVER, PATIENCE, SERIAL, TINY_PPO, Broken, Run, Trial, row
 
 SERVER_SEC = 300.0
 
@@ -33,7 +33,7 @@ class Server:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mlflow", *words], stdout=log, stderr=log, start_new_session=True, cwd=folder
             )
-        end = time.monotonic() + SERVER_SEC
+        end = time.monotonic() + SERVER_SEC * PATIENCE[0]
         while True:
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"{self.uri}/health", timeout=2)
