@@ -31,7 +31,7 @@ END_SEC = 90.0  # from what ends a run to its end
 PATIENCE = [1.0]  # by which all these times are multiplied, for a machine that is busy with other work
 TALLY = "{name: fault_parts:Tally}"
 
-SMALL = ["logger=[console]", "log_every_sec=0.2", "resources.device=cpu", "resources.start_timeout_sec=120"]
+SMALL = ["logger=[console]", "log_every_sec=0.2", "resources.device=cpu", "resources.start_timeout_sec=600"]
 CARTPOLE = ["env=CartPole-v1", *SMALL]
 TINY_PPO = ["algo=ppo", *CARTPOLE, "algo.fragment_length=32", "algo.batch_size=128", "algo.minibatch_size=64",
             "algo.num_epochs=1", "model.hidden=[16]"]  # fmt: skip
