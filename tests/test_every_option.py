@@ -765,6 +765,7 @@ def test_no_option_of_a_run_is_left_out():
     paths |= {f"logger.{name}.{one}" for name, node in values["logger"].items() for one in node}
     paths |= {f"resources.{name}" for name in values["resources"]} - {f"resources.{name}" for name in MACHINES}
     paths -= {"resources.start_timeout_sec"}  # tests/dataflow/test_workers.py
+    paths -= {"resources.max_processes_per_core"}  # tests/faults/test_little_room.py
     paths -= {"resources.ray"}  # tests/cluster
     paths -= {"resources.restarts", "resources.restart_window_sec"}  # tests/samplers/test_restarts.py
     paths -= {"checkpoint.first_sec"}  # tests/runtime/test_session.py

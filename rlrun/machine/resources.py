@@ -34,6 +34,7 @@ class ResourcesConfig:
     restarts: Annotated[int, NotNegative]
     restart_window_sec: Annotated[float, Positive]
     start_timeout_sec: Annotated[float, Positive]
+    max_processes_per_core: Annotated[int, Count]
     ray: RayConfig | None
 
     def __post_init__(self):

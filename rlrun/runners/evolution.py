@@ -97,7 +97,8 @@ def layout(asked: Asked, machine: Machine) -> Resources:
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
-    """Runs until job.tick() ends it. Raises RunFailed when no sampler is left."""
+    """Runs until job.tick() ends it. Raises RunFailed when a sampler was lost that the budget of restarts does not
+    replace."""
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
     noise = make.noise()
@@ -116,9 +117,6 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             job.ahead += sum(report.env_steps for report in new)
             if not population.done:
                 continue
-            if not any(report.rollouts for report in reports):  # all rollouts were lost with their samplers
-                population.begin(algorithm.policy, clock)
-                continue
             # Steps are counted with their update, because a run that ends before it plays the same episodes again.
             clock, job.ahead = clock.after(env_steps=job.collected([header(report, clock) for report in reports])), 0
             with job.timers("learn"):
@@ -135,7 +133,17 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
 def header(report: Report, clock: Clock) -> Header:
     """Makes the header of a report. Only episodes of the unperturbed policy count in statistics."""
     episodes = tuple(Episode(0, one.ret, one.length) for one in report.evaluations)
-    return Header(report.worker, 0, 0, clock.updates, clock.updates, report.env_steps, episodes, report.seconds)
+    return Header(
+        worker=report.worker,
+        slot=0,
+        first_row=0,
+        version=clock.updates,
+        updates=clock.updates,
+        env_steps=report.env_steps,
+        episodes=episodes,
+        seconds=report.seconds,
+        failures=report.failures,
+    )
 
 
 def gathered(reports: list[Report]) -> Batch:

@@ -58,7 +58,7 @@ from rlrun.runners.base import Factories
 from rlrun.runtime.cluster import KIND, brief, engine_of
 from rlrun.runtime.data_plan import recorder
 from rlrun.runtime.plan import Plan, PolicyFactory
-from rlrun.runtime.room import allow_files, check_shared
+from rlrun.runtime.room import allow_files, check_processes, check_shared
 from rlrun.runtime.rundir import command_line
 from rlrun.runtime.training_estimates import check_estimates
 from rlrun.samplers.base import Sampler
@@ -302,7 +302,7 @@ class LearnerParts:
         )
 
     def population(self, noise: NoiseTable) -> Population:
-        return Population(self.crew(noise))
+        return Population(self.crew(noise), self.restarts)
 
     # -- together ------------------------------------------------------------------------------------------------------
 
@@ -377,9 +377,11 @@ def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Rank
 
 
 def preflight(plan: Plan, machine: Machine) -> None:
-    """Builds the algorithm once and checks memory and the user's parts, before the run directory or a worker exists.
+    """Builds the algorithm once and checks cores, memory and the user's parts, before the run directory or a worker
+    exists.
 
     Raises UserError if the run cannot work."""
+    check_processes(plan, machine.cores)
     parts = build(plan, Ranks(world=plan.learners_in_lockstep))
     parts.callbacks = []
     parts.algorithm()

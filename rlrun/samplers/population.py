@@ -10,8 +10,9 @@ reports (returns, lengths)  <-- pipe ----
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -20,21 +21,21 @@ import numpy as np
 import torch
 
 from rlrun.core.batch import Batch
-from rlrun.core.env import EnvFactory, Rows, map_rows, paid
+from rlrun.core.env import EnvFactory, Failure, Rows, map_rows, paid
 from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable, Played, Report, Rollout
 from rlrun.core.moments import Moments, merged, plain
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE
+from rlrun.core.restarts import ENV_REPEATS, PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.stores import WeightStore
 from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import READY, Worker, Workers
+from rlrun.dataflow.workers import READY, Worker, Workers, start_sec
 from rlrun.samplers.evaluator import to_torch
 
-ALIVE = "alive"  # a player's message while an order takes long
-ALIVE_SEC = 2.0
+ALIVE_SEC = 2.0  # seconds between two messages of a player whose order takes long
 FILTER_ROWS = 256  # rows of observations that are collected before their moments are computed
 ORDERS = 1 << 20  # upper bound of the number of orders in one update
 
@@ -49,7 +50,7 @@ class Crew(NamedTuple):
     seeds: Seeds
     envs: int  # episodes that a player plays at the same time
     players: int
-    timeout_sec: float  # a player that is silent for longer is left out
+    timeout_sec: float  # a player that is silent for longer is lost
 
 
 class Order(NamedTuple):
@@ -76,14 +77,16 @@ class Player:
         self.env = crew.make_env(0, crew.envs)
         self.box = self.env.spec.action.kind == "box"
 
-    def play(self, order: Order, clock: Clock, alive: Callable[[], None] = lambda: None) -> Report:
-        """Plays an order. The report depends only on the order and the clock, not on the player."""
+    def play(self, order: Order, clock: Clock, alive: Callable[[int], None] = lambda steps: None) -> Report:
+        """Plays an order. The report depends only on the order and the clock, not on the player.
+
+        alive: told now and then how many env steps were taken."""
         try:
             return self._play(order, clock, alive)
         except EnvError as error:
             raise error.counted_from(self.number * self.crew.envs) from error.__cause__
 
-    def _play(self, order: Order, clock: Clock, alive: Callable[[], None]) -> Report:
+    def _play(self, order: Order, clock: Clock, alive: Callable[[int], None]) -> Report:
         crew, count, envs, agents = self.crew, order.pairs, self.crew.envs, self.env.spec.columns_per_env
         center, size = self.policy.vector().detach(), self.policy.size
         draw = [crew.seeds.numpy("perturbation", clock.updates, order.first + i) for i in range(count)]
@@ -109,6 +112,8 @@ class Player:
             begin(number)
         returns, signs, lengths = np.zeros(envs), np.zeros(envs), np.zeros(envs, dtype=np.int64)
         played: dict[Task, Played] = {}
+        failures: list[Failure] = []
+        broken: Counter[Task] = Counter()
         evaluations: list[Played] = []
         moments = _Observed(self.policy)
         steps, env_sec, policy_sec, last = 0, 0.0, 0.0, time.monotonic()
@@ -134,8 +139,15 @@ class Player:
                 lengths += moved_on
                 steps += int(moved_on.sum())
                 obs, is_first = map_rows(step.obs, np.array), step.is_first
+                failures += step.failed.values()
                 for number in np.flatnonzero(step.is_first.reshape(envs, agents).all(1)).tolist():
-                    task = doing[number]
+                    task, failure = doing[number], step.failed.get(number)
+                    if task is not None and failure is not None and failure.broken_off:  # it is played again
+                        broken[task] += 1
+                        if broken[task] > ENV_REPEATS:
+                            raise RunFailed(failure.sentence)
+                        returns[number], signs[number], lengths[number] = 0.0, 0.0, 0
+                        continue
                     if task is not None:
                         length = int(lengths[number])
                         fitness = (
@@ -154,10 +166,11 @@ class Player:
                 env_sec += stepped - acted
                 if time.monotonic() - last > ALIVE_SEC:
                     last = time.monotonic()
-                    alive()
+                    alive(steps)
         rollouts = tuple(Rollout(offsets[i], played[Task(i, 1)], played[Task(i, -1)]) for i in range(count))
+        seconds, seen_moments = (env_sec, policy_sec), moments.result()
         return Report(
-            self.number, order.number, rollouts, tuple(evaluations), steps, (env_sec, policy_sec), moments.result()
+            self.number, order.number, rollouts, tuple(evaluations), steps, seconds, seen_moments, tuple(failures)
         )
 
     def close(self) -> None:
@@ -200,7 +213,8 @@ def _stacked(rows: list[Any]) -> Any:
 
 
 def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) -> None:
-    """Receives Orders and answers each with a Report, until the pipe closes."""
+    """Receives Orders and answers each with a Report, until the pipe closes. Between them it sends the env steps that
+    an order which takes long has had so far."""
     policy = crew.make_policy()
     player = Player(crew, number, policy)
     version, clock = 0, Clock()
@@ -210,20 +224,22 @@ def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) 
         newer = bus.read(policy, version)
         if newer is not None:
             version, clock, _ = newer
-        pipe.send(player.play(order, clock, lambda: pipe.send(ALIVE)))
+        pipe.send(player.play(order, clock, pipe.send))
 
 
 class Population:
     """Players in their own processes, or one player in this process if crew.players is 0.
 
-    A player that dies or falls silent is left out from then on, and so is the order that it was playing.
+    A player that dies or falls silent is replaced by a new one, which plays the same order from its beginning. Its
+    answer is the only one, so nothing is counted twice.
     """
 
     columns = 1
     queued = 0
 
-    def __init__(self, crew: Crew, say: Callable[[str], None] = lambda text: print(f"  {text}", flush=True)):
-        self.crew, self.asked, self.say = crew, crew.asked, say
+    def __init__(self, crew: Crew, restarts: Restarts):
+        """restarts: the budget of the run."""
+        self.crew, self.asked, self.restarts = crew, crew.asked, restarts
         self.total_columns = crew.envs * max(1, crew.players)
         self.workers = Workers()
         self.bus: WeightStore | None = None
@@ -231,7 +247,11 @@ class Population:
         self.policy: Policy | None = None
         self.playing: dict[Worker, Order] = {}
         self.heard: dict[Worker, float] = {}
-        self.left_out: list[str] = []
+        self.taken: dict[Worker, int] = {}  # env steps of what a player is playing, as far as it has said so
+        self.starting: set[Worker] = set()
+        self.numbers: dict[Worker, int] = {}
+        self.repeated = [Repeated(PROCESS_REPEATS) for _ in range(crew.players)]
+        self.since: list[int | None] = [None] * crew.players  # env steps reported since a player was replaced
         if crew.players:
             self.bus = WeightBus(crew.make_policy())
             started = self.workers.start_all(
@@ -250,7 +270,7 @@ class Population:
 
     @property
     def done(self) -> bool:
-        """Whether everything that was asked for has been played, or was lost with its player."""
+        """Whether everything that was asked for has been played."""
         return not self.playing and self.handed >= self.asked.pairs and self.steps >= self.asked.min_env_steps
 
     def _order(self) -> Order | None:
@@ -276,15 +296,16 @@ class Population:
     def _hand(self, worker: Worker) -> None:
         order = self._order()
         if order is not None:
-            self.playing[worker], self.heard[worker] = order, time.monotonic()
-            try:
-                worker.pipe.send(order)
-            except OSError:
-                pass  # the worker has died; take() will notice
+            self._give(worker, order)
+
+    def _give(self, worker: Worker, order: Order) -> None:
+        self.playing[worker], self.heard[worker], self.taken[worker] = order, time.monotonic(), 0
+        with contextlib.suppress(OSError):  # the worker has died; take() will notice
+            worker.pipe.send(order)
 
     def take(self) -> list[Report]:
         """Returns the reports that arrive within a moment, perhaps none. A player in this process plays everything that
-        the update needs. Raises RunFailed when no player is left."""
+        the update needs. Raises RunFailed when a player was lost that must not be replaced."""
         if self.bus is None:
             return self._take_alone()
         messages, lost = self.workers.receive_from_survivors(0.5)
@@ -292,20 +313,27 @@ class Population:
         now = time.monotonic()
         for worker, message in messages:
             self.heard[worker] = now
-            if isinstance(message, Report):
+            if message == READY:
+                self.starting.discard(worker)
+            elif isinstance(message, Report):
                 self.playing.pop(worker, None)
                 self.steps += message.env_steps
+                self._note(worker, message.env_steps)
                 reports.append(message)
+            else:
+                self.taken[worker] = message
         gone = {worker for worker, _ in lost}
         silent = [
-            worker for worker in self.playing if worker not in gone and now - self.heard[worker] > self.crew.timeout_sec
+            worker
+            for worker in self.playing
+            if worker not in gone and now - self.heard[worker] > self._patience(worker)
         ]
         lost += [
-            (worker, f"{worker.name} was silent for {self.crew.timeout_sec:.0f} s: its environment may hang")
+            (worker, f"{worker.name} was silent for {self._patience(worker):.0f} s: its environment may hang")
             for worker in silent
         ]
         for worker, reason in lost:
-            self._leave_out(worker, reason)
+            self._replace(worker, reason)
         for worker in list(self.workers.members):
             if worker not in self.playing:
                 self._hand(worker)
@@ -321,19 +349,35 @@ class Population:
             self.steps += reports[-1].env_steps
         return reports
 
-    def _leave_out(self, worker: Worker, reason: str) -> None:
+    def _patience(self, worker: Worker) -> float:
+        """Returns for how many seconds a player may say nothing."""
+        return max(self.crew.timeout_sec, start_sec()) if worker in self.starting else self.crew.timeout_sec
+
+    def _note(self, worker: Worker, env_steps: int) -> None:
+        before = self.since[self.numbers[worker]]
+        if before is not None:
+            self.since[self.numbers[worker]] = before + env_steps
+
+    def _replace(self, worker: Worker, reason: str) -> None:
+        """Lets a new process play what a lost one was playing. Raises RunFailed if it was lost in this way again and
+        again, or if the budget of the run does not allow it."""
+        number, order = self.numbers.pop(worker), self.playing.pop(worker, None)
+        if self.repeated[number](reason, self.since[number]):
+            raise RunFailed(reason)
+        self.restarts.process_failed(reason, self.taken.pop(worker, 0) if order is not None else 0)
+        self.since[number] = 0
+        self.starting.discard(worker)
         self.workers.bury(worker)
-        self.playing.pop(worker, None)
-        left = len(self.workers.members)
-        self.left_out.append(reason)
-        if not left:
-            raise RunFailed(f"{reason}\nNo sampler is left.")
-        self.say(f"{reason.splitlines()[-1]}: its rollouts are left out; {left} of {self.crew.players} samplers go on")
+        new = self.workers.start(worker.name, player_process, (number, self.crew, self.bus))
+        self.numbers[new] = number
+        self.starting.add(new)
+        if order is not None:
+            self._give(new, order)
 
     # The methods that a Job expects of samplers. There is no state to save, because every update begins anew.
 
     def check(self) -> None:
-        """Does nothing, because losing a player is not a failure."""
+        """Does nothing, because take() looks at the players."""
 
     def restart(self, generation: int) -> None:
         """Does nothing, because every order begins new episodes."""

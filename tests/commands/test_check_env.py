@@ -16,7 +16,7 @@ from rlrun.cli import _dispatch
 from rlrun.commands import check_env
 from rlrun.core.plugins import only_installed
 from rlrun.envs.check_report import Findings, Stop
-from rlrun.envs.check_values import misfit
+from rlrun.envs.misfits import misfit
 
 EXAMPLE = Path(__file__).parents[1] / "example"
 
