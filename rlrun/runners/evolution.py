@@ -26,7 +26,7 @@ from rlrun.machine.choices import Asked, Choice
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Inference, Precision, Resources
 from rlrun.runners.base import Factories, RunnerConfig
-from rlrun.samplers.population import Population
+from rlrun.samplers.population import PopulationBase
 
 CPU = torch.device("cpu")
 
@@ -63,14 +63,21 @@ def layout(asked: Asked, machine: Machine) -> Resources:
             " one thread makes"
         )
     cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
-    serial = cfg.exact or cfg.inference == "serial" or (cfg.inference == "auto" and machine.cores == 1)
+    spread = cfg.ray is not None
+    if spread and (cfg.exact or cfg.inference == "serial"):
+        raise UserError("resources.inference=serial: the samplers of resources=ray are on other machines (local)")
+    alone = cfg.inference == "auto" and machine.cores == 1 and not spread
+    serial = cfg.exact or cfg.inference == "serial" or alone
     kind: Inference = "serial" if serial else "local"
     inference = Choice(kind, f"inference={kind}: {cores}" if cfg.inference == "auto" else "")
     if serial and cfg.num_samplers not in ("auto", 1):
         raise UserError(f"resources.num_samplers={cfg.num_samplers}: serial inference has one")
     samplers = Choice(1) if serial else Choice(cfg.num_samplers)
-    if cfg.num_samplers == "auto" and not serial:
-        samplers = Choice(machine.cores, f"num_samplers={machine.cores}: {machine.cores} cores")
+    if cfg.ray is not None and cfg.ray.samplers_per_node != "auto":
+        samplers = Choice(cfg.ray.samplers_per_node * len(machine.nodes))
+    elif cfg.num_samplers == "auto" and not serial:
+        count, on = machine.sampling_cores, f" of {len(machine.nodes)} nodes" if spread else ""
+        samplers = Choice(count, f"num_samplers={count}: {count} cores{on}")
     envs = Choice(cfg.envs_per_sampler)
     if cfg.envs_per_sampler == "auto":
         count = max(1, min(choices.MAX_COLUMNS, -(-2 * population.pairs // samplers.value)))
@@ -103,7 +110,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     clock = job.begin(algorithm)
     noise = make.noise()
     algorithm.attach_noise(noise)
-    population: Population = make.population(noise)
+    population: PopulationBase = make.population(noise)
     try:
         job.sampler_ready(population)
         reports: list[Report] = []

@@ -22,7 +22,7 @@ from rlrun.machine.nodes import Node, RayConfig, simulated
 from rlrun.runtime.plan import Plan, plan
 from rlrun.version import VERSION
 
-KIND = "rlrun.runtime.host:SamplerHost"
+SAMPLERS, PLAYERS = "rlrun.runtime.host:SamplerHost", "rlrun.runtime.host:PlayerHost"
 _JOINED: dict[str, Engine] = {}  # the cluster of this process, by address, from the plan on
 
 

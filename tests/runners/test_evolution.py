@@ -17,7 +17,7 @@ from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.runners.evolution import gathered
-from rlrun.samplers.population import Order, Player
+from rlrun.samplers.players import Order, Player
 
 TINY = ["logger=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]", "log_every_sec=0.01"]
 SERIAL = [word for word in SMALL if not word.startswith("algo.")] + ["model.hidden=[]", *TINY]
@@ -226,19 +226,19 @@ def test_a_new_process_plays_the_same_when_a_player_is_killed(typed):
     try:
         people.begin(algorithm.policy, Clock(0, 7))
         whole = gathered(one_update(people))
-        victim, other = people.workers.members
+        victim, other = people.players.members.values()
         os.kill(victim.process.pid, signal.SIGSTOP)
         people.begin(algorithm.policy, Clock(0, 7))
-        assert people.playing[victim].pairs > 0
+        assert people.players.playing[0].pairs > 0
         os.kill(victim.process.pid, signal.SIGKILL)
         reports = one_update(people)
         assert len(told) == 1 and "sampler-0 was killed by SIGKILL" in told[0] and "a new process takes its place" in told[0]
-        assert people.restarts.processes == 1 and len(people.workers.members) == 2 and other in people.workers.members
+        assert people.players.restarts.processes == 1 and people.players.members[1] is other
         again = gathered(reports)
         assert torch.equal(again.offset, whole.offset) and torch.equal(again.ret, whole.ret)
         assert len({report.order for report in reports}) == len(reports)
         os.kill(other.process.pid, signal.SIGKILL)
-        people.restarts.limit = 1
+        people.players.restarts.limit = 1
         people.begin(algorithm.policy, Clock(0, 8))
         with pytest.raises(RunFailed, match="sampler-1 was killed by SIGKILL"):
             one_update(people)
@@ -252,13 +252,13 @@ def test_a_player_that_died_while_nobody_listened_is_replaced_once(typed):
     try:
         people.begin(algorithm.policy, Clock())
         one_update(people)
-        victim = people.workers.members[0]
+        victim = people.players.members[0]
         os.kill(victim.process.pid, signal.SIGSTOP)
         people.begin(algorithm.policy, Clock(0, 1))
         os.kill(victim.process.pid, signal.SIGKILL)
         time.sleep(1.5)
         assert len(gathered(one_update(people)).offset) == 12
-        assert len(told) == 1 and "was killed by SIGKILL" in told[0] and len(people.workers.members) == 2
+        assert len(told) == 1 and "was killed by SIGKILL" in told[0] and len(people.players.workers.members) == 2
     finally:
         people.close()
 
@@ -268,7 +268,7 @@ def test_a_player_that_falls_silent_is_replaced(typed):
     try:
         people.begin(algorithm.policy, Clock())
         one_update(people)
-        os.kill(people.workers.members[0].process.pid, signal.SIGSTOP)
+        os.kill(people.players.members[0].process.pid, signal.SIGSTOP)
         people.begin(algorithm.policy, Clock(0, 1))
         assert len(gathered(one_update(people)).offset) == 12
         assert len(told) == 1 and "was silent for 3 s" in told[0]
