@@ -37,7 +37,7 @@ def pages():
 SLOW = pytest.param("algorithms.md", marks=pytest.mark.slow)  # it makes a plan of every algorithm
 
 
-@pytest.mark.parametrize("name", ["results.md", "speed.md", "options.md", SLOW])
+@pytest.mark.parametrize("name", ["results.md", "speed.md", "options.md", "cluster_scale.md", SLOW])
 def test_a_generated_page_is_what_scripts_docs_writes(pages, name):
     assert (ROOT / "docs" / name).read_text() == pages.PAGES[name]().rstrip() + "\n", "run scripts/docs"
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.cluster.engine import Host, HostLost
+from rlrun.cluster.reaper import Reaper
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.installing import install_line
 from rlrun.machine.nodes import Node, RayConfig
@@ -35,20 +36,19 @@ HEALTH = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_initial_delay_ms": "2000",
 }
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_LOG_TO_STDERR": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+# Ray would give its workers, and with them samplers and jobs, the niceness 15: other work would then stop them.
+FAIR = {"RAY_worker_niceness": "0"}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 STOP_SEC = 5.0  # that a host may take to stop its samplers
 PROBE_SEC = 30.0
 
 
-def check_installed() -> None:
-    """Raises UserError where Ray is not installed. It is not imported, because it reads its settings when it is."""
+def check_installed(what: str = "resources=ray") -> None:
+    """Raises UserError where Ray is not installed. It is not imported, because it reads its settings when it is.
+
+    what: what needs Ray."""
     if importlib.util.find_spec("ray") is None:
-        raise UserError(f"resources=ray needs Ray: {install_line('ray')}")
+        raise UserError(f"{what} needs Ray: {install_line('ray')}")
 
 
 def token_file() -> Path:
@@ -109,20 +109,22 @@ RUNNING: list[RayEngine] = []  # the engines of this process
 class RayEngine:
     """An engine.Engine."""
 
-    def __init__(self, cfg: RayConfig, planned: Sequence[Node]):
-        """planned: the nodes to start on this machine, where cfg has no address."""
+    def __init__(self, cfg: RayConfig, planned: Sequence[Node], option: str = "resources.ray."):
+        """planned: the nodes to start on this machine, where cfg has no address. option: what stands before the names
+        of options where they were given, for messages."""
         check_installed()
-        self.cfg = cfg
+        self.cfg, self.option = cfg, option
         self.cluster: Any = None  # simulated nodes
         self.folder: Path | None = None  # of what this run has started
-        os.environ.update({name: os.environ.get(name, value) for name, value in (HEALTH | QUIET).items()})
+        self.reaper: Reaper | None = None  # of the same
+        os.environ.update({name: os.environ.get(name, value) for name, value in (HEALTH | FAIR | QUIET).items()})
         make_token()
         open_ = cfg.address is not None and cfg.allow_open
         os.environ["RAY_AUTH_MODE"] = "disabled" if open_ and not self._wants_token() else "token"
         try:
             import ray
         except ImportError as error:
-            raise UserError(f"resources=ray: Ray cannot be imported ({error}): {install_line('ray')}") from None
+            raise UserError(f"Ray cannot be imported ({error}): {install_line('ray')}") from None
         self.ray: Any = ray
         with _signals_kept():
             if cfg.address is not None:
@@ -144,10 +146,11 @@ class RayEngine:
     def _begin(self, planned: Sequence[Node]) -> None:
         """Starts Ray on this machine."""
         if self.ray.is_initialized():
-            raise UserError("this process uses Ray already: give resources.ray.address=auto to use that cluster")
+            raise UserError(f"this process uses Ray already: give {self.option}address=auto to use that cluster")
         store = self.cfg.store_mb * 2**20
         self.folder = Path(tempfile.mkdtemp(prefix="rlrun-ray-"))  # short, because sockets lie in it
         os.environ["RAY_TMPDIR"] = str(self.folder)
+        self.reaper = Reaper(self.folder)
         settings = {"include_dashboard": False, "object_store_memory": store}
         if not self.cfg.simulate:
             self.ray.init(
@@ -181,14 +184,14 @@ class RayEngine:
             raise UserError(
                 f"the Ray cluster at {self.cfg.address} wants no token, so anybody who reaches its ports may run code"
                 " there. Start it with RAY_AUTH_MODE=token and the same token on every machine (docs/cluster.md), or"
-                " accept this with resources.ray.allow_open=true"
+                f" accept this with {self.option}allow_open=true"
             )
         try:
             self.ray.init(address=self.cfg.address, log_to_driver=False, logging_level="error")
         except Exception as error:  # Ray raises many kinds: ConnectionError, ValueError, RuntimeError ...
             said = str(error).strip().splitlines()
             raise UserError(
-                f"resources.ray.address={self.cfg.address}: no Ray cluster could be joined there:"
+                f"{self.option}address={self.cfg.address}: no Ray cluster could be joined there:"
                 f" {said[0] if said else type(error).__name__}"
             ) from None
 
@@ -225,6 +228,9 @@ class RayEngine:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.environ.pop("RAY_TMPDIR", None)
             self.folder = None
+        if self.reaper is not None:
+            self.reaper.close()
+            self.reaper = None
 
     # -- engine.Engine -------------------------------------------------------------------------------------------------
 
@@ -251,6 +257,20 @@ class RayEngine:
             scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=False),
         ).remote(kind, brief, [folder for folder in sys.path if folder])
         return _Host(actor, name, node)
+
+    def submit(self, kind: str, name: str, brief: bytes, cores: int, gpus: int) -> Host:
+        """Makes an object of the class `kind` on any machine that has so many cores and GPUs free, now or later."""
+        actor = self.remote.options(num_cpus=cores, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote(
+            kind, brief, [folder for folder in sys.path if folder]
+        )
+        return _Host(actor, name, "?")
+
+    def room(self) -> list[tuple[str, int, int]]:
+        """Returns (name, cores, GPUs) of the machines that are there now."""
+        names = [node.name for node in self.nodes()]  # which names them
+        there = {self.names[one["NodeID"]]: one["Resources"] for one in self.ray.nodes() if one["Alive"]}
+        have = [(name, there[name]) for name in names if name in there]
+        return [(name, int(resources.get("CPU", 0)), int(resources.get("GPU", 0))) for name, resources in have]
 
     def put(self, value: Any) -> Any:
         return self.ray.put(value)

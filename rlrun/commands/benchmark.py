@@ -3,11 +3,12 @@ rlrun benchmark replay [capacity=10000,100000,1000000] [replay.compress=true] [r
 rlrun benchmark growth [algo=...] [env=...] [--axes samplers,envs,fragment,model] [--plot FILE.png]
 rlrun benchmark reproduce-tables [table=...] [game=...] [algo=...] [seeds=1,2,3] [budget=1.0]
 rlrun benchmark tuned [NAME ...] [--fast]
+rlrun benchmark cluster --simulate nodes=64 | --measure | --table
 
 throughput measures the environment, inference and learning each on its own, computes the bound that they imply for this
 machine, and measures the speed that training reaches. replay measures how many rows can be stored and drawn per second
 on one thread, uniformly and by priority, and the memory that they take (7.3 GB for a million rows of Atari).
-growth --help, reproduce-tables --help and tuned --help describe the other three."""
+growth --help, reproduce-tables --help, tuned --help and cluster --help describe the others."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from typing import Any
 from rlrun.cli import compose
 from rlrun.core.errors import UserError, closest
 
-OTHERS = {"growth": "rlrun.bench.growth", "reproduce-tables": "rlrun.bench.reproduce", "tuned": "rlrun.bench.tuned"}
+OTHERS = {
+    "growth": "rlrun.bench.growth",
+    "reproduce-tables": "rlrun.bench.reproduce",
+    "tuned": "rlrun.bench.tuned",
+    "cluster": "rlrun.bench.cluster",
+}
 
 
 def main(words: list[str]) -> int:

@@ -1,9 +1,11 @@
 """rlrun doctor [runs_root=runs] [--clean] [--fix]
+rlrun doctor --cluster [address=HOST:6379] [simulate=N]
 
 Shows versions, cores, GPU, shared memory, optional packages and their licences, whether MuJoCo can draw, and what
 killed runs have left: runs that are marked RUNNING without a process, locks, half-written saves, folders in
 /dev/shm, and MLflow runs. --clean removes what is left and marks such runs FAILED in summary.json and in MLflow. It
 touches nothing that belongs to another user or to a process that lives. --fix only marks the MLflow runs, as KILLED.
+--cluster asks and measures the machines of a Ray cluster instead (docs/cluster.md).
 The exit code is 1 when something that rlrun needs is missing."""
 
 from __future__ import annotations
@@ -40,6 +42,10 @@ def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
+    if "--cluster" in words:
+        from rlrun.commands.doctor_cluster import main as cluster
+
+        return cluster([word for word in words if word != "--cluster"])
     fix, clean = ("--fix" in words, "--clean" in words)
     given = parse_assignments([word for word in words if word not in ("--fix", "--clean")])
     options = typed(DoctorOptions, {"runs_root": "runs"} | given)

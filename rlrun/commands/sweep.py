@@ -3,6 +3,7 @@
 rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search tpe|random --trials 30 [--prune]
 rlrun sweep algo=ppo env=Pong 'algo.lr=tag(log,interval(1e-5,1e-3))' --search pbt --trials 8 --every 100000
 rlrun sweep ... --cluster slurm --queue partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600
+rlrun sweep ... --cluster ray --queue address=HOST:6379,cpus_per_task=8,gpus_per_task=1
 rlrun sweep --resume DIR [--jobs N] [--trust]
 
 Trains every combination, each run in a process of its own. Values are written a=1,2,3, or a=range(1,4) for the same, or
@@ -18,18 +19,24 @@ weights of the best and go on with perturbed values. --prune ends a run that doe
 after as many env steps.
 
 --cluster slurm hands the jobs to SLURM's queue, --jobs at a time. It needs submitit and a file system that all machines
-share. --cluster local tries the same on this machine."""
+share. --cluster local tries the same on this machine. --cluster ray runs each job on a machine of a Ray cluster, which
+has to share a file system too; without address=, Ray starts on this machine and ends with the sweep, and simulate=N
+makes N parts of it. docs/cluster.md says how to start a cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlrun.cli import compose, take_flags
 from rlrun.core.errors import UserError, closest
+
+if TYPE_CHECKING:
+    from rlrun.experiments.jobs import Place, Starter
 
 FLAGS = {
     "--jobs": int,
@@ -73,7 +80,11 @@ def check_flags(flags: dict[str, Any]) -> None:
     if flags["--jobs"] is not None and flags["--jobs"] < 1:
         raise UserError("--jobs must be at least 1")
     if flags["--queue"] and not flags["--cluster"]:
-        raise UserError("--queue is for --cluster slurm")
+        raise UserError("--queue is for --cluster slurm and --cluster ray")
+    if flags["--cluster"]:
+        from rlrun.experiments.cluster import check
+
+        check(flags["--cluster"])
 
 
 def begin(words: list[str], flags: dict[str, Any]) -> int:
@@ -305,13 +316,34 @@ def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
     )
 
 
+@contextlib.contextmanager
+def started(flags: dict[str, Any], folder: Path, cwd: str) -> Iterator[tuple[Starter, list[Place]]]:
+    """What starts the jobs of a sweep, and the places where they run."""
+    here = cwd if Path(cwd).is_dir() else None
+    given = flags["--queue"]
+    if flags["--cluster"] == "ray":
+        from rlrun.experiments.cluster import words
+        from rlrun.experiments.ray_queue import RayQueue
+
+        with contextlib.closing(RayQueue(words(given) if given else {}, here or str(Path.cwd()))) as queue:
+            yield queue, queue.slots(flags["--jobs"])
+    elif flags["--cluster"]:
+        from rlrun.experiments.cluster import Queue, parse, slots
+
+        yield Queue(flags["--cluster"], parse(given) if given else {}, folder), slots(flags["--jobs"])
+    else:
+        from rlrun.experiments.jobs import Here, places
+
+        yield Here(cwd=here), places(flags["--jobs"])
+
+
 def work(folder: Path, flags: dict[str, Any]) -> int:
     """Runs the jobs that are left. Returns 0 when all are done, 1 when one failed, 130 or 143 after a signal."""
-    from rlrun.experiments.jobs import DONE, Here, Pool, Starter, checkpoints, known, places
+    from rlrun.experiments.jobs import DONE, Pool, checkpoints, known
     from rlrun.experiments.record import Parent, held, read
     from rlrun.experiments.view import view
 
-    with held(folder):
+    with held(folder), contextlib.ExitStack() as end:
         record = read(folder, flags["--trust"])
         before = [known(job) for job in record.jobs]
         todo = [outcome.job for outcome in before if outcome.status not in DONE]
@@ -320,13 +352,7 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
                 print(f"{job.name}: {'goes on' if checkpoints(job.run_dir) else 'begins'}")
             print(f"{len(todo)} of {len(before)} jobs to do")
             return 0
-        if flags["--cluster"]:
-            from rlrun.experiments.cluster import Queue, parse, slots
-
-            starter: Starter = Queue(flags["--cluster"], parse(flags["--queue"]) if flags["--queue"] else {}, folder)
-            where = slots(flags["--jobs"])
-        else:
-            starter, where = Here(cwd=record.cwd if Path(record.cwd).is_dir() else None), places(flags["--jobs"])
+        starter, where = end.enter_context(started(flags, folder, record.cwd))
         count = len(before) if record.search is None else record.search["trials"]
         jobs = f"{len(todo)} of {count} jobs" if record.search is None else f"{count} by {record.search['kind']}"
         print(f"rlrun sweep: {jobs}, {min(len(where), max(count, 1))} at a time, in {folder}", flush=True)

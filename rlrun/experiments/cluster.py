@@ -1,4 +1,5 @@
-"""Runs jobs through a cluster's queue with submitit: SLURM's, or, to try it, processes on this machine.
+"""Runs jobs through a cluster's queue with submitit: SLURM's, or, to try it, processes on this machine. Those of a Ray
+cluster are in ray_queue.py.
 
 A job is the same command as on one machine, on a file system that all machines share. submitit passes its own function
 to the job as a pickle that it has just written; rlrun itself loads nothing from a pickle.
@@ -14,13 +15,18 @@ from rlrun.core.errors import UserError, closest
 from rlrun.core.installing import install_line
 from rlrun.experiments.jobs import Place, TrainingJob, command_of
 
-CLUSTERS = ("slurm", "local")
+CLUSTERS = ("slurm", "ray", "local")
 # These are submitit's own parameters; all others are SLURM's.
 PLAIN = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node", "name")
 
 
 def parse(text: str) -> dict[str, Any]:
     """submitit's parameters from words such as partition=gpu,cpus_per_task=8. UserError where one is not key=value."""
+    return {key if key in PLAIN else f"slurm_{key.removeprefix('slurm_')}": value for key, value in words(text).items()}
+
+
+def words(text: str) -> dict[str, Any]:
+    """The keys and values of --queue, with whole numbers as such. UserError where a word is not key=value."""
     made: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
@@ -29,7 +35,7 @@ def parse(text: str) -> dict[str, Any]:
                 f"--queue {part!r}: say key=value,... such as"
                 " partition=gpu,cpus_per_task=8,gpus_per_node=1,timeout_min=600"
             )
-        made[key if key in PLAIN else f"slurm_{key.removeprefix('slurm_')}"] = int(value) if value.isdigit() else value
+        made[key] = int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
     return made
 
 
@@ -37,6 +43,15 @@ def run_logged(command: list[str], log: str) -> int:
     """Runs a command in the queue's process, appends its output to the log, and returns its exit code."""
     with Path(log).open("ab") as file:
         return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT).returncode
+
+
+def check(cluster: str) -> None:
+    """Raises UserError where there is no such --cluster."""
+    if cluster not in CLUSTERS:
+        raise UserError(
+            f"There is no --cluster {cluster}.{closest(cluster, CLUSTERS)} There are {', '.join(CLUSTERS[:-1])} and"
+            f" {CLUSTERS[-1]}."
+        )
 
 
 class Queued:
@@ -66,10 +81,6 @@ class Queue:
     """Starts jobs through submitit."""
 
     def __init__(self, cluster: str, options: dict[str, Any], folder: Path):
-        if cluster not in CLUSTERS:
-            raise UserError(
-                f"There is no --cluster {cluster}.{closest(cluster, CLUSTERS)} There are {' and '.join(CLUSTERS)}."
-            )
         try:
             import submitit
         except ImportError:

@@ -7,7 +7,6 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from rlrun.core.errors import UserError
 from rlrun.machine.machine import Machine, measured
 from rlrun.machine.nodes import Node, RayConfig, simulated
 from rlrun.runtime.plan import Plan, plan
-from rlrun.version import VERSION
+from rlrun.version import sources
 
 SAMPLERS, PLAYERS = "rlrun.runtime.host:SamplerHost", "rlrun.runtime.host:PlayerHost"
 _JOINED: dict[str, Engine] = {}  # the cluster of this process, by address, from the plan on
@@ -73,14 +72,11 @@ def brief(plan: Plan) -> dict[str, Any]:
 
 def same(plan: Plan) -> dict[str, str]:
     """Returns what must be equal on all machines of a run, each with its name in messages."""
-    code = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        code.update(path.read_bytes())
     rows = hashlib.sha256(repr((plan.fragment, plan.spec)).encode())
     return {
         "Python": platform.python_version(),
         "PyTorch": str(torch.__version__),
-        "rlrun": f"{VERSION}, sources {code.hexdigest()[:12]}",
+        "rlrun": sources(),
         "rows of the environment": rows.hexdigest()[:12],
     }
 

@@ -288,6 +288,94 @@ def _spread(values: Iterable[float], form: str) -> str:
     return f"{statistics.median(values):{form}} ({values[0]:{form}} to {values[-1]:{form}})" if values else "not measured"
 
 
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+VARIANTS = {
+    "core": "Updates on a core of the learner's machine",
+    "gpu": "Updates on a GPU, weights after every update",
+    "gpu, weights after 10 updates": "Updates on a GPU, weights after every 10 updates (`runner.broadcast_interval=10`)",
+    "gpu, 1 Gbit/s": "The same with networks of 1 Gbit/s",
+}
+
+
+def cluster_scale() -> str:
+    from rlrun.bench.cluster import BAR, CLUSTER, GPU_STEPS, read
+
+    found = read(ROOT / "tuned/results/cluster/impala_pong.json")
+    facts, check, sizes = found["facts"], found["check"], found["sizes"]
+    off = check["predicted"] / check["measured"] - 1
+    parts = []
+    for variant, title in VARIANTS.items():
+        rows = [
+            (
+                row["nodes"],
+                f"{row['nodes'] * CLUSTER['cores']:,}",
+                f"{row['steps_per_sec']:,}",
+                f"{row['lag']:.1f}",
+                f"{row['narrowest']} ({row['busy'].get(row['narrowest'], 0):.0%})" if row["narrowest"] in row["busy"] else row["narrowest"],
+            )
+            for row in found["table"]
+            if row["variant"] == variant
+        ]
+        parts.append(f"### {title}\n\n{table(('machines', 'cores', 'env steps/s', 'policy lag, updates', 'narrowest (works)'), rows)}")
+    runs = [
+        (f"{nodes} node{'s' * (nodes != '1')}", ", ".join(f"{run['steps_per_sec']:,.0f}" for run in check["runs"][nodes])) for nodes in ("1", "2")
+    ]
+    vectors, (game, images) = sizes["vectors"], next((name, size) for name, size in sizes.items() if name != "vectors")
+    steps = facts["rows"] * facts["columns"]
+    micro = {name: f"{facts[f'{name}_sec'] * 1e6:,.1f} us" for name in ("pack", "unpack")}
+    return f"""{MADE}
+# Simulated clusters
+
+**No run on two real machines has been made.** The figures of larger clusters on this page come from a simulation
+(`rlrun/bench/cluster_model.py`) of what a run with `resources=ray` does. It is made from what one machine measured, and
+from what a cluster is assumed to have. [Several machines](cluster.md) says how to start a cluster.
+
+## What was measured
+
+`{found["command"]}` on {found["hardware"]["cores"]} cores of {found["hardware"]["cpu"]}, {found["started"][:10]}. Parts are measured alone on one thread.
+Other work ran on the machine.
+
+{
+        table(
+            ("what", game, "HalfCheetah's shape"),
+            [
+                ("bytes of an env step in memory", f"{images['raw_bytes']:,.0f}", f"{vectors['raw_bytes']:,.0f}"),
+                ("bytes of an env step on its way", f"{images['packed_bytes']:,.0f}", f"{vectors['packed_bytes']:,.0f}"),
+                ("packing an env step", micro["pack"], f"{vectors['pack_us']:.2f} us"),
+                ("unpacking an env step", micro["unpack"], f"{vectors['unpack_us']:.2f} us"),
+                ("an env step with its inference", f"{facts['step_sec'] * 1e6:,.0f} us", ""),
+                (f"an update from {facts['fragments'] * steps:,} env steps, one thread", f"{facts['update_sec'] * 1e3:,.0f} ms", ""),
+                ("weights", f"{facts['weights_bytes'] / 1e6:.2f} MB", ""),
+                ("publishing weights; taking them in", f"{facts['put_sec'] * 1e3:.1f} ms; {facts['load_sec'] * 1e3:.1f} ms", ""),
+            ],
+        )
+    }
+## The simulation beside a measurement
+
+A run with one node and a run with two simulated nodes took turns on this machine. One factor for all times of the
+processor ({check["slowdown"]:.2f}) is fitted to the runs with one node, because other work slows them. The simulation then
+says what two nodes reach.
+
+{table(("run", "env steps/s of each run"), runs)}
+Two nodes reached {check["measured"]:,.0f} env steps/s (median), and {check["predicted"]:,.0f} were predicted ({off:+.0%}). The bar is a
+difference of at most {BAR:.0%}, which is {"met" if abs(off) <= BAR else "**not met**"}. Two nodes of one machine share its cores, so this tests
+the simulated work of hosts and learner, and says nothing about networks.
+
+## Larger clusters
+
+IMPALA on {game}: machines of {CLUSTER["cores"]} such cores with as many samplers of {facts["columns"]} environments, and the learner on the first of
+them. Assumed, and not measured here: {CLUSTER["bandwidth"] / 1e6:,.0f} MB/s into and out of each machine (what Ray reaches with 10 Gbit/s) and
+{CLUSTER["head_bandwidth"] / 1e6:,.0f} MB/s for the learner's (25 Gbit/s), {CLUSTER["latency_sec"] * 1e3:.1f} ms for a message, and {GPU_STEPS:,} env steps/s for updates on a GPU
+(IMPALA's paper reports 250,000 frames/s). The narrowest part is the one that works for the largest share of the time; "round
+trips" means that all parts wait for each other.
+
+{chr(10).join(parts)}
+`rlrun benchmark cluster --simulate nodes=64 gpu=true broadcast=10` simulates one such cluster, and other facts can be
+given: `bandwidth=1e9`, `samplers=8`, `calls_ahead=4`, `fragments=8`.
+"""
+
+
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
@@ -334,7 +422,13 @@ def _options(text: str) -> Iterator[tuple[str, str, str]]:
 
 # -- all ---------------------------------------------------------------------------------------------------------------
 
-PAGES = {"algorithms.md": algorithms, "results.md": results, "speed.md": speed, "options.md": every_option}
+PAGES = {
+    "algorithms.md": algorithms,
+    "results.md": results,
+    "speed.md": speed,
+    "options.md": every_option,
+    "cluster_scale.md": cluster_scale,
+}
 
 
 def main() -> int:

@@ -57,7 +57,7 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
             ["algo=pg", *QUICK, "algo.lrr=interval(0.1,0.2)", "--search", "tpe", "--trials", "2"],
             "job at the lowest values: There is no option algo.lrr",
         ),
-        (["algo=pg", *QUICK, "--queue", "partition=gpu"], "--queue is for --cluster slurm"),
+        (["algo=pg", *QUICK, "--queue", "partition=gpu"], "--queue is for --cluster slurm and --cluster ray"),
         (["--resume", "nowhere"], "nowhere is not the directory of a sweep"),
         (
             ["--resume", "nowhere", "--trials", "9"],
