@@ -24,7 +24,7 @@ DOUBT_SEC = 30.0  # in which an engine finds out that a machine is gone
 IDLE_SEC = 0.05  # to wait where nobody was asked for anything
 
 
-class Wanted(NamedTuple):
+class HostsWanted(NamedTuple):
     """What a run wants of its hosts."""
 
     kind: str  # class of the hosts, as module:Name
@@ -35,7 +35,7 @@ class Wanted(NamedTuple):
     timeout_sec: float  # of silence, after which a host is lost
 
 
-class Part:
+class HostPart:
     """A part of the run's workers, and the host that has them now."""
 
     def __init__(self, number: int, first: int, workers: int):
@@ -55,8 +55,8 @@ class Part:
         return None if self.host is None else self.host.node
 
 
-class Answer(NamedTuple):
-    part: Part
+class HostAnswer(NamedTuple):
+    part: HostPart
     fragments: list[PackedFragment]
     facts: dict[str, Any]
 
@@ -68,9 +68,9 @@ class Hosts:
         self,
         engine: Engine,
         cfg: RayConfig,
-        wanted: Wanted,
+        wanted: HostsWanted,
         restarts: Restarts | None,
-        lost: Callable[[Part], int],
+        lost: Callable[[HostPart], int],
         say: Callable[[str], None] = lambda text: print(f"  note: {text}", flush=True),
     ):
         """lost(part): called when a part's host is gone; returns the env steps that are lost with it, at most. say:
@@ -79,7 +79,7 @@ class Hosts:
         self.restarts = restarts or Restarts(0, 1.0)
         self.weights = SentWeights()
         self.put: tuple[int, Any] = (0, None)  # the version of the weights that the engine has stored, and its name
-        self.parts: list[Part] = []
+        self.parts: list[HostPart] = []
         self.looked = time.monotonic()
         self.doubted: dict[str, float] = {}  # machines that may be gone, and until when no host starts there
 
@@ -88,13 +88,13 @@ class Hosts:
         first = self.wanted.first
         for node, workers in zip(self._machines(len(self.wanted.shares)), self.wanted.shares, strict=True):
             if workers:
-                self.parts.append(Part(len(self.parts), first, workers))
+                self.parts.append(HostPart(len(self.parts), first, workers))
                 self._start(self.parts[-1], node.name)
             first += workers
         while any(part.host is not None and not part.ready for part in self.parts):
             self.receive(1.0)
 
-    def letter(self, part: Part) -> tuple:
+    def letter(self, part: HostPart) -> tuple:
         """Returns the newest weights for a call to this part: the fields of a Letter. The engine stores each version
         once, and a host gets it once."""
         version, weights = self.weights.version, None
@@ -104,13 +104,13 @@ class Hosts:
             weights, part.sent = self.put[1], version
         return version, weights, self.weights.made, self.weights.clock
 
-    def call(self, part: Part, method: str, *args: Any) -> None:
+    def call(self, part: HostPart, method: str, *args: Any) -> None:
         assert part.host is not None
         if not part.calls:
             part.heard = time.monotonic()  # nobody has waited for it until now
         part.calls.append(part.host.call(method, *args))
 
-    def receive(self, timeout: float) -> list[Answer]:
+    def receive(self, timeout: float) -> list[HostAnswer]:
         """Returns the answers that are there, or that come within `timeout` seconds, without those to start(). Raises
         UserError or RunFailed where a host says that it failed, and RunFailed where too much is lost."""
         first = {part.calls[0]: part for part in self.parts if part.calls}
@@ -159,14 +159,14 @@ class Hosts:
             time.sleep(0.2)
         return nodes[:count]
 
-    def _start(self, part: Part, node: str, spare: bool = False) -> None:
+    def _start(self, part: HostPart, node: str, spare: bool = False) -> None:
         told = dict(self.wanted.brief) | {"first": part.first, "workers": part.workers, "restart": part.restart}
         part.host = self.engine.start(self.wanted.kind, part.name, node, json.dumps(told).encode(), spare)
         part.calls.clear()
         part.ready, part.sent, part.env_steps = False, 0, 0
         self.call(part, "start")
 
-    def _heed(self, part: Part, packed: Any) -> list[Answer]:
+    def _heed(self, part: HostPart, packed: Any) -> list[HostAnswer]:
         """Takes in an answer."""
         fragments, facts = unpack(packed)
         if facts["failed"] is not None:
@@ -178,15 +178,15 @@ class Hosts:
             part.ready = True
             return []
         part.env_steps += sum(one.header.env_steps for one in fragments)
-        return [Answer(part, fragments, facts)]
+        return [HostAnswer(part, fragments, facts)]
 
     # -- losing --------------------------------------------------------------------------------------------------------
 
-    def _patience(self, part: Part) -> float:
+    def _patience(self, part: HostPart) -> float:
         """Returns the seconds of silence after which a host is lost."""
         return self.wanted.timeout_sec if part.ready else self.cfg.join_sec + self.wanted.start_sec
 
-    def _silent(self, part: Part) -> str:
+    def _silent(self, part: HostPart) -> str:
         if part.ready:
             return f"{part.name} on {part.node} was silent for {self.wanted.timeout_sec:g} s"
         there = ", ".join(f"{one.name} ({one.cores} cores)" for one in self.engine.nodes())
@@ -195,7 +195,7 @@ class Hosts:
             f" {part.node}, and the cluster has {there}; other runs may use them"
         )
 
-    def _lost(self, part: Part, reason: str) -> None:
+    def _lost(self, part: HostPart, reason: str) -> None:
         """Puts a new host in the place of one that is gone, or leaves its workers out."""
         assert part.host is not None
         host, part.host = part.host, None
@@ -210,7 +210,7 @@ class Hosts:
         part.restart += 1
         self._replace(part, host.node)
 
-    def _replace(self, part: Part, node: str) -> None:
+    def _replace(self, part: HostPart, node: str) -> None:
         """Starts a part's host anew: where it was, if that machine still answers, or on one that has none, or else
         beside another host."""
         there = [one.name for one in self.engine.nodes()]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.cluster.engine import Engine
-from rlrun.cluster.hosts import Hosts, Part, Wanted
+from rlrun.cluster.hosts import Hosts, HostPart, HostsWanted
 from rlrun.core.env import Failure
 from rlrun.core.evolution import Played, Report, Rollout
 from rlrun.core.moments import Moments
@@ -72,7 +72,7 @@ class HostPopulation(PopulationBase):
         self.playing: dict[int, Order] = {}  # by the player's number
         self.again: deque[Order] = deque()  # what lost machines were playing
         self.told: dict[int, list[tuple[int, Order]]] = {}  # by part: orders that its host does not know yet
-        wanted = Wanted(kind, brief, shares, 0, start_sec, crew.timeout_sec)
+        wanted = HostsWanted(kind, brief, shares, 0, start_sec, crew.timeout_sec)
         self.hosts = Hosts(engine, cfg, wanted, restarts, self._lost)
         try:
             self.hosts.begin()
@@ -80,7 +80,7 @@ class HostPopulation(PopulationBase):
             self.close()
             raise
 
-    def _lost(self, part: Part) -> int:
+    def _lost(self, part: HostPart) -> int:
         """Nothing is lost: what the host was playing is played again, and counted then."""
         numbers = [number for number in self.playing if part.first <= number < part.first + part.workers]
         self.again += [self.playing.pop(number) for number in numbers]

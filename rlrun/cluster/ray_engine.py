@@ -148,7 +148,7 @@ class RayEngine:
         if self.ray.is_initialized():
             raise UserError(f"this process uses Ray already: give {self.option}address=auto to use that cluster")
         store = self.cfg.store_mb * 2**20
-        self.folder = Path(tempfile.mkdtemp(prefix="rlrun-ray-"))  # short, because sockets lie in it
+        self.folder = Path(tempfile.mkdtemp(prefix=f"rlrun-ray-{os.getpid()}-"))  # short, because sockets lie in it
         os.environ["RAY_TMPDIR"] = str(self.folder)
         self.reaper = Reaper(self.folder)
         settings = {"include_dashboard": False, "object_store_memory": store}

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlrun.cluster.engine import Engine
-from rlrun.cluster.hosts import Hosts, Part, Wanted
+from rlrun.cluster.hosts import Hosts, HostPart, HostsWanted
 from rlrun.cluster.packing import Form, PackedFragment
 from rlrun.core.batch import Batch, RowSpec, allocate, layout_bytes
 from rlrun.core.errors import RunFailed
@@ -119,7 +119,7 @@ class HostSampler:
         self.owner: dict[Key, tuple[_Rows, Key]] = {}  # of the places in use: the host's slot of each
         self.most = max(1, ANSWER_BYTES // layout_bytes(plan.layout))
         told = {"generation": plan.generation, "synchronous": synchronous, "compress": form.compress}
-        wanted = Wanted(kind, {**brief, **told}, shares, plan.first, plan.limits.start_sec, plan.timeout_sec)
+        wanted = HostsWanted(kind, {**brief, **told}, shares, plan.first, plan.limits.start_sec, plan.timeout_sec)
         self.hosts = Hosts(engine, cfg, wanted, restarts, self._lost)
         self.rows: dict[int, _Rows] = {}
         try:
@@ -128,12 +128,12 @@ class HostSampler:
             self.close()
             raise
 
-    def _of(self, part: Part) -> _Rows:
+    def _of(self, part: HostPart) -> _Rows:
         if part.number not in self.rows:
             self.rows[part.number] = _Rows(part.workers * self.plan.in_flight)
         return self.rows[part.number]
 
-    def _lost(self, part: Part) -> int:
+    def _lost(self, part: HostPart) -> int:
         """What has arrived is whole and is learnt from. What a host was filling is lost with it."""
         rows = self._of(part)
         rows.begun = False
@@ -153,7 +153,7 @@ class HostSampler:
                 while len(part.calls) < self.cfg.calls_ahead and rows.here <= min(self.most, rows.slots):
                     self._collect(part, rows)
 
-    def _collect(self, part: Part, rows: _Rows) -> None:
+    def _collect(self, part: HostPart, rows: _Rows) -> None:
         # A new host has the slots that the lost one had, and must not fill those whose rows are here.
         held = [] if rows.begun else [*rows.outside, *rows.freed]
         most = rows.slots if self.synchronous else self.most

@@ -21,7 +21,7 @@ from rlrun.core.errors import RunFailed
 from rlrun.machine.machine import cores
 from rlrun.machine.nodes import RayConfig, simulated
 
-KIND = "rlrun.machine.probe:NodeProbe"
+KIND = "rlrun.runtime.probe:NodeProbe"
 BLOCK = 32 * 2**20  # bytes that are sent to measure a bandwidth
 VERSIONS = ("rlrun", "Python", "PyTorch")  # which have to be the same on all machines
 CALLS = 10
