@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.cluster.engine import Engine
-from rlrun.cluster.hosts import Hosts, HostPart, HostsWanted
+from rlrun.cluster.hosts import HostPart, Hosts, HostsWanted
 from rlrun.core.env import Failure
 from rlrun.core.evolution import Played, Report, Rollout
 from rlrun.core.moments import Moments

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlrun.cluster.engine import Engine
-from rlrun.cluster.hosts import Hosts, HostPart, HostsWanted
+from rlrun.cluster.hosts import HostPart, Hosts, HostsWanted
 from rlrun.cluster.packing import Form, PackedFragment
 from rlrun.core.batch import Batch, RowSpec, allocate, layout_bytes
 from rlrun.core.errors import RunFailed
