@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.commands import COMMANDS
-from rlrun.core.errors import EnvError, Notice, RunFailed, UserError, closest, refused
+from rlrun.core.errors import TRACEBACK, Notice, UserError, closest, explained, show_tracebacks
 from rlrun.core.numbers import number
 from rlrun.core.passwords import masked
 from rlrun.core.plugins import TRUST, allow, modules_in, only_installed
@@ -40,6 +40,7 @@ def usage() -> str:
     lines += [
         "",
         "rlrun train --help algo=NAME shows every option of an algorithm.",
+        "rlrun ... --traceback shows where an error came from, with every command.",
         'Completion: eval "$(rlrun -sc install=bash)", the same with zsh, or rlrun -sc install=fish | source',
     ]
     return "\n".join(lines)
@@ -54,26 +55,20 @@ def main() -> None:
     warnings.formatwarning = lambda said, kind, *place: (
         f"warning: {said}\n" if issubclass(kind, Notice) else with_line(said, kind, *place)
     )
+    words = [word for word in sys.argv[1:] if word != TRACEBACK]
+    if len(words) < len(sys.argv[1:]):
+        show_tracebacks()
     try:
-        sys.exit(_dispatch(sys.argv[1:]))
-    except UserError as error:
-        print(f"rlrun: {printable(error)}", file=sys.stderr)
-        sys.exit(2)
-    except (RunFailed, EnvError) as error:
-        print(f"rlrun: {printable(error)}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(_dispatch(words))
     except KeyboardInterrupt:
         print("rlrun: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # for example `rlrun list envs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
-    except OSError as error:
-        said = refused(error)
-        if said is None:
-            raise
-        print(f"rlrun: {printable(said)}", file=sys.stderr)
-        sys.exit(1)
+    except Exception as error:
+        print(f"rlrun: {printable(explained(error))}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UserError) else 1)
 
 
 def _dispatch(words: list[str]) -> int:

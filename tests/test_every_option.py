@@ -675,7 +675,12 @@ def tried(algo: str, fast: bool) -> list[str]:
     return failed
 
 
-@pytest.mark.parametrize("algo", options("algo"))
+LONG = ("mbmpo", "maml")  # a minute each
+
+
+@pytest.mark.parametrize(
+    "algo", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in options("algo")]
+)
 def test_every_option_changes_something(algo):
     assert tried(algo, fast=True) == []
 
@@ -760,6 +765,8 @@ def test_no_option_of_a_run_is_left_out():
     paths |= {f"logger.{name}.{one}" for name, node in values["logger"].items() for one in node}
     paths |= {f"resources.{name}" for name in values["resources"]} - {f"resources.{name}" for name in MACHINES}
     paths -= {"resources.start_timeout_sec"}  # tests/dataflow/test_workers.py
+    paths -= {"resources.max_processes_per_core"}  # tests/faults/test_little_room.py
+    paths -= {"resources.ray"}  # tests/cluster
     paths -= {"resources.restarts", "resources.restart_window_sec"}  # tests/samplers/test_restarts.py
     paths -= {"checkpoint.first_sec"}  # tests/runtime/test_session.py
     paths -= {"expected", "measured", "seed", "replay"}  # texts of a tuned file; the others are tried above

@@ -34,9 +34,17 @@ def pages():
     return module
 
 
-@pytest.mark.parametrize("name", ["algorithms.md", "results.md", "speed.md", "options.md", "cluster_scale.md"])
+SLOW = pytest.param("algorithms.md", marks=pytest.mark.slow)  # it makes a plan of every algorithm
+
+
+@pytest.mark.parametrize("name", ["results.md", "speed.md", "options.md", "cluster_scale.md", SLOW])
 def test_a_generated_page_is_what_scripts_docs_writes(pages, name):
     assert (ROOT / "docs" / name).read_text() == pages.PAGES[name]().rstrip() + "\n", "run scripts/docs"
+
+
+def test_every_algorithm_is_on_its_page():
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    assert [name for name in options("algo") if f"`{name}`" not in text] == []
 
 
 def loaded(name):

@@ -210,7 +210,9 @@ def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
 
     Scores are shown as shares of the published figures where all cells have one.
     """
-    made, axis = figure(max(5.0, 1.1 * len(bars) + 2.5), 3.2)
+    inches = max(5.0, 1.1 * len(bars) + 2.5)
+    in_a_row = 3 if inches >= 7.0 else 1  # names of the colours that fit beside each other
+    made, axis = figure(inches, 3.2 if in_a_row == 3 else 3.6)
     width = 0.26
     shares = all(bar.published for bar in bars)
     for index, bar in enumerate(bars):
@@ -238,8 +240,16 @@ def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
                 markersize=3,
             )
             if bar.partial:
-                axis.text(
-                    index + width, max(mean / base, 0), "partial", ha="center", va="bottom", fontsize=7, rotation=90
+                top = max(0.0, *(score / base for score in bar.scores))
+                axis.annotate(
+                    "partial",
+                    (index + width, top),
+                    (0, 4),  # points above the seeds
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    fontsize=7,
+                    rotation=90,
                 )
     axis.bar(0, 0, width, color=GREY, label="RLlib, published")
     axis.bar(0, 0, width, color=COLOURS[0], label="rlrun, measured (points: seeds)")
@@ -250,7 +260,7 @@ def table_bars(title: str, bars: Sequence[Bars], paper: str | None) -> Any:
     axis.grid(axis="x", visible=False)
     axis.set_xlim(-0.6, len(bars) - 0.4)
     below = -0.22 if any("\n" in bar.label for bar in bars) else -0.12  # labels with two lines need more room
-    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, below), ncols=3)
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, below), ncols=in_a_row)
     made.suptitle(title, fontsize=10, x=0.01, ha="left")
     made.tight_layout()
     return made

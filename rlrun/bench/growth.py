@@ -190,7 +190,8 @@ def setting_of(words: list[str]) -> Setting:
         from rlrun.runtime.plan import plan
 
         values = plain(cfg)
-        check_tuned(choices, values)
+        for note in check_tuned(choices, values):
+            print(f"  {note}", flush=True)
         values, _ = settled(values)
         machine = measured()
         planned = plan(type_config(values), machine)

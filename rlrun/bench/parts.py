@@ -24,7 +24,7 @@ from rlrun.runtime.build import LearnerParts
 from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import Collector, act_row
 from rlrun.samplers.evaluator import to_torch
-from rlrun.samplers.population import Order, Player
+from rlrun.samplers.players import Order, Player
 
 PART_SEC = 1.0
 DIFFERENT = 8  # different fragments in a large train batch; more are repeats of these

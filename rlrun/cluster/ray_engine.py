@@ -103,6 +103,9 @@ class _Actor:
         return getattr(self.made, method)(*args)
 
 
+RUNNING: list[RayEngine] = []  # the engines of this process
+
+
 class RayEngine:
     """An engine.Engine."""
 
@@ -129,6 +132,7 @@ class RayEngine:
             else:
                 self._begin(planned)
         atexit.register(self.close)
+        RUNNING.append(self)
         self.remote = ray.remote(_Actor)
         self.names: dict[str, str] = {}  # of nodes, by Ray's id
         with contextlib.suppress(ImportError):
@@ -144,7 +148,7 @@ class RayEngine:
         if self.ray.is_initialized():
             raise UserError(f"this process uses Ray already: give {self.option}address=auto to use that cluster")
         store = self.cfg.store_mb * 2**20
-        self.folder = Path(tempfile.mkdtemp(prefix="rlrun-ray-"))  # short, because sockets lie in it
+        self.folder = Path(tempfile.mkdtemp(prefix=f"rlrun-ray-{os.getpid()}-"))  # short, because sockets lie in it
         os.environ["RAY_TMPDIR"] = str(self.folder)
         self.reaper = Reaper(self.folder)
         settings = {"include_dashboard": False, "object_store_memory": store}
@@ -212,6 +216,8 @@ class RayEngine:
     def close(self) -> None:
         """Leaves a cluster that was there before, and ends one that this run has started."""
         atexit.unregister(self.close)
+        if self in RUNNING:
+            RUNNING.remove(self)
         with _signals_kept():
             if self.ray.is_initialized():
                 self.ray.shutdown()
@@ -316,7 +322,7 @@ def _short(error: BaseException) -> str:
     said = next((line for line in lines if any(word in line for word in _ENDS)), (lines or [type(error).__name__])[0])
     if "node" in said:
         return "its machine has died"
-    return "its process has died" if "worker process has died" in said else said.rstrip(".")
+    return "its process has died" if "died" in said else said.rstrip(".")
 
 
 _ENDS = ("died", "killed", "lost", "terminated")

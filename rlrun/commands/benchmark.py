@@ -62,7 +62,8 @@ def main(words: list[str]) -> int:
         from rlrun.config.types import plain
 
         values = plain(cfg)
-        check_tuned(choices, values)
+        for note in check_tuned(choices, values):
+            print(f"  {note}", flush=True)
         print(
             f"rlrun benchmark throughput: {values['algo']['name']} on {values['env']['name']}, {seconds:.0f} s",
             flush=True,

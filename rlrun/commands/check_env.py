@@ -112,7 +112,8 @@ class CheckedEnv:
         self.findings.append(finding)
         if self.printed:
             where = f" ({finding.where})" if finding.where else ""
-            print(f"  {SIGNS[finding.kind]:<8}{finding.what}{where}.", flush=True)
+            end = "" if f"{finding.what}{where}".endswith("?") else "."
+            print(f"  {SIGNS[finding.kind]:<8}{finding.what}{where}{end}", flush=True)
             if finding.mend:
                 print(f"  mend    {finding.mend}", flush=True)
 
@@ -299,9 +300,15 @@ def not_an_environment(report: Any, name: str) -> None:
         what = f"{module} cannot be imported: {error}"
         report.error("make", what, "run the command in the folder of your package, or install it with pip install -e .")
         raise Stop from None
+    import gymnasium
+
+    if found is None and part not in gymnasium.registry:
+        from rlrun.envs.names import absent
+
+        report.error("make", absent(module, part), "name a class of the module, or an id that it registers")
+        raise Stop
     if not isinstance(found, type):
         return
-    import gymnasium
 
     of_agents = callable(getattr(found, "observation_space", None)) or hasattr(found, "possible_agents")
     if issubclass(found, (gymnasium.Env, *bases())) or of_agents:

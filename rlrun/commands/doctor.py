@@ -104,11 +104,7 @@ def main(words: list[str]) -> int:
         found = importlib.util.find_spec(module) is not None
         hint = "" if found else f" ({install_line(extra) if extra else f'pip install {name}'})"
         print(f"  {'yes' if found else 'no ':<4}{name:<16}{what}: {licence}{hint}")
-    lacks = drawing.lacks()
-    print(
-        "drawing     "
-        + (f"MuJoCo cannot draw, so that dm-control shows no pixels: {lacks}" if lacks else "MuJoCo can draw pixels")
-    )
+    print(f"drawing     {drawn(drawing.lacks())}")
     for line in leftovers(runs_root, clean):
         print(line)
     from rlrun.loggers.mlflow import stale_runs
@@ -124,6 +120,15 @@ def main(words: list[str]) -> int:
     for problem in problems:
         print(f"problem     {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def drawn(lacks: str | None) -> str:
+    """What MuJoCo can draw here. lacks: what its pictures need and this machine has not; None: nothing."""
+    there = importlib.util.find_spec("mujoco") is not None
+    if lacks is None:
+        return "MuJoCo can draw pixels" if there else "MuJoCo is not installed; this machine has what its pictures need"
+    cannot = "MuJoCo cannot draw" if there else "MuJoCo is not installed, and could not draw"
+    return f"{cannot}, so that dm-control shows no pixels: {lacks}"
 
 
 def leftovers(root: Path, clean: bool) -> list[str]:

@@ -65,7 +65,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     check_logger(values)
     values = with_numbers(values)
     config = type_config({**values, "init": None})  # the checkpoint already contains what init loaded
-    print(f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
+    lines = [f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}"]
     machine = machine_for(config)
     given = flattened(changes)
     planned = plan(config, machine, given)
@@ -74,22 +74,23 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     directory = RunDir(path)
     directory.acquire()
     if directory.known.get("reason") == SILENT:
-        print(f"  its last session did not say how it ended: {SILENT}", flush=True)
+        lines.append(f"  its last session did not say how it ended: {SILENT}")
     try:
         if gone := tidy(path):
-            print(f"  removed what a killed process was still writing: {', '.join(gone)}", flush=True)
+            lines.append(f"  removed what a killed process was still writing: {', '.join(gone)}")
         restored = checkpoints_of(path).load(None if wanted is None else name_of(path, wanted))
         steps = restored[1]["env_steps"]
         nothing = nothing_left(path, config.run, restored[1])
         if nothing is not None:
             if needed:
                 raise UserError(nothing)
-            print(f"  {nothing}", flush=True)
+            print(*lines, f"  {nothing}", sep="\n", flush=True)
             directory.summary(**directory.known)  # written anew, so that a sweep sees how this session ended
             directory.release()
             return 0
         check_saved(planned, path / "checkpoints" / f"{steps:012d}")
-        print(f"  from the checkpoint at {steps:,} env steps", flush=True)
+        # Nothing is printed before all checks have passed, so that an error stands alone.
+        print(*lines, f"  from the checkpoint at {steps:,} env steps", sep="\n", flush=True)
         if wanted is not None:
             leave_behind(path, steps)
         values = save_config(values, path)

@@ -11,7 +11,7 @@ import sys
 
 from rlrun.cli import take_flags
 from rlrun.core.errors import RunFailed, UserError, closest
-from rlrun.core.installing import CHECKOUT, WHAT, extras, from_checkout, install_line, requirement
+from rlrun.core.installing import CHECKOUT, WHAT, extras, from_checkout, pip_line, requirement, typed_as
 
 
 def main(words: list[str]) -> int:
@@ -26,9 +26,9 @@ def main(words: list[str]) -> int:
     if not names:
         for name in known:
             print(f"{name:<12} {WHAT.get(name, '')}".rstrip())
-        print("\nrlrun setup NAME ... installs them.")
+        print(f"\n{typed_as()} setup NAME ... installs them.")
         return 0
-    print(install_line(*names), flush=True)
+    print(pip_line(*names), flush=True)
     if flags["--plan"]:
         return 0
     if importlib.util.find_spec("pip") is None:

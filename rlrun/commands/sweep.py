@@ -215,7 +215,8 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         values = with_numbers(plain(cfg))
-        check_tuned(choices, values)
+        for note in check_tuned(choices, values):
+            print(f"  {note}", flush=True)
         values, _ = settled(values)
         type_config(values)
         check_logger(values)

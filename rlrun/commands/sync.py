@@ -9,6 +9,7 @@ store, or one that did not log to MLflow. --trust is for runs from elsewhere who
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,8 @@ def main(words: list[str]) -> int:
 
     if not available():
         raise UserError("mlflow is not installed (pip install mlflow)")
+    # A run gives up soon and asks again; here somebody waits for a server that may be slow.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
     failed = False
     for place in places:
         for name, said in sync(place, given, trusted):

@@ -6,6 +6,7 @@ rlrun train --from-run DIR [seed=2 key=value ...] trains the same run again in a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,6 @@ def again(words: list[str]) -> int:
         raise UserError(f"{given or FROM_RUN} is not a run directory: it has no config.yaml")
     values = saved_config(Path(given), trusted)
     values["run_dir"] = None
-    print(f"  the config of {given}", flush=True)
     changes = parse_assignments(rest)
     for key, value in loggers_first(changes):
         if key == "logger":
@@ -62,7 +62,7 @@ def again(words: list[str]) -> int:
         set_option(values, key, value)
     from rlrun.config.run import with_numbers
 
-    return start(with_numbers(values), flattened(changes))
+    return start(with_numbers(values), flattened(changes), said=[f"the config of {given}"])
 
 
 def train(cfg: Any, choices: dict[str, Any], watch: Any = None) -> int:
@@ -72,8 +72,7 @@ def train(cfg: Any, choices: dict[str, Any], watch: Any = None) -> int:
     from rlrun.config.types import plain
 
     values = with_numbers(plain(cfg))
-    check_tuned(choices, values)
-    return start(values, set_by_user(values), watch)
+    return start(values, set_by_user(values), watch, check_tuned(choices, values))
 
 
 def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
@@ -88,23 +87,25 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     from rlrun.runtime.unused import refuse_unused
 
     values = with_numbers(fill_spec(plain(cfg)))
-    check_tuned(choices, values)
+    said = check_tuned(choices, values)
     machine = machine_for(type_config(settled(values)[0]))
     given = set_by_user(values)
-    planned = planned_here(values, machine, given, capacity_is_auto(values))
+    planned = planned_here(values, machine, given, said, capacity_is_auto(values))
     refuse_unused(planned, given)
     preflight(planned, machine)
-    print(planned)
+    print(*(f"  {line}" for line in said), planned, sep="\n")
     return 0
 
 
-def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None) -> int:
+def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said: Sequence[str] = ()) -> int:
     """Starts a new run of this plain config. Returns the exit code.
 
-    given: the options, by path, that the user set. watch: a session.Watch, for a run from Python."""
+    given: the options, by path, that the user set. watch: a session.Watch, for a run from Python. said: notes that are
+    printed under the run's name. Nothing is printed before all checks have passed, so that an error stands alone."""
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
     from rlrun.core.passwords import check_logger
+    from rlrun.loggers.console import say
     from rlrun.runtime.build import preflight
     from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.data_plan import fill_spec
@@ -112,11 +113,9 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None) -> i
     from rlrun.runtime.unused import refuse_unused
 
     values = fill_spec(values)
-    print(f"rlrun train: {values['algo']['name']} on {values['env']['name']}, seed {values['seed']}", flush=True)
     auto = capacity_is_auto(values)
-    values, said = settled(values)
-    if said:
-        print(f"  {said}", flush=True)
+    values, defaults = settled(values)
+    lines = [*said, *([defaults] if defaults else [])]
     config = type_config(values)
     check_logger(values)
     path = (
@@ -128,10 +127,13 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None) -> i
     # The path is absolute, so that a run that is resumed from another directory finds its MLflow store.
     values["runs_root"] = str(Path(config.run.runs_root).resolve())
     machine = machine_for(config)
-    planned = planned_here(values, machine, given, auto)
+    planned = planned_here(values, machine, given, lines, auto)
     refuse_unused(planned, given)
     preflight(planned, machine)
     directory = RunDir.create(path)
+    print(f"rlrun train: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
+    for line in lines:
+        say(line)
     values["resources"] |= planned.settings()  # a resumed run keeps these, whatever the machine is doing by then
     values = save_config(values, path)
     from rlrun.runtime import session
@@ -143,11 +145,12 @@ def capacity_is_auto(values: dict[str, Any]) -> bool:
     return (values.get("replay") or {}).get("capacity") == "auto"
 
 
-def planned_here(values: dict[str, Any], machine: Any, given: dict[str, Any], auto: bool) -> Any:
+def planned_here(values: dict[str, Any], machine: Any, given: dict[str, Any], said: list[str], auto: bool) -> Any:
     """Returns the plan of a plain config on this machine.
 
-    auto: whether replay.capacity is auto. It is smaller then than its default where that would take more than half of
-    the free memory; `values` gets the number, which a resumed run keeps."""
+    said: gets a line where the replay is smaller than its default. auto: whether replay.capacity is auto. It is smaller
+    then than its default where that would take more than half of the free memory; `values` gets the number, which a
+    resumed run keeps."""
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
     from rlrun.runtime.plan import plan
@@ -159,21 +162,20 @@ def planned_here(values: dict[str, Any], machine: Any, given: dict[str, Any], au
     if rows is None:
         return planned
     free, wanted = machine.free_memory / 1e9, planned.replay.cfg.capacity
-    print(
-        f"  replay.capacity={rows}: the default of {wanted:,} rows would take more than half of the {free:.1f} GB of"
-        " memory that are free",
-        flush=True,
+    said.append(
+        f"replay.capacity={rows}: the default of {wanted:,} rows would take more than half of the {free:.1f} GB of"
+        " memory that are free"
     )
     values |= settled(values)[0]
     values["replay"]["capacity"] = rows
     return plan(type_config(values), machine, given)
 
 
-def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:
-    """Raises UserError where the tuned file is for another algorithm, and prints a note where it is for another env."""
+def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    """Returns a note if the tuned file is for another env. Raises UserError if it is for another algorithm."""
     tuned = choices.get("tuned")
     if not tuned:
-        return
+        return []
     folder = tuned.split("/")[0]
     algo = values["algo"]
     if folder not in (algo["name"], (algo.get("inner") or {}).get("name")):  # ppo/ holds PPO inside self_play too
@@ -184,9 +186,7 @@ def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> None:
 
     file = root() / "tuned" / f"{tuned}.yaml"
     # A tuned file that is not there is the user's own and comes from --config-dir.
-    for line in yaml.safe_load(file.read_text())["defaults"] if file.is_file() else []:
-        if isinstance(line, dict) and line.get("override /env", choices.get("env")) != choices.get("env"):
-            print(
-                f"  note: tuned={tuned} was made for env={line['override /env']}, not env={choices.get('env')}",
-                flush=True,
-            )
+    defaults = yaml.safe_load(file.read_text())["defaults"] if file.is_file() else []
+    made_for = [line["override /env"] for line in defaults if isinstance(line, dict) and "override /env" in line]
+    env = choices.get("env")
+    return [f"note: tuned={tuned} was made for env={one}, not env={env}" for one in made_for if one != env]

@@ -6,7 +6,7 @@ import copy
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from rlrun.config.automatic import settled
@@ -92,6 +92,7 @@ class Typed:
     env: registry.EnvConfig
     runner: Any
     algorithm: type[Algorithm]
+    plain: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what was typed, for another machine
 
 
 def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
@@ -200,6 +201,7 @@ def type_config(values: dict[str, Any]) -> Typed:
         algo=algorithm.cfg,
         env=typed(registry.FAMILIES[family], run.env, "env"),
         runner=typed(runner.Config, run.runner, "runner"),
+        plain=values,
     )
 
 

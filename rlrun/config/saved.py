@@ -129,6 +129,7 @@ def _as_before(values: dict[str, Any]) -> None:
         resources.setdefault("restarts", 0)
         resources.setdefault("restart_window_sec", 600.0)
         resources.setdefault("start_timeout_sec", 120.0)
+        resources.setdefault("max_processes_per_core", 16)
         resources.setdefault("ray", None)
     checkpoint = values.get("checkpoint")
     if isinstance(checkpoint, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -146,7 +147,9 @@ class Stops:
                 f"mean return {mean:.2f} of the last {len(episodes.returns)} episodes >= {cfg.return_mean:g}",
             )
         if clock.env_steps >= self.total:
-            return "COMPLETED", f"{clock.env_steps} env steps"
+            within = clock.env_steps > self.total
+            whole = f"; env_steps={self.total} was reached inside the last update, which was finished" if within else ""
+            return "COMPLETED", f"{clock.env_steps} env steps{whole}"
         if cfg.wall_sec is not None and progress.wall_sec >= cfg.wall_sec:
             return "STOPPED", f"{progress.wall_sec:.0f} s >= {cfg.wall_sec:g}"
         if cfg.no_improvement_steps is not None and progress.best is not None:
@@ -313,7 +316,8 @@ class Saves:
                 self.best = metric
 
 
-LOOK_SEC = 5.0  # seconds between two looks
+LOOK_SEC = 30.0  # seconds between two looks; a run that is shorter has little to gain from advice
+BUSY = 1.5  # processes that want each core of the machine, from which on the times of this run say little about it
 # A look needs so many env steps, or LOOK_SEC spent in them: in fewer, a few pauses of a busy machine weigh too much.
 LOOK_STEPS = 2000
 
@@ -321,12 +325,13 @@ LOOK_STEPS = 2000
 class SecondLook:
     """Looks at the speed of the environments while the run goes on, and prints once if it is not what was expected."""
 
-    def __init__(self, judge: Callable[[float], str | None] | None):
-        """judge: takes the mean seconds of an env step and returns a sentence for the user, or None. If it is None,
-        nothing was expected."""
+    def __init__(self, judge: Callable[[float, float], str | None] | None):
+        """judge: takes the mean seconds of an env step, and the share of the run's time that all of them took (above 1
+        where several processes step), and returns a sentence for the user, or None. If it is None, nothing was
+        expected."""
         self.judge = judge
         self.env_sec, self.steps = 0.0, 0
-        self.last = time.monotonic()
+        self.begun = self.last = time.monotonic()
 
     def note(self, env_sec: float, steps: int) -> None:
         """Counts a fragment."""
@@ -335,10 +340,17 @@ class SecondLook:
         self.env_sec, self.steps, now = self.env_sec + env_sec, self.steps + steps, time.monotonic()
         if now - self.last >= LOOK_SEC and (self.steps >= LOOK_STEPS or self.env_sec >= LOOK_SEC):
             self.last = now
-            said = self.judge(self.env_sec / self.steps)
+            if others_are_busy():
+                return
+            said = self.judge(self.env_sec / self.steps, self.env_sec / (now - self.begun))
             if said is not None:
                 print(f"  note: {said}", flush=True)
                 self.judge = None
+
+
+def others_are_busy() -> bool:
+    """Whether more processes want to run on this machine than it has cores for, which makes every step look slow."""
+    return os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
 
 
 RATE_SEC = 5.0  # rows that follow each other faster share a rate over this time, which is steadier

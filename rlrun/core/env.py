@@ -31,10 +31,11 @@ def write_rows(view: dict, rows: Rows, t: int) -> None:
 
 
 class Failure(NamedTuple):
-    """What happened to an environment that was made anew."""
+    """What happened to an environment that was made anew, or what is wrong with one that goes on."""
 
     sentence: str
     broken_off: bool  # whether it was in the middle of an episode, which does not count
+    made_anew: bool = True
 
 
 class Step(NamedTuple):

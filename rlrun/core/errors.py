@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -72,12 +73,55 @@ def refused(error: BaseException) -> str | None:
 def told(error: BaseException, *ours: str) -> str:
     """Returns an exception of the user's code as part of a sentence: its kind, its message and the line that raised it.
 
-    ours: files that only call the user's code."""
+    ours: files that only call the user's code. Where none of the user's lines has part in it, rlrun's own is named."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in ours]
     folders = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(one) for one in folders)]
-    place = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (own or frames)[-1:])
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+    package = Path(__file__).resolve().parent.parent
+
+    def foreign(frame: traceback.FrameSummary) -> bool:
+        path = Path(frame.filename)
+        return frame.filename.startswith("<") or any(path.is_relative_to(one) for one in folders)
+
+    inside = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
+    own = [frame for frame in frames if frame not in inside and not foreign(frame)]
+    place = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in (own or inside or frames)[-1:])
+    said = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if said else ''}{said}{place}"
+
+
+# The flag of every command by which tracebacks are shown, and the environment variable that tells it to the processes
+# of a run.
+TRACEBACK, _SHOWN = "--traceback", "RLRUN_TRACEBACK"
+
+
+def show_tracebacks() -> None:
+    """Lets this process, and those that it starts from now on, show tracebacks beside sentences."""
+    os.environ[_SHOWN] = "1"
+
+
+def tracebacks_shown() -> bool:
+    return os.environ.get(_SHOWN) == "1"
+
+
+def explained(error: BaseException) -> str:
+    """Returns what a person is told about an error: its sentence, or its kind, message and line where it has none.
+
+    With --traceback the traceback follows, of the process in which the error was raised."""
+    has_sentence = isinstance(error, UserError | RunFailed | EnvError | KeyboardInterrupt)
+    said = str(error) if has_sentence else refused(error) or told(error)
+    if tracebacks_shown():
+        carried = "\nTraceback" in said  # it comes from another process
+        return said if carried else f"{said}\n{''.join(traceback.format_exception(_whole(error))).rstrip()}"
+    return said if has_sentence or refused(error) is not None else f"{said}; {TRACEBACK} shows where it came from"
+
+
+def _whole(error: BaseException) -> BaseException:
+    """Lets a traceback show what an error was made from, also where `from None` would hide it."""
+    one: BaseException | None = error
+    while one is not None:
+        one.__suppress_context__ = one.__cause__ is not None
+        one = one.__cause__ or one.__context__
+    return error
 
 
 class Notice(UserWarning):

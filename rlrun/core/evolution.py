@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlrun.core.env import Failure
 from rlrun.core.errors import UserError
 from rlrun.core.moments import Moments
 from rlrun.core.seeding import Seeds
@@ -57,6 +58,7 @@ class Report(NamedTuple):
     env_steps: int
     seconds: tuple[float, float]  # time spent in the environment and in the policy
     moments: list[Moments] | None  # moments of the observations, for the filter
+    failures: tuple[Failure, ...] = ()  # of environments; an episode that broke off was played again
 
 
 class NoiseTable:

@@ -18,6 +18,8 @@ FIRST_STEPS = 5000  # env steps before which nothing can be said about it either
 LOW_ENTROPY = 0.01  # share of the largest entropy below which a policy is almost deterministic
 HIGH_ENTROPY = 0.995  # share of the largest entropy above which a policy is still uniform
 CONSTANT_VALUE = 0.001  # explained variance below which values are no better than a constant
+VALUE_UPDATES = 100  # updates for which they must have been no better: a new value function needs some to learn
+IMPROVED = 0.1  # share of the spread of returns by which their mean must grow to say that the run learns all the same
 FEW_ROWS = 64  # rows of an update below which its targets may be so alike that explained variance says nothing
 LARGE_KL = 0.5  # KL divergence of one update
 GRADIENT_GROWTH = 1000.0  # factor on the median gradient norm
@@ -48,6 +50,10 @@ class Health:
         self.seen: dict[str, int] = {}
         self.gradients: dict[str, deque[float]] = {}  # the last norms of each network's gradient
         self.rewarded = False
+        # Since when values have been no better than a constant: updates, and the mean return and spread of then.
+        self.constant: dict[str, tuple[float, float | None, float]] = {}
+        own = spec is not None and ":" in spec.name
+        self.check_env = f"; rlrun check-env {spec.name} looks for mistakes in it" if own and spec is not None else ""
 
     def look(self, row: Mapping[str, Any]) -> None:
         """Gives notes on a row, whose keys are those of progress.jsonl."""
@@ -79,7 +85,7 @@ class Health:
             if name.endswith("explained_variance") and explained is not None:
                 self._note(
                     name,
-                    late and explained < CONSTANT_VALUE,
+                    self._never_learnt(name, explained, row) and late,
                     f"the value function predicts returns no better than their mean would ({name} is"
                     f" {explained:.3f}); look at model.share_value, algo.value_coef, algo.lr and the scale of rewards"
                     " (PPO has algo.normalize_value)",
@@ -96,14 +102,28 @@ class Health:
             "rewards",
             not self.rewarded and row.get("sample/episodes", 0) >= MANY_EPISODES,
             f"the returns of all {row.get('sample/episodes', 0)} episodes are 0; look at the environment's reward, or"
-            " at exploration (algo=icm)",
+            f" at exploration (algo=icm){self.check_env}",
         )
         self._note(
             "episodes",
             late and not self.limited and row.get("sample/episodes") == 0,
             f"no episode has ended after {row['env_steps']:,} env steps, so that there is no return to report; look at"
-            " env.max_episode_steps",
+            f" env.max_episode_steps{self.check_env}",
         )
+
+    def _never_learnt(self, name: str, explained: float, row: Mapping[str, Any]) -> bool:
+        """Whether values have been no better than a constant for many updates, in which returns did not grow either.
+        Where they grow, or where a value function is new, its numbers are no reason to change anything."""
+        mean, updates = row.get("sample/return_mean"), row["updates"]
+        if explained >= CONSTANT_VALUE:
+            self.constant.pop(name, None)
+            return False
+        if name not in self.constant or (mean is not None and self.constant[name][1] is None):
+            spread = (row.get("sample/return_max") or 0.0) - (row.get("sample/return_min") or 0.0)
+            self.constant[name] = (self.constant.get(name, (updates,))[0], mean, spread)
+        since, first, spread = self.constant[name]
+        grows = mean is not None and first is not None and mean > first + IMPROVED * spread
+        return updates - since >= VALUE_UPDATES and not grows
 
     def _look_at_gradients(self, row: Mapping[str, Any]) -> None:
         for name, norm in row.items():
@@ -111,7 +131,9 @@ class Health:
                 continue
             if norm is None:
                 self._note(
-                    "nan", True, f"{name} is not finite; look at algo.lr and the scale of rewards and observations"
+                    "nan",
+                    True,
+                    f"{name} is not finite; look at algo.lr and the scale of rewards and observations{self.check_env}",
                 )
             elif not name.endswith("alpha_grad_norm"):  # SAC's is almost 0 where the entropy is right
                 last = self.gradients.setdefault(name, deque(maxlen=50))

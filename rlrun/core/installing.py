@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import sys
-from importlib import metadata
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -50,7 +49,13 @@ def requirement(*extras: str) -> list[str]:
 
 
 def install_line(*extras: str) -> str:
-    """The line that a user can type here to install these extras into the environment that is running."""
+    """The line that a user can type here to install these extras into the environment that is running. All messages
+    about missing packages end with it."""
+    return f"{typed_as()} setup {' '.join(extras)}"
+
+
+def pip_line(*extras: str) -> str:
+    """What `rlrun setup` does with these extras, as a line for a shell."""
     return f"{_pip()} install {' '.join(_quoted(word) for word in requirement(*extras))}"
 
 
@@ -92,6 +97,8 @@ def extras() -> list[str]:
 
         declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
         return list(declared["project"]["optional-dependencies"])
+    from importlib import metadata
+
     found = metadata.metadata("rlrun").get_all("Provides-Extra") or []
     ours = {re.sub(r"[-_.]+", "-", name): name for name in WHAT}
     return [ours.get(re.sub(r"[-_.]+", "-", name), name) for name in found]

@@ -32,7 +32,7 @@ class FragmentHeader(Protocol):
     @property
     def agent_steps(self) -> int: ...
     @property
-    def failures(self) -> Sequence[str]: ...
+    def failures(self) -> Sequence[tuple[str, bool, bool]]: ...
 
 
 class _Report(NamedTuple):
@@ -43,7 +43,7 @@ class _Report(NamedTuple):
     seconds: tuple[float, float]
     episodes: list[tuple[int, float, int, dict[str, float]]]  # environment, return, length, info
     agent_steps: int
-    failures: list[str]
+    failures: list[tuple[str, bool, bool]]  # as in core/env.py: Failure
 
 
 def exchange(headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks) -> list[_Report]:

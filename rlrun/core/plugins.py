@@ -12,7 +12,6 @@ Configs name such code as `package.module:Name`. Who may name it depends on wher
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -26,7 +25,6 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
-from urllib.parse import unquote, urlparse
 
 from rlrun.core.errors import UserError, closest
 
@@ -155,8 +153,11 @@ def _site_folders() -> list[Path]:
 @cache
 def _edited() -> dict[str, list[Path]]:
     """Top-level modules of distributions that were installed with pip install -e, with their source folders."""
+    from importlib import metadata  # these two take as long to import as the rest of `rlrun --help`
+    from urllib.parse import unquote, urlparse
+
     made: dict[str, list[Path]] = {}
-    for distribution in importlib.metadata.distributions(path=[str(folder) for folder in _site_folders()]):
+    for distribution in metadata.distributions(path=[str(folder) for folder in _site_folders()]):
         try:
             said = json.loads(distribution.read_text("direct_url.json") or "{}")
         except ValueError:

@@ -71,6 +71,10 @@ class Remade:
         self.kept |= {env: Failure(sentence, False) for env, sentence in self.failed.items()}
         self.failed = {}
 
+    def odd(self, env: int, sentence: str) -> None:
+        """Notes what is wrong with an environment that goes on, until told() reports it."""
+        self.kept.setdefault(env, Failure(sentence, False, made_anew=False))
+
     def take(self, ended: np.ndarray) -> dict[int, Failure]:
         """Returns what has failed in this step. ended: for each environment, whether its episode was over before it."""
         failed, self.failed = self.failed, {}
@@ -98,12 +102,19 @@ class Restarts:
         self.envs = 0  # environments that were made anew
         self.processes = 0  # processes that were replaced
         self.lost_env_steps = 0  # env steps of fragments that were not finished, and that nothing has counted
+        self.odd = ""  # the first thing that was found wrong with an environment that goes on
 
     def env_failed(self, sentence: str) -> None:
         """Records an environment that was made anew. Raises RunFailed where that was one too many."""
         self._note(sentence)
         self.envs += 1
         self.tell(f"{sentence}; it was made anew, and its episode does not count ({self._left()})")
+
+    def env_odd(self, sentence: str) -> None:
+        """Records that an environment does not keep its promises. Others of its kind probably do the same."""
+        if not self.odd:
+            self.odd = sentence
+            self.tell(f"{sentence}; the run goes on")
 
     def process_failed(self, sentence: str, lost_env_steps: int = 0) -> None:
         """Records a process that will be replaced. Raises RunFailed where that is one too many."""

@@ -92,7 +92,7 @@ class Run:
         spec: EnvSpec | None = None,
         update_rows: int | None = None,
         episode_window: int = 100,
-        judge_env_sec: Callable[[float], str | None] | None = None,
+        judge_env_sec: Callable[[float, float], str | None] | None = None,
         evaluators: Evaluators | None = None,
         from_data: bool = False,
         estimate: Estimating | None = None,
@@ -224,8 +224,8 @@ class Run:
         for report in exchange(headers, self.clock, self.ranks):
             steps += report.env_steps
             self.progress.agent_steps += report.agent_steps
-            for sentence in report.failures:
-                self.restarts.env_failed(sentence)
+            for sentence, _, made_anew in report.failures:
+                (self.restarts.env_failed if made_anew else self.restarts.env_odd)(sentence)
             for env, ret, length, info in report.episodes:
                 if env < self.first_counted:
                     continue

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch, RowSpec, allocate, layout_bytes
+from rlrun.core.env import Failure
 from rlrun.core.errors import Notice
 from rlrun.core.moments import Moments
 from rlrun.dataflow.stores import Key
@@ -42,7 +43,7 @@ class Header(NamedTuple):
     seconds: tuple[float, float]  # time spent in the environment and in the policy
     returns: Moments | None = None  # moments of the running discounted return, over live rows
     agent_steps: int = 0  # decisions of all agents; 0 where an environment has one
-    failures: tuple[str, ...] = ()  # environments that failed and were made anew, a sentence each
+    failures: tuple[Failure, ...] = ()  # of environments
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ import selectors
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
-from rlrun.core.errors import EnvError, ProcessLost, RunFailed, UserError
+from rlrun.core.errors import ProcessLost, RunFailed, explained
 from rlrun.machine.memory import keep_freed
 
 CONTEXT = multiprocessing.get_context("spawn")  # fork after torch has run hangs (pytorch#17199)
@@ -89,8 +88,7 @@ def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple, carri
         os._exit(0)  # the parent has ended
     except BaseException as error:
         try:
-            says_it = isinstance(error, RunFailed | UserError | EnvError)
-            pipe.send(_Failure((str(error) if says_it else traceback.format_exc(),)))
+            pipe.send(_Failure((explained(error),)))
         except OSError:
             pass  # the parent has ended, or does not read the pipe any more
         finally:
@@ -242,9 +240,7 @@ class Workers:
                 there = False
                 message = worker.pipe.recv()
                 if isinstance(message, _Failure):
-                    text = message[0].rstrip()
-                    between = "\n" if "\n" in text else " "  # a traceback begins on a line of its own
-                    raise RunFailed(f"{worker.name} failed:{between}{text}")
+                    raise RunFailed(f"{worker.name} failed: {message[0].rstrip()}")
                 messages.append((worker, message))
         except (EOFError, ConnectionResetError, BrokenPipeError):
             raise ProcessLost(f"{worker.name} {how_it_ended(worker.process)}") from None

@@ -22,9 +22,9 @@ from rlrun.envs.check_values import (
     check_supported,
     draw,
     mask_of,
-    misfit,
 )
 from rlrun.envs.gym import global_generators
+from rlrun.envs.misfits import misfit
 
 OURS += [__file__, agent_games.__file__]
 PARALLEL = "return observations, rewards, terminations, truncations, infos: five dicts by agent"

@@ -28,9 +28,9 @@ from rlrun.envs.check_values import (
     check_supported,
     draw,
     mask_of,
-    misfit,
 )
 from rlrun.envs.gym import GymConfig, global_generators
+from rlrun.envs.misfits import misfit
 
 OURS += [__file__, gym.__file__]
 RESET = "def reset(self, *, seed=None, options=None): super().reset(seed=seed); ...; return observation, info"

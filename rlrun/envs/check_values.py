@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -11,17 +11,10 @@ from gymnasium import spaces
 from rlrun.core.errors import UserError
 from rlrun.envs.check_report import Findings, shown
 from rlrun.envs.gym import MASK, observation_spaces, to_space
+from rlrun.envs.misfits import first_of, index_text
 
 BOUNDLESS = 1e30  # larger bounds, such as the largest float32, bound nothing
 LISTED = 20  # entries of a choice that are looked at one by one
-
-
-class Misfit(NamedTuple):
-    """Why a value is not in its space."""
-
-    serious: bool  # whether it makes training wrong or impossible
-    what: str
-    mend: str
 
 
 def check_space(report: Findings, space: Any, what: str, action: bool, owner: str) -> bool:
@@ -87,10 +80,10 @@ def _check_box(report: Findings, box: spaces.Box, where: str, action: bool, owne
         return
     over = low > high
     if over.any():
-        at = _first(over)
+        at = first_of(over)
         report.error(
             check,
-            f"{where} has the lowest value {low[at]} above the highest, {high[at]}{_index(at)}",
+            f"{where} has the lowest value {low[at]} above the highest, {high[at]}{index_text(at)}",
             f"exchange low and high in {owner}",
         )
         return
@@ -98,7 +91,7 @@ def _check_box(report: Findings, box: spaces.Box, where: str, action: bool, owne
     if action and flat.any():
         report.error(
             check,
-            f"{where} has the lowest value {low[_first(flat)]} as its highest{_index(_first(flat))}",
+            f"{where} has the lowest value {low[first_of(flat)]} as its highest{index_text(first_of(flat))}",
             "leave out a number that has one value, or widen its bounds",
         )
     elif flat.all():
@@ -112,8 +105,8 @@ def _check_box(report: Findings, box: spaces.Box, where: str, action: bool, owne
         if free.any():
             report.warning(
                 "infinite-action",
-                f"{where} is not bounded{_index(_first(free))}, so that rlrun cannot scale its actions, and SAC, TD3"
-                " and DDPG refuse it",
+                f"{where} is not bounded{index_text(first_of(free))}, so that rlrun cannot scale its actions, and SAC,"
+                " TD3 and DDPG refuse it",
                 "give the largest values that make sense, for example Box(-1, 1, shape), and scale them in step()",
             )
     if not action and box.dtype == np.uint8 and len(box.shape) == 3 and (low.min() != 0 or high.max() != 255):
@@ -122,120 +115,6 @@ def _check_box(report: Findings, box: spaces.Box, where: str, action: bool, owne
             f"{where} has the bounds {low.min()} to {high.max()}, and pictures of uint8 are divided by 255",
             "use low=0 and high=255",
         )
-
-
-def _first(bad: np.ndarray) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.argwhere(bad)[0])
-
-
-def _index(at: tuple[int, ...]) -> str:
-    return f" at [{', '.join(map(str, at))}]" if at else ""
-
-
-def misfit(space: gymnasium.Space, value: Any, path: str = "") -> Misfit | None:
-    """Returns why a value is not in its space; None if it is. A part that is serious comes before one that is not."""
-    inner: list[Misfit | None]
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, dict):
-            return Misfit(True, f"{path} is a {type(value).__name__}, and the space is a Dict", "return a dict")
-        lacking, more = space.spaces.keys() - value.keys(), value.keys() - space.spaces.keys()
-        if lacking or more:
-            said = [f"lacks {sorted(map(str, lacking))}"] * bool(lacking)
-            said += [f"has {sorted(map(str, more))} in addition"] * bool(more)
-            return Misfit(True, f"{path} {' and '.join(said)}", "return the keys that the space has, and no others")
-        inner = [misfit(part, value[key], f"{path}[{key!r}]") for key, part in space.spaces.items()]
-    elif isinstance(space, spaces.Tuple):
-        if not isinstance(value, tuple | list):
-            return Misfit(True, f"{path} is a {type(value).__name__}, and the space is a Tuple", "return a tuple")
-        if len(value) != len(space.spaces):
-            what = f"{path} has {len(value)} parts, and the space has {len(space.spaces)}"
-            return Misfit(True, what, "return one part for each part of the space")
-        inner = [misfit(part, value[i], f"{path}[{i}]") for i, part in enumerate(space.spaces)]
-    else:
-        return _leaf(space, value, path)
-    found = [one for one in inner if one is not None]
-    return next((one for one in found if one.serious), found[0] if found else None)
-
-
-def _leaf(space: gymnasium.Space, value: Any, path: str) -> Misfit | None:
-    if value is None:
-        return Misfit(
-            True, f"{path} is None", "return an observation from reset() and from every step(), also the last"
-        )
-    if isinstance(space, spaces.Box):
-        return _in_box(space, value, path)
-    if isinstance(space, spaces.Discrete):
-        return _in_discrete(space, value, path)
-    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        return _in_choices(space, value, path)
-    if not space.contains(value):
-        return Misfit(True, f"{path} is {shown(value)}, which is not in {space}", "return a value of the space")
-    return None
-
-
-def _in_box(space: spaces.Box, value: Any, path: str) -> Misfit | None:
-    listed = not isinstance(value, np.ndarray | np.generic)
-    try:
-        array = np.asarray(value)
-    except Exception:  # such as lists of unlike lengths
-        array = np.asarray(None)
-    if array.dtype.kind not in "bifu":
-        what = f"{path} is {shown(value)} ({type(value).__name__}), and the space is {space}"
-        return Misfit(True, what, f"return np.asarray(observation, dtype=np.{space.dtype})")
-    if array.shape != space.shape:
-        what = f"{path} has the shape {array.shape}, and the space says {space.shape}"
-        return Misfit(True, what, "make both the same: reshape the observation, or change the space's shape")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        at = _first(~np.isfinite(array))
-        what = f"{path} holds {array[at]}{_index(at)}"
-        return Misfit(True, what, "find where it comes from, such as a division by 0, and end the episode before it")
-    astype = f"return observation.astype(np.{space.dtype}), or change the space's dtype"
-    if not listed and array.dtype != space.dtype and not np.can_cast(array.dtype, space.dtype, "same_kind"):
-        return Misfit(True, f"{path} has the dtype {array.dtype}, and the space promises {space.dtype}", astype)
-    numbers = array.astype(np.float64)
-    slack = 1e-5 * np.maximum(1.0, np.abs(numbers)) if space.dtype is not None and space.dtype.kind == "f" else 0.0
-    outside = (numbers < space.low.astype(np.float64) - slack) | (numbers > space.high.astype(np.float64) + slack)
-    if outside.any():
-        at = _first(outside)
-        what = f"{path} holds {array[at]}{_index(at)}, and the space allows {space.low[at]} to {space.high[at]}"
-        return Misfit(True, what, "widen the space's bounds, or clip the observation")
-    if listed:
-        what = f"{path} is a {type(value).__name__} and no NumPy array"
-        return Misfit(False, what, f"return np.asarray(observation, dtype=np.{space.dtype})")
-    if array.dtype != space.dtype:
-        return Misfit(False, f"{path} has the dtype {array.dtype}, and the space promises {space.dtype}", astype)
-    return None
-
-
-def _in_discrete(space: spaces.Discrete, value: Any, path: str) -> Misfit | None:
-    array = np.asarray(value)
-    if array.shape != () or array.dtype.kind not in "iu":
-        kind = f"{type(value).__name__} of the shape {array.shape}" if array.shape else type(value).__name__
-        return Misfit(True, f"{path} is {shown(value)} ({kind}), and {space} holds whole numbers", "return an int")
-    if not space.start <= int(array) < space.start + space.n:
-        last = int(space.start + space.n - 1)
-        what = f"{path} is {int(array)}, and {space} holds {int(space.start)} to {last}"
-        return Misfit(True, what, "count as the space does, or make the space larger")
-    return None
-
-
-def _in_choices(space: spaces.MultiDiscrete | spaces.MultiBinary, value: Any, path: str) -> Misfit | None:
-    array = np.asarray(value)
-    if array.dtype.kind not in "iub":
-        return Misfit(True, f"{path} has the dtype {array.dtype}, and {space} holds whole numbers", "return integers")
-    if array.shape != tuple(space.shape or ()):
-        return Misfit(
-            True, f"{path} has the shape {array.shape}, and the space says {space.shape}", "make both the same"
-        )
-    if isinstance(space, spaces.MultiBinary):
-        bad = (array != 0) & (array != 1)
-    else:
-        bad = (array < space.start) | (array >= space.start + space.nvec)
-    if bad.any():
-        at = _first(bad)
-        what = f"{path} holds {array[at]}{_index(at)}, which {space} does not allow"
-        return Misfit(True, what, "count as the space does, or make the space larger")
-    return None
 
 
 # -- masks and actions -------------------------------------------------------------------------------------------------

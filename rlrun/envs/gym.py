@@ -26,8 +26,9 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
 from rlrun.envs import drawing, rewards
 from rlrun.envs.limits import TimeLimits
+from rlrun.envs.misfits import Looker
 from rlrun.envs.mujoco import listen, uses_mujoco
-from rlrun.envs.names import check_present, numbered
+from rlrun.envs.names import absent, check_present, numbered
 from rlrun.envs.wrapped import Pixels, Repeat
 
 
@@ -125,6 +126,8 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
     try:
         return gymnasium.spec(name_only)
     except gymnasium.error.Error:
+        if module and found is None:
+            raise UserError(f"env={name}: {absent(module, name_only)}") from None
         raise UserError(
             f"env={name} is neither a registered Gymnasium id nor an Atari"
             f" game.{closest(name_only, gymnasium.registry)}"
@@ -361,13 +364,16 @@ class _Named(gymnasium.Wrapper):
         self.make, self.name, self.number, self.slot, self.remade, self.new = make, name, number, slot, remade, new
         self.seed: int | None = None
         self.steps = 0
+        self.look = Looker(self.env.observation_space)
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
             self.seed = seed
         try:
             with doing(RESET):
-                return self.env.reset(seed=seed, options=options)
+                outcome = self.env.reset(seed=seed, options=options)
+            self._look(outcome[0])
+            return outcome
         except Exception as error:
             return self._anew(self._failed("reset", error), error)
 
@@ -377,12 +383,22 @@ class _Named(gymnasium.Wrapper):
         try:
             outcome = self.env.step(action)
             if outcome[2] is None or outcome[3] is None:  # an array of bools would silently hold False
-                raise TypeError("it returned None for terminated or truncated, and each must be a bool")
+                raise TypeError(
+                    "it returned None for terminated or truncated, and each must be a bool"
+                    f" (rlrun check-env {self.name} looks for such mistakes)"
+                )
+            self._look(outcome[0])
             return outcome
         except Exception as error:
             failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
             obs, info = self._anew(failed, error)
             return obs, 0.0, False, False, info
+
+    def _look(self, observation: Any) -> None:
+        if (wrong := self.look(observation)) is not None:
+            self.remade.odd(
+                self.slot, f"{self.name}, env {self.number}: {wrong}; `rlrun check-env {self.name}` says how to mend it"
+            )
 
     def _anew(self, failed: EnvError, error: Exception) -> tuple[Any, dict]:
         """Replaces an environment that has failed and returns what reset() of the new one returned. Raises `failed`
@@ -542,7 +558,10 @@ class GymEnv:
         except EnvError:
             raise
         except Exception as error:  # for example, observations outside their space cannot be stacked
-            what = f"failed in {doing} (does what it returns fit {self.spec.observation}?): {told(error, __file__)}"
+            what = (
+                f"failed in {doing} (does what it returns fit {self.spec.observation}? rlrun check-env {self.name}"
+                f" looks for such mistakes): {told(error, __file__)}"
+            )
             raise EnvError(self.name, self.numbers, None, what) from error
 
     def _checked(self, rows: Rows, ended: np.ndarray, action: Any = None) -> Rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -349,6 +350,22 @@ def _has_agents(name: str) -> bool:
     if isinstance(found, type) and issubclass(found, gymnasium.Env):
         return _tuples(found)
     return found is not None
+
+
+def absent(module: str, name: str) -> str:
+    """A sentence about a name that an imported module has not, with the closest environments that it has."""
+    classes = [
+        known
+        for known, value in vars(sys.modules[module]).items()
+        if isinstance(value, type) and issubclass(value, gymnasium.Env) and value is not gymnasium.Env
+    ]
+    top = module.split(".")[0]
+    ids = [
+        known for known, spec in gymnasium.registry.items() if str(spec.entry_point).split(".")[0].split(":")[0] == top
+    ]
+    near = closest(name, [*classes, *ids])
+    there = f" It has {', '.join(classes[:5])}." if classes and not near else ""
+    return f"the module {module} has no {name}, and no Gymnasium id is called so.{near}{there}"
 
 
 def _tuples(cls: Any) -> bool:

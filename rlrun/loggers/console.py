@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 import time
 from typing import Any
 
@@ -33,6 +35,15 @@ def duration(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
     return f"{seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
+
+
+def say(text: str) -> None:
+    """Prints a line about a run below its name. On a terminal, lines that are too long for it end between words."""
+    if sys.stdout.isatty():
+        width = max(40, shutil.get_terminal_size().columns - 1)
+        lines = textwrap.wrap(text, width - 4, break_long_words=False, break_on_hyphens=False)
+        text = "\n    ".join(lines)
+    print(f"  {text}", flush=True)
 
 
 def left(row: dict[str, Any], total: int) -> str:

@@ -241,11 +241,8 @@ def _inference_by_pace(asked: Asked, machine: Machine, learners: int, columns: i
     elif chosen == "serial":
         reason = f"little beside the {learning * 1e3:.1g} ms and more of learning, which gets all cores"
     else:
-        reason = "worth more than one process"
-    repeat = (
-        f"; measured, so a busier machine may decide otherwise: resources.inference={chosen} repeats this run's random"
-        " streams"
-    )
+        reason = "enough to pay for processes of their own"
+    repeat = f" (measured; resources.inference={chosen} makes another run decide the same)"
     why = f"inference={chosen}: an env step takes {seconds * 1e6:.0f} us, {reason}{repeat}"
     return Choice(chosen, why, Pace(inference=chosen, env_step_sec=seconds, serial_below_sec=serial_below))
 
@@ -356,7 +353,7 @@ def samplers_per_learner(
         else:
             count = available if available <= 2 else available - 1
         what = (
-            f", {spread.per_learner} columns of its batch"
+            f" for the {spread.per_learner} columns of its batch (batch_size / fragment_length)"
             if asked.needs.replay is None
             else f", algo.num_envs={spread.total}"
         )
@@ -385,8 +382,9 @@ def envs_per_group(
     share = spread.per_learner // (samplers * groups) if spread.shared else spread.per_learner
     if wanted == "auto":
         envs = max(count for count in range(1, share + 1) if share % count == 0 and count <= most)
-        whose = f"divides the batch's {spread.total} columns, " if asked.needs.replay is None else ""
-        return Choice(envs, f"envs_per_sampler={envs}: {whose}{envs * samplers * groups * learners} envs in all")
+        whose = f", which fill the {spread.total} columns of the batch" if asked.needs.replay is None else ""
+        total = _counted(envs * samplers * groups * learners, "environment")
+        return Choice(envs, f"envs_per_sampler={envs}: {total} in all{whose}")
     if share % wanted:
         part = f"{share}, each sampler's part of the {spread.name}" if spread.shared else f"the {spread.name}"
         raise UserError(f"resources.envs_per_sampler={wanted} must divide {part}")

@@ -13,6 +13,7 @@ from rlrun.machine.nodes import RayConfig
 
 Inference = Literal["serial", "local", "batched"]
 Precision = Literal["fp32", "bf16"]
+GAIN = 0.3  # share of a run's time that serial environments must take for processes of their own to be worth advice
 CLEARLY = 2.0  # env steps must differ from what was measured before the run by this factor to be worth a message
 BATCHED_GROUPS = 2  # with batched inference one group of a sampler's environments steps while the other is acted for
 
@@ -33,6 +34,7 @@ class ResourcesConfig:
     restarts: Annotated[int, NotNegative]
     restart_window_sec: Annotated[float, Positive]
     start_timeout_sec: Annotated[float, Positive]
+    max_processes_per_core: Annotated[int, Count]
     ray: RayConfig | None
 
     def __post_init__(self):
@@ -56,21 +58,23 @@ class Pace:
     env_step_sec: float  # as measured before the run
     serial_below_sec: float  # for environments that are faster, serial inference is chosen
 
-    def second_look(self, env_step_sec: float) -> str | None:
-        """Returns a sentence if the mean of the run's own env steps, in seconds, shows that the choice was wrong."""
+    def second_look(self, env_step_sec: float, share: float) -> str | None:
+        """Returns a sentence if the run's own env steps show that another choice would be clearly faster.
+
+        env_step_sec: the mean of an env step in seconds. share: all env steps, as a share of the run's time."""
         below = self.serial_below_sec
         if self.inference == "serial":
-            wrong, better = env_step_sec > CLEARLY * below, "local"
-            gain = "gives the environments processes of their own"
+            wrong, better = env_step_sec > CLEARLY * below and share > GAIN, "local"
+            gain = "would give the environments processes of their own"
         else:
             wrong, better = env_step_sec * CLEARLY < below, "serial"
-            gain = "spares handing rows between processes"
+            gain = "would spare handing rows between processes"
         if not wrong:
             return None
         return (
             f"an env step takes {env_step_sec * 1e6:.0f} us on average, and not the {self.env_step_sec * 1e6:.0f} us"
-            f" that were measured before the run, so inference={self.inference} was the wrong choice:"
-            f" resources.inference={better}, also on resume, {gain}"
+            f" that were measured before the run, when inference={self.inference} was chosen;"
+            f" resources.inference={better}, which a resumed run may set too, {gain}"
         )
 
 

@@ -165,7 +165,7 @@ def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
         raise
     except Exception as error:  # the user's own code may raise anything
         raise UserError(
-            f"model.encoder={name} does not fit {spec.name}, which observes {space}: {type(error).__name__}: {error}"
+            f"model.encoder={name} does not fit {spec.name}, which observes {space}: {told(error, __file__)}"
         ) from None
     if not isinstance(out, Tensor) or out.shape != (2, features):
         shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__

@@ -18,7 +18,7 @@ from rlrun.replay.buffer import Replay
 from rlrun.replay.grouped import GroupedReplay
 from rlrun.replay.service import ShardedReplay
 from rlrun.samplers.base import Sampler
-from rlrun.samplers.population import Population
+from rlrun.samplers.population import PopulationBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Factories(NamedTuple):
     # Arguments: generation, sampler (with processes), number of shards; for runner=distributed_replay.
     sharded_replay: Callable[[int, Any, int], ShardedReplay]
     noise: Callable[[], NoiseTable] = _none  # for runner=evolution
-    population: Callable[[NoiseTable], Population] = _none
+    population: Callable[[NoiseTable], PopulationBase] = _none
     threads: TunedThreads = TunedThreads((1,))  # entered for every update
     data: Callable[[], DataRows] = _none  # for runner=offline, and for runner=replay with data
     data_columns: int = 0  # columns of this learner's part of a train batch that are drawn from data

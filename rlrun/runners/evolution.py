@@ -26,7 +26,7 @@ from rlrun.machine.choices import Asked, Choice
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Inference, Precision, Resources
 from rlrun.runners.base import Factories, RunnerConfig
-from rlrun.samplers.population import Population
+from rlrun.samplers.population import PopulationBase
 
 CPU = torch.device("cpu")
 
@@ -63,14 +63,21 @@ def layout(asked: Asked, machine: Machine) -> Resources:
             " one thread makes"
         )
     cores = f"{machine.cores} core{'s' * (machine.cores > 1)}"
-    serial = cfg.exact or cfg.inference == "serial" or (cfg.inference == "auto" and machine.cores == 1)
+    spread = cfg.ray is not None
+    if spread and (cfg.exact or cfg.inference == "serial"):
+        raise UserError("resources.inference=serial: the samplers of resources=ray are on other machines (local)")
+    alone = cfg.inference == "auto" and machine.cores == 1 and not spread
+    serial = cfg.exact or cfg.inference == "serial" or alone
     kind: Inference = "serial" if serial else "local"
     inference = Choice(kind, f"inference={kind}: {cores}" if cfg.inference == "auto" else "")
     if serial and cfg.num_samplers not in ("auto", 1):
         raise UserError(f"resources.num_samplers={cfg.num_samplers}: serial inference has one")
     samplers = Choice(1) if serial else Choice(cfg.num_samplers)
-    if cfg.num_samplers == "auto" and not serial:
-        samplers = Choice(machine.cores, f"num_samplers={machine.cores}: {machine.cores} cores")
+    if cfg.ray is not None and cfg.ray.samplers_per_node != "auto":
+        samplers = Choice(cfg.ray.samplers_per_node * len(machine.nodes))
+    elif cfg.num_samplers == "auto" and not serial:
+        count, on = machine.sampling_cores, f" of {len(machine.nodes)} nodes" if spread else ""
+        samplers = Choice(count, f"num_samplers={count}: {count} cores{on}")
     envs = Choice(cfg.envs_per_sampler)
     if cfg.envs_per_sampler == "auto":
         count = max(1, min(choices.MAX_COLUMNS, -(-2 * population.pairs // samplers.value)))
@@ -97,12 +104,13 @@ def layout(asked: Asked, machine: Machine) -> Resources:
 
 
 def run(make: Factories, cfg: Config, job: Job) -> None:
-    """Runs until job.tick() ends it. Raises RunFailed when no sampler is left."""
+    """Runs until job.tick() ends it. Raises RunFailed when a sampler was lost that the budget of restarts does not
+    replace."""
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
     noise = make.noise()
     algorithm.attach_noise(noise)
-    population: Population = make.population(noise)
+    population: PopulationBase = make.population(noise)
     try:
         job.sampler_ready(population)
         reports: list[Report] = []
@@ -115,9 +123,6 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             reports += new
             job.ahead += sum(report.env_steps for report in new)
             if not population.done:
-                continue
-            if not any(report.rollouts for report in reports):  # all rollouts were lost with their samplers
-                population.begin(algorithm.policy, clock)
                 continue
             # Steps are counted with their update, because a run that ends before it plays the same episodes again.
             clock, job.ahead = clock.after(env_steps=job.collected([header(report, clock) for report in reports])), 0
@@ -135,7 +140,17 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
 def header(report: Report, clock: Clock) -> Header:
     """Makes the header of a report. Only episodes of the unperturbed policy count in statistics."""
     episodes = tuple(Episode(0, one.ret, one.length) for one in report.evaluations)
-    return Header(report.worker, 0, 0, clock.updates, clock.updates, report.env_steps, episodes, report.seconds)
+    return Header(
+        worker=report.worker,
+        slot=0,
+        first_row=0,
+        version=clock.updates,
+        updates=clock.updates,
+        env_steps=report.env_steps,
+        episodes=episodes,
+        seconds=report.seconds,
+        failures=report.failures,
+    )
 
 
 def gathered(reports: list[Report]) -> Batch:

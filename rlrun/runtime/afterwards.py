@@ -11,11 +11,16 @@ from rlrun.envs.recorded import RecordedConfig
 from rlrun.runtime.build import checkpoints_of
 
 
-def last_words(config: Typed, path: Path, ending: str) -> str:
+def last_words(config: Typed, path: Path, ending: str, odd: str = "") -> str:
     """The last lines of a run; the very last one is its directory, for scripts.
 
-    ending: COMPLETED, REACHED (stop.return_mean), STOPPED, INTERRUPTED or FAILED."""
+    ending: COMPLETED, REACHED (stop.return_mean), STOPPED, INTERRUPTED or FAILED. odd: what was found wrong with the
+    environment."""
     steps = [f"  {what:<19} {command}" for what, command in next_steps(config, path, ending)]
+    if odd:
+        asked = [f" env.{name}=..." for name in ("kwargs", "wrappers") if getattr(config.env, name, ())]
+        command = f"{typed_as()} check-env {shlex.quote(config.env.name)}{''.join(asked)}"
+        steps.insert(0, f"  {'mend its env first':<19} {command}")
     return "\n".join([*steps, str(path)])
 
 

@@ -16,6 +16,7 @@ import torch
 
 from rlrun.algos.multi import Multi
 from rlrun.cluster.packing import Form
+from rlrun.cluster.population import HostPopulation
 from rlrun.cluster.sampler import HostSampler
 from rlrun.config.run import Typed, algorithm_class
 from rlrun.config.types import load_yaml
@@ -55,16 +56,17 @@ from rlrun.replay.buffer import Replay
 from rlrun.replay.grouped import GroupedReplay
 from rlrun.replay.service import ShardedReplay
 from rlrun.runners.base import Factories
-from rlrun.runtime.cluster import KIND, brief, engine_of
+from rlrun.runtime.cluster import PLAYERS, SAMPLERS, brief, engine_of
 from rlrun.runtime.data_plan import recorder
 from rlrun.runtime.plan import Plan, PolicyFactory
-from rlrun.runtime.room import allow_files, check_shared
+from rlrun.runtime.room import allow_files, check_processes, check_shared
 from rlrun.runtime.rundir import command_line
 from rlrun.runtime.training_estimates import check_estimates
 from rlrun.samplers.base import Sampler
 from rlrun.samplers.batched import BatchedSampler
 from rlrun.samplers.local import LocalSampler
-from rlrun.samplers.population import Crew, Population
+from rlrun.samplers.players import Crew
+from rlrun.samplers.population import Population, PopulationBase
 from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 from rlrun.samplers.serial import SerialSampler
 
@@ -253,12 +255,13 @@ class LearnerParts:
             sampler,
             cfg,
             engine_of(cfg, plan.machine.nodes),
-            KIND,
+            SAMPLERS,
             brief(plan),
             self.resources.nodes,
             Form(plan.fragment, self.spec.stack, cfg.compress),
             synchronous=self.config.runner.synchronous,
             restarts=self.restarts,
+            shared=plan.replay is not None and plan.replay.shards is not None,
         )
 
     # -- replay --------------------------------------------------------------------------------------------------------
@@ -267,7 +270,7 @@ class LearnerParts:
         assert self.plan.replay is not None
         return self.plan.replay.replay(self.seeds, generation, self.ranks, self.device)
 
-    def sharded_replay(self, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
+    def sharded_replay(self, generation: int, sampler: ProcessSampler | HostSampler, shards: int) -> ShardedReplay:
         assert self.plan.replay is not None
         made = self.plan.replay.sharded(self.seeds, generation, sampler, shards)
         if self.device.type == "cuda":
@@ -300,8 +303,15 @@ class LearnerParts:
             timeout_sec=self.config.runner.queue_timeout_sec,
         )
 
-    def population(self, noise: NoiseTable) -> Population:
-        return Population(self.crew(noise))
+    def population(self, noise: NoiseTable) -> PopulationBase:
+        plan, cfg = self.plan, self.config.run.resources.ray
+        if cfg is not None:
+            crew, nodes = self.crew(noise), plan.machine.nodes
+            told, start_sec = brief(plan), plan.limits().start_sec
+            return HostPopulation(
+                crew, cfg, engine_of(cfg, nodes), PLAYERS, told, self.resources.nodes, start_sec, self.restarts
+            )
+        return Population(self.crew(noise), self.restarts)
 
     # -- together ------------------------------------------------------------------------------------------------------
 
@@ -376,9 +386,11 @@ def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Rank
 
 
 def preflight(plan: Plan, machine: Machine) -> None:
-    """Builds the algorithm once and checks memory and the user's parts, before the run directory or a worker exists.
+    """Builds the algorithm once and checks cores, memory and the user's parts, before the run directory or a worker
+    exists.
 
     Raises UserError if the run cannot work."""
+    check_processes(plan, machine.sampling_cores)
     parts = build(plan, Ranks(world=plan.learners_in_lockstep))
     parts.callbacks = []
     parts.algorithm()

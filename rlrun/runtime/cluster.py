@@ -6,7 +6,7 @@ import hashlib
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from rlrun.machine.nodes import Node, RayConfig, simulated
 from rlrun.runtime.plan import Plan, plan
 from rlrun.version import sources
 
-KIND = "rlrun.runtime.host:SamplerHost"
+SAMPLERS, PLAYERS = "rlrun.runtime.host:SamplerHost", "rlrun.runtime.host:PlayerHost"
 _JOINED: dict[str, Engine] = {}  # the cluster of this process, by address, from the plan on
 
 
@@ -63,7 +63,7 @@ def brief(plan: Plan) -> dict[str, Any]:
     facts = {one.name: getattr(plan.machine, one.name) for one in fields(plan.machine)}
     del facts["env_step_sec"]  # nothing is measured again
     return {
-        "config": asdict(plan.config.run) | {"logger": {}},  # hosts log nothing, and its addresses may hold passwords
+        "config": {**plan.config.plain, "logger": {}},  # hosts log nothing, and its addresses may hold passwords
         "given": {"inference": plan.resources.inference, "envs_per_sampler": plan.resources.envs_per_group},
         "machine": facts | {"cpu_flags": sorted(plan.machine.cpu_flags)},
         "same": same(plan),

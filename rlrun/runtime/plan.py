@@ -40,7 +40,8 @@ from rlrun.runtime.data_plan import DataPlan, check_evaluation, plan_data, recor
 from rlrun.runtime.replay_plan import PolicyReplay, ReplayPlan, check_belongs, groups_of, layout_of
 from rlrun.samplers.evaluators import EvaluationPlan
 
-SPREAD = ("actor_learner", "on_policy", "replay")  # runners whose samplers may be on several machines
+# Runners whose samplers may be on several machines.
+SPREAD = ("actor_learner", "on_policy", "replay", "distributed_replay", "evolution")
 MAX_EPISODE = 10_000  # rows of the longest episode that complete_episodes makes room for
 
 

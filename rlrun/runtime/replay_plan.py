@@ -24,7 +24,6 @@ from rlrun.replay.buffer import FirstPriority, Replay
 from rlrun.replay.grouped import GroupedReplay
 from rlrun.replay.layout import Layout, ReplayConfig, fitting, refuse_too_large
 from rlrun.replay.service import ShardedReplay
-from rlrun.samplers.processes import ProcessSampler
 
 RUNNERS = ("replay", "distributed_replay")  # runners with a replay
 MAY = ("async_gradients",)  # those that have one if the algorithm learns from it
@@ -236,7 +235,7 @@ class ReplayPlan:
             made[name] = Replay(cfg, group.layout, rng, device, number=number)
         return GroupedReplay(made, {name: group.members for name, group in self.groups.items()}, self.agents)
 
-    def sharded(self, seeds: Seeds, generation: int, sampler: ProcessSampler, shards: int) -> ShardedReplay:
+    def sharded(self, seeds: Seeds, generation: int, sampler: Any, shards: int) -> ShardedReplay:
         return ShardedReplay(
             self.cfg,
             self.layout,

@@ -1,5 +1,5 @@
-"""What a run's processes need of the system: shared memory (/dev/shm), in which they exchange rows and weights, and
-open files. Without these checks, a run would end after its processes have been started, or by a bus error when the
+"""What a run's processes need of the system: cores, shared memory (/dev/shm), in which they exchange rows and weights,
+and open files. Without these checks, a run would end after its processes have been started, or by a bus error when the
 memory is written. A container often has 64 MB of shared memory."""
 
 from __future__ import annotations
@@ -61,12 +61,37 @@ FILES, FILES_PER_PROCESS = 16, 4  # of the run's own process, and in it for each
 MANY_FILES = 4096
 
 
+def processes_of(plan: Plan) -> dict[str, int]:
+    """Returns how many processes the run starts beside its own, for each option that asks for them."""
+    made, run = plan.resources, plan.config.run
+    parts = {
+        "resources.num_samplers": made.num_samplers if made.inference != "serial" else 0,
+        "resources.num_learners": made.num_learners - 1 if plan.lockstep or made.exact else made.num_learners,
+        "runner.num_shards": (plan.replay.shards or 0) if plan.replay is not None else 0,
+        "eval.workers": run.eval.workers if plan.evaluates and not made.exact else 0,
+    }
+    return {option: count for option, count in parts.items() if count}
+
+
+def check_processes(plan: Plan, cores: int) -> None:
+    """Raises UserError if the run would start far more processes than there are cores.
+
+    They would take memory and turns from each other, and a mistyped number could stop the whole machine."""
+    parts, most = processes_of(plan), plan.config.run.resources.max_processes_per_core
+    count = sum(parts.values())
+    if count <= most * cores:
+        return
+    each = " and ".join(f"{option}={number}" for option, number in parts.items())
+    raise UserError(
+        f"{each}: this run would start {count} processes, and at most {most * cores} are started on"
+        f" {cores} core{'s' * (cores > 1)}; take fewer, or force it with"
+        f" resources.max_processes_per_core={-(-count // cores)}"
+    )
+
+
 def allow_files(plan: Plan) -> None:
     """Raises this process's limit of open files where it is too small. Raises UserError where that is not allowed."""
-    made = plan.resources
-    processes = made.num_samplers if made.inference != "serial" else 0
-    processes += made.num_learners - 1 if plan.lockstep else made.num_learners
-    processes += plan.config.run.eval.workers + ((plan.replay.shards or 0) if plan.replay is not None else 0)
+    processes = sum(processes_of(plan).values())
     needed = FILES + FILES_PER_PROCESS * processes
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if now == resource.RLIM_INFINITY or needed <= now:

@@ -9,7 +9,6 @@ import os
 import shlex
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.callbacks import Callback, make_callbacks
 from rlrun.core.duties import LogConfig, Play
-from rlrun.core.errors import EnvError, RunFailed, UserError, refused
+from rlrun.core.errors import EnvError, RunFailed, UserError, explained, refused
 from rlrun.core.evaluation import Evaluated
 from rlrun.core.open_loop import FOLDER, Excerpt
 from rlrun.core.passwords import masked, whole
@@ -31,7 +30,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.watchdog import Watchdog
 from rlrun.dataflow.workers import start_within
-from rlrun.loggers.console import console
+from rlrun.loggers.console import console, say
 from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.imagined import Imagining
 from rlrun.loggers.jsonl import Jsonl
@@ -127,13 +126,13 @@ def _run(
     watch.run_dir = directory.path
     start_within(config.run.resources.start_timeout_sec)
     for sentence in plan.spec.notes:
-        print(f"  {sentence}", flush=True)
+        say(sentence)
     for reason in plan.resources.why:
-        print(f"  {reason}", flush=True)
+        say(reason)
     if config.run.init is not None and restored is None:
-        print(f"  begins with the weights of {config.run.init}", flush=True)
+        say(f"begins with the weights of {config.run.init}")
     for note in notes(plan):
-        print(f"  note: {note}", flush=True)
+        say(f"note: {note}")
     facts = {
         "seed": config.run.seed,
         "algo": config.algo.name,
@@ -203,12 +202,10 @@ def _run(
     except BaseException as caught:
         error = caught
         status, reason = (
-            ("INTERRUPTED", "interrupted twice") if isinstance(caught, KeyboardInterrupt) else ("FAILED", str(caught))
+            ("INTERRUPTED", "interrupted twice")
+            if isinstance(caught, KeyboardInterrupt)
+            else ("FAILED", masked(explained(caught)))
         )
-        if (said := refused(caught)) is not None:
-            reason = said
-        elif not isinstance(caught, RunFailed | EnvError | UserError | KeyboardInterrupt):
-            reason = masked("".join(traceback.format_exception(caught)).rstrip())
         job.failed(status, reason)
         if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue()) is not None:
             print(f"  {saved}", flush=True)
@@ -244,7 +241,7 @@ def _run(
         logger.close(job.status, summary)
         return checkpoint
     # How the run ended is said now, because the other loggers may need a while.
-    print(f"{job.ending}: {job.reason.splitlines()[-1] if job.reason else ''}", flush=True)
+    print(f"{job.ending}: {job.reason.splitlines()[0] if job.reason else ''}", flush=True)
     if job.status == "FAILED" and watch.command is None:  # a Python program gets an exception
         print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
     if mirroring is not None:
@@ -255,7 +252,7 @@ def _run(
     logger.close(job.status, summary, hurried=lambda: signals.stop is not heard, at_most=at_most)
     if mirroring is not None:
         mirroring.wait(hurried=lambda: signals.stop is not heard)
-    print(last_words(config, directory.path, job.ending), flush=True)
+    print(last_words(config, directory.path, job.ending, again.restarts.odd), flush=True)
     if isinstance(error, KeyboardInterrupt):
         return job.exit_code or 130
     return 2 if isinstance(error, UserError) else job.exit_code

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch, RowSpec
+from rlrun.core.env import Failure
 from rlrun.core.errors import RunFailed
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Policy
@@ -337,7 +338,7 @@ class BatchedSampler(ProcessSampler):
         live: tuple[int, int],
         episodes: tuple,
         returns: Moments | None,
-        failures: tuple[str, ...],
+        failures: tuple[Failure, ...],
     ) -> None:
         header = Header(
             group.index,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rlrun.core.callbacks import EnvCallback, call, call_for_numbers
-from rlrun.core.env import Rows, Step, VectorEnv, map_rows, paid, write_rows
+from rlrun.core.env import Failure, Rows, Step, VectorEnv, map_rows, paid, write_rows
 from rlrun.core.moments import Moments
 from rlrun.dataflow.slots import Episode
 
@@ -61,7 +61,7 @@ class Columns:
         self.live = 0  # env steps of this fragment so far
         self.agent_steps = 0  # decisions of this fragment so far, where an environment has several agents
         self.episodes: list[Episode] = []
-        self.failures: list[str] = []  # of this fragment: environments that were made anew
+        self.failures: list[Failure] = []  # of this fragment
 
     def begin(self, view: dict) -> None:
         """Begins a new fragment (view: its Batch.numpy()) by writing the observation of row 0."""
@@ -113,7 +113,7 @@ class Columns:
         if step.info:
             self._note(step)
         if step.failed:
-            self.failures += [failure.sentence for failure in step.failed.values()]
+            self.failures += step.failed.values()
         if step.is_first.any():
             begun = self._by_env(step.is_first).all(1)
             for number in np.flatnonzero(begun).tolist():

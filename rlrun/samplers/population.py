@@ -1,339 +1,79 @@
-"""Population: processes that play episodes with perturbed policies.
-
-They are told which pieces of a noise table to try, and answer with returns. Weights are sent once per update, over the
-bus.
-
-parent                                     player-i
-orders (numbers of pairs)   --- pipe --->  parameters + noise, a piece for every environment; whole episodes
-reports (returns, lengths)  <-- pipe ----
-"""
+"""Population: an algorithm's episodes with perturbed policies, which players play in parts (samplers/players.py)."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
-
-import numpy as np
-import torch
-
-from rlrun.core.batch import Batch
-from rlrun.core.env import EnvFactory, Rows, map_rows, paid
-from rlrun.core.errors import EnvError, RunFailed
-from rlrun.core.evolution import FromPopulation, NoiseTable, Played, Report, Rollout
-from rlrun.core.moments import Moments, merged, plain
+from rlrun.core.evolution import Report
 from rlrun.core.policy import Policy
-from rlrun.core.ranks import ALONE
+from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
-from rlrun.core.seeding import Seeds
-from rlrun.dataflow.stores import WeightStore
-from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import READY, Worker, Workers
-from rlrun.samplers.evaluator import to_torch
+from rlrun.samplers.players import Crew, Order, Player, Players
 
-ALIVE = "alive"  # a player's message while an order takes long
-ALIVE_SEC = 2.0
-FILTER_ROWS = 256  # rows of observations that are collected before their moments are computed
-ORDERS = 1 << 20  # upper bound of the number of orders in one update
+WAIT_SEC = 0.5  # seconds that take() waits for a report
 
 
-class Crew(NamedTuple):
-    """The arguments from which players are made (pickled for each of them)."""
+class Orders:
+    """Divides the episodes of an update into orders."""
 
-    make_env: EnvFactory
-    make_policy: Callable[[], Policy]
-    asked: FromPopulation
-    noise: NoiseTable
-    seeds: Seeds
-    envs: int  # episodes that a player plays at the same time
-    players: int
-    timeout_sec: float  # a player that is silent for longer is left out
+    def __init__(self, crew: Crew):
+        self.crew, self.asked = crew, crew.asked
 
-
-class Order(NamedTuple):
-    """Part of one update: `pairs` pairs from number `first` on, and some episodes of the unperturbed policy."""
-
-    number: int
-    first: int
-    pairs: int
-    evaluations: int
-
-
-class Task(NamedTuple):
-    pair: int  # index in the order; -1 for the unperturbed policy
-    sign: int
-
-
-class Player:
-    """Plays whole episodes, one at a time in every environment, each with its own parameters. All agents of an
-    environment act with the same ones, and the sum of their rewards counts."""
-
-    def __init__(self, crew: Crew, number: int, policy: Any):
-        self.crew, self.number, self.policy = crew, number, policy
-        # It is worker 0 for every player, because seeds depend on the order alone.
-        self.env = crew.make_env(0, crew.envs)
-        self.box = self.env.spec.action.kind == "box"
-
-    def play(self, order: Order, clock: Clock, alive: Callable[[], None] = lambda: None) -> Report:
-        """Plays an order. The report depends only on the order and the clock, not on the player."""
-        try:
-            return self._play(order, clock, alive)
-        except EnvError as error:
-            raise error.counted_from(self.number * self.crew.envs) from error.__cause__
-
-    def _play(self, order: Order, clock: Clock, alive: Callable[[], None]) -> Report:
-        crew, count, envs, agents = self.crew, order.pairs, self.crew.envs, self.env.spec.columns_per_env
-        center, size = self.policy.vector().detach(), self.policy.size
-        draw = [crew.seeds.numpy("perturbation", clock.updates, order.first + i) for i in range(count)]
-        offsets = [int(rng.integers(len(crew.noise.numbers) - size + 1)) for rng in draw]
-        rng = crew.seeds.generator("action-noise", clock.updates, order.number)
-        tasks = deque([Task(-1, 0)] * order.evaluations + [Task(i, sign) for i in range(count) for sign in (1, -1)])
-        parameters = center.repeat(envs * agents, 1)  # [B, P]
-        doing: list[Task | None] = [None] * envs
-
-        def begin(number: int) -> None:
-            task = doing[number] = tasks.popleft() if tasks else None
-            columns = slice(number * agents, (number + 1) * agents)
-            if task is not None and task.sign:
-                parameters[columns] = center + task.sign * crew.asked.noise_std * crew.noise.piece(
-                    offsets[task.pair], size
-                )
-            else:
-                parameters[columns] = center
-
-        obs: Rows = map_rows(self.env.reset(clock.updates * ORDERS + order.number), np.array)
-        is_first = np.ones(envs * agents, dtype=bool)
-        for number in range(envs):
-            begin(number)
-        returns, signs, lengths = np.zeros(envs), np.zeros(envs), np.zeros(envs, dtype=np.int64)
-        played: dict[Task, Played] = {}
-        evaluations: list[Played] = []
-        moments = _Observed(self.policy)
-        steps, env_sec, policy_sec, last = 0, 0.0, 0.0, time.monotonic()
-        with torch.inference_mode():
-            while any(task is not None for task in doing):
-                started = time.perf_counter()
-                seen = to_torch(obs)
-                action = self.policy.act_with(parameters, seen, torch.from_numpy(is_first))
-                if self.box and crew.asked.action_noise > 0:
-                    of_envs = torch.tensor([float(task is not None and task.sign != 0) for task in doing])
-                    moved = of_envs.repeat_interleave(agents).view(-1, *[1] * (action.ndim - 1))
-                    action = action + moved * crew.asked.action_noise * torch.randn(action.shape, generator=rng)
-                acted = time.perf_counter()
-                step = self.env.step(action.numpy())
-                stepped = time.perf_counter()
-                busy = np.array([task is not None for task in doing])
-                live = step.valid & np.repeat(busy, agents)
-                moments.note(seen["observation"], live)
-                reward = paid(self.env.spec, step).reshape(envs, agents)[:, self.env.spec.counts].sum(1)
-                moved_on = live.reshape(envs, agents).any(1)
-                returns += reward
-                signs += np.sign(reward)
-                lengths += moved_on
-                steps += int(moved_on.sum())
-                obs, is_first = map_rows(step.obs, np.array), step.is_first
-                for number in np.flatnonzero(step.is_first.reshape(envs, agents).all(1)).tolist():
-                    task = doing[number]
-                    if task is not None:
-                        length = int(lengths[number])
-                        fitness = (
-                            signs[number]
-                            if crew.asked.reward_signs
-                            else returns[number] - crew.asked.reward_offset * length
-                        )
-                        one = Played(float(returns[number]), length, float(fitness))
-                        if task.sign:
-                            played[task] = one
-                        else:
-                            evaluations.append(one)
-                    returns[number], signs[number], lengths[number] = 0.0, 0.0, 0
-                    begin(number)
-                policy_sec += acted - started
-                env_sec += stepped - acted
-                if time.monotonic() - last > ALIVE_SEC:
-                    last = time.monotonic()
-                    alive()
-        rollouts = tuple(Rollout(offsets[i], played[Task(i, 1)], played[Task(i, -1)]) for i in range(count))
-        return Report(
-            self.number, order.number, rollouts, tuple(evaluations), steps, (env_sec, policy_sec), moments.result()
-        )
-
-    def close(self) -> None:
-        self.env.close()
-
-
-class _Observed:
-    """Collects moments of observations for the policy's filter."""
-
-    def __init__(self, policy: Any):
-        self.policy = policy
-        self.rows: list[Any] = []
-        self.live: list[np.ndarray] = []
-        self.parts: list[list[Moments]] = []
-
-    def note(self, observation: Any, live: np.ndarray) -> None:
-        if self.policy.filter is not None:
-            self.rows.append(observation)
-            self.live.append(live.copy())
-            if len(self.rows) == FILTER_ROWS:
-                self._take()
-
-    def _take(self) -> None:
-        self.parts.append(self.policy.filter_moments(_stacked(self.rows), torch.from_numpy(np.stack(self.live))))
-        self.rows, self.live = [], []
-
-    def result(self) -> list[Moments] | None:
-        if self.policy.filter is None:
-            return None
-        if self.rows:
-            self._take()
-        filters = self.policy.filter.filters
-        return plain([merged([part[i] for part in self.parts], one.mean.shape, ALONE) for i, one in enumerate(filters)])
-
-
-def _stacked(rows: list[Any]) -> Any:
-    if isinstance(rows[0], Batch):
-        return Batch({name: _stacked([row[name] for row in rows]) for name in rows[0]})
-    return torch.stack(rows)
-
-
-def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) -> None:
-    """Receives Orders and answers each with a Report, until the pipe closes."""
-    policy = crew.make_policy()
-    player = Player(crew, number, policy)
-    version, clock = 0, Clock()
-    pipe.send(READY)
-    while True:
-        order = pipe.recv()
-        newer = bus.read(policy, version)
-        if newer is not None:
-            version, clock, _ = newer
-        pipe.send(player.play(order, clock, lambda: pipe.send(ALIVE)))
-
-
-class Population:
-    """Players in their own processes, or one player in this process if crew.players is 0.
-
-    A player that dies or falls silent is left out from then on, and so is the order that it was playing.
-    """
-
-    columns = 1
-    queued = 0
-
-    def __init__(self, crew: Crew, say: Callable[[str], None] = lambda text: print(f"  {text}", flush=True)):
-        self.crew, self.asked, self.say = crew, crew.asked, say
-        self.total_columns = crew.envs * max(1, crew.players)
-        self.workers = Workers()
-        self.bus: WeightStore | None = None
-        self.alone: Player | None = None
-        self.policy: Policy | None = None
-        self.playing: dict[Worker, Order] = {}
-        self.heard: dict[Worker, float] = {}
-        self.left_out: list[str] = []
-        if crew.players:
-            self.bus = WeightBus(crew.make_policy())
-            started = self.workers.start_all(
-                player_process, {f"sampler-{i}": (i, crew, self.bus) for i in range(crew.players)}
-            )
-            self.numbers = {worker: i for i, worker in enumerate(started)}
-
-    def begin(self, policy: Policy, clock: Clock) -> None:
-        """Begins an update: publishes these weights to the players and hands out the first orders."""
-        self.policy, self.clock = policy, clock
-        self.handed = self.orders = self.pairs = self.steps = 0
-        if self.bus is not None:
-            self.bus.publish(policy, clock)
-            for worker in list(self.workers.members):
-                self._hand(worker)
+    def begin(self, clock: Clock) -> None:
+        """Begins an update."""
+        self.clock = clock
+        self.handed = self.count = self.steps = 0
 
     @property
-    def done(self) -> bool:
-        """Whether everything that was asked for has been played, or was lost with its player."""
-        return not self.playing and self.handed >= self.asked.pairs and self.steps >= self.asked.min_env_steps
+    def over(self) -> bool:
+        """Whether no order is left to hand out."""
+        return self.handed >= self.asked.pairs and self.steps >= self.asked.min_env_steps
 
-    def _order(self) -> Order | None:
+    def next(self, players: int) -> Order | None:
         """Makes the next order: an equal part of half the remaining pairs, so that all players finish at about the same
-        time, but at least as many pairs as fill the environments."""
+        time, but at least as many pairs as fill the environments. None: everything was handed out.
+
+        players: how many share the pairs; 0: one player plays them all in this process."""
         left = self.asked.pairs - self.handed
         if left <= 0 and self.steps >= self.asked.min_env_steps:
             return None
-        players = max(1, len(self.workers.members))
         count = max(1, self.crew.envs // 2)
         if left > 0:
-            count = left if self.bus is None else min(left, max(count, -(-left // (2 * players))))
-        chance = self.crew.seeds.numpy("evaluations", self.clock.updates, self.orders)
+            count = left if not players else min(left, max(count, -(-left // (2 * players))))
+        chance = self.crew.seeds.numpy("evaluations", self.clock.updates, self.count)
         evaluations = int(chance.binomial(count, self.asked.eval_share))
         over = (2 * count + evaluations) % self.crew.envs  # episodes in a last round that leaves environments idle
-        if self.bus is not None and 2 * count + evaluations > self.crew.envs and count > (over + 1) // 2:
+        if players and 2 * count + evaluations > self.crew.envs and count > (over + 1) // 2:
             count -= (over + 1) // 2
-        order = Order(self.orders, self.handed, count, evaluations)
+        order = Order(self.count, self.handed, count, evaluations)
         self.handed += count
-        self.orders += 1
+        self.count += 1
         return order
 
-    def _hand(self, worker: Worker) -> None:
-        order = self._order()
-        if order is not None:
-            self.playing[worker], self.heard[worker] = order, time.monotonic()
-            try:
-                worker.pipe.send(order)
-            except OSError:
-                pass  # the worker has died; take() will notice
+
+class PopulationBase:
+    """What a Job expects of samplers. There is no state to save, because every update begins anew."""
+
+    columns = 1
+    queued = 0
+    total_columns: int
+
+    def begin(self, policy: Policy, clock: Clock) -> None:
+        """Begins an update: publishes these weights to the players and hands out the first orders."""
+        raise NotImplementedError
+
+    @property
+    def done(self) -> bool:
+        """Whether everything that was asked for has been played."""
+        raise NotImplementedError
 
     def take(self) -> list[Report]:
-        """Returns the reports that arrive within a moment, perhaps none. A player in this process plays everything that
-        the update needs. Raises RunFailed when no player is left."""
-        if self.bus is None:
-            return self._take_alone()
-        messages, lost = self.workers.receive_from_survivors(0.5)
-        reports = []
-        now = time.monotonic()
-        for worker, message in messages:
-            self.heard[worker] = now
-            if isinstance(message, Report):
-                self.playing.pop(worker, None)
-                self.steps += message.env_steps
-                reports.append(message)
-        gone = {worker for worker, _ in lost}
-        silent = [
-            worker for worker in self.playing if worker not in gone and now - self.heard[worker] > self.crew.timeout_sec
-        ]
-        lost += [
-            (worker, f"{worker.name} was silent for {self.crew.timeout_sec:.0f} s: its environment may hang")
-            for worker in silent
-        ]
-        for worker, reason in lost:
-            self._leave_out(worker, reason)
-        for worker in list(self.workers.members):
-            if worker not in self.playing:
-                self._hand(worker)
-        return reports
+        """Returns the reports that arrive within a moment, perhaps none. Raises RunFailed when too much was lost."""
+        raise NotImplementedError
 
-    def _take_alone(self) -> list[Report]:
-        if self.alone is None:
-            self.alone = Player(self.crew, 0, self.policy)
-        self.alone.policy = self.policy
-        reports = []
-        while (order := self._order()) is not None:
-            reports.append(self.alone.play(order, self.clock))
-            self.steps += reports[-1].env_steps
-        return reports
-
-    def _leave_out(self, worker: Worker, reason: str) -> None:
-        self.workers.bury(worker)
-        self.playing.pop(worker, None)
-        left = len(self.workers.members)
-        self.left_out.append(reason)
-        if not left:
-            raise RunFailed(f"{reason}\nNo sampler is left.")
-        self.say(f"{reason.splitlines()[-1]}: its rollouts are left out; {left} of {self.crew.players} samplers go on")
-
-    # The methods that a Job expects of samplers. There is no state to save, because every update begins anew.
+    def close(self) -> None:
+        raise NotImplementedError
 
     def check(self) -> None:
-        """Does nothing, because losing a player is not a failure."""
+        """Does nothing, because take() looks at the players."""
 
     def restart(self, generation: int) -> None:
         """Does nothing, because every order begins new episodes."""
@@ -344,7 +84,59 @@ class Population:
     def load(self, saved: dict) -> None:
         """Does nothing, because save() saves nothing."""
 
+
+class Population(PopulationBase):
+    """Players in their own processes, or one player in this process if crew.players is 0."""
+
+    def __init__(self, crew: Crew, restarts: Restarts):
+        """restarts: the budget of the run."""
+        self.crew, self.orders = crew, Orders(crew)
+        self.total_columns = crew.envs * max(1, crew.players)
+        self.players = Players(crew, restarts) if crew.players else None
+        self.alone: Player | None = None
+        self.policy: Policy | None = None
+
+    def begin(self, policy: Policy, clock: Clock) -> None:
+        """Begins an update: publishes these weights to the players and hands out the first orders."""
+        self.policy, self.clock = policy, clock
+        self.orders.begin(clock)
+        if self.players is not None:
+            self.players.publish(policy, clock)
+            self._hand(self.players)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything that was asked for has been played."""
+        return self.orders.over and (self.players is None or not self.players.playing)
+
+    def _hand(self, players: Players) -> None:
+        for number in players.idle:
+            order = self.orders.next(len(players.members))
+            if order is not None:
+                players.give(number, order)
+
+    def take(self) -> list[Report]:
+        """Returns the reports that arrive within a moment, perhaps none. A player in this process plays everything that
+        the update needs. Raises RunFailed when a player was lost that must not be replaced."""
+        if self.players is None:
+            return self._take_alone()
+        reports = self.players.receive(WAIT_SEC)
+        self.orders.steps += sum(report.env_steps for report in reports)
+        self._hand(self.players)
+        return reports
+
+    def _take_alone(self) -> list[Report]:
+        if self.alone is None:
+            self.alone = Player(self.crew, 0, self.policy)
+        self.alone.policy = self.policy
+        reports = []
+        while (order := self.orders.next(0)) is not None:
+            reports.append(self.alone.play(order, self.clock))
+            self.orders.steps += reports[-1].env_steps
+        return reports
+
     def close(self) -> None:
-        self.workers.stop()
+        if self.players is not None:
+            self.players.close()
         if self.alone is not None:
             self.alone.close()

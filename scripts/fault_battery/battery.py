@@ -1,10 +1,11 @@
 """The fault battery: tries every row on real runs and prints one table.
 
-scripts/faults [--only NAME ...] [--quick] [--tries N] [--list] [--write]
+scripts/faults [--only NAME ...] [--quick] [--tries N] [--patience TIMES] [--list] [--write]
 
 --only: rows with this name, or whose name begins with it. --quick: fewer tries, and without the rows that take long.
 --tries: how often faults
-come that are tried at random moments (20 kills, 50 signals; 2 and 4 with --quick). --list: the rows. --write: writes the table of docs/faults.md. The exit status is 1 when a row fails its expectation."""
+come that are tried at random moments (20 kills, 50 signals; 2 and 4 with --quick). --patience: by which all times
+are multiplied after which a run counts as hanging, for a busy machine. --list: the rows. --write: writes the table of docs/faults.md. The exit status is 1 when a row fails its expectation."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE.parent)]
 
 from fault_battery import rows_environments, rows_files, rows_processes, rows_services  # noqa: E402, F401  they fill ROWS
-from fault_battery.harness import ROWS, Result, attempt  # noqa: E402
+from fault_battery.harness import PATIENCE, ROWS, Result, attempt  # noqa: E402
 
 PAGE = ROOT / "docs" / "faults.md"
 COLUMNS = ("row", "fault", "tries", "survived", "ended cleanly", "seconds", "what was lost", "result")
@@ -89,6 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--tries", type=int, metavar="N")
+    parser.add_argument("--patience", type=float, default=1.0, metavar="TIMES")
     for flag in ("--quick", "--list", "--write"):
         parser.add_argument(flag, action="store_true")
     asked = parser.parse_args()
@@ -97,11 +99,14 @@ def main() -> int:
         print(f"There is no row {wrong[0]}; there are {', '.join(ROWS)}.", file=sys.stderr)
         return 2
     rows = [name for name in ROWS if not asked.only or any(name.startswith(word) for word in asked.only)]
+    PATIENCE[0] = asked.patience
     if asked.quick and not asked.only:
         rows = [name for name in rows if not ROWS[name].full_only]
     if asked.list:
         print("\n".join(f"{name:<24}{ROWS[name].fault}" for name in rows))
         return 0
+    # A shell lets what it starts in the background ignore SIGINT, and so would the runs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # runs that are going on are ended then
     results, made = [], stamp(asked.quick, asked.tries) if asked.write else ""
     for name in rows:

@@ -11,9 +11,9 @@ import sys
 import time
 import urllib.request
 
-from fault_battery.harness import FOR_EVER, SERIAL, TINY_PPO, Broken, Run, Trial, row
+from fault_battery.harness import FOR_EVER, PATIENCE, SERIAL, TINY_PPO, Broken, Run, Trial, row
 
-SERVER_SEC = 180.0
+SERVER_SEC = 300.0
 
 
 class Server:
@@ -33,7 +33,7 @@ class Server:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mlflow", *words], stdout=log, stderr=log, start_new_session=True, cwd=folder
             )
-        end = time.monotonic() + SERVER_SEC
+        end = time.monotonic() + SERVER_SEC * PATIENCE[0]
         while True:
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(f"{self.uri}/health", timeout=2)
@@ -68,6 +68,7 @@ def mlflow_server(trial: Trial) -> None:
     """The run never waits for it, and in the end every row is there once."""
     server = Server(trial)
     words = [*TINY_PPO, *SERIAL, "logger=[console,mlflow]", f"logger.mlflow.uri={server.uri}", FOR_EVER]
+    words.append("log_every_sec=1")  # a small server needs long for many rows
 
     def sent(run: Run) -> bool:
         from json import loads
@@ -83,7 +84,7 @@ def mlflow_server(trial: Trial) -> None:
         run.until(lambda: "the run goes on" in run.said, "a sentence about the server")
         steps = run.steps
         server.start()
-        run.until(lambda: sent(run), "rows in MLflow", 180)
+        run.until(lambda: sent(run), "rows in MLflow", 400)
         trial.expect(run.steps > steps, "the run waited for its server")
         server.kill()
         steps = run.steps
@@ -99,7 +100,7 @@ def mlflow_server(trial: Trial) -> None:
         (found,) = histories(server.uri)
         trial.expect(found[1] == rows, f"MLflow has {len(found[1])} rows and the run {len(rows)}")
         server.kill()
-        run = trial.train("down at the end", *words[:-1], "env_steps=2000", "logger.mlflow.wait_sec=1")
+        run = trial.train("down at the end", *[word for word in words if word != FOR_EVER], "env_steps=2000", "logger.mlflow.wait_sec=1")
         trial.tries += 1
         run.ends(0, status="COMPLETED", says="rlrun sync", within=240)
         trial.survived += 1

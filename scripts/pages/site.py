@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "build" / "pages"
+STYLE = ROOT / "docs" / "site.css"  # mkdocs.yml names it
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
 
 
@@ -33,10 +34,10 @@ def linked(page: Path) -> list[Path]:
 
 
 def lay_out() -> None:
-    """Copies all pages, and the files that they link to, below build/pages."""
+    """Copies all pages, their style and the files that they link to below build/pages."""
     shutil.rmtree(PAGES, ignore_errors=True)
     every = pages()
-    for file in dict.fromkeys([*every, *(target for page in every for target in linked(page))]):
+    for file in dict.fromkeys([STYLE, *every, *(target for page in every for target in linked(page))]):
         if file.is_file():  # mkdocs names the links that lead nowhere
             place = PAGES / file.relative_to(ROOT)
             place.parent.mkdir(parents=True, exist_ok=True)

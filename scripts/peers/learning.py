@@ -5,7 +5,7 @@ Trains rlrun and other libraries with their defaults on the same env steps, and 
 return of the last 100 episodes), the area under the curve of that mean, and CPU seconds. Each run is kept in FOLDER as
 a JSON file, so that a comparison that was interrupted goes on; --fresh runs all of them again, and --only-render
 draws the table of those that are there. LunarLander needs
-pip install 'rlrun[box2d]'. Runs of all sides take about ten hours of one core. The exit code is 1 if a run failed, or if
+rlrun setup box2d. Runs of all sides take about ten hours of one core. The exit code is 1 if a run failed, or if
 rlrun is below Stable-Baselines3 or below what it must reach by itself."""
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ time.sleep(600)
     assert gone(worker)
 
 
-@pytest.mark.parametrize("algo", ["impala", "ppo", "dqn"])
+@pytest.mark.parametrize("algo", ["impala", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "dqn"))])
 def test_the_plain_loop_says_its_ways_and_measures(algo, tmp_path):
     """This peer needs no packages besides rlrun's own."""
     script = [sys.executable, str(PEERS / "cleanrl_style_peer.py")]
@@ -164,6 +164,7 @@ def test_cql_is_compared_with_the_faster_peer_of_every_round():
     assert offline.table("3x256", found)[1] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", ["corl_style", "rlrun"])
 def test_programs_of_cql_learn_from_the_same_rows_and_say_how_fast(peer):
     """The third program needs d3rlpy."""

@@ -329,3 +329,17 @@ def test_texts_of_result_files_stay_text_in_the_tables():
     assert plain_text("<img src=x onerror=alert(1)>") == "&lt;img src=x onerror=alert(1)&gt;"
     assert plain_text("2 x A|B\n[c](javascript:d)") == r"2 x A\|B \[c\](javascript:d)"
     assert plain_text("beaten, 2,071 (1.5 to 3)") == "beaten, 2,071 (1.5 to 3)"
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_the_names_of_the_colours_are_inside_the_picture(count):
+    from rlrun.bench.charts import Bars, table_bars
+
+    bars = [Bars(f"game {n}", 374.0, 150.0, [8.8, 9.1], True) for n in range(count)]
+    made = table_bars("A2C on Atari @10M env steps", bars, "Mnih et al. A3C, 16 workers")
+    made.canvas.draw()
+    (axis,) = made.axes
+    box = axis.get_legend().get_window_extent()
+    assert 0 <= box.x0 and box.x1 <= made.bbox.x1 and 0 <= box.y0
+    word = next(text for text in axis.texts if text.get_text() == "partial")
+    assert word.get_window_extent().y0 > axis.transData.transform((0, 9.1 / 374))[1] + 3, "it covers no seed"

@@ -97,13 +97,13 @@ def test_an_on_policy_run_is_the_same_as_on_one_machine(tmp_path):
 @pytest.mark.parametrize("runner", ["actor_learner", "on_policy"])
 def test_a_lost_machine_loses_and_doubles_no_row(typed, monkeypatch, engines, tmp_path, runner):
     """Its samplers go on with another machine and, once a third has joined, there."""
-    monkeypatch.setattr("rlrun.cluster.sampler.LOOK_SEC", 0.0)
+    monkeypatch.setattr("rlrun.cluster.hosts.LOOK_SEC", 0.0)
     wiring = counting(typed, monkeypatch, f"runner={runner}", "env_steps=3000")
     original, seen, budget = wiring.sampler, [], Restarts(100, 600.0, tell=lambda text: None)
 
     def sampler(generation):
         made = original(generation)
-        made.restarts = budget
+        made.hosts.restarts = budget
         take = made.take
 
         def taken(count):
@@ -182,3 +182,28 @@ def test_what_a_host_is_told_is_text(typed, monkeypatch):
     told = json.dumps(cluster.brief(wiring.plan))
     assert "mlflow" not in json.loads(told)["config"]["logger"], "addresses with passwords stay where they are"
     assert cluster.plan_again(json.loads(told)).fragment == wiring.plan.fragment
+
+
+def test_an_evolution_on_two_machines_plays_again_what_one_had(tmp_path, monkeypatch, engines):
+    """The same rollouts as without the loss, because a report depends on its order alone."""
+    from rlrun.cluster.population import HostPopulation
+
+    words = ["train", "algo=es", "env=CartPole-v1", "logger=[]", "algo.noise_size=100000", "model.hidden=[8]", "env_steps=100",
+             "algo.env_steps_per_batch=1", "algo.episodes_per_batch=40", "resources.envs_per_sampler=4", *RAY]  # fmt: skip
+    take, calls = HostPopulation.take, []
+
+    def taken(population):
+        calls.append(population)
+        if len(calls) == 2 and len(engines) == 2:
+            engines[-1].kill("node-1")
+        return take(population)
+
+    monkeypatch.setattr(HostPopulation, "take", taken)
+    found = []
+    for name in ("whole", "lost"):
+        calls.clear()
+        assert _dispatch([*words, f"run_dir={tmp_path / name}"]) == 0
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        found.append((weights(tmp_path / name), summary["env_steps"]))
+    assert ("host-1", "node-0", True) in engines[-1].started
+    assert found[0][1] == found[1][1] and all(torch.equal(found[0][0][key], found[1][0][key]) for key in found[0][0])

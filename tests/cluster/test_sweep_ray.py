@@ -112,6 +112,7 @@ def test_cores_are_taken_once_while_there_are_enough(tmp_path):
     assert OwnCores(2, tmp_path, {0, 1, 2}).cores == {0, 1}
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_leaves_nothing_and_goes_on(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="the extra ray is not installed")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -43,10 +43,11 @@ class Together:
 
     def kill_host(self, host):
         host.gone = True
-        if host.made.sampler is not None:
-            for worker in host.made.sampler.workers.members:
+        works = getattr(host.made, "sampler", None) or getattr(host.made, "players", None)
+        if works is not None:
+            for worker in works.workers.members:
                 worker.process.kill()
-            host.made.sampler.close()
+            works.close()
 
     def start(self, kind, name, node, brief, spare=False):
         module, _, cls = kind.partition(":")

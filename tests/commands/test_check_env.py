@@ -16,7 +16,7 @@ from rlrun.cli import _dispatch
 from rlrun.commands import check_env
 from rlrun.core.plugins import only_installed
 from rlrun.envs.check_report import Findings, Stop
-from rlrun.envs.check_values import misfit
+from rlrun.envs.misfits import misfit
 
 EXAMPLE = Path(__file__).parents[1] / "example"
 
@@ -118,7 +118,8 @@ def test_others_of_the_example(capsys):
     assert list(left) == ["reset-leaves"] and left["reset-leaves"][0] == "error"
     assert "leaves no legal action" in found("my_rl.broken_envs:Masked")["action-mask"][1]
     assert "is a plain class" in found("my_rl.broken_envs:Nothing")["base"][1]
-    assert "neither a registered Gymnasium id" in found("my_rl.broken_envs:Nowhere")["make"][1]
+    said = found("my_rl.broken_envs:Walkk")["make"][1]
+    assert said.startswith("the module my_rl.broken_envs has no Walkk") and said.endswith("Did you mean Walk?")
     assert "There is no option env.max_steps" in found("my_rl.broken_envs:Walk", max_steps=3)["make"][1]
     assert "unexpected keyword argument" in found("my_rl.broken_envs:Walk", kwargs={"size": 3})["make"][1]
 

@@ -21,6 +21,7 @@ BAD = [
     (["train", "algo=impala", "env=Pongg"], "Did you mean Pong"),
     (["train", "algo=impala", "env=CartPol-v1"], "CartPole-v1"),
     (["train", "algo=impala", "env=no_such_package:Env-v0"], "cannot import no_such_package"),
+    (["train", "algo=impala", "env=my_rl:Corridorr"], "the module my_rl has no Corridorr, and .* Did you mean Corridor"),
     (["train", "algo=impla", "env=Pong"], "Did you mean impala"),
     (["train", "env=Pong"], "algo= is missing"),
     (["train", "algo=impala"], "env= is missing"),
@@ -150,8 +151,11 @@ def test_a_tuned_file_of_another_algorithm_is_refused(tmp_path):
 
     with pytest.raises(UserError, match="is for algo=impala, not algo=dqn"):
         check_tuned({"tuned": "impala/pong"}, {"algo": {"name": "dqn"}})
-    check_tuned({"tuned": "impala/pong"}, {"algo": {"name": "impala"}})
-    check_tuned({"tuned": None}, {"algo": {"name": "dqn"}})
+    impala = {"algo": {"name": "impala"}}
+    assert check_tuned({"tuned": "impala/pong", "env": "Pong"}, impala) == []
+    (note,) = check_tuned({"tuned": "impala/pong", "env": "Breakout"}, impala)
+    assert note == "note: tuned=impala/pong was made for env=Pong, not env=Breakout"
+    assert check_tuned({"tuned": None}, {"algo": {"name": "dqn"}}) == []
 
 
 @pytest.mark.parametrize(

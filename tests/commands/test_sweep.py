@@ -131,7 +131,7 @@ def test_a_killed_sweep_leaves_saved_runs_and_goes_on(tmp_path):
         "logger=[]",
         "resources=debug",
         "seed=1,2",
-        "env_steps=30000",
+        "env_steps=12000",
         "log_every_sec=0.2",
         "--dir",
         str(folder),
@@ -149,7 +149,7 @@ def test_a_killed_sweep_leaves_saved_runs_and_goes_on(tmp_path):
     wait(lambda: json.loads((first / "summary.json").read_text())["status"] == "INTERRUPTED")
     wait(lambda: not (first / "run.lock").exists())
     steps = json.loads((first / "summary.json").read_text())["env_steps"]
-    assert 0 < steps < 30000
+    assert 0 < steps < 12000
     assert _dispatch(["sweep", "--resume", str(folder)]) == 0
     made = outcomes(folder)
     assert [made[name]["status"] for name in sorted(made)] == ["COMPLETED", "COMPLETED"]
@@ -168,6 +168,7 @@ def wait(condition, seconds=90.0):
     raise AssertionError("the condition never became true")
 
 
+@pytest.mark.slow
 def test_jobs_stand_under_one_mlflow_run_which_sync_completes(tmp_path, capsys):
     """The jobs do not wait for MLflow, so that it has not everything of them when the sweep is over."""
     from rlrun.loggers.mlflow import open_experiment
@@ -198,6 +199,7 @@ def test_jobs_stand_under_one_mlflow_run_which_sync_completes(tmp_path, capsys):
     assert all(child.info.status == "FINISHED" and child.data.metrics["sample/return_mean"] > 0 for child in children)
 
 
+@pytest.mark.slow
 def test_a_search_finds_its_values_and_says_the_best(tmp_path, capsys):
     pytest.importorskip("optuna")
     folder = tmp_path / "search"
@@ -227,6 +229,7 @@ def test_a_search_finds_its_values_and_says_the_best(tmp_path, capsys):
     assert _dispatch(["sweep", "--resume", str(folder)]) == 0, "nothing is left to do"
 
 
+@pytest.mark.slow
 def test_a_population_trains_in_parts_and_takes_over(tmp_path, capsys):
     folder = tmp_path / "pbt"
     words = [

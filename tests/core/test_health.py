@@ -20,9 +20,9 @@ SIGNS = {
 }
 
 
-def spec(action):
+def spec(action, name="x"):
     return EnvSpec(
-        name="x", obs={"observation": Box(shape=(4,), dtype="float32", low=(-1.0,), high=(1.0,))}, action=action
+        name=name, obs={"observation": Box(shape=(4,), dtype="float32", low=(-1.0,), high=(1.0,))}, action=action
     )
 
 
@@ -30,7 +30,7 @@ def notes(rows, total=100_000, update_rows=None):
     said = []
     health = Health(total, spec(Discrete(n=2)), said.append, update_rows)
     for number, row in enumerate(rows):
-        health.look({"env_steps": 1000 * number, **row})
+        health.look({"env_steps": 1000 * number, "updates": 10 * number, **row})
     return said
 
 
@@ -67,6 +67,27 @@ def test_the_targets_of_a_few_rows_say_nothing_about_values():
     """A gradient of A3C learns from 20 rows of one environment, whose targets may hardly differ."""
     sick = HEALTHY | SIGNS["no better than their mean would (learn/explained_variance is -0.100)"]
     assert len(notes([sick] * 100, update_rows=160)) == 1 and notes([sick] * 100, update_rows=20) == []
+
+
+def test_values_are_judged_after_many_updates_and_only_where_returns_do_not_grow():
+    """A short run has few updates, and one that learns needs no advice."""
+    sick = HEALTHY | {"learn/explained_variance": -0.1}
+    few = [sick | {"updates": number} for number in range(100)]
+    assert notes(few) == [] and len(notes([*few, sick | {"updates": 100}, *[sick | {"updates": 101}] * ROWS])) == 1
+    growing = [sick | {"sample/return_mean": 12.0 + number} for number in range(100)]
+    assert notes(growing) == [], "the return grows by more than a tenth of the spread of 21"
+    wavering = [sick | {"sample/return_mean": 20.0 + number % 2} for number in range(100)]
+    assert len(notes(wavering)) == 1
+
+
+@pytest.mark.parametrize("sign", ["returns of all 100 episodes are 0", "no episode has ended"])
+def test_advice_on_an_environment_of_ones_own_names_its_check(sign):
+    for name, named in (("my_env:MyEnv", True), ("CartPole-v1", False)):
+        said = []
+        health = Health(100_000, spec(Discrete(n=2), name), said.append)
+        for number in range(100):
+            health.look({"env_steps": 1000 * number, "updates": number, **HEALTHY, **SIGNS[sign]})
+        assert ("; rlrun check-env my_env:MyEnv looks for mistakes in it" in said[0]) == named
 
 
 def test_slow_progress_is_no_sign_at_the_beginning():

@@ -9,7 +9,7 @@ import pytest
 from rlrun.cli import _dispatch
 from rlrun.core import installing
 from rlrun.core.errors import RunFailed, UserError
-from rlrun.core.installing import CHECKOUT, install_line
+from rlrun.core.installing import CHECKOUT, install_line, pip_line
 
 
 @pytest.fixture
@@ -27,19 +27,30 @@ def environment(tmp_path, monkeypatch):
     return folder
 
 
+def test_every_message_names_one_short_line(environment, monkeypatch):
+    """It begins with rlrun as it is typed here."""
+    assert install_line("box2d", "mujoco") == f"{sys.executable} -m rlrun setup box2d mujoco"
+    command = environment / ".venv" / "bin" / "rlrun"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    assert install_line("box2d") == ".venv/bin/rlrun setup box2d"
+    monkeypatch.setenv("PATH", str(command.parent))
+    assert install_line("box2d") == "rlrun setup box2d"
+
+
 def test_a_clone_names_its_own_folder(environment, monkeypatch):
-    assert install_line("box2d") == f".venv/bin/pip install -e '{CHECKOUT}[box2d]'"
+    assert pip_line("box2d") == f".venv/bin/pip install -e '{CHECKOUT}[box2d]'"
     monkeypatch.chdir(CHECKOUT)
-    assert install_line("box2d", "mujoco") == f"{environment}/.venv/bin/pip install -e '.[box2d,mujoco]'"
+    assert pip_line("box2d", "mujoco") == f"{environment}/.venv/bin/pip install -e '.[box2d,mujoco]'"
 
 
 def test_a_wheel_names_the_package(environment, monkeypatch, tmp_path):
     monkeypatch.setattr(installing, "CHECKOUT", tmp_path)
-    assert install_line("box2d") == ".venv/bin/pip install 'rlrun[box2d]'"
+    assert pip_line("box2d") == ".venv/bin/pip install 'rlrun[box2d]'"
     monkeypatch.setenv("PATH", str(environment / ".venv" / "bin"))
-    assert install_line("box2d") == "pip install 'rlrun[box2d]'"  # an activated environment
+    assert pip_line("box2d") == "pip install 'rlrun[box2d]'"  # an activated environment
     (environment / ".venv" / "bin" / "pip").unlink()
-    assert install_line("box2d") == f"{sys.executable} -m pip install 'rlrun[box2d]'"
+    assert pip_line("box2d") == f"{sys.executable} -m pip install 'rlrun[box2d]'"
 
 
 def test_setup_installs_extras_into_the_running_environment(monkeypatch, capsys):

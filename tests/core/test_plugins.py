@@ -90,6 +90,7 @@ def test_an_algorithm_of_ones_own_trains_resumes_and_evaluates(tmp_path):
     rlrun("resume", path, "env_steps=30000", "stop.return_mean=null")
 
 
+@pytest.mark.slow
 def test_fine_tuning_begins_with_another_runs_weights(tmp_path):
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     words = [*BASE, "env_steps=30000", "stop.return_mean=0.98", "algo.lr=3e-3"]

@@ -196,7 +196,13 @@ def test_columns_are_spread_over_the_minibatches_of_all_learners():
 
 
 @pytest.mark.parametrize(
-    "algo, runner", [("ppo", []), ("impala", ["runner.num_sgd_iter=2"]), ("ddppo", []), ("rainbow", [])]
+    "algo, runner",
+    [
+        ("ppo", []),
+        pytest.param("impala", ["runner.num_sgd_iter=2"], marks=pytest.mark.slow),
+        pytest.param("ddppo", [], marks=pytest.mark.slow),
+        pytest.param("rainbow", [], marks=pytest.mark.slow),
+    ],
 )
 def test_two_learners_learn_what_one_does(tmp_path, algo, runner):
     words = [
@@ -379,7 +385,8 @@ def test_a_cut_needs_samplers_that_learn():
         Wired(typed("algo=ddppo", "env=CartPole-v1", "resources.inference=local", "resources.num_samplers=2"))
 
 
-@pytest.mark.parametrize("words", [["algo=ppo", "resources.num_learners=2", "resources.inference=local"], ["algo=a3c"]])
+@pytest.mark.parametrize("words", [["algo=ppo", "resources.num_learners=2", "resources.inference=local"],
+    pytest.param(["algo=a3c"], marks=pytest.mark.slow)])  # fmt: skip
 def test_a_signal_to_the_whole_group_saves_and_exits(tmp_path, words):
     """Schedulers signal the whole process group; samplers and other learners leave the decision to the run."""
     path = tmp_path / "run"

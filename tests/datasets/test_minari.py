@@ -425,8 +425,8 @@ def test_without_minari_writing_says_what_to_install(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "minari", None)
     facts = DataFacts(spec=EnvSpec(name="X", obs={"observation": Discrete(n=2)}, action=Discrete(n=2)))
-    with pytest.raises(UserError, match="pip install"):
+    with pytest.raises(UserError, match="setup minari"):
         write_minari(Listed([], facts), tmp_path / "x-v0")
     monkeypatch.setitem(sys.modules, "h5py", None)
     about(tmp_path, data_format="hdf5")
-    refused(tmp_path, "needs h5py", "pip install")
+    refused(tmp_path, "needs h5py", "setup minari")

@@ -4,6 +4,7 @@ import errno
 import json
 import resource
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from conftest import compose
@@ -12,7 +13,9 @@ from wired import Wired, checked
 from rlrun.config.run import type_config
 from rlrun.core.errors import UserError, refused
 from rlrun.loggers.jsonl import Jsonl, read
-from rlrun.runtime.room import REST, allow_files, check_shared, shared_parts
+from rlrun.machine.machine import measured
+from rlrun.runtime.plan import plan
+from rlrun.runtime.room import REST, allow_files, check_processes, check_shared, shared_parts
 from rlrun.runtime.rundir import SILENT, RunDir
 
 LOCAL = ["algo=ppo", "env=CartPole-v1", "resources.inference=local", "resources.num_samplers=2", "logger=[]"]
@@ -41,6 +44,29 @@ def test_a_run_in_one_process_needs_no_shared_memory():
     check_shared(planned("algo=ppo", "env=CartPole-v1", "resources.inference=serial", "logger=[]"), 0)
 
 
+CROWDS = {
+    "samplers": ("algo=impala", "resources.num_samplers=100"),
+    "samplers and shards": ("algo=apex", "resources.num_samplers=24", "algo.inner.num_envs=24", "runner.num_shards=20"),
+    "players": ("algo=es", "resources.num_samplers=60"),
+    "processes that evaluate": ("algo=ppo", "resources.inference=serial", "eval.every=1000", "eval.episodes=64", "eval.workers=64"),
+}
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+def test_many_more_processes_than_cores_are_refused_until_it_is_forced(crowd):
+    """The sentence names the options that ask for them and the one that forces them, which then does."""
+    machine = replace(measured(), cores=2)
+    words = [*CROWDS[crowd], "env=CartPole-v1", "resources.device=cpu", "logger=[]"]
+    made = plan(type_config(compose(*words)), machine)
+    with pytest.raises(UserError, match=r"this run would start .* processes, and at most 32 are started on 2 cores") as caught:
+        check_processes(made, 2)
+    asking = [word for word in words if word.split("=")[0] in ("resources.num_samplers", "runner.num_shards", "eval.workers")]
+    assert asking and all(word in str(caught.value) for word in asking)
+    forced = plan(type_config(compose(*words, str(caught.value).split()[-1])), machine)
+    check_processes(forced, 2)
+    check_processes(made, 50)
+
+
 @contextmanager
 def limited(kind, soft, hard=None):
     before = resource.getrlimit(kind)
@@ -52,12 +78,12 @@ def limited(kind, soft, hard=None):
 
 
 def test_the_limit_of_open_files_is_raised_where_it_may_be():
-    plan = planned(*LOCAL)
+    made = planned(*LOCAL)
     with limited(resource.RLIMIT_NOFILE, 20):
-        allow_files(plan)
+        allow_files(made)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 24
     with limited(resource.RLIMIT_NOFILE, 4096):
-        allow_files(plan)
+        allow_files(made)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 4096, "it is never lowered"
 
 

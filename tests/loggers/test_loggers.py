@@ -15,7 +15,7 @@ from wired import checked
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.config.types import save_yaml
-from rlrun.loggers.console import Lines, console, duration
+from rlrun.loggers.console import Lines, console, duration, say
 from rlrun.loggers.sinks import Sinks
 from rlrun.runtime import session
 from rlrun.runtime.rundir import RunDir
@@ -317,3 +317,16 @@ def test_lines_are_few_and_the_last_row_is_among_them(capsys):
     made.close("COMPLETED", {})
     said = capsys.readouterr().out.splitlines()
     assert [int(line.split("/")[0]) for line in said] == [0, 50, 99]
+
+
+def test_lines_above_the_live_view_end_between_words_on_a_terminal(capsys, monkeypatch):
+    """Elsewhere, as in a log that is searched, a sentence is one line."""
+    text = "defaults for vectors: " + ", ".join(f"algo.option_{number}={number}" for number in range(12))
+    say(text)
+    assert capsys.readouterr().out == f"  {text}\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    say(text)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) < 60 and " ".join(line.strip() for line in lines) == text
+    assert [line[:4].isspace() for line in lines] == [False] + [True] * (len(lines) - 1)

@@ -76,39 +76,52 @@ gymnasium.register("Sleepy-v0", entry_point=Sleepy)
 ])  # fmt: skip
 def test_a_run_looks_again_at_the_speed_of_its_environments(tmp_path, capsys, monkeypatch, env, env_steps, wrong):
     monkeypatch.setattr("rlrun.core.duties.LOOK_SEC", 0.1)
+    monkeypatch.setattr("rlrun.core.duties.others_are_busy", lambda: False)
     words = ["algo=a2c", f"env={env}", "logger=[]", "algo.fragment_length=20", "algo.batch_size=640"]
     values = compose(*words, "resources.device=cpu", f"env_steps={env_steps}", f"run_dir={tmp_path / 'run'}")
     made = plan(type_config(values), machine(2, 5e-6))
     assert made.resources.inference == "serial"
     assert session.run(made, values, RunDir.create(tmp_path / "run"), None) == 0
-    notes = [line for line in capsys.readouterr().out.splitlines() if "was the wrong choice" in line]
+    notes = [line for line in capsys.readouterr().out.splitlines() if "resources.inference=" in line and "note:" in line]
     assert len(notes) == wrong, "it is said once"
-    assert not wrong or re.search(r"not the 5 us that .* resources\.inference=local, also on resume", notes[0])
+    assert not wrong or re.search(r"not the 5 us that .* resources\.inference=local, which a resumed run may set", notes[0])
 
 
 def test_a_look_needs_many_env_steps(monkeypatch):
     """On a busy machine, a few pauses of the process make a hundred steps look slow."""
     monkeypatch.setattr("rlrun.core.duties.LOOK_SEC", 0.1)
+    monkeypatch.setattr("rlrun.core.duties.others_are_busy", lambda: False)
     asked = []
-    look = SecondLook(asked.append)
-    look.last -= 1.0
+
+    def judge(env_step_sec, share):
+        asked.append(env_step_sec)
+        shares.append(share)
+
+    shares = []
+    look = SecondLook(judge)
+    look.begun = look.last = look.last - 1.0
     look.note(0.05, 120)
     assert asked == []
     look.note(0.05, LOOK_STEPS)
-    assert asked == [0.1 / (120 + LOOK_STEPS)]
-    slow = SecondLook(asked.append)
+    assert asked == [0.1 / (120 + LOOK_STEPS)] and 0.01 < shares[0] < 0.1, "0.1 of at least 1 second"
+    slow = SecondLook(judge)
     slow.last -= 1.0
     slow.note(0.2, 4)
     assert asked[1:] == [0.05], "steps that take long need no such number"
+    monkeypatch.setattr("rlrun.core.duties.others_are_busy", lambda: True)
+    slow.last -= 1.0
+    slow.note(0.2, 4)
+    assert len(asked) == 2, "a busy machine says nothing about the environment"
 
 
 def test_only_a_clear_difference_is_worth_a_message(typed):
     """CartPole with SAC learns for 2 ms at every env step: its environments get no process below 0.5 ms a step."""
     serial, local = (decided(typed(*SAC), 2, sec).pace for sec in (1e-4, 1e-2))
     assert serial.serial_below_sec == local.serial_below_sec == pytest.approx(5e-4)
-    assert serial.second_look(9e-4) is None and "resources.inference=local" in serial.second_look(1.1e-3)
-    assert local.second_look(3e-4) is None and "resources.inference=serial" in local.second_look(2e-4)
-    assert "takes 200 us on average, and not the 10000 us" in local.second_look(2e-4)
+    assert serial.second_look(9e-4, 0.5) is None and "resources.inference=local" in serial.second_look(1.1e-3, 0.5)
+    assert serial.second_look(1.1e-3, 0.2) is None, "nearly all of the time goes into learning"
+    assert local.second_look(3e-4, 0.5) is None and "resources.inference=serial" in local.second_look(2e-4, 0.5)
+    assert "takes 200 us on average, and not the 10000 us" in local.second_look(2e-4, 0.5)
     for words in (["resources=debug"], ["resources.inference=serial"], ["resources.inference=local"]):
         assert decided(typed(*SAC, *words), 2, 1e-4).pace is None, "the user decided"
 

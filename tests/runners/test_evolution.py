@@ -1,4 +1,4 @@
-"""Players and their population: what is counted, that runs can be repeated, and that a lost player is left out."""
+"""Players and their population: what is counted, that runs can be repeated, and that a lost player is replaced."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.runners.evolution import gathered
-from rlrun.samplers.population import Order, Player
+from rlrun.samplers.players import Order, Player
 
 TINY = ["logger=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]", "log_every_sec=0.01"]
 SERIAL = [word for word in SMALL if not word.startswith("algo.")] + ["model.hidden=[]", *TINY]
@@ -189,8 +189,8 @@ def population(typed, *words):
     made = wiring(typed, *LOCAL, *words)
     algorithm, noise = made.algorithm(), made.noise()
     told = []
+    made.restarts.tell = told.append
     people = made.population(noise)
-    people.say = told.append
     return algorithm, people, told
 
 
@@ -220,73 +220,81 @@ def test_processes_play_what_one_would(typed):
     assert batch.offset.tolist() == sorted(expected)
 
 
-def test_a_killed_player_is_left_out_and_the_last_one_ends_the_run(typed):
+def test_a_new_process_plays_the_same_when_a_player_is_killed(typed):
+    """Every perturbation is played once, whoever played it, and the orders are those of a run without a failure."""
     algorithm, people, told = population(typed)
     try:
-        people.begin(algorithm.policy, Clock())
-        one_update(people)
-        victim, other = people.workers.members
+        people.begin(algorithm.policy, Clock(0, 7))
+        whole = gathered(one_update(people))
+        victim, other = people.players.members.values()
         os.kill(victim.process.pid, signal.SIGSTOP)
-        people.begin(algorithm.policy, Clock(0, 1))
-        lost = people.playing[victim].pairs
+        people.begin(algorithm.policy, Clock(0, 7))
+        assert people.players.playing[0].pairs > 0
         os.kill(victim.process.pid, signal.SIGKILL)
         reports = one_update(people)
-        assert (
-            people.workers.members == [other]
-            and len(told) == 1
-            and "sampler-0 was killed by SIGKILL" in told[0]
-            and "1 of 2 samplers go on" in told[0]
-        )
-        assert lost > 0 and len(gathered(reports).offset) == 12 - lost, "nobody plays what was lost"
-        people.begin(algorithm.policy, Clock(0, 2))
-        assert len(gathered(one_update(people)).offset) == 12, "the other plays all of it"
+        assert len(told) == 1 and "sampler-0 was killed by SIGKILL" in told[0] and "a new process takes its place" in told[0]
+        assert people.players.restarts.processes == 1 and people.players.members[1] is other
+        again = gathered(reports)
+        assert torch.equal(again.offset, whole.offset) and torch.equal(again.ret, whole.ret)
+        assert len({report.order for report in reports}) == len(reports)
         os.kill(other.process.pid, signal.SIGKILL)
-        people.begin(algorithm.policy, Clock(0, 3))
-        with pytest.raises(RunFailed, match="No sampler is left"):
+        people.players.restarts.limit = 1
+        people.begin(algorithm.policy, Clock(0, 8))
+        with pytest.raises(RunFailed, match="sampler-1 was killed by SIGKILL"):
             one_update(people)
     finally:
         people.close()
 
 
-def test_a_player_that_died_while_nobody_listened_is_lost_once(typed):
-    """Evaluating or saving may take longer than queue_timeout_sec."""
+def test_a_player_that_died_while_nobody_listened_is_replaced_once(typed):
+    """Evaluating or saving may take longer than queue_timeout_sec, and so may the start of a process."""
     algorithm, people, told = population(typed, "runner.queue_timeout_sec=1")
     try:
         people.begin(algorithm.policy, Clock())
         one_update(people)
-        victim = people.workers.members[0]
+        victim = people.players.members[0]
         os.kill(victim.process.pid, signal.SIGSTOP)
         people.begin(algorithm.policy, Clock(0, 1))
         os.kill(victim.process.pid, signal.SIGKILL)
         time.sleep(1.5)
-        one_update(people)
-        assert len(told) == 1 and "was killed by SIGKILL" in told[0] and len(people.workers.members) == 1
+        assert len(gathered(one_update(people)).offset) == 12
+        assert len(told) == 1 and "was killed by SIGKILL" in told[0] and len(people.players.workers.members) == 2
     finally:
         people.close()
 
 
-def test_a_player_that_falls_silent_is_left_out(typed):
+def test_a_player_that_falls_silent_is_replaced(typed):
     algorithm, people, told = population(typed, "runner.queue_timeout_sec=3")
     try:
         people.begin(algorithm.policy, Clock())
         one_update(people)
-        os.kill(people.workers.members[0].process.pid, signal.SIGSTOP)
+        os.kill(people.players.members[0].process.pid, signal.SIGSTOP)
         people.begin(algorithm.policy, Clock(0, 1))
-        one_update(people)
+        assert len(gathered(one_update(people)).offset) == 12
         assert len(told) == 1 and "was silent for 3 s" in told[0]
     finally:
         people.close()
 
 
 def test_an_env_that_fails_everywhere_ends_the_run_with_its_words(typed):
-    algorithm, people, told = population(typed, "++env.kwargs.fail_at=1")
+    algorithm, people, told = population(typed, "++env.kwargs.fail_at=1", "resources.restarts=1")
     try:
         people.begin(algorithm.policy, Clock())
-        with pytest.raises(RunFailed, match=r"(?s)this env was told to fail.*No sampler is left"):
+        with pytest.raises(RunFailed, match="this env was told to fail"):
             one_update(people)
-        assert len(told) == 1 and "1 of 2 samplers go on" in told[0]
+        assert len(told) == 1 and "this env was told to fail" in told[0] and "a new process takes its place" in told[0]
     finally:
         people.close()
+
+
+def test_an_episode_that_breaks_off_is_played_again(typed, tmp_path):
+    one = player(typed, "env=rlrun/Counting-v0", "++env.kwargs.length=5", "++env.kwargs.fail_at=3", f"++env.kwargs.once={tmp_path / 'x'}",
+                 "resources.exact=false", "resources.restarts=3")  # fmt: skip
+    report = one.play(Order(0, 10, 4, 2), Clock(0, 3))
+    sides = [side for rollout in report.rollouts for side in (rollout.plus, rollout.minus)]
+    assert len(sides) == 8 and {played.ret for played in (*sides, *report.evaluations)} == {15.0}
+    assert [failure.broken_off for failure in report.failures] == [True] and report.env_steps == 10 * 5 + 2
+    one.close()
 
 
 def test_the_table_is_shared_not_copied():

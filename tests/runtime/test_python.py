@@ -253,7 +253,8 @@ def test_every_example_of_the_page_runs(tmp_path, monkeypatch, capsys):
     text = (ROOT / "docs" / "python.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     assert len(blocks) >= 6
-    names = {}
+    assert 'if __name__ == "__main__":' in blocks[0], "it is copied into scripts"
+    names = {"__name__": "__main__"}
     for block in blocks:
         exec(block, names)
     assert "Did you mean env_steps" in capsys.readouterr().out

@@ -1,12 +1,15 @@
 """Environments that raise are made anew, and samplers that die or hang are replaced, without a row counted twice."""
 
 import itertools
+import re
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from counting import LENGTH
 from test_samplers import counting
+from wired import Wired
 
 from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
@@ -53,7 +56,7 @@ def test_an_environment_that_raises_is_made_anew_where_it_is(typed, kind, tmp_pa
     words = ("++env.kwargs.fail_at=12", f"++env.kwargs.once={tmp_path / 'failed'}", "resources.restarts=3")
     taken = play(counting(typed, kind, *words), 16)
     check(taken)
-    failures = [sentence for header, _ in taken for sentence in header.failures]
+    failures = [one.sentence for header, _ in taken for one in header.failures]
     assert len(failures) == 1 and "failed in step 12" in failures[0] and "told to fail" in failures[0]
     broken = [
         (t, b)
@@ -65,6 +68,34 @@ def test_an_environment_that_raises_is_made_anew_where_it_is(typed, kind, tmp_pa
     assert len(broken) == 1, "the step that failed is no env step"
     episodes = [one.env for header, _ in taken for one in header.episodes]
     assert {0, 1, 2, 3} == set(episodes)
+
+
+class Whole(gymnasium.ObservationWrapper):
+    def observation(self, obs):
+        return np.zeros(4, dtype=np.int64)
+
+
+class Outside(gymnasium.ObservationWrapper):
+    def observation(self, obs):
+        return obs + np.float32(9)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "wrong"),
+    [("Whole", "has the dtype int64, and the space promises float32"), ("Outside", r"holds .* at \[0\], and the space allows")],
+)
+def test_observations_that_break_their_promise_are_told_once(typed, wrapper, wrong):
+    """In one process, and never as failures that cost a restart."""
+    words = ["env=CartPole-v1", f"env.wrappers=[{__name__}:{wrapper}]", "resources.inference=serial", "algo.fragment_length=32", "algo.batch_size=128"]
+    taken = play(Wired(typed("algo=ppo", *words)), 2)
+    told = [one for header, _ in taken for one in header.failures]
+    assert told and all(re.search(wrong, one.sentence) and not one.made_anew for one in told)
+    assert len(told) == len({one.sentence.partition(":")[0] for one in told}), "once for each environment"
+    said = []
+    restarts = Restarts(0, 1.0, tell=said.append)
+    for one in told:
+        restarts.env_odd(one.sentence)
+    assert len(said) == 1 and "rlrun check-env CartPole-v1" in said[0] and not restarts.row()
 
 
 @pytest.mark.parametrize("kind", ["local", "batched"])

@@ -1,0 +1,313 @@
+"""Players: processes that play episodes with perturbed policies.
+
+They are told which pieces of a noise table to try, and answer with returns. Weights are sent once per update, over the
+bus.
+
+parent                                     player-i
+orders (numbers of pairs)   --- pipe --->  parameters + noise, a piece for every environment; whole episodes
+reports (returns, lengths)  <-- pipe ----
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from rlrun.core.batch import Batch
+from rlrun.core.env import EnvFactory, Failure, Rows, map_rows, paid
+from rlrun.core.errors import EnvError, RunFailed
+from rlrun.core.evolution import FromPopulation, NoiseTable, Played, Report, Rollout
+from rlrun.core.moments import Moments, merged, plain
+from rlrun.core.policy import Policy
+from rlrun.core.ranks import ALONE
+from rlrun.core.restarts import ENV_REPEATS, PROCESS_REPEATS, Repeated, Restarts
+from rlrun.core.schedule import Clock
+from rlrun.core.seeding import Seeds
+from rlrun.dataflow.stores import WeightStore
+from rlrun.dataflow.weights import WeightBus
+from rlrun.dataflow.workers import READY, Workers, start_sec
+from rlrun.samplers.evaluator import to_torch
+
+ALIVE_SEC = 2.0  # seconds between two messages of a player whose order takes long
+FILTER_ROWS = 256  # rows of observations that are collected before their moments are computed
+ORDERS = 1 << 20  # upper bound of the number of orders in one update
+
+
+class Crew(NamedTuple):
+    """The arguments from which players are made (pickled for each of them)."""
+
+    make_env: EnvFactory
+    make_policy: Callable[[], Policy]
+    asked: FromPopulation
+    noise: NoiseTable
+    seeds: Seeds
+    envs: int  # episodes that a player plays at the same time
+    players: int
+    timeout_sec: float  # a player that is silent for longer is lost
+
+
+class Order(NamedTuple):
+    """Part of one update: `pairs` pairs from number `first` on, and some episodes of the unperturbed policy."""
+
+    number: int
+    first: int
+    pairs: int
+    evaluations: int
+
+
+class Task(NamedTuple):
+    pair: int  # index in the order; -1 for the unperturbed policy
+    sign: int
+
+
+class Player:
+    """Plays whole episodes, one at a time in every environment, each with its own parameters. All agents of an
+    environment act with the same ones, and the sum of their rewards counts."""
+
+    def __init__(self, crew: Crew, number: int, policy: Any):
+        self.crew, self.number, self.policy = crew, number, policy
+        # It is worker 0 for every player, because seeds depend on the order alone.
+        self.env = crew.make_env(0, crew.envs)
+        self.box = self.env.spec.action.kind == "box"
+
+    def play(self, order: Order, clock: Clock, alive: Callable[[int], None] = lambda steps: None) -> Report:
+        """Plays an order. The report depends only on the order and the clock, not on the player.
+
+        alive: told now and then how many env steps were taken."""
+        try:
+            return self._play(order, clock, alive)
+        except EnvError as error:
+            raise error.counted_from(self.number * self.crew.envs) from error.__cause__
+
+    def _play(self, order: Order, clock: Clock, alive: Callable[[int], None]) -> Report:
+        crew, count, envs, agents = self.crew, order.pairs, self.crew.envs, self.env.spec.columns_per_env
+        center, size = self.policy.vector().detach(), self.policy.size
+        draw = [crew.seeds.numpy("perturbation", clock.updates, order.first + i) for i in range(count)]
+        offsets = [int(rng.integers(len(crew.noise.numbers) - size + 1)) for rng in draw]
+        rng = crew.seeds.generator("action-noise", clock.updates, order.number)
+        tasks = deque([Task(-1, 0)] * order.evaluations + [Task(i, sign) for i in range(count) for sign in (1, -1)])
+        parameters = center.repeat(envs * agents, 1)  # [B, P]
+        doing: list[Task | None] = [None] * envs
+
+        def begin(number: int) -> None:
+            task = doing[number] = tasks.popleft() if tasks else None
+            columns = slice(number * agents, (number + 1) * agents)
+            if task is not None and task.sign:
+                parameters[columns] = center + task.sign * crew.asked.noise_std * crew.noise.piece(
+                    offsets[task.pair], size
+                )
+            else:
+                parameters[columns] = center
+
+        obs: Rows = map_rows(self.env.reset(clock.updates * ORDERS + order.number), np.array)
+        is_first = np.ones(envs * agents, dtype=bool)
+        for number in range(envs):
+            begin(number)
+        returns, signs, lengths = np.zeros(envs), np.zeros(envs), np.zeros(envs, dtype=np.int64)
+        played: dict[Task, Played] = {}
+        failures: list[Failure] = []
+        broken: Counter[Task] = Counter()
+        evaluations: list[Played] = []
+        moments = _Observed(self.policy)
+        steps, env_sec, policy_sec, last = 0, 0.0, 0.0, time.monotonic()
+        with torch.inference_mode():
+            while any(task is not None for task in doing):
+                started = time.perf_counter()
+                seen = to_torch(obs)
+                action = self.policy.act_with(parameters, seen, torch.from_numpy(is_first))
+                if self.box and crew.asked.action_noise > 0:
+                    of_envs = torch.tensor([float(task is not None and task.sign != 0) for task in doing])
+                    moved = of_envs.repeat_interleave(agents).view(-1, *[1] * (action.ndim - 1))
+                    action = action + moved * crew.asked.action_noise * torch.randn(action.shape, generator=rng)
+                acted = time.perf_counter()
+                step = self.env.step(action.numpy())
+                stepped = time.perf_counter()
+                busy = np.array([task is not None for task in doing])
+                live = step.valid & np.repeat(busy, agents)
+                moments.note(seen["observation"], live)
+                reward = paid(self.env.spec, step).reshape(envs, agents)[:, self.env.spec.counts].sum(1)
+                moved_on = live.reshape(envs, agents).any(1)
+                returns += reward
+                signs += np.sign(reward)
+                lengths += moved_on
+                steps += int(moved_on.sum())
+                obs, is_first = map_rows(step.obs, np.array), step.is_first
+                failures += step.failed.values()
+                for number in np.flatnonzero(step.is_first.reshape(envs, agents).all(1)).tolist():
+                    task, failure = doing[number], step.failed.get(number)
+                    if task is not None and failure is not None and failure.broken_off:  # it is played again
+                        broken[task] += 1
+                        if broken[task] > ENV_REPEATS:
+                            raise RunFailed(failure.sentence)
+                        returns[number], signs[number], lengths[number] = 0.0, 0.0, 0
+                        continue
+                    if task is not None:
+                        length = int(lengths[number])
+                        fitness = (
+                            signs[number]
+                            if crew.asked.reward_signs
+                            else returns[number] - crew.asked.reward_offset * length
+                        )
+                        one = Played(float(returns[number]), length, float(fitness))
+                        if task.sign:
+                            played[task] = one
+                        else:
+                            evaluations.append(one)
+                    returns[number], signs[number], lengths[number] = 0.0, 0.0, 0
+                    begin(number)
+                policy_sec += acted - started
+                env_sec += stepped - acted
+                if time.monotonic() - last > ALIVE_SEC:
+                    last = time.monotonic()
+                    alive(steps)
+        rollouts = tuple(Rollout(offsets[i], played[Task(i, 1)], played[Task(i, -1)]) for i in range(count))
+        seconds, seen_moments = (env_sec, policy_sec), moments.result()
+        return Report(
+            self.number, order.number, rollouts, tuple(evaluations), steps, seconds, seen_moments, tuple(failures)
+        )
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class _Observed:
+    """Collects moments of observations for the policy's filter."""
+
+    def __init__(self, policy: Any):
+        self.policy = policy
+        self.rows: list[Any] = []
+        self.live: list[np.ndarray] = []
+        self.parts: list[list[Moments]] = []
+
+    def note(self, observation: Any, live: np.ndarray) -> None:
+        if self.policy.filter is not None:
+            self.rows.append(observation)
+            self.live.append(live.copy())
+            if len(self.rows) == FILTER_ROWS:
+                self._take()
+
+    def _take(self) -> None:
+        self.parts.append(self.policy.filter_moments(_stacked(self.rows), torch.from_numpy(np.stack(self.live))))
+        self.rows, self.live = [], []
+
+    def result(self) -> list[Moments] | None:
+        if self.policy.filter is None:
+            return None
+        if self.rows:
+            self._take()
+        filters = self.policy.filter.filters
+        return plain([merged([part[i] for part in self.parts], one.mean.shape, ALONE) for i, one in enumerate(filters)])
+
+
+def _stacked(rows: list[Any]) -> Any:
+    if isinstance(rows[0], Batch):
+        return Batch({name: _stacked([row[name] for row in rows]) for name in rows[0]})
+    return torch.stack(rows)
+
+
+def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) -> None:
+    """Receives Orders and answers each with a Report, until the pipe closes. Between them it sends the env steps that
+    an order which takes long has had so far."""
+    policy = crew.make_policy()
+    player = Player(crew, number, policy)
+    version, clock = 0, Clock()
+    pipe.send(READY)
+    while True:
+        order = pipe.recv()
+        newer = bus.read(policy, version)
+        if newer is not None:
+            version, clock, _ = newer
+        pipe.send(player.play(order, clock, pipe.send))
+
+
+class Players:
+    """The players of one machine, each in a process of its own. Their numbers are those among all players of the run.
+
+    A player that dies or falls silent is replaced by a new one, which plays the same order from its beginning. Its
+    answer is the only one, so nothing is counted twice.
+    """
+
+    def __init__(self, crew: Crew, restarts: Restarts, first: int = 0):
+        """restarts: the budget of the run. first: the number of the first player here."""
+        self.crew, self.restarts = crew, restarts
+        self.workers = Workers()
+        self.bus: WeightStore = WeightBus(crew.make_policy())
+        self.playing: dict[int, Order] = {}
+        self.heard: dict[int, float] = {}
+        self.taken: dict[int, int] = {}  # env steps of what a player is playing, as far as it has said so
+        self.starting: set[int] = set()
+        numbers = range(first, first + crew.players)
+        self.repeated = {number: Repeated(PROCESS_REPEATS) for number in numbers}
+        self.since: dict[int, int] = {}  # env steps reported since a player was replaced
+        started = self.workers.start_all(player_process, {f"sampler-{i}": (i, crew, self.bus) for i in numbers})
+        self.members = dict(zip(numbers, started, strict=True))
+
+    def publish(self, policy: Policy, clock: Clock) -> None:
+        self.bus.publish(policy, clock)
+
+    @property
+    def idle(self) -> list[int]:
+        """The numbers of players that have no order."""
+        return [number for number in self.members if number not in self.playing]
+
+    def give(self, number: int, order: Order) -> None:
+        """Lets a player play this order."""
+        self.playing[number], self.heard[number], self.taken[number] = order, time.monotonic(), 0
+        with contextlib.suppress(OSError):  # it has died; receive() will notice
+            self.members[number].pipe.send(order)
+
+    def receive(self, timeout: float) -> list[Report]:
+        """Returns the reports that arrive within `timeout` seconds, perhaps none. Raises RunFailed when a player was
+        lost that must not be replaced."""
+        messages, lost = self.workers.receive_from_survivors(timeout)
+        numbers = {worker: number for number, worker in self.members.items()}
+        reports = []
+        now = time.monotonic()
+        for worker, message in messages:
+            number = numbers[worker]
+            self.heard[number] = now
+            if message == READY:
+                self.starting.discard(number)
+            elif isinstance(message, Report):
+                self.playing.pop(number, None)
+                if number in self.since:
+                    self.since[number] += message.env_steps
+                reports.append(message)
+            else:
+                self.taken[number] = message
+        gone = {numbers[worker]: reason for worker, reason in lost}
+        for number in self.playing:
+            if number not in gone and now - self.heard[number] > self._patience(number):
+                name, seconds = self.members[number].name, self._patience(number)
+                gone[number] = f"{name} was silent for {seconds:.0f} s: its environment may hang"
+        for number, reason in gone.items():
+            self._replace(number, reason)
+        return reports
+
+    def _patience(self, number: int) -> float:
+        """Returns for how many seconds a player may say nothing."""
+        return max(self.crew.timeout_sec, start_sec()) if number in self.starting else self.crew.timeout_sec
+
+    def _replace(self, number: int, reason: str) -> None:
+        """Lets a new process play what a lost one was playing. Raises RunFailed if it was lost in this way again and
+        again, or if the budget of the run does not allow it."""
+        worker, order = self.members[number], self.playing.pop(number, None)
+        if self.repeated[number](reason, self.since.get(number)):
+            raise RunFailed(reason)
+        self.restarts.process_failed(reason, self.taken.pop(number, 0) if order is not None else 0)
+        self.since[number] = 0
+        self.workers.bury(worker)
+        self.members[number] = self.workers.start(worker.name, player_process, (number, self.crew, self.bus))
+        self.starting.add(number)
+        if order is not None:
+            self.give(number, order)
+
+    def close(self) -> None:
+        self.workers.stop()

@@ -1,0 +1,75 @@
+"""What a person is told about an error: a sentence with a line of the user's, and the traceback only if it was asked for."""
+
+import sys
+import types
+
+import pytest
+
+from rlrun import cli
+from rlrun.core.errors import UserError, explained, told
+from rlrun.core.restarts import Restarts
+
+
+def users(source, name="/home/me/parts.py"):
+    """A module of the user's."""
+    module = types.ModuleType("parts")
+    exec(compile(source, name, "exec"), module.__dict__)
+    return module
+
+
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_the_users_line_is_named_although_a_library_or_rlrun_raises_below_it():
+    in_torch = users("import torch\n\ndef f():\n    return torch.nn.Linear(3, 2)(torch.zeros(1, 4))")
+    assert told(raised(in_torch.f)) == (
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2) (/home/me/parts.py, line 4)"
+    )
+    in_rlrun = users("from rlrun.core.errors import check_name\ndef f():\n    check_name('/', 'it')")
+    assert told(raised(in_rlrun.f)).endswith("(/home/me/parts.py, line 3)")
+
+
+def test_rlruns_own_line_is_named_where_no_other_is_known(monkeypatch):
+    error = raised(lambda: Restarts(1, 1.0).load([1]))
+    error.__traceback__ = error.__traceback__.tb_next.tb_next  # without this file
+    assert "rlrun/core/restarts.py, line " in told(error)
+
+
+def failing(words):
+    raise KeyError("x") if words else UserError("say more")
+
+
+@pytest.mark.parametrize("flag", [[], ["--traceback"]])
+def test_a_traceback_is_shown_only_if_it_was_asked_for(monkeypatch, capsys, flag):
+    monkeypatch.setattr(cli, "_dispatch", failing)
+    monkeypatch.setattr(cli, "leave_the_current_folder", lambda: None)
+    monkeypatch.setenv("RLRUN_TRACEBACK", "0")
+    monkeypatch.setattr(sys, "argv", ["rlrun", "train", *flag])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr().err
+    assert end.value.code == 1 and f"KeyError: 'x' ({__file__}, line " in said
+    assert ("Traceback (most recent" in said) == bool(flag)
+    assert (said.count("\n") == 1 and said.endswith("; --traceback shows where it came from\n")) == (not flag)
+    monkeypatch.setattr(sys, "argv", ["rlrun", *flag])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2 and capsys.readouterr().err.startswith("rlrun: say more\n")
+
+
+def test_a_traceback_shows_what_a_sentence_was_made_from(monkeypatch):
+    monkeypatch.setenv("RLRUN_TRACEBACK", "1")
+
+    def hide():
+        try:
+            failing("x")
+        except KeyError:
+            raise UserError("it does not fit") from None
+
+    said = explained(raised(hide))
+    assert said.startswith("it does not fit\nTraceback") and "KeyError: 'x'" in said
