@@ -80,6 +80,20 @@ def test_every_row_is_what_the_env_produced(typed, monkeypatch, engines):
         sampler.close()
 
 
+def test_a_batch_may_hold_more_fragments_than_answers_bring(typed, monkeypatch):
+    """As those of images do, of which one answer brings one fragment."""
+    monkeypatch.setattr("rlrun.cluster.sampler.ANSWER_BYTES", 1)
+    wiring = counting(typed, monkeypatch, "runner.queue_timeout_sec=5")
+    sampler = wiring.sampler(0)
+    try:
+        sampler.publish(wiring.algorithm().policy, Clock())
+        for _ in range(3):
+            sampler.free(fragments := sampler.take(24))
+            assert len(fragments) == 24
+    finally:
+        sampler.close()
+
+
 def weights(path):
     checkpoints = Checkpoints(path / "checkpoints", keep=1)
     return checkpoints.load(parts=("policy",))[0]["policy"]
