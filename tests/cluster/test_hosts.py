@@ -49,6 +49,16 @@ def test_shares_follow_the_cores():
     assert shares(8, [Node("a", 2), Node("b", 6)]) == (2, 6)
     assert shares(3, [Node("a", 1), Node("b", 1)]) == (2, 1)
     assert shares(1, [Node("a", 1), Node("b", 8)]) == (0, 1)
+    assert shares(8, [Node("a", 1), Node("b", 64)]) == (1, 7), "no node is idle while another has several"
+
+
+def test_samplers_per_node_is_the_same_for_small_and_large_nodes(typed):
+    config = typed(
+        "algo=impala", "env=CartPole-v1", "logger=[]", *RAY[:1], "resources.device=cpu", "resources.ray.address=auto",
+        "resources.ray.samplers_per_node=3",
+    )  # fmt: skip
+    machine = dataclasses.replace(measured(), nodes=(Node("a", 2), Node("b", 6)))
+    assert Wired(config, machine).plan.resources.nodes == (3, 3)
 
 
 def test_every_row_is_what_the_env_produced(typed, monkeypatch, engines):
@@ -183,6 +193,7 @@ def test_a_host_that_is_not_the_same_is_named(typed, monkeypatch):
         (["resources.ray.address=auto"], "simulate starts nodes on this machine, and address joins a cluster"),
         (["resources.num_samplers=4", "resources.ray.samplers_per_node=2"], "ray.samplers_per_node those of each: set one"),
         (["algo=a3c"], "runner=async_gradients works on one machine"),
+        (["resources.ray.lost=leave_out"], "runner=on_policy waits for the rows of all samplers"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_spread_is_a_sentence(words, said, tmp_path):
