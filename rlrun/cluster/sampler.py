@@ -118,6 +118,7 @@ class HostSampler:
         self.arrived: deque[tuple[_Rows, PackedFragment]] = deque()
         self.owner: dict[Key, tuple[_Rows, Key]] = {}  # of the places in use: the host's slot of each
         self.most = max(1, ANSWER_BYTES // layout_bytes(plan.layout))
+        self.wanted = 0  # fragments that take() waits for
         told = {"generation": plan.generation, "synchronous": synchronous, "compress": form.compress}
         wanted = HostsWanted(kind, {**brief, **told}, shares, plan.first, plan.limits.start_sec, plan.timeout_sec)
         self.hosts = Hosts(engine, cfg, wanted, restarts, self._lost)
@@ -150,7 +151,9 @@ class HostSampler:
                 if not part.calls and len(rows.outside) < rows.slots:
                     self._collect(part, rows)
             else:
-                while len(part.calls) < self.cfg.calls_ahead and rows.here <= min(self.most, rows.slots):
+                while len(part.calls) < self.cfg.calls_ahead and (
+                    rows.here <= min(self.most, rows.slots) or len(self.arrived) < self.wanted
+                ):
                     self._collect(part, rows)
 
     def _collect(self, part: HostPart, rows: _Rows) -> None:
@@ -184,6 +187,7 @@ class HostSampler:
         self._ask()
 
     def take(self, count: int) -> Sequence[Fragment]:
+        self.wanted = count
         self.begin()
         self.check()
         heard = time.monotonic()
@@ -195,6 +199,7 @@ class HostSampler:
             elif time.monotonic() - heard > self.plan.timeout_sec:
                 names = ", ".join(part.name for part in self.hosts.parts if part.host is not None)
                 raise RunFailed(f"no fragment from {names} for {self.plan.timeout_sec:g} s: an environment may hang")
+        self.wanted = 0
         return [self._taken(*self.arrived.popleft()) for _ in range(count)]
 
     def _taken(self, rows: _Rows, packed: PackedFragment) -> Fragment:

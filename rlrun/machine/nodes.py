@@ -51,10 +51,14 @@ def simulated(cfg: RayConfig, cores: int) -> tuple[Node, ...]:
 
 
 def shares(samplers: int, nodes: Sequence[Node]) -> tuple[int, ...]:
-    """Returns how many of the samplers each node has, in proportion to its cores. Nodes may have none."""
+    """Returns how many of the samplers each node has, in proportion to its cores, but at least one if there are as
+    many samplers as nodes."""
     total = sum(node.cores for node in nodes)
     made = [samplers * node.cores // total for node in nodes]
     rest = [(samplers * node.cores % total, -i) for i, node in enumerate(nodes)]
     for _, number in sorted(rest, reverse=True)[: samplers - sum(made)]:
         made[-number] += 1
+    while 0 in made and max(made) > 1:
+        most = made.index(max(made))
+        made[most], made[made.index(0)] = made[most] - 1, 1
     return tuple(made)

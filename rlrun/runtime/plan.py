@@ -242,7 +242,12 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             machine,
         )
     if asked.ray is not None:
-        resources = on_nodes(resources, machine)
+        if config.runner.name == "on_policy" and asked.ray.lost == "leave_out":
+            raise UserError(
+                "resources.ray.lost=leave_out: runner=on_policy waits for the rows of all samplers, so it cannot go on"
+                " without some; use take_over or end"
+            )
+        resources = on_nodes(resources, machine, asked.ray.samplers_per_node)
     if needs.cut_share < 1 and resources.inference != "serial":
         raise UserError(
             "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
@@ -292,9 +297,11 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     )
 
 
-def on_nodes(resources: Resources, machine: Machine) -> Resources:
-    """Divides the samplers among the machines of a cluster. Raises UserError where a machine would have none."""
-    made = shares(resources.num_samplers, machine.nodes)
+def on_nodes(resources: Resources, machine: Machine, each: int | str) -> Resources:
+    """Divides the samplers among the machines of a cluster. Raises UserError where a machine would have none.
+
+    each: what samplers_per_node says."""
+    made = shares(resources.num_samplers, machine.nodes) if each == "auto" else (int(each),) * len(machine.nodes)
     if 0 in made:
         raise UserError(
             f"resources=ray: {resources.num_samplers} samplers are fewer than the {len(made)} nodes; take fewer with"

@@ -49,6 +49,16 @@ def test_shares_follow_the_cores():
     assert shares(8, [Node("a", 2), Node("b", 6)]) == (2, 6)
     assert shares(3, [Node("a", 1), Node("b", 1)]) == (2, 1)
     assert shares(1, [Node("a", 1), Node("b", 8)]) == (0, 1)
+    assert shares(8, [Node("a", 1), Node("b", 64)]) == (1, 7), "no node is idle while another has several"
+
+
+def test_samplers_per_node_is_the_same_for_small_and_large_nodes(typed):
+    config = typed(
+        "algo=impala", "env=CartPole-v1", "logger=[]", *RAY[:1], "resources.device=cpu", "resources.ray.address=auto",
+        "resources.ray.samplers_per_node=3",
+    )  # fmt: skip
+    machine = dataclasses.replace(measured(), nodes=(Node("a", 2), Node("b", 6)))
+    assert Wired(config, machine).plan.resources.nodes == (3, 3)
 
 
 def test_every_row_is_what_the_env_produced(typed, monkeypatch, engines):
@@ -76,6 +86,20 @@ def test_every_row_is_what_the_env_produced(typed, monkeypatch, engines):
         assert all(e.length == LENGTH and e.ret == LENGTH * (LENGTH + 1) / 2 for e in episodes)
         assert fragments[-1].header.updates > 0, "newer weights arrive"
         assert [(name, node) for name, node, _ in engines[0].started] == [("host-0", "a"), ("host-1", "b")]
+    finally:
+        sampler.close()
+
+
+def test_a_batch_may_hold_more_fragments_than_answers_bring(typed, monkeypatch):
+    """As those of images do, of which one answer brings one fragment."""
+    monkeypatch.setattr("rlrun.cluster.sampler.ANSWER_BYTES", 1)
+    wiring = counting(typed, monkeypatch, "runner.queue_timeout_sec=5")
+    sampler = wiring.sampler(0)
+    try:
+        sampler.publish(wiring.algorithm().policy, Clock())
+        for _ in range(3):
+            sampler.free(fragments := sampler.take(24))
+            assert len(fragments) == 24
     finally:
         sampler.close()
 
@@ -169,6 +193,7 @@ def test_a_host_that_is_not_the_same_is_named(typed, monkeypatch):
         (["resources.ray.address=auto"], "simulate starts nodes on this machine, and address joins a cluster"),
         (["resources.num_samplers=4", "resources.ray.samplers_per_node=2"], "ray.samplers_per_node those of each: set one"),
         (["algo=a3c"], "runner=async_gradients works on one machine"),
+        (["resources.ray.lost=leave_out"], "runner=on_policy waits for the rows of all samplers"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_spread_is_a_sentence(words, said, tmp_path):
