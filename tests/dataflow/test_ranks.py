@@ -403,12 +403,15 @@ def test_a_signal_to_the_whole_group_saves_and_exits(tmp_path, words):
         *words,
     ]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 90
-    while not (path / "progress.jsonl").exists() or not (path / "progress.jsonl").read_text():
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.2)
-    os.killpg(process.pid, signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 90
+        while not (path / "progress.jsonl").exists() or not (path / "progress.jsonl").read_text():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 143, said
     summary = json.loads((path / "summary.json").read_text())
     assert summary["status"] == "INTERRUPTED" and list((path / "checkpoints").glob("0*"))
