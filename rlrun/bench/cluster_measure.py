@@ -46,6 +46,7 @@ from rlrun.runtime.rundir import command_line, git_commit, hardware, started_at,
 from rlrun.samplers.local import make_collector
 
 SCALED = ("step_sec", "pack_sec", "unpack_sec", "update_sec", "put_sec", "call_sec", "load_sec")
+HOST = "_Actor"  # in the name that Ray gives to a host's process
 START_SEC = 1200.0  # the longest time that a run may take to its first update
 CALL_SEC = 1e-3  # of an answer's way through Ray on one machine (0.5 ms for a call and 0.1 ms to get what it brought)
 
@@ -210,13 +211,15 @@ def seconds_of(call: Callable[[], Any], times: int = 15) -> float:
 
 
 def core_seconds(pid: int) -> float:
-    """Seconds of cores that a process and those that it has started have used, as far as they live."""
+    """Seconds of cores that the learner, the hosts and their samplers have used. Ray's own processes do not count: they
+    use as much in a second in which nothing is learnt."""
     root = psutil.Process(pid)
     total = 0.0
     for one in (root, *root.children(recursive=True)):
         with contextlib.suppress(psutil.Error):
-            times = one.cpu_times()
-            total += times.user + times.system
+            if one == root or HOST in one.name() or any(HOST in other.name() for other in one.parents()):
+                times = one.cpu_times()
+                total += times.user + times.system
     return total
 
 
