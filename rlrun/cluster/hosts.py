@@ -80,7 +80,7 @@ class Hosts:
         self.weights = SentWeights()
         self.put: tuple[int, Any] = (0, None)  # the version of the weights that the engine has stored, and its name
         self.parts: list[HostPart] = []
-        self.looked = time.monotonic()
+        self.looked = self.received = time.monotonic()
         self.doubted: dict[str, float] = {}  # machines that may be gone, and until when no host starts there
 
     def begin(self) -> None:
@@ -113,6 +113,10 @@ class Hosts:
     def receive(self, timeout: float) -> list[HostAnswer]:
         """Returns the answers that are there, or that come within `timeout` seconds, without those to start(). Raises
         UserError or RunFailed where a host says that it failed, and RunFailed where too much is lost."""
+        away = time.monotonic() - self.received
+        if away > DOUBT_SEC:  # a long save or update: nobody has listened, so nobody was silent
+            for part in self.parts:
+                part.heard += away
         first = {part.calls[0]: part for part in self.parts if part.calls}
         answers = []
         for answer in self.engine.wait(list(first), timeout) if first else ():
@@ -124,6 +128,8 @@ class Hosts:
                     self.doubted[part.node or ""] = time.monotonic() + DOUBT_SEC
                 self._lost(part, f"{part.name} on {part.node}: {error}")
                 continue
+            except RunFailed as error:
+                raise RunFailed(f"{part.name} on {part.node}: {error}") from None
             part.calls.popleft()
             part.heard = time.monotonic()
             answers += self._heed(part, packed)
@@ -136,6 +142,7 @@ class Hosts:
                     raise RunFailed(reason)
                 self._lost(part, reason)
         self._look_at_machines()
+        self.received = time.monotonic()
         return answers
 
     def close(self) -> None:
@@ -200,8 +207,8 @@ class Hosts:
         assert part.host is not None
         host, part.host = part.host, None
         self.engine.stop([host])
-        part.calls.clear()
         lost = self.lost(part)
+        part.calls.clear()
         if self.cfg.lost == "end":
             raise RunFailed(f"{reason}; resources.ray.lost=end ends the run")
         if part.repeated(reason, part.env_steps if part.restart else None):

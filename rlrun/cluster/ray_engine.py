@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,6 +42,9 @@ FAIR = {"RAY_worker_niceness": "0"}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 STOP_SEC = 5.0  # that a host may take to stop its samplers
 PROBE_SEC = 30.0
+LONGEST_TEMP = 8  # letters of the path of a folder for temporary files in which Ray's sockets fit
+GET_SEC = 60.0  # that an answer may take on its way
+GONE = "its machine has died"
 
 
 def check_installed(what: str = "resources=ray") -> None:
@@ -61,17 +65,28 @@ def make_token() -> None:
     if os.environ.get("RAY_AUTH_TOKEN"):
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    if not path.exists():
+        # It is written under another name first, so that no other run ever reads half of it. mkstemp: mode 0600.
+        file, name = tempfile.mkstemp(prefix=f"{path.name}-", dir=path.parent)
         with os.fdopen(file, "w") as out:
             out.write(secrets.token_hex(32))
+        try:
+            os.link(name, path)
+        except FileExistsError:  # another run was faster
+            pass
+        except OSError:  # no links in this file system
+            os.replace(name, path)
+        Path(name).unlink(missing_ok=True)
     if path.stat().st_mode & 0o077:
         path.chmod(0o600)
 
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keeps this process's answers to signals, which Ray replaces."""
+    """Keeps this process's answers to signals, which Ray replaces where it may: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -126,11 +141,19 @@ class RayEngine:
         except ImportError as error:
             raise UserError(f"Ray cannot be imported ({error}): {install_line('ray')}") from None
         self.ray: Any = ray
-        with _signals_kept():
-            if cfg.address is not None:
-                self._join()
-            else:
-                self._begin(planned)
+        if ray.is_initialized():
+            raise UserError(
+                "this process uses Ray already: call ray.shutdown() first, or begin the run in a process of its own"
+            )
+        try:
+            with _signals_kept():
+                if cfg.address is not None:
+                    self._join()
+                else:
+                    self._begin(planned)
+        except BaseException:
+            self.close()
+            raise
         atexit.register(self.close)
         RUNNING.append(self)
         self.remote = ray.remote(_Actor)
@@ -145,10 +168,10 @@ class RayEngine:
 
     def _begin(self, planned: Sequence[Node]) -> None:
         """Starts Ray on this machine."""
-        if self.ray.is_initialized():
-            raise UserError(f"this process uses Ray already: give {self.option}address=auto to use that cluster")
         store = self.cfg.store_mb * 2**20
-        self.folder = Path(tempfile.mkdtemp(prefix=f"rlrun-ray-{os.getpid()}-"))  # short, because sockets lie in it
+        # Sockets lie in it, whose paths the system allows 107 bytes; Ray's own part takes more than 80 of them.
+        where = None if len(tempfile.gettempdir()) <= LONGEST_TEMP else "/tmp"
+        self.folder = Path(tempfile.mkdtemp(prefix=f"rlrun-ray-{os.getpid()}-", dir=where))
         os.environ["RAY_TMPDIR"] = str(self.folder)
         self.reaper = Reaper(self.folder)
         settings = {"include_dashboard": False, "object_store_memory": store}
@@ -284,16 +307,24 @@ class RayEngine:
     def get(self, answer: Any) -> Any:
         errors = self.ray.exceptions
         try:
-            return self.ray.get(answer, timeout=60.0)
+            return self.ray.get(answer, timeout=GET_SEC)
         except errors.ActorUnavailableError:
             raise HostLost("its process does not answer any more", machine=True) from None
+        except errors.ActorUnschedulableError:  # the machine was gone before the host could start there
+            raise HostLost(GONE, machine=True) from None
+        except errors.GetTimeoutError:
+            raise HostLost(f"its answer did not arrive within {GET_SEC:g} s", machine=True) from None
         except (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError) as error:
+            if getattr(error, "actor_init_failed", False):  # as where the machine lacks a package: it would fail again
+                raise RunFailed(_last_line(error)) from None
             said = _short(error)
-            raise HostLost(said, machine="node" in said) from None
+            raise HostLost(said, machine=said == GONE) from None
         except errors.RuntimeEnvSetupError as error:
             raise RunFailed(_short(error)) from None
         except errors.RayTaskError as error:
-            raise RunFailed(str(error).strip().splitlines()[-1]) from None
+            raise RunFailed(_last_line(error)) from None
+        except errors.RayError as error:
+            raise RunFailed(f"Ray failed: {_short(error)}") from None
 
     def stop(self, hosts: Sequence[Host]) -> None:
         ends = []
@@ -316,12 +347,16 @@ def len_of(brief: bytes) -> int:
     return int(json.loads(brief).get("workers", 1))
 
 
+def _last_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[-1].strip()
+
+
 def _short(error: BaseException) -> str:
     """The reason that Ray gives for a loss, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if any(word in line for word in _ENDS)), (lines or [type(error).__name__])[0])
     if "node" in said:
-        return "its machine has died"
+        return GONE
     return "its process has died" if "died" in said else said.rstrip(".")
 
 

@@ -135,10 +135,13 @@ class HostSampler:
         return self.rows[part.number]
 
     def _lost(self, part: HostPart) -> int:
-        """What has arrived is whole and is learnt from. What a host was filling is lost with it."""
+        """What has arrived is whole and is learnt from. What a host was filling is lost with it, and what was on its
+        way."""
         rows = self._of(part)
         rows.begun = False
         filling = rows.slots - len(rows.outside)
+        if not self.synchronous:  # slots are filled again while the rows of earlier calls travel
+            filling += len(part.calls) * min(self.most, rows.slots)
         return filling * self.plan.envs * int(self.plan.layout["reward"].shape[0])  # type: ignore[union-attr]
 
     def _ask(self) -> None:

@@ -66,6 +66,11 @@ def carrying(functions: Sequence[Callable[[], None]]) -> Iterator[None]:
         _Carried.functions = before
 
 
+def carries() -> bool:
+    """Tells whether new processes of this machine are told of something that other machines do not know."""
+    return bool(_Carried.functions)
+
+
 def _bootstrap(target: Callable, pipe: Connection, name: str, args: tuple, carried: list[Callable[[], None]]) -> None:
     parent = os.getppid()
     if sys.platform == "linux":  # 1 is PR_SET_PDEATHSIG: a child must not outlive a killed parent

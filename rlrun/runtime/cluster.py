@@ -16,6 +16,7 @@ from rlrun.cluster.packing import check_compression
 from rlrun.cluster.ray_engine import RayEngine, check_installed
 from rlrun.config.run import Typed, type_config
 from rlrun.core.errors import UserError
+from rlrun.dataflow.workers import carries
 from rlrun.machine.machine import Machine, measured
 from rlrun.machine.nodes import Node, RayConfig, simulated
 from rlrun.runtime.plan import Plan, plan
@@ -35,8 +36,15 @@ def machine_for(config: Typed) -> Machine:
         return machine
     check_installed()
     check_compression(cfg.compress)
+    if carries():
+        raise UserError(
+            f"env={config.env.name} is registered by this program, of which other machines know nothing: name its class"
+            ' with resources=ray, as in env="my_envs:MyEnv"'
+        )
     if cfg.address is None:
         return replace(machine, nodes=simulated(cfg, machine.cores))
+    for left in list(_JOINED):  # by a run of this process that was refused before it began
+        _JOINED.pop(left).close()
     engine = _JOINED[cfg.address] = RayEngine(cfg, ())
     return replace(machine, nodes=_joined(engine, cfg))
 
