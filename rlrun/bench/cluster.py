@@ -121,6 +121,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "core": {},
     "gpu": {"gpu": True},
     "gpu, weights after 10 updates": {"gpu": True, "broadcast": 10},
+    "gpu, large updates": {"gpu": True, "fragments": 24},
     "gpu, 1 Gbit/s": {"gpu": True, "broadcast": 10, "bandwidth": 1e8, "head_bandwidth": 1.2e8},
 }
 

@@ -294,7 +294,8 @@ VARIANTS = {
     "core": "Updates on a core of the learner's machine",
     "gpu": "Updates on a GPU, weights after every update",
     "gpu, weights after 10 updates": "Updates on a GPU, weights after every 10 updates (`runner.broadcast_interval=10`)",
-    "gpu, 1 Gbit/s": "The same with networks of 1 Gbit/s",
+    "gpu, large updates": "Updates on a GPU from 24 fragments each (`algo.batch_size`), weights after every update",
+    "gpu, 1 Gbit/s": "Updates on a GPU, weights after every 10 updates, networks of 1 Gbit/s",
 }
 
 
@@ -378,6 +379,9 @@ trips" means that all parts wait for each other.
 {chr(10).join(parts)}
 `rlrun benchmark cluster --simulate nodes=64 gpu=true broadcast=10` simulates one such cluster, and other facts can be
 given: `bandwidth=1e9`, `samplers=8`, `calls_ahead=4`, `fragments=8`.
+
+Weights are {facts["weights_bytes"] / 1e6:.2f} MB and a packed fragment is {steps * facts["step_bytes"] / 1e3:,.0f} kB. A machine fetches weights with each call, so small
+updates fill its network with weights and not with rows. `runner.broadcast_interval` and a larger `algo.batch_size` help.
 """
 
 
