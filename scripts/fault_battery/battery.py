@@ -3,9 +3,9 @@
 scripts/faults [--only NAME ...] [--quick] [--tries N] [--patience TIMES] [--list] [--write]
 
 --only: rows with this name, or whose name begins with it. --quick: fewer tries, and without the rows that take long.
---tries: how often faults
-come that are tried at random moments (20 kills, 50 signals; 2 and 4 with --quick). --patience: by which all times
-are multiplied after which a run counts as hanging, for a busy machine. --list: the rows. --write: writes the table of docs/faults.md. The exit status is 1 when a row fails its expectation."""
+--tries: how often faults come that are tried at random moments (20 kills, 50 signals; 2 and 4 with --quick). --patience:
+by which all times are multiplied after which a run counts as hanging, for a busy machine. --list: the rows. --write:
+writes the table of docs/faults.md. The exit status is 1 when a row fails its expectation."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ def table(lines: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> s
     return "\n".join("| " + " | ".join(text.replace("|", "/") for text in line) + " |" for line in made)
 
 
-def stamp(quick: bool, tries: int | None) -> str:
+def stamp(quick: bool, tries: int | None, patience: float = 1.0) -> str:
     """The commit, the day and the options with which rows are made."""
     from rlrun.runtime.rundir import git_commit
 
     options = f"{', --quick' * quick}{f', --tries {tries}' * (tries is not None)}"
+    options += f", --patience {patience:g}" * (patience != 1)
     return f"{(git_commit() or 'unknown')[:9]}, {date.today():%Y-%m-%d}{options}"
 
 
@@ -108,7 +109,7 @@ def main() -> int:
     # A shell lets what it starts in the background ignore SIGINT, and so would the runs.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # runs that are going on are ended then
-    results, made = [], stamp(asked.quick, asked.tries) if asked.write else ""
+    results, made = [], stamp(asked.quick, asked.tries, asked.patience) if asked.write else ""
     for name in rows:
         print(f"{name} ...", flush=True)
         results.append(attempt(name, asked.quick, tries=asked.tries))
