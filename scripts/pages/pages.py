@@ -338,8 +338,8 @@ from what a cluster is assumed to have. [Several machines](cluster.md) says how 
 
 ## What was measured
 
-`{found["command"]}` on {found["hardware"]["cores"]} cores of {found["hardware"]["cpu"]}, {found["started"][:10]}. Parts are measured alone on one thread.
-Other work ran on the machine.
+`{found["command"]}` on {found["hardware"]["cores"]} cores of {found["hardware"]["cpu"]}, {found["started"][:10]}. Parts are measured
+alone on one thread, in seconds of a core. Other work ran on the machine. The frames are those of an untrained policy.
 
 {
         table(
@@ -372,9 +372,9 @@ tests the simulated work of hosts and learner. It says nothing about networks, n
 
 IMPALA on {game}: machines of {CLUSTER["cores"]} such cores with as many samplers of {facts["columns"]} environments, and the learner on the first of
 them. Assumed, and not measured here: {CLUSTER["bandwidth"] / 1e6:,.0f} MB/s into and out of each machine (what Ray reaches with 10 Gbit/s) and
-{CLUSTER["head_bandwidth"] / 1e6:,.0f} MB/s for the learner's (25 Gbit/s), {CLUSTER["latency_sec"] * 1e3:.1f} ms for a message, and {GPU_STEPS:,} env steps/s for updates on a GPU
+{CLUSTER["head_bandwidth"] / 1e6:,.0f} MB/s for the learner's (25 Gbit/s), {CLUSTER["latency_sec"] * 1e3:.1f} ms for a message, {facts["call_sec"] * 1e3:.0f} ms of the learner for a call and its answer, and {GPU_STEPS:,} env steps/s for updates on a GPU
 (IMPALA's paper reports 250,000 frames/s). The narrowest part is the one that works for the largest share of the time; "round
-trips" means that all parts wait for each other.
+trips" means that all parts wait for each other. Where the learner is the narrowest, more machines only make rows older.
 
 {chr(10).join(parts)}
 `rlrun benchmark cluster --simulate nodes=64 gpu=true broadcast=10` simulates one such cluster, and other facts can be
