@@ -34,6 +34,9 @@ from rlrun.loggers.mlflow import STATUS, flatten, open_experiment, store_uri
 
 MEMORY = "mlflow.json"
 METRICS, PARAMETERS = 1000, 100  # numbers that MLflow takes at a time
+# Numbers of the first batch of rows. Each batch that arrives doubles the next, and one that does not is followed by
+# batches of this size again, because a slow server would never answer in time for a large one.
+FIRST_METRICS = 60
 PART_BYTES = 1 << 20  # of progress.jsonl that are read at a time
 LONGEST = 6000  # characters of a parameter's value
 CHECKPOINT = ("policy.pt", "run.json", "manifest.json")  # files of a checkpoint that become artifacts
@@ -72,6 +75,7 @@ class Mirror:
         self.uri = place.uri or store_uri(place.root)
         self.client: Any = None
         self.tagged = False
+        self.most = FIRST_METRICS
         self.left = False  # whether nobody waits for it any more, so that `rlrun sync` may send the rest
         self.memory = self._remembered()
 
@@ -204,7 +208,7 @@ class Mirror:
         def flush() -> None:
             nonlocal metrics, sent, waiting
             if metrics:
-                self.client.log_batch(self.memory["run_id"], metrics=metrics)
+                self._send_metrics(metrics)
             sent, waiting, metrics = sent + waiting, 0, []
             self.memory["offset"] = end
             self._write()
@@ -217,15 +221,20 @@ class Mirror:
                 for name, value in row.items()
                 if name != "env_steps" and isinstance(value, int | float)
             ]
-            if metrics and len(metrics) + len(made) > METRICS:
+            if metrics and len(metrics) + len(made) > self.most:
                 flush()
             while len(made) > METRICS:  # a row of very many numbers
-                self.client.log_batch(self.memory["run_id"], metrics=made[:METRICS])
+                self._send_metrics(made[:METRICS])
                 made = made[METRICS:]
             metrics, end, waiting = metrics + made, after, waiting + 1
         if waiting:
             flush()
         return sent
+
+    def _send_metrics(self, metrics: list[Any]) -> None:
+        before, self.most = self.most, FIRST_METRICS
+        self.client.log_batch(self.memory["run_id"], metrics=metrics)
+        self.most = min(METRICS, 2 * before)
 
     def _rows(self, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yields (offset behind the row, row) of all complete rows from this offset on."""
