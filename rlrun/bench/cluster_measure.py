@@ -1,15 +1,13 @@
 """Measures what the simulation of a cluster is made from, and checks it with IMPALA on Pong.
 
 Parts are measured alone, on one thread: a sampler's env step, the packing and unpacking of its fragments, an update,
-and the weights' way. Then a run with one node and a run with two simulated nodes take turns. Where other work shares
-the machine, wall time says little, so a run's speed is also counted in env steps for each second of a core that its
-processes used. One factor for all times of the processor is fitted to the runs with one node, and what the simulation
-then says about two nodes is compared with the runs with two.
+and the weights' way. Then a run in shared memory, a run with one node and a run with two simulated nodes take turns, so
+that all three see the same machine. One factor for all times of the processor is fitted to the env steps/s of the runs
+with one node (their median), and what the simulation then says about two nodes is compared with the runs with two.
 """
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import subprocess
 import sys
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import psutil
 import torch
 
 from rlrun.bench.cluster_model import ClusterFacts, simulate
@@ -46,7 +43,6 @@ from rlrun.runtime.rundir import command_line, git_commit, hardware, started_at,
 from rlrun.samplers.local import make_collector
 
 SCALED = ("step_sec", "pack_sec", "unpack_sec", "update_sec", "put_sec", "call_sec", "load_sec")
-HOST = "_Actor"  # in the name that Ray gives to a host's process
 START_SEC = 1200.0  # the longest time that a run may take to its first update
 CALL_SEC = 1e-3  # of an answer's way through Ray on one machine (0.5 ms for a call and 0.1 ms to get what it brought)
 
@@ -54,7 +50,7 @@ CALL_SEC = 1e-3  # of an answer's way through Ray on one machine (0.5 ms for a c
 @dataclass(frozen=True, kw_only=True)
 class MeasureOptions:
     seconds: Annotated[float, Positive]  # of each run
-    pairs: Annotated[int, Count]  # runs with one node and with two
+    rounds: Annotated[int, Count]  # runs of each kind
     env: str
 
 
@@ -62,19 +58,21 @@ def measure(options: MeasureOptions) -> dict[str, Any]:
     """Measures, and returns {facts, check, sizes, hardware, ...}."""
     began = started_at()
     facts, sizes = parts(options.env)
-    words = ["algo=impala", f"env={options.env}", "resources=ray"]
-    runs: dict[int, list[dict[str, Any]]] = {1: [], 2: []}
-    for _ in range(options.pairs):
-        for nodes in (1, 2):
-            runs[nodes].append(trained([*words, f"resources.ray.simulate={nodes}"], options.seconds))
-            print(f"{nodes} node{'s' * (nodes > 1)}: {said(runs[nodes][-1])}", flush=True)
-    one, two = (statistics.median(run["steps_per_core_sec"] for run in runs[nodes]) for nodes in (1, 2))
+    words = ["algo=impala", f"env={options.env}"]
+    kinds = {"local": words, **{f"{n}": [*words, "resources=ray", f"resources.ray.simulate={n}"] for n in (1, 2)}}
+    runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    for number in range(options.rounds):
+        # Every other round goes backwards, so that a machine that gets slower is unfair to no kind.
+        for kind in list(kinds)[:: -1 if number % 2 else 1]:
+            runs[kind].append(trained(kinds[kind], options.seconds))
+            print(f"{named(kind)}: {runs[kind][-1]['steps_per_sec']:,.0f} env steps/s", flush=True)
+    local, one, two = (statistics.median(run["steps_per_sec"] for run in runs[kind]) for kind in kinds)
     setup = {"bandwidth": 1e9, "head_bandwidth": 1e9, "latency_sec": 5e-4, "gpu": False, "shared": True, "broadcast": 1}
-    slower = slowdown(facts | setup, runs[1][0], one)
-    predicted = simulate(at(facts | setup, 2, runs[2][0], slower)).steps_per_core_sec
+    slower = slowdown(facts | setup, runs["1"][0], one)
+    predicted = simulate(at(facts | setup, 2, runs["2"][0], slower)).steps_per_sec
     return {
         "facts": facts,
-        "check": {"one": one, "measured": two, "predicted": predicted, "slowdown": slower, "runs": runs},
+        "check": {"local": local, "one": one, "measured": two, "predicted": predicted, "slowdown": slower, "runs": runs},
         "sizes": sizes,
         "hardware": hardware(),
         "versions": versions(),
@@ -84,9 +82,8 @@ def measure(options: MeasureOptions) -> dict[str, Any]:
     }
 
 
-def said(run: dict[str, Any]) -> str:
-    core = f"{run['steps_per_core_sec']:,.0f} for each second of a core"
-    return f"{run['steps_per_sec']:,.0f} env steps/s, {core}"
+def named(kind: str) -> str:
+    return {"local": "shared memory", "1": "1 node", "2": "2 nodes"}[kind]
 
 
 def at(facts: dict[str, Any], nodes: int, run: dict[str, Any], slower: float) -> ClusterFacts:
@@ -96,11 +93,11 @@ def at(facts: dict[str, Any], nodes: int, run: dict[str, Any], slower: float) ->
 
 
 def slowdown(facts: dict[str, Any], run: dict[str, Any], speed: float) -> float:
-    """The factor of all times with which one simulated node makes `speed` env steps for each second of a core."""
+    """The factor of all times with which one simulated node makes `speed` env steps/s."""
     low, high = 0.1, 100.0
     for _ in range(30):
         middle = (low * high) ** 0.5
-        if simulate(at(facts, 1, run, middle)).steps_per_core_sec > speed:
+        if simulate(at(facts, 1, run, middle)).steps_per_sec > speed:
             low = middle
         else:
             high = middle
@@ -210,21 +207,8 @@ def seconds_of(call: Callable[[], Any], times: int = 15) -> float:
     return best
 
 
-def core_seconds(pid: int) -> float:
-    """Seconds of cores that the learner, the hosts and their samplers have used. Ray's own processes do not count: they
-    use as much in a second in which nothing is learnt."""
-    root = psutil.Process(pid)
-    total = 0.0
-    for one in (root, *root.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            if one == root or HOST in one.name() or any(HOST in other.name() for other in one.parents()):
-                times = one.cpu_times()
-                total += times.user + times.system
-    return total
-
-
 def trained(words: list[str], seconds: float) -> dict[str, Any]:
-    """Trains for so long after the first update and returns {steps_per_sec, steps_per_core_sec, lag, samplers}. The
+    """Trains for so long after the first update and returns {steps_per_sec, lag, samplers}. The
     first third of that time does not count."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
@@ -234,14 +218,11 @@ def trained(words: list[str], seconds: float) -> dict[str, Any]:
             process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
             try:
                 first, end = None, time.monotonic() + START_SEC
-                used: list[tuple[float, float]] = []  # (env steps of the last row, seconds of cores until then)
                 while first is None or time.monotonic() < first + seconds:
                     time.sleep(0.5)
                     there = run_dir / "progress.jsonl"
                     rows = [row for row in (read_rows(there) if there.is_file() else []) if row["updates"] > 0]
                     first = first or (time.monotonic() if rows else None)
-                    if rows and (not used or used[-1][0] != rows[-1]["env_steps"]):
-                        used.append((rows[-1]["env_steps"], core_seconds(process.pid)))
                     if process.poll() is not None or (first is None and time.monotonic() > end):
                         lines = (Path(folder) / "said").read_text().strip().splitlines()
                         raise RunFailed(
@@ -255,9 +236,7 @@ def trained(words: list[str], seconds: float) -> dict[str, Any]:
         counted = [row for row in rows if row["time_sec"] >= since]
         span = counted[-1]["time_sec"] - counted[0]["time_sec"]
         lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
-        (begun, before), (ended, after) = used[len(used) // 3], used[-1]
         return {
-            "steps_per_core_sec": (ended - begun) / (after - before),
             "steps_per_sec": (counted[-1]["env_steps"] - counted[0]["env_steps"]) / span,
             "lag": statistics.mean(lags) if lags else None,
             "samplers": resources["num_samplers"],

@@ -55,9 +55,13 @@ def test_what_is_no_measurement_is_a_sentence(file, tmp_path):
 
 
 def test_a_bar_that_is_not_met_is_called_so():
-    check = {"one": 100.0, "measured": 100.0, "predicted": 120.0}
-    assert cluster.comparison({"check": check}).endswith("predicted 120 (+20%; the bar is 15%, which is not met)")
-    assert cluster.comparison({"check": check | {"predicted": 90.0}}).endswith("(-10%; the bar is 15%, which is met)")
+    check = {"local": 100.0, "one": 85.0, "measured": 100.0, "predicted": 120.0}
+    assert cluster.comparison({"check": check}) == (
+        "env steps/s: shared memory 100, one node 85 (-15%; the bar is -10%, which is not met);"
+        " two simulated nodes 100, predicted 120 (+20%; the bar is 15%, which is not met)"
+    )
+    said = cluster.comparison({"check": check | {"predicted": 90.0, "one": 95.0}})
+    assert "one node 95 (-5%; the bar is -10%, which is met)" in said and said.endswith("predicted 90 (-10%; the bar is 15%, which is met)")
 
 
 def test_other_work_on_the_machine_is_found_in_the_speed_of_one_node(monkeypatch):
@@ -65,7 +69,7 @@ def test_other_work_on_the_machine_is_found_in_the_speed_of_one_node(monkeypatch
     setup = {"bandwidth": 1e9, "head_bandwidth": 1e9, "latency_sec": 5e-4, "gpu": False, "shared": True, "broadcast": 1}
     facts = ClusterFacts(**FACTS | setup, nodes=1, samplers=2, cores=2)
     slower = {name: 3 * FACTS[name] for name in FACTS if name.endswith("_sec")}
-    speed = simulate(dataclasses.replace(facts, **slower)).steps_per_core_sec
+    speed = simulate(dataclasses.replace(facts, **slower)).steps_per_sec
     assert slowdown(FACTS | setup, {"samplers": 2}, speed) == pytest.approx(3.0, rel=0.1)
 
 
