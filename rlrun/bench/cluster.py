@@ -5,10 +5,10 @@ rlrun benchmark cluster --table [--json FILE]
 --simulate says what a run of IMPALA on Pong would do on many machines: env steps/s, the policy lag, how busy each part
 is, and which is the narrowest. What it is simulated from was measured on one machine, and is in --json FILE
 (tuned/results/cluster/impala_pong.json); any fact can be given another value. Sizes are bytes, times are seconds and
-bandwidths are bytes/s. --measure makes such a file: it measures parts, trains in shared memory, with one node and with two
-simulated nodes in turn, and compares the last with what the simulation makes of one node. It needs ale-py and Ray. --table
-simulates up to 128 machines of 16 cores and writes the table into the file, from which docs/cluster_scale.md is made.
-No run on two real machines has been made."""
+bandwidths are bytes/s. --measure makes such a file: it measures parts, trains in shared memory, with one node and with
+two simulated nodes in turn, and compares the last with what the simulation makes of one node. It needs ale-py and Ray.
+--table simulates up to 128 machines of 16 cores and writes the table into the file, from which docs/cluster_scale.md is
+made. No run on two real machines has been made."""
 
 from __future__ import annotations
 

@@ -72,7 +72,8 @@ def measure(options: MeasureOptions) -> dict[str, Any]:
     predicted = simulate(at(facts | setup, 2, runs["2"][0], slower)).steps_per_sec
     return {
         "facts": facts,
-        "check": {"local": local, "one": one, "measured": two, "predicted": predicted, "slowdown": slower, "runs": runs},
+        "check": {"local": local, "one": one, "measured": two, "predicted": predicted, "slowdown": slower}
+        | {"runs": runs},
         "sizes": sizes,
         "hardware": hardware(),
         "versions": versions(),

@@ -17,7 +17,7 @@ from rlrun.cluster.packing import PackedFragment, unpack
 from rlrun.cluster.weights import SentWeights
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
-from rlrun.machine.nodes import Node, RayConfig
+from rlrun.machine.nodes import RayConfig
 
 LOOK_SEC = 5.0  # seconds between two looks at which machines there are
 DOUBT_SEC = 30.0  # in which an engine finds out that a machine is gone
@@ -29,7 +29,7 @@ class HostsWanted(NamedTuple):
 
     kind: str  # class of the hosts, as module:Name
     brief: Mapping[str, Any]  # what every host is told, which JSON can write
-    shares: Sequence[int]  # workers of each machine
+    shares: Sequence[tuple[str, int]]  # machines as they were called when the run was planned, and workers of each
     first: int  # number of the first worker
     start_sec: float  # that a host's processes may take to start
     timeout_sec: float  # of silence, after which a host is lost
@@ -61,6 +61,14 @@ class HostAnswer(NamedTuple):
     facts: dict[str, Any]
 
 
+def places(planned: Sequence[str], there: Sequence[str]) -> list[str | None]:
+    """Returns the machine of each that was planned: itself if it is there, or else one that was not planned.
+
+    Simulated nodes have other names when they have started, so they are taken in their order."""
+    others = [name for name in there if name not in planned]
+    return [name if name in there else others.pop(0) if others else None for name in planned]
+
+
 class Hosts:
     """Starts a run's hosts, and finds others where they are lost."""
 
@@ -86,11 +94,18 @@ class Hosts:
     def begin(self) -> None:
         """Starts all hosts and waits until they are ready. Raises RunFailed where one does not start."""
         first = self.wanted.first
-        for node, workers in zip(self._machines(len(self.wanted.shares)), self.wanted.shares, strict=True):
+        found = places([name for name, _ in self.wanted.shares], self._machines(len(self.wanted.shares)))
+        nowhere = []
+        for place, (_, workers) in zip(found, self.wanted.shares, strict=True):
             if workers:
                 self.parts.append(HostPart(len(self.parts), first, workers))
-                self._start(self.parts[-1], node.name)
+                if place is not None:
+                    self._start(self.parts[-1], place)
+                else:
+                    nowhere.append(self.parts[-1])
             first += workers
+        for part in nowhere:
+            self._replace(part, None)
         while any(part.host is not None and not part.ready for part in self.parts):
             self.receive(1.0)
 
@@ -154,17 +169,22 @@ class Hosts:
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
-    def _machines(self, count: int) -> Sequence[Node]:
-        """Waits until as many machines are there as the run was planned for."""
+    def _machines(self, count: int) -> list[str]:
+        """Waits until as many machines are there as the run was planned for. Where some are lost by then, as when a run
+        begins again without them, resources.ray.lost says what becomes of their workers."""
         end = time.monotonic() + self.cfg.join_sec
-        while len(nodes := self.engine.nodes()) < count:
+        while len(names := [node.name for node in self.engine.nodes()]) < count:
             if time.monotonic() > end:
-                raise RunFailed(
+                said = (
                     f"the run was planned for {count} machines, and after {self.cfg.join_sec:g} s the cluster has"
-                    f" {len(nodes)} ({', '.join(node.name for node in nodes)}); resources.ray.join_sec waits longer"
+                    f" {len(names)} ({', '.join(names)})"
                 )
+                if self.cfg.lost == "end" or not names:
+                    raise RunFailed(f"{said}; resources.ray.join_sec waits longer")
+                self.say(said)
+                break
             time.sleep(0.2)
-        return nodes[:count]
+        return names
 
     def _start(self, part: HostPart, node: str, spare: bool = False) -> None:
         told = dict(self.wanted.brief) | {"first": part.first, "workers": part.workers, "restart": part.restart}
@@ -217,9 +237,9 @@ class Hosts:
         part.restart += 1
         self._replace(part, host.node)
 
-    def _replace(self, part: HostPart, node: str) -> None:
-        """Starts a part's host anew: where it was, if that machine still answers, or on one that has none, or else
-        beside another host."""
+    def _replace(self, part: HostPart, node: str | None) -> None:
+        """Starts a part's host anew: where it was (node), if that machine still answers, or on one that has none, or
+        else beside another host."""
         there = [one.name for one in self.engine.nodes()]
         names = [name for name in there if self.doubted.get(name, 0.0) < time.monotonic()] or there
         used = {other.node for other in self.parts}

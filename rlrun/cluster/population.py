@@ -61,12 +61,12 @@ class HostPopulation(PopulationBase):
         engine: Engine,
         kind: str,
         brief: Mapping[str, Any],
-        shares: Sequence[int],
+        shares: Sequence[tuple[str, int]],
         start_sec: float,
         restarts: Restarts | None = None,
     ):
-        """crew: that of all players. kind: the class of a host. brief: what every host is told. shares: players of each
-        of the engine's machines."""
+        """crew: that of all players. kind: the class of a host. brief: what every host is told. shares: the machines
+        and the players of each."""
         self.crew, self.orders = crew, Orders(crew)
         self.total_columns = crew.envs * crew.players
         self.playing: dict[int, Order] = {}  # by the player's number

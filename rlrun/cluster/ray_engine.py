@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,8 @@ HEALTH = {
 FAIR = {"RAY_worker_niceness": "0"}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 STOP_SEC = 5.0  # that a host may take to stop its samplers
-PROBE_SEC = 30.0
+PROBE_SEC = 60.0
+REACH_SEC = 10.0  # that a machine may take to answer at all
 LONGEST_TEMP = 8  # letters of the path of a folder for temporary files in which Ray's sockets fit
 GET_SEC = 60.0  # that an answer may take on its way
 GONE = "its machine has died"
@@ -83,15 +85,24 @@ def make_token() -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keeps this process's answers to signals, which Ray replaces where it may: in the main thread."""
+    """Keeps this process's answers to signals, which Ray replaces where it may: in the main thread. One that comes
+    while Ray starts must find rlrun's answer too, so Ray's own function for that does nothing meanwhile."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
+    utils: Any = None
+    with contextlib.suppress(ImportError):
+        from ray._private import utils  # type: ignore[no-redef]
+    theirs = getattr(utils, "set_sigterm_handler", None)
+    if theirs is not None:
+        utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
+        if theirs is not None:
+            utils.set_sigterm_handler = theirs
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -219,7 +230,10 @@ class RayEngine:
             ) from None
 
     def _wants_token(self) -> bool:
-        """Tells whether the cluster refuses those who have no token. It is tried in a process of its own."""
+        """Tells whether the cluster refuses those who have no token. It is tried in a process of its own.
+
+        Raises UserError where that cannot be found out."""
+        self._check_reached()
         code = "import os, ray; ray.init(os.environ['RLRUN_TRIED'], log_to_driver=False, logging_level='error')"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")} | {
             "RAY_AUTH_MODE": "disabled",
@@ -233,8 +247,24 @@ class RayEngine:
                 timeout=PROBE_SEC,
             )
         except subprocess.TimeoutExpired:
-            return True
+            raise UserError(
+                f"{self.option}address={self.cfg.address}: nobody there said within {PROBE_SEC:g} s whether it wants a"
+                " token; the machine may be too busy, so try again"
+            ) from None
         return tried.returncode != 0
+
+    def _check_reached(self) -> None:
+        """Raises UserError where nobody answers at the address. Ray itself would try for a minute."""
+        host, colon, port = str(self.cfg.address).rpartition(":")
+        if not colon or not port.isdecimal():
+            return  # "auto", or what Ray has to judge
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACH_SEC).close()
+        except OSError as error:
+            raise UserError(
+                f"{self.option}address={self.cfg.address}: no Ray cluster could be joined there:"
+                f" {error.strerror or error}"
+            ) from None
 
     def close(self) -> None:
         """Leaves a cluster that was there before, and ends one that this run has started."""

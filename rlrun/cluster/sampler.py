@@ -103,14 +103,14 @@ class HostSampler:
         engine: Engine,
         kind: str,
         brief: Mapping[str, Any],
-        shares: Sequence[int],
+        shares: Sequence[tuple[str, int]],
         form: Form,
         synchronous: bool,
         restarts: Restarts | None = None,
         shared: bool = False,
     ):
-        """plan: that of all samplers. kind: the class of a host. brief: what every host is told. shares: samplers of
-        each of the engine's machines. synchronous: whether samplers wait for new weights before they fill a slot
+        """plan: that of all samplers. kind: the class of a host. brief: what every host is told. shares: the machines
+        and the samplers of each. synchronous: whether samplers wait for new weights before they fill a slot
         again. shared: whether other processes of this machine read what has arrived."""
         self.plan, self.cfg, self.form, self.synchronous = plan, cfg, form, synchronous
         self.columns, self.total_columns = plan.columns, plan.columns * plan.workers
@@ -197,7 +197,7 @@ class HostSampler:
         while self.queued < count:
             before = len(self.arrived)
             self._receive(0.5)
-            if len(self.arrived) > before or any(not part.ready for part in self.hosts.parts):
+            if len(self.arrived) > before or any(part.host is not None and not part.ready for part in self.hosts.parts):
                 heard = time.monotonic()
             elif time.monotonic() - heard > self.plan.timeout_sec:
                 names = ", ".join(part.name for part in self.hosts.parts if part.host is not None)

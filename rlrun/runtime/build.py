@@ -257,7 +257,7 @@ class LearnerParts:
             engine_of(cfg, plan.machine.nodes),
             SAMPLERS,
             brief(plan),
-            self.resources.nodes,
+            plan.shares,
             Form(plan.fragment, self.spec.stack, cfg.compress),
             synchronous=self.config.runner.synchronous,
             restarts=self.restarts,
@@ -309,7 +309,7 @@ class LearnerParts:
             crew, nodes = self.crew(noise), plan.machine.nodes
             told, start_sec = brief(plan), plan.limits().start_sec
             return HostPopulation(
-                crew, cfg, engine_of(cfg, nodes), PLAYERS, told, self.resources.nodes, start_sec, self.restarts
+                crew, cfg, engine_of(cfg, nodes), PLAYERS, told, plan.shares, start_sec, self.restarts
             )
         return Population(self.crew(noise), self.restarts)
 

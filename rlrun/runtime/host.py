@@ -23,8 +23,10 @@ from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment
+from rlrun.machine.machine import free_shared
 from rlrun.runtime.build import LearnerParts, build
 from rlrun.runtime.cluster import plan_again, same
+from rlrun.runtime.room import check_host, elsewhere
 from rlrun.samplers.local import LocalSampler
 from rlrun.samplers.players import Order, Players
 
@@ -69,11 +71,13 @@ class RunHost:
             if here[name] != value:
                 raise UserError(f"its {name} is {here[name]}, and the learner's is {value}")
         self.restarts = HostRestarts(made.restarts().limit, made.restarts().window_sec)
+        if elsewhere(made):  # parts of one machine were checked together before the run began
+            check_host(made, told["workers"], free_shared())
         self.make(build(made))
         return {}
 
     def make(self, parts: LearnerParts) -> None:
-        """Makes what this host runs."""
+        """Makes what this host runs, for which there is room."""
         raise NotImplementedError
 
     def _answer(self, method: Callable[..., dict[str, Any]], *args: Any) -> np.ndarray:

@@ -115,6 +115,13 @@ class Plan:
         return self.config.run.eval.every is not None and bool(self.config.run.eval.estimate.methods)
 
     @property
+    def shares(self) -> tuple[tuple[str, int], ...]:
+        """The machines of a cluster, and the samplers or players of each."""
+        return tuple(
+            (node.name, workers) for node, workers in zip(self.machine.nodes, self.resources.nodes, strict=True)
+        )
+
+    @property
     def fragment_columns(self) -> int:
         return self.resources.envs_per_group * self.spec.columns_per_env
 

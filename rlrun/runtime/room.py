@@ -17,30 +17,61 @@ WITH_STATISTICS = 3  # weights, and as many numbers for each of Adam's two means
 REST = 2**16  # pulses and counters
 
 
+def elsewhere(plan: Plan) -> bool:
+    """Tells whether the samplers are on the machines of a cluster that was there before, each of which checks its own
+    room (check_host)."""
+    cfg = plan.config.run.resources.ray
+    return cfg is not None and cfg.address is not None
+
+
 def shared_parts(plan: Plan) -> dict[str, int]:
-    """Returns what the run keeps in shared memory, in bytes. Learners that work in lockstep each have parts of their
-    own; those that do not wait for each other share weights."""
+    """Returns what the run keeps in the shared memory of the learner's machine, in bytes. Learners that work in
+    lockstep each have parts of their own; those that do not wait for each other share weights. Simulated nodes are on
+    this machine."""
     made, runner, needs = plan.resources, plan.config.runner.name, plan.needs
     parts: dict[str, int] = {}
     weights = NUMBER * plan.parameters
+    sharded = plan.replay is not None and plan.replay.shards is not None
     if made.inference != "serial":
-        learners = made.num_learners
-        parts["fragments"] = learners * made.producers_per_learner * plan.fragments_per_producer * plan.fragment_bytes
-        if made.inference == "local":
-            parts["weights"] = learners * SIDES * weights
+        learners, here = made.num_learners, not elsewhere(plan)
+        # Rows that come from other processes of Ray are copied to where the shards read them.
+        times = here + (sharded and made.nodes != ())
+        slots = learners * made.producers_per_learner * plan.fragments_per_producer
+        parts["fragments"] = times * slots * plan.fragment_bytes
+        if made.inference == "local" and here:
+            parts["weights"] = max(learners, len(made.nodes)) * SIDES * weights
     if runner == "async_gradients" and made.num_learners > 1:
         parts["weights"] = WITH_STATISTICS * weights
     if plan.replay is not None and plan.replay.shards is not None:
         batch = layout_bytes(drawn_layout(plan.replay.layout, needs.columns))
         parts["batches of the replay"] = plan.replay.shards * PREFETCHED * batch
     if needs.population is not None:
-        parts["the noise table"] = NUMBER * needs.population.noise_size
+        tables = 1 if elsewhere(plan) else 1 + len(made.nodes)
+        parts["the noise table" if tables == 1 else "noise tables"] = tables * NUMBER * needs.population.noise_size
     return {name: size for name, size in parts.items() if size}
+
+
+def host_parts(plan: Plan, workers: int) -> dict[str, int]:
+    """Returns what one machine of a cluster keeps in shared memory for so many samplers or players, in bytes."""
+    weights = {"weights": SIDES * NUMBER * plan.parameters}
+    if plan.needs.population is not None:
+        return weights | {"the noise table": NUMBER * plan.needs.population.noise_size}
+    slots = workers * plan.resources.groups * plan.fragments_per_producer
+    return weights | {"fragments": slots * plan.fragment_bytes}
+
+
+def check_host(plan: Plan, workers: int, free: int) -> None:
+    """Does for one machine of a cluster what check_shared() and allow_files() do for the learner's."""
+    _check_shared(host_parts(plan, workers), free)
+    _allow_files(workers)
 
 
 def check_shared(plan: Plan, free: int) -> None:
     """Raises UserError if the run needs more shared memory than is free, which is given in bytes."""
-    parts = shared_parts(plan)
+    _check_shared(shared_parts(plan), free)
+
+
+def _check_shared(parts: dict[str, int], free: int) -> None:
     needed = sum(parts.values()) + REST
     if not parts or needed <= free:
         return
@@ -50,6 +81,7 @@ def check_shared(plan: Plan, free: int) -> None:
         "weights": "a smaller network",
         "batches of the replay": "smaller batches (algo.inner.batch_size)",
         "the noise table": "a smaller algo.noise_size",
+        "noise tables": "a smaller algo.noise_size",
     }[max(parts, key=lambda name: parts[name])]
     raise UserError(
         f"this run needs {needed / 1e6:.1f} MB of shared memory ({each}), and {free / 1e6:.1f} MB of /dev/shm are free:"
@@ -91,7 +123,13 @@ def check_processes(plan: Plan, cores: int) -> None:
 
 def allow_files(plan: Plan) -> None:
     """Raises this process's limit of open files where it is too small. Raises UserError where that is not allowed."""
-    processes = sum(processes_of(plan).values())
+    parts = processes_of(plan)
+    if plan.resources.nodes:  # samplers have their pipes in their hosts' processes
+        parts.pop("resources.num_samplers", None)
+    _allow_files(sum(parts.values()))
+
+
+def _allow_files(processes: int) -> None:
     needed = FILES + FILES_PER_PROCESS * processes
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if now == resource.RLIM_INFINITY or needed <= now:

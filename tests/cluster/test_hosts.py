@@ -12,12 +12,14 @@ from wired import Wired
 
 import rlrun.runtime.cluster as cluster
 from rlrun.cli import _dispatch
+from rlrun.cluster.hosts import places
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.machine.machine import measured
 from rlrun.machine.nodes import Node, shares
+from rlrun.runtime.room import REST, check_host, check_shared, host_parts, shared_parts
 
 RAY = ["resources=ray", "resources.ray.simulate=2", "resources.device=cpu"]
 
@@ -173,6 +175,52 @@ def test_lost_machines_may_be_left_out_or_end_the_run(typed, monkeypatch, engine
                     sampler.free(sampler.take(2))
         finally:
             sampler.close()
+
+
+def test_machines_are_found_again_by_their_names():
+    assert places(["a", "b", "c"], ["c", "x", "a"]) == ["a", "x", "c"]
+    assert places(["node-0", "node-1"], ["127.0.0.1", "127.0.0.1#2"]) == ["127.0.0.1", "127.0.0.1#2"]
+    assert places(["a", "b", "c"], ["b", "new"]) == ["new", "b", None]
+
+
+@pytest.mark.parametrize("lost", ["take_over", "leave_out", "end"])
+def test_a_run_that_begins_again_without_a_machine_goes_on_as_it_was_told(typed, monkeypatch, engines, capfd, lost):
+    """The machine is gone before the hosts start."""
+    monkeypatch.setattr("rlrun.runtime.build.engine_of", lambda cfg, planned: Together(cfg, planned[1:]))
+    wiring = counting(typed, monkeypatch, f"resources.ray.lost={lost}", "resources.ray.join_sec=0.5")
+    if lost == "end":
+        with pytest.raises(RunFailed, match=r"planned for 2 machines, and after 0\.5 s the cluster has 1 \(b\); resources"):
+            wiring.sampler(0)
+        return
+    sampler = wiring.sampler(0)
+    try:
+        sampler.publish(wiring.algorithm().policy, Clock())
+        workers = set()
+        for _ in range(10):
+            sampler.free(fragments := sampler.take(2))
+            workers |= {fragment.header.worker for fragment in fragments}
+        assert workers == ({0, 1} if lost == "take_over" else {1})
+        assert engines[0].started[0][:2] == ("host-1", "b"), "a machine keeps the samplers that it was planned to have"
+        assert "planned for 2 machines" in (said := capfd.readouterr().out)
+        assert ("b takes over the samplers of host-0" if lost == "take_over" else "the samplers of host-0 are left out") in said
+    finally:
+        sampler.close()
+
+
+def test_every_machine_checks_its_own_shared_memory(typed):
+    """The learner's machine needs none for samplers that are on a cluster's machines; simulated nodes are on it."""
+    words = ["env=CartPole-v1", "logger=[]", "resources=ray", "resources.device=cpu"]
+    machine = dataclasses.replace(measured(), nodes=(Node("a", 1), Node("b", 3)))
+    for algo in ("impala", "apex", "es"):
+        here = Wired(typed(f"algo={algo}", *words, "resources.ray.simulate=2"), machine).plan
+        away = Wired(typed(f"algo={algo}", *words, "resources.ray.address=auto"), machine).plan
+        hosts = [host_parts(away, workers) for _, workers in away.shares]
+        total = sum(size for parts in hosts for size in parts.values())
+        assert total > 0 and sum(shared_parts(here).values()) - sum(shared_parts(away).values()) == total
+        check_shared(away, REST + sum(shared_parts(away).values()))
+        check_host(away, away.shares[1][1], REST + sum(hosts[1].values()))
+        with pytest.raises(UserError, match=r"MB of shared memory \(.*\), and .* MB of /dev/shm are free"):
+            check_host(away, away.shares[1][1], REST + sum(hosts[1].values()) - 1)
 
 
 def test_a_host_that_is_not_the_same_is_named(typed, monkeypatch):

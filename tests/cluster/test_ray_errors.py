@@ -1,8 +1,11 @@
 """What Ray raises, as rlrun's own errors. No Ray is started."""
 
 import os
+import signal
+import socket
 import stat
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +16,7 @@ from ray import exceptions
 
 from rlrun.cluster import ray_engine
 from rlrun.cluster.engine import HostLost
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import RunFailed, UserError
 
 
 def got(error):
@@ -55,6 +58,35 @@ def test_signals_are_left_alone_in_other_threads():
     thread.start()
     thread.join()
     assert not problems
+
+
+def test_a_signal_while_ray_starts_finds_our_answer():
+    """Ray replaces the handler of SIGTERM by one that ends the process with code 1."""
+    from ray._private import utils
+
+    heard, before = [], signal.signal(signal.SIGTERM, lambda *_: heard.append(True))
+    try:
+        with ray_engine._signals_kept():
+            utils.set_sigterm_handler(lambda *_: heard.append(False))  # as ray.init() does
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [True, True]
+        utils.set_sigterm_handler(signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "Ray has its function back"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_address_where_nobody_listens_is_said_at_once():
+    engine = object.__new__(ray_engine.RayEngine)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        engine.cfg, engine.option = SimpleNamespace(address=address), "resources.ray."
+        engine._check_reached()
+    began = time.monotonic()
+    with pytest.raises(UserError, match=f"resources.ray.address={address}: no Ray cluster could be joined there: .*refused"):
+        engine._wants_token()
+    assert time.monotonic() - began < 2.0
 
 
 def test_a_token_is_made_once_and_whole(tmp_path, monkeypatch):
