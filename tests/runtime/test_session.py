@@ -413,8 +413,9 @@ def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
     while not (path / "progress.jsonl").exists() or not (path / "progress.jsonl").read_text():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
-    children = psutil.Process(process.pid).children()
-    victims = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    children = psutil.Process(process.pid).children(recursive=True)
+    server = next(child for child in children if "forkserver" in " ".join(child.cmdline()))
+    victims = server.children()
     assert len(victims) == 2
     victims[1].kill()
     started = time.monotonic()
