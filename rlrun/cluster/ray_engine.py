@@ -40,12 +40,16 @@ HEALTH = {
 }
 # Ray would give its workers, and with them samplers and jobs, the niceness 15: other work would then stop them.
 FAIR = {"RAY_worker_niceness": "0"}
+# Ray would end the run's own process a minute after the head is lost. rlrun saves the run and ends it before.
+PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 STOP_SEC = 5.0  # that a host may take to stop its samplers
 PROBE_SEC = 60.0
 REACH_SEC = 10.0  # that a machine may take to answer at all
 LONGEST_TEMP = 8  # letters of the path of a folder for temporary files in which Ray's sockets fit
 GET_SEC = 60.0  # that an answer may take on its way
+HEAD_LOOK_SEC = 3.0  # seconds between two looks at whether the head of the cluster answers
+HEAD_GONE_SEC = 15.0  # after which a head that does not answer is lost
 GONE = "its machine has died"
 
 
@@ -143,7 +147,9 @@ class RayEngine:
         self.cluster: Any = None  # simulated nodes
         self.folder: Path | None = None  # of what this run has started
         self.reaper: Reaper | None = None  # of the same
-        os.environ.update({name: os.environ.get(name, value) for name, value in (HEALTH | FAIR | QUIET).items()})
+        os.environ.update(
+            {name: os.environ.get(name, value) for name, value in (HEALTH | FAIR | PATIENT | QUIET).items()}
+        )
         make_token()
         open_ = cfg.address is not None and cfg.allow_open
         os.environ["RAY_AUTH_MODE"] = "disabled" if open_ and not self._wants_token() else "token"
@@ -165,6 +171,10 @@ class RayEngine:
         except BaseException:
             self.close()
             raise
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        self.head = (host.strip("[]"), int(port))
+        self.looked = self.answered = time.monotonic()  # at the head, and when it answered last
+        self.headless = False
         atexit.register(self.close)
         RUNNING.append(self)
         self.remote = ray.remote(_Actor)
@@ -287,7 +297,31 @@ class RayEngine:
 
     # -- engine.Engine -------------------------------------------------------------------------------------------------
 
+    def _check_head(self) -> None:
+        """Raises RunFailed where the head of the cluster is lost. Calls of Ray that need it would wait for it."""
+        now = time.monotonic()
+        if not self.headless and now - self.looked < HEAD_LOOK_SEC:
+            return
+        if now - self.looked > HEAD_GONE_SEC:  # nobody has looked for long, as in a long update
+            self.answered = now
+        self.looked = now
+        try:
+            socket.create_connection(self.head, HEAD_LOOK_SEC).close()
+            self.answered, self.headless = now, False
+        except OSError as error:
+            self.headless = True
+            if now - self.answered > HEAD_GONE_SEC:
+                raise RunFailed(
+                    f"the head of the cluster at {self.head[0]}:{self.head[1]} does not answer any more"
+                    f" ({error.strerror or error}): its machine or its Ray has ended"
+                ) from None
+
     def nodes(self) -> list[Node]:
+        while True:
+            self._check_head()
+            if not self.headless:
+                break
+            time.sleep(0.5)
         alive = [one for one in self.ray.nodes() if one["Alive"]]
         head = self.ray.get_runtime_context().get_node_id()
         alive.sort(key=lambda one: (one["NodeID"] != head, one["NodeManagerAddress"], one["NodeManagerPort"]))
@@ -329,6 +363,7 @@ class RayEngine:
         return self.ray.put(value)
 
     def wait(self, answers: Sequence[Any], timeout: float) -> list[Any]:
+        self._check_head()
         ready, _ = self.ray.wait(list(answers), num_returns=1, timeout=timeout or 0)
         if ready and len(answers) > 1:  # those that are there beside the first
             ready, _ = self.ray.wait(list(answers), num_returns=len(answers), timeout=0)

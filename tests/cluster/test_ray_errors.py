@@ -16,7 +16,7 @@ from ray import exceptions
 
 from rlrun.cluster import ray_engine
 from rlrun.cluster.engine import HostLost
-from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.errors import ProcessLost, RunFailed, UserError
 
 
 def got(error):
@@ -87,6 +87,30 @@ def test_an_address_where_nobody_listens_is_said_at_once():
     with pytest.raises(UserError, match=f"resources.ray.address={address}: no Ray cluster could be joined there: .*refused"):
         engine._wants_token()
     assert time.monotonic() - began < 2.0
+
+
+def test_a_lost_head_ends_the_run_before_ray_does(monkeypatch):
+    """Ray's calls would wait for it, and Ray would then end the process without a checkpoint."""
+    monkeypatch.setattr(ray_engine, "HEAD_LOOK_SEC", 0.05)
+    monkeypatch.setattr(ray_engine, "HEAD_GONE_SEC", 0.5)
+    engine = object.__new__(ray_engine.RayEngine)
+    engine.looked = engine.answered = time.monotonic()
+    engine.headless = False
+    engine.ray = SimpleNamespace(wait=lambda answers, num_returns, timeout: ([], answers))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        engine.head = server.getsockname()
+        for _ in range(20):
+            engine.wait([1], 0.0)
+            time.sleep(0.05)
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match=r"the head of the cluster at 127\.0\.0\.1:\d+ does not answer any more \(Connection refused\)") as caught:
+        while time.monotonic() < began + 5.0:
+            engine.wait([1], 0.0)
+            time.sleep(0.02)
+    assert not isinstance(caught.value, ProcessLost), "a run without a head does not begin again"
+    assert 0.4 < time.monotonic() - began < 2.0
+    engine.looked -= 60.0  # a long update: nobody has looked, so nobody was silent
+    engine.wait([1], 0.0)
 
 
 def test_a_token_is_made_once_and_whole(tmp_path, monkeypatch):
