@@ -50,6 +50,15 @@ def simulated(cfg: RayConfig, cores: int) -> tuple[Node, ...]:
     return tuple(Node(f"node-{i}", max(1, cores // count)) for i in range(count))
 
 
+def learner_shares(learners: int, nodes: Sequence[Node]) -> tuple[int, ...]:
+    """Returns how many of the learners each node has. The first node has at least one: the run's own process."""
+    made = list(shares(learners, nodes))
+    if made[0] == 0:
+        made[made.index(max(made))] -= 1
+        made[0] = 1
+    return tuple(made)
+
+
 def shares(samplers: int, nodes: Sequence[Node]) -> tuple[int, ...]:
     """Returns how many of the samplers each node has, in proportion to its cores, but at least one if there are as
     many samplers as nodes."""
