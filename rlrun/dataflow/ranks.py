@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rlrun.core.errors import ProcessLost
 from rlrun.core.ranks import Ranks
-from rlrun.dataflow.meeting import Disconnected, through, together
+from rlrun.dataflow.meeting import Disconnected, break_off, connections, through, together
 from rlrun.dataflow.workers import READY, Workers, start_sec
 
 SAVE_SEC = 900.0  # the longest time that a learner may take to write its replay
@@ -55,12 +55,22 @@ class ProcessRanks(Ranks):
         self.apart = memory is None
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and not self.apart else "gloo"
         patience = timedelta(seconds=timeout_sec) if rank == 0 else FOREVER
+        before = connections() if self.apart else set()
         together(dist.init_process_group, backend, None, patience, world, rank, store)
         self.store = store
         self.path, self.look = memory, look
+        self.connections: set[int] = set()  # with learners on other machines
+        self.waiting = False  # whether an exchange has begun and not ended
         # Memory that all learners share, one tensor for each size and dtype of large tensors.
         self.memory: dict[tuple[int, torch.dtype], Tensor] = {}
-        self._exchange(dist.barrier)  # makes the connections now and not in the middle of the first update
+        try:
+            self._exchange(dist.barrier)  # makes the connections now and not in the middle of the first update
+        except BaseException:
+            self.connections = connections() - before if self.apart else set()
+            self.close()
+            raise
+        if self.apart:
+            self.connections = connections() - before
 
     def _exchange(self, exchange: Callable[..., Any], *args: Any) -> None:
         """Runs one of torch.distributed's exchanges. Raises Disconnected where another learner is gone."""
@@ -68,10 +78,11 @@ class ProcessRanks(Ranks):
             together(exchange, *args)
             return
         # A machine that loses its power or its network breaks no connection, so its loss is noticed by look().
-        work = together(functools.partial(exchange, async_op=True), *args)
+        work, self.waiting = together(functools.partial(exchange, async_op=True), *args), True
         while True:
             try:
                 work.wait(timedelta(seconds=LOOK_SEC))
+                self.waiting = False
                 return
             except RuntimeError as error:
                 if work.is_completed():
@@ -137,6 +148,8 @@ class ProcessRanks(Ranks):
         return sent.numpy().tobytes()
 
     def close(self) -> None:
+        if self.waiting:  # gloo would go on to wait for what look() has given up
+            break_off(self.connections)
         if dist.is_initialized():
             dist.destroy_process_group()
         self.__dict__.pop("store", None)  # the first learner's serves the others as long as it is there

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
+from rlrun.core.conditions import TRAVELLING, OnlyFor
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative, Positive
 
@@ -26,8 +27,8 @@ class RayConfig:
     samplers_per_node: Literal["auto"] | Annotated[int, Count]
     simulate: Annotated[int, NotNegative]
     lost: Literal["take_over", "leave_out", "end"]
-    calls_ahead: Annotated[int, Count]
-    compress: bool
+    calls_ahead: Annotated[int, Count, OnlyFor(TRAVELLING)]
+    compress: Annotated[bool, OnlyFor(TRAVELLING)]
     store_mb: Annotated[int, Count]
     join_sec: Annotated[float, Positive]
     allow_open: bool
@@ -48,15 +49,6 @@ def simulated(cfg: RayConfig, cores: int) -> tuple[Node, ...]:
         )
     count = cfg.simulate or 1
     return tuple(Node(f"node-{i}", max(1, cores // count)) for i in range(count))
-
-
-def learner_shares(learners: int, nodes: Sequence[Node]) -> tuple[int, ...]:
-    """Returns how many of the learners each node has. The first node has at least one: the run's own process."""
-    made = list(shares(learners, nodes))
-    if made[0] == 0:
-        made[made.index(max(made))] -= 1
-        made[0] = 1
-    return tuple(made)
 
 
 def shares(samplers: int, nodes: Sequence[Node]) -> tuple[int, ...]:

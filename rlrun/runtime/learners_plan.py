@@ -7,7 +7,7 @@ from dataclasses import replace
 from rlrun.config.run import Typed
 from rlrun.core.errors import UserError
 from rlrun.machine.machine import Machine
-from rlrun.machine.nodes import learner_shares
+from rlrun.machine.nodes import shares
 from rlrun.machine.resources import Resources
 
 # Runners whose learners may be on several machines. Those with a replay save its rows into files that the first
@@ -45,10 +45,16 @@ def learners_on_nodes(config: Typed, resources: Resources, machine: Machine) -> 
             f"record={config.run.record}: the rows of learners on other machines do not come to this one; take one"
             " learner, or rlrun record RUN_DIR, which records the trained policy"
         )
-    made = learner_shares(learners, machine.nodes)
+    made = shares(learners, machine.nodes)  # the first node's first learner is the run's own process
     if 0 in made:
         raise UserError(
             f"resources=ray: {learners} learners are fewer than the {len(made)} nodes; take fewer with"
             " resources.ray.nodes, or more learners"
+        )
+    each = asked.ray.samplers_per_node
+    if each != "auto" and any(count * resources.samplers_per_learner != each for count in made):
+        raise UserError(
+            f"resources.ray.samplers_per_node={each}: the nodes have {' and '.join(map(str, made))} learners, which have"
+            f" {resources.samplers_per_learner} samplers each; say how many in all with resources.num_samplers"
         )
     return replace(resources, learner_nodes=made)
