@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -52,9 +51,9 @@ def test_two_machines_learn_what_two_learners_on_one_do(tmp_path, engines):
     assert [[(host.name, host.node) for host in engine.started] for engine in engines] == [[("learner-1", "node-1")]] * 2
 
 
-def test_a_lost_learner_lets_the_run_begin_again(tmp_path, engines, capfd):
-    """Once a killed one, and once one on a machine that has gone silent, whose connections nothing closes. Each learner
-    has samplers, and begins with weights whose file only the first one sees."""
+def test_a_silent_learner_lets_the_run_begin_again(tmp_path, engines, capfd):
+    """It is on a machine that has lost its power, so nothing closes its connections. What init= names is a file that
+    only the first learner sees."""
     path, seconds = tmp_path / "run", []
     assert _dispatch(["train", "algo=ppo", *WORDS, "resources.num_learners=1", "env_steps=64", "run_dir=before"]) == 0
 
@@ -63,30 +62,24 @@ def test_a_lost_learner_lets_the_run_begin_again(tmp_path, engines, capfd):
         return [json.loads(line) for line in there.read_text().splitlines()] if there.is_file() else []
 
     def lose() -> None:
-        for number in range(3):
-            before = len(rows())
-            while len(engines) <= number or len(rows()) < before + 3:
-                time.sleep(0.02)
-            if number == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-            begun = time.monotonic()
-            engines[number].lose("learner-1", silently=number == 1)
-            while not engines[number].closed:
-                time.sleep(0.02)
-            seconds.append(time.monotonic() - begun)
+        while len(rows()) < 3:
+            time.sleep(0.02)
+        begun, before = time.monotonic(), len(rows())
+        engines[0].silence("learner-1")
+        while not engines[0].closed:
+            time.sleep(0.02)
+        seconds.append(time.monotonic() - begun)
+        while len(rows()) < before + 3:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    thread = threading.Thread(target=lose, daemon=True)
-    thread.start()
-    words = ["algo=ppo", "resources.inference=local", "init=before", "log_every_sec=0.1", "checkpoint.every=64", "env_steps=1e6",
-             "resources.restarts=9", "run_dir=run"]  # fmt: skip
-    assert _dispatch(["train", *WORDS, *RAY, *words]) == 143
+    threading.Thread(target=lose, daemon=True).start()
+    words = ["init=before", "log_every_sec=0.1", "checkpoint.every=64", "env_steps=1e6", "resources.restarts=9", "run_dir=run"]
+    assert _dispatch(["train", *DDPPO, *RAY, *words]) == 143
     said = capfd.readouterr()
-    assert len(engines) == 3 and max(seconds) < 10
-    assert said.out.count("learner-1 on node-1: its process has died; the run begins again at") == 2, said
-    assert rows()[-1]["restarts/processes"] == 2 and summary(path)["status"] == "INTERRUPTED"
-    left = [one for one in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(one.cmdline())]
-    assert not left, "neither hosts nor their samplers are left"
+    assert len(engines) == 2 and seconds[0] < 10
+    assert said.out.count("learner-1 on node-1: its process has died; the run begins again at") == 1, said
+    assert rows()[-1]["restarts/processes"] == 1 and summary(path)["status"] == "INTERRUPTED"
 
 
 def test_an_error_of_another_learner_is_one_sentence(tmp_path, monkeypatch, capfd):
