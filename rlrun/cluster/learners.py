@@ -16,10 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
+
 from rlrun.cluster.engine import Engine, Host, HostLost
 from rlrun.cluster.packing import unpack
 from rlrun.core.errors import ProcessLost, RunFailed, UserError
-from rlrun.dataflow.meeting import Disconnected, serve, through
+from rlrun.dataflow.meeting import Disconnected, arrived, serve, through
 from rlrun.dataflow.ranks import ProcessRanks, patience
 from rlrun.machine.nodes import Node, RayConfig
 
@@ -69,10 +71,16 @@ class LearnerHosts:
             elif time.monotonic() > end:
                 raise RunFailed(self._late())
 
-    def learn(self, port: int) -> None:
-        """Lets all hosts join the store at this port and learn."""
+    def learn(self, store: dist.TCPStore) -> None:
+        """Lets all hosts join the store and learn. It returns when they are about to connect to this process, which
+        would not notice before that one of them fails."""
         for host in self.hosts:
-            self._call(host, "learn", port)
+            self._call(host, "learn", store.port)
+        end = time.monotonic() + self.wanted.start_sec
+        while arrived(store) < len(self.hosts):
+            self.look(0.1)
+            if time.monotonic() > end:
+                raise ProcessLost(f"not all learners have joined within {self.wanted.start_sec:g} s")
 
     def look(self, timeout: float = 0.0) -> None:
         """Takes in the answers that are there, or that come within `timeout` seconds. Raises ProcessLost where a host
@@ -165,8 +173,8 @@ def company_on_nodes(
         hosts.begin()
         address, timeout = engine.address(), patience(wanted.timeout_sec)
         store = serve(address, wanted.world, timeout)
-        hosts.learn(store.port)
         try:
+            hosts.learn(store)
             with through(address):
                 ranks = ProcessRanks(0, wanted.world, store, timeout, memory=None, look=hosts.look)
             yield ranks

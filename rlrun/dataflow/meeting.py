@@ -41,9 +41,13 @@ def together(exchange: Callable[..., Any], *args: Any) -> Any:
 
 
 def serve(address: str, world: int, timeout_sec: float) -> dist.TCPStore:
-    """Returns the store of the first learner, which listens at a free port of this address alone."""
-    family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-    listener = socket.create_server(place[:2], family=family, backlog=4 * world)
+    """Returns the store of the first learner, which listens at a free port of this address alone. Raises RunFailed where
+    this machine has no such address."""
+    try:
+        family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place[:2], family=family, backlog=4 * world)
+    except OSError as error:
+        raise RunFailed(f"the learners cannot meet at {address}, the address of this machine: {error}") from None
     return dist.TCPStore(
         address,
         listener.getsockname()[1],
@@ -62,6 +66,16 @@ def join(address: str, port: int, world: int, timeout_sec: float) -> dist.TCPSto
     except RuntimeError as error:
         said = str(error).strip().splitlines()[0]
         raise RunFailed(f"the first learner was not reached at {address}:{port}: {said}") from None
+
+
+def arrive(store: dist.Store) -> None:
+    """Tells the first learner that this one is about to connect to the others."""
+    together(store.add, "here", 1)
+
+
+def arrived(store: dist.Store) -> int:
+    """Returns how many of the other learners are about to connect."""
+    return int(together(store.add, "here", 0))
 
 
 def interface_to(address: str) -> str:

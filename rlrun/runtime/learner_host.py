@@ -12,7 +12,7 @@ import numpy as np
 
 from rlrun.core.errors import EnvError, RunFailed, UserError, explained
 from rlrun.core.learners import FollowingLearner
-from rlrun.dataflow.meeting import Disconnected, StoreCut, join, through
+from rlrun.dataflow.meeting import Disconnected, StoreCut, arrive, join, through
 from rlrun.dataflow.ranks import ProcessRanks
 from rlrun.dataflow.workers import start_sec
 from rlrun.runtime.build import LearnerParts, build
@@ -36,6 +36,7 @@ class LearnerHost(RunHost):
         try:
             with through(address):
                 store = join(address, port, world, start_sec())
+                arrive(store)
                 ranks = ProcessRanks(rank, world, store, told["timeout_sec"], memory=None)
             share = plan.needs.cut_share
             cut = StoreCut(store, world, share) if share < 1 else None

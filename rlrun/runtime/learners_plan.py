@@ -54,7 +54,7 @@ def learners_on_nodes(config: Typed, resources: Resources, machine: Machine) -> 
     each = asked.ray.samplers_per_node
     if each != "auto" and any(count * resources.samplers_per_learner != each for count in made):
         raise UserError(
-            f"resources.ray.samplers_per_node={each}: the nodes have {' and '.join(map(str, made))} learners, which have"
+            f"resources.ray.samplers_per_node={each}: the nodes have {' and '.join(map(str, made))} learners, with"
             f" {resources.samplers_per_learner} samplers each; say how many in all with resources.num_samplers"
         )
     return replace(resources, learner_nodes=made)

@@ -24,7 +24,7 @@ def shared_parts(plan: Plan) -> dict[str, int]:
     parts: dict[str, int] = {}
     weights = NUMBER * plan.parameters
     if made.inference != "serial":
-        learners = made.num_learners
+        learners = _learners_here(plan)
         parts["fragments"] = learners * made.producers_per_learner * plan.fragments_per_producer * plan.fragment_bytes
         if made.inference == "local":
             parts["weights"] = learners * SIDES * weights
@@ -36,6 +36,12 @@ def shared_parts(plan: Plan) -> dict[str, int]:
     if needs.population is not None:
         parts["the noise table"] = NUMBER * needs.population.noise_size
     return {name: size for name, size in parts.items() if size}
+
+
+def _learners_here(plan: Plan) -> int:
+    """Learners on this machine: all, unless they are on several, which are not simulated here."""
+    cfg, spread = plan.config.run.resources.ray, plan.resources.learner_nodes
+    return spread[0] if spread and cfg is not None and not cfg.simulate else plan.resources.num_learners
 
 
 def check_shared(plan: Plan, free: int) -> None:

@@ -82,7 +82,14 @@ def test_a_silent_learner_lets_the_run_begin_again(tmp_path, engines, capfd):
     assert rows()[-1]["restarts/processes"] == 1 and summary(path)["status"] == "INTERRUPTED"
 
 
-def test_an_error_of_another_learner_is_one_sentence(tmp_path, monkeypatch, capfd):
+def test_an_error_of_another_learner_is_one_sentence(monkeypatch, capfd):
+    """Of one that cannot start, and of one that finds no way to the first learner."""
+    for_hosts = iter(["255.255.255.255"])
+    with monkeypatch.context() as patched:
+        patched.setattr(Apart, "address", lambda engine: next(for_hosts, "127.0.0.1"))
+        assert _dispatch(["train", *DDPPO, *RAY, "run_dir=lost"]) == 1
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("rlrun: learner-1 on node-1: this machine does not reach the first learner's address 255.255.255.255")
     same = cluster.same
     monkeypatch.setattr(cluster, "same", lambda plan: same(plan) | {"PyTorch": "1.0"})
     assert _dispatch(["train", *DDPPO, *RAY, "run_dir=run"]) == 2
