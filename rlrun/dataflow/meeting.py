@@ -41,8 +41,9 @@ def together(exchange: Callable[..., Any], *args: Any) -> Any:
 
 
 def serve(address: str, world: int, timeout_sec: float) -> dist.TCPStore:
-    """Returns the store of the first learner, which listens at a free port of this address alone. Raises RunFailed where
-    this machine has no such address."""
+    """Returns the store of the first learner, which listens at a free port of this address alone.
+
+    Raises RunFailed where this machine has no such address."""
     try:
         family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(place[:2], family=family, backlog=4 * world)
