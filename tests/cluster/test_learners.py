@@ -15,8 +15,10 @@ from test_hosts import RAY, weights
 
 import rlrun.runtime.cluster as cluster
 from rlrun.cli import _dispatch
+from rlrun.cluster.learners import LearnerHosts, LearnersWanted
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.dataflow.meeting import NAMED, StoreCut, interface_to, through
+from rlrun.machine.nodes import Node, RayConfig
 
 WORDS = ["env=CartPole-v1", "logger=[]", "model.hidden=[64]", "algo.fragment_length=16", "algo.batch_size=64",
          "algo.minibatch_size=32", "algo.num_epochs=2", "resources.num_learners=2", "resources.device=cpu"]  # fmt: skip
@@ -113,6 +115,23 @@ def test_what_cannot_be_spread_is_a_sentence(words, said, tmp_path):
     with pytest.raises(UserError) as caught:
         _dispatch(["train", "algo=ddppo", "env=CartPole-v1", "logger=[]", *RAY, *words, f"run_dir={tmp_path / 'run'}"])
     assert said in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_the_learners_of_a_machine_that_is_gone_move_to_another():
+    class Two:
+        def nodes(self):
+            return [Node("a", 4), Node("b", 8)]
+
+    def places(lost):
+        cfg = RayConfig(address="head:1", nodes="auto", samplers_per_node="auto", simulate=0, lost=lost, calls_ahead=2,
+                        compress=True, store_mb=1, join_sec=0.01, allow_open=False)  # fmt: skip
+        return LearnerHosts(Two(), cfg, LearnersWanted("", {}, (1, 2, 2), 1, 1.0, 1.0), said.append)._places()
+
+    said = []
+    assert [(node.name, learners) for node, learners in places("take_over")] == [("a", 3), ("b", 2)]
+    assert said == ["a takes over the learners of a machine that is missing"]
+    with pytest.raises(RunFailed, match=r"planned for 3 machines, and after 0\.01 s the cluster has 2"):
+        places("end")
 
 
 def test_learners_on_several_machines_stop_when_enough_have_finished(monkeypatch):
