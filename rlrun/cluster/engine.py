@@ -39,6 +39,10 @@ class Engine(Protocol):
         """Returns the machines that are there now."""
         ...
 
+    def address(self) -> str:
+        """Returns the address by which the other machines reach this one."""
+        ...
+
     def start(self, kind: str, name: str, node: str, brief: bytes, spare: bool = False) -> Host:
         """Makes an object of the class `kind` (module:Name) with this brief, in a new process on this node. It does not
         wait for it.

@@ -332,6 +332,12 @@ class RayEngine:
                 self.names[one["NodeID"]] = name if more == 1 else f"{name}#{more}"
         return [Node(self.names[one["NodeID"]], int(one["Resources"].get("CPU", 0))) for one in alive]
 
+    def address(self) -> str:
+        if self.cfg.address is None:  # what runs on this machine alone is not shown to others
+            return "127.0.0.1"
+        here = self.ray.get_runtime_context().get_node_id()
+        return str(next(one["NodeManagerAddress"] for one in self.ray.nodes() if one["NodeID"] == here))
+
     def start(self, kind: str, name: str, node: str, brief: bytes, spare: bool = False) -> Host:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -178,6 +178,8 @@ def defaults_of(values: dict[str, Any]) -> dict[str, Any]:
         words.append(f"algo@algo.inner={inner['name']}")
     if values["resources"].get("exact"):
         words.append("resources=debug")
+    elif values["resources"].get("ray"):
+        words.append("resources=ray")
     clip = values["env"].get("reward_clip")  # algo.reward_clip takes its default from it
     if clip in ("none", "sign") or isinstance(clip, float):
         words.append(f"env.reward_clip={clip}")

@@ -12,6 +12,7 @@ run never falls back to a fresh start.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -53,6 +54,18 @@ def _compact(state: Any) -> Any:
         return type(state)(_compact(value) for value in state)
     part = isinstance(state, torch.Tensor) and state.untyped_storage().nbytes() > state.numel() * state.element_size()
     return state.clone() if part else state
+
+
+def as_bytes(state: dict) -> bytes:
+    """Returns nested tensors and numbers as the bytes of a checkpoint's file."""
+    file = io.BytesIO()
+    torch.save(_compact(state), file)
+    return file.getvalue()
+
+
+def from_bytes(data: bytes) -> dict:
+    """Returns what as_bytes() was given."""
+    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
 def copied(state: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from rlrun.core.algorithm import Algorithm, Update
-from rlrun.core.checkpoint import ROWS, load_part
+from rlrun.core.checkpoint import ROWS, as_bytes, from_bytes, load_part
 from rlrun.core.errors import RunFailed
 from rlrun.core.ranks import Ranks
 from rlrun.core.restarts import Restarts
@@ -44,10 +44,15 @@ class _Report(NamedTuple):
     episodes: list[tuple[int, float, int, dict[str, float]]]  # environment, return, length, info
     agent_steps: int
     failures: list[tuple[str, bool, bool]]  # as in core/env.py: Failure
+    replaced: Sequence[tuple[str, int]] = ()  # as in Restarts.process_failed(), of learners on other machines
 
 
-def exchange(headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks) -> list[_Report]:
-    """Returns reports on the new fragments of all learners, in the order of ranks."""
+def exchange(
+    headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks, replaced: list[tuple[str, int]] | None = None
+) -> list[_Report]:
+    """Returns reports on the new fragments of all learners, in the order of ranks.
+
+    replaced: processes that this learner has replaced and that rank 0 should know of. What was told is removed."""
     mine = [
         _Report(
             clock.updates - h.updates,
@@ -61,6 +66,9 @@ def exchange(headers: Sequence[FragmentHeader], clock: Clock, ranks: Ranks) -> l
     ]
     if ranks.world == 1:
         return mine
+    if mine and replaced:
+        mine[0] = mine[0]._replace(replaced=tuple(replaced))
+        replaced.clear()
     return [_Report(*report) for text in ranks.everyones(json.dumps(mine)) for report in json.loads(text)]
 
 
@@ -126,6 +134,19 @@ def check_equal(algorithm: Algorithm, ranks: Ranks) -> None:
         raise RunFailed("the learners begin with different weights: does another run still write what init= names?")
 
 
+def tell_state(algorithm: Algorithm, clock: Clock, generation: int, ranks: Ranks) -> None:
+    """Sends what rank 0 begins with to learners on other machines, which may not see its files."""
+    state = {"algorithm": algorithm.state(), "clock": list(clock), "generation": generation}
+    ranks.firsts(as_bytes(state))
+
+
+def hear_state(algorithm: Algorithm, ranks: Ranks) -> tuple[Clock, int]:
+    """Begins with what rank 0 begins with. Returns its clock and its generation."""
+    said = from_bytes(ranks.firsts(b""))
+    algorithm.load_state(said["algorithm"])
+    return Clock(*said["clock"]), said["generation"]
+
+
 class FollowingLearner:
     """The run as seen by learners other than the first. They begin with the same state, and rank 0 tells them when the
     run is over."""
@@ -136,11 +157,13 @@ class FollowingLearner:
         restored: tuple[dict[str, dict], dict] | None,
         saved: Path | None = None,
         restarts: Restarts | None = None,
+        replaced: list[tuple[str, int]] | None = None,
     ):
         """`saved` is the directory of the checkpoint that was restored. restarts: as in Run, for this learner's own
-        samplers."""
+        samplers. replaced: where this learner notes the processes that it replaces, for rank 0 to tell the user;
+        None: it tells the user itself."""
         self.restarts = restarts or Restarts(0, 1.0)
-        self.ranks, self.restored, self.saved = ranks, restored, saved
+        self.ranks, self.restored, self.saved, self.replaced = ranks, restored, saved, replaced
         self.kept: dict[str, Kept] = {}
         self.timers = Timers()
         self.breaks: list[Callable[[int], None]] = []
@@ -156,6 +179,8 @@ class FollowingLearner:
             self.clock = Clock(run["env_steps"], run["updates"])
             self.generation = run["generation"] + 1
             self.restored = None
+        if self.ranks.apart:
+            self.clock, self.generation = hear_state(algorithm, self.ranks)
         check_equal(algorithm, self.ranks)
         return self.clock
 
@@ -168,7 +193,7 @@ class FollowingLearner:
             load_kept(name, thing, self.saved, self.ranks.rank)
 
     def collected(self, headers: Sequence[FragmentHeader]) -> int:
-        return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks))
+        return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks, self.replaced))
 
     def tick(self, clock: Clock, update: Update | None) -> bool:
         self.clock = clock

@@ -14,6 +14,8 @@ class Ranks:
     """The only learner of a run. dataflow.ranks has the subclass for several learners, with which every method below
     must be called by all learners, in the same order."""
 
+    apart = False  # whether learners are on several machines, which may have no file system in common
+
     def __init__(self, rank: int = 0, world: int = 1):
         self.rank, self.world = rank, world
 
@@ -33,6 +35,10 @@ class Ranks:
     def first(self, x: int) -> int:
         """The x of rank 0."""
         return x
+
+    def firsts(self, data: bytes) -> bytes:
+        """The bytes of rank 0; what others pass is ignored."""
+        return data
 
     def everyones(self, text: str) -> list[str]:
         """Every learner's text, by rank."""

@@ -28,7 +28,18 @@ from rlrun.core.errors import RunFailed
 from rlrun.core.estimates import Estimates, Estimating
 from rlrun.core.evaluation import Evaluators
 from rlrun.core.health import Health
-from rlrun.core.learners import ON, OVER, SAVE, FragmentHeader, Kept, check_equal, exchange, load_kept, save_rows
+from rlrun.core.learners import (
+    ON,
+    OVER,
+    SAVE,
+    FragmentHeader,
+    Kept,
+    check_equal,
+    exchange,
+    load_kept,
+    save_rows,
+    tell_state,
+)
 from rlrun.core.metrics import EpisodeStatistics
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.restarts import Restarts
@@ -193,6 +204,8 @@ class Run:
             self.generation = run["generation"] + (0 if self.exact else 1)
         for duty in (self.evaluations, self.estimates, self.saves, self.logs):
             duty.begin(self.clock)
+        if self.ranks.apart:
+            tell_state(algorithm, self.clock, self.generation, self.ranks)
         check_equal(algorithm, self.ranks)
         return self.clock
 
@@ -226,6 +239,8 @@ class Run:
             self.progress.agent_steps += report.agent_steps
             for sentence, _, made_anew in report.failures:
                 (self.restarts.env_failed if made_anew else self.restarts.env_odd)(sentence)
+            for sentence, lost in report.replaced:
+                self.restarts.process_failed(sentence, lost)
             for env, ret, length, info in report.episodes:
                 if env < self.first_counted:
                     continue

@@ -1,14 +1,17 @@
 """Several learners: processes of torch.distributed, with gloo between CPUs and NCCL between GPUs.
 
-Rank 0 is the run's own process and starts the others as workers. A worker that dies breaks its connections, so that
-the others do not wait for it. Between GPUs this holds for whatever goes through the CPU (counts, decisions, every
-update). If a process dies inside an NCCL exchange, PyTorch's watchdog has to act, which has not been tested.
+Rank 0 is the run's own process. On one machine it starts the others as workers; cluster/learners.py starts those on
+other machines. A learner that dies breaks its connections, so that the others do not wait for it. Between GPUs this
+holds for whatever goes through the CPU (counts, decisions, every update). If a process dies inside an NCCL exchange,
+PyTorch's watchdog has to act, which has not been tested.
+
+Only tensors are exchanged, and nothing that is received is unpickled.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -22,78 +25,102 @@ from torch import Tensor
 
 from rlrun.core.errors import ProcessLost
 from rlrun.core.ranks import Ranks
+from rlrun.dataflow.meeting import Disconnected, break_off, connections, through, together
 from rlrun.dataflow.workers import READY, Workers, start_sec
 
 SAVE_SEC = 900.0  # the longest time that a learner may take to write its replay
 LARGE = 2**15  # tensors with at least this many numbers are gradients and not counts
+LOOK_SEC = 0.5  # seconds between two looks at learners on other machines while one waits for them
 # The timeout of all ranks but 0, because rank 0 may evaluate and save for as long as it takes. If it ends, its
 # connections break anyway.
 FOREVER = timedelta(days=7)
 
 
-class Disconnected(Exception):
-    """The connection to another learner is broken."""
-
-
-def _together(exchange: Callable[..., Any], *args: Any) -> None:
-    """Runs an exchange and turns its RuntimeError into Disconnected. Gloo and NCCL raise RuntimeError when a connection
-    breaks, which must be distinguished from errors in other code."""
-    try:
-        exchange(*args)
-    except RuntimeError as error:
-        raise Disconnected(str(error)) from error
-
-
 class ProcessRanks(Ranks):
     """One of `world` learners. Gradients are exchanged on the learners' device, counts and decisions on the CPU."""
 
-    def __init__(self, rank: int, world: int, store: str, timeout_sec: float):
-        if sys.platform == "linux":
-            # All learners are on this machine, so the loopback interface works whatever the host name resolves to.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        store: dist.Store,
+        timeout_sec: float,
+        memory: str | None,
+        look: Callable[[], None] | None = None,
+    ):
+        """store: that all learners have. memory: where files may lie through which all learners of one machine share
+        memory; None: they are on several machines, and on CPUs. look: called now and then while this learner waits for
+        the others; it raises if it knows that one is gone."""
         super().__init__(rank, world)
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        self.apart = memory is None
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and not self.apart else "gloo"
         patience = timedelta(seconds=timeout_sec) if rank == 0 else FOREVER
-        dist.init_process_group(
-            backend, store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience
-        )
+        before = connections() if self.apart else set()
+        together(dist.init_process_group, backend, None, patience, world, rank, store)
         self.store = store
+        self.path, self.look = memory, look
+        self.connections: set[int] = set()  # with learners on other machines
+        self.waiting = False  # whether an exchange has begun and not ended
         # Memory that all learners share, one tensor for each size and dtype of large tensors.
         self.memory: dict[tuple[int, torch.dtype], Tensor] = {}
-        _together(dist.barrier)  # makes the connections now and not in the middle of the first update
+        try:
+            self._exchange(dist.barrier)  # makes the connections now and not in the middle of the first update
+        except BaseException:
+            self.connections = connections() - before if self.apart else set()
+            self.close()
+            raise
+        if self.apart:
+            self.connections = connections() - before
+
+    def _exchange(self, exchange: Callable[..., Any], *args: Any) -> None:
+        """Runs one of torch.distributed's exchanges. Raises Disconnected where another learner is gone."""
+        if self.look is None:
+            together(exchange, *args)
+            return
+        # A machine that loses its power or its network breaks no connection, so its loss is noticed by look().
+        work, self.waiting = together(functools.partial(exchange, async_op=True), *args), True
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOK_SEC))
+                self.waiting = False
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise Disconnected(str(error)) from error
+            self.look()
 
     def sum(self, x: Tensor) -> Tensor:
         total = x.detach().clone()
-        _together(dist.all_reduce, total)
+        self._exchange(dist.all_reduce, total)
         return total
 
     def sum_(self, x: Tensor) -> None:
         """Sums x over all learners, in place.
 
-        Large tensors on CPUs are summed through memory that all learners share, where each one sums its part of the
-        numbers. Gloo, which uses sockets, takes three times as long.
+        Large tensors on CPUs of one machine are summed through memory that all learners share, where each one sums its
+        part of the numbers. Gloo, which uses sockets, takes three times as long.
         """
         n = x.numel()
-        if n < LARGE or x.device.type != "cpu":
+        if n < LARGE or x.device.type != "cpu" or self.path is None:
             super().sum_(x)
             return
-        memory = self._memory(n, x.dtype)
+        memory = self._memory(self.path, n, x.dtype)
         memory[self.rank].view(x.shape).copy_(x)
-        _together(dist.barrier)
+        self._exchange(dist.barrier)
         mine = slice(self.rank * n // self.world, (self.rank + 1) * n // self.world)
         torch.sum(memory[: self.world, mine], 0, out=memory[self.world, mine])
-        _together(dist.barrier)  # all sums must be complete before any is read or the memory is used again
+        self._exchange(dist.barrier)  # all sums must be complete before any is read or the memory is used again
         x.copy_(memory[self.world].view(x.shape))
 
-    def _memory(self, n: int, dtype: torch.dtype) -> Tensor:
+    def _memory(self, folder: str, n: int, dtype: torch.dtype) -> Tensor:
         """Returns memory [world + 1, n] that all learners share: a row for each learner, and one for the sums."""
         key = (n, dtype)
         if key not in self.memory:
-            path = Path(f"{self.store}-{n}-{str(dtype).rpartition('.')[2]}")
+            path = Path(f"{folder}-{n}-{str(dtype).rpartition('.')[2]}")
             self.memory[key] = torch.from_file(str(path), shared=True, size=(self.world + 1) * n, dtype=dtype).view(
                 self.world + 1, n
             )
-            _together(dist.barrier)
+            self._exchange(dist.barrier)
             if self.rank == 0:
                 path.unlink()  # all learners have mapped it by now; without the file a killed run leaves nothing behind
         return self.memory[key]
@@ -101,21 +128,31 @@ class ProcessRanks(Ranks):
     def gather(self, x: Tensor) -> list[Tensor]:
         sizes = torch.zeros(self.world, dtype=torch.int64)
         sizes[self.rank] = len(x)
-        _together(dist.all_reduce, sizes)
+        self._exchange(dist.all_reduce, sizes)
         padded = torch.zeros(max(1, int(sizes.max())), dtype=torch.float64)
         padded[: len(x)] = x
         everyone = [torch.empty_like(padded) for _ in range(self.world)]
-        _together(dist.all_gather, everyone, padded)
+        self._exchange(dist.all_gather, everyone, padded)
         return [part[:size] for part, size in zip(everyone, sizes.tolist(), strict=True)]
 
     def first(self, x: int) -> int:
         said = torch.tensor([x])
-        _together(dist.broadcast, said, 0)
+        self._exchange(dist.broadcast, said, 0)
         return int(said.item())
 
+    def firsts(self, data: bytes) -> bytes:
+        sent = torch.empty(self.first(len(data)), dtype=torch.uint8)
+        if self.rank == 0:
+            sent.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self._exchange(dist.broadcast, sent, 0)
+        return sent.numpy().tobytes()
+
     def close(self) -> None:
+        if self.waiting:  # gloo would go on to wait for what look() has given up
+            break_off(self.connections)
         if dist.is_initialized():
             dist.destroy_process_group()
+        self.__dict__.pop("store", None)  # the first learner's serves the others as long as it is there
 
 
 def learner_process(
@@ -124,7 +161,7 @@ def learner_process(
     """The process of a learner other than the first. It calls learn(ranks), which returns when the run is over."""
     torch.set_num_threads(threads)
     pipe.send(READY)
-    ranks = ProcessRanks(rank, world, store, timeout_sec)
+    ranks = _on_this_machine(rank, world, store, timeout_sec)
     try:
         learn(ranks)
     except Disconnected:
@@ -132,6 +169,17 @@ def learner_process(
         raise
     finally:
         ranks.close()
+
+
+def patience(timeout_sec: float) -> float:
+    """Returns how long the first learner waits for the others: at least as long as they may start or save."""
+    return max(timeout_sec, start_sec(), SAVE_SEC)
+
+
+def _on_this_machine(rank: int, world: int, path: str, timeout_sec: float) -> ProcessRanks:
+    """Returns the ranks of a learner whose others are on this machine too, and meet in a file at this path."""
+    with through(None):
+        return ProcessRanks(rank, world, dist.FileStore(path, world), timeout_sec, memory=path)
 
 
 @contextmanager
@@ -152,7 +200,7 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
             jobs = {f"learner-{rank}": (learn, rank, world, store, timeout_sec, threads) for rank in range(1, world)}
             workers.start_all(learner_process, jobs, learner=True)
             try:
-                ranks = ProcessRanks(0, world, store, max(timeout_sec, start_sec(), SAVE_SEC))
+                ranks = _on_this_machine(0, world, store, patience(timeout_sec))
                 yield ranks
             except Disconnected as error:
                 workers.receive_or_nothing(1.0)  # raises RunFailed with the reason if a learner has died

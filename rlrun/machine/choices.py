@@ -77,6 +77,11 @@ def check_own_samplers(asked: Asked, every_process_learns: bool) -> None:
             f"resources.num_samplers={cfg.num_samplers}: every process samples and learns; say how many with"
             " resources.num_learners"
         )
+    if every_process_learns and cfg.ray is not None and cfg.ray.samplers_per_node != "auto":
+        raise UserError(
+            f"resources.ray.samplers_per_node={cfg.ray.samplers_per_node}: every process samples and learns; say how"
+            " many with resources.num_learners"
+        )
 
 
 def refuse_samplers(asked: Asked) -> None:
@@ -97,10 +102,11 @@ def learners_in_lockstep(asked: Asked, machine: Machine) -> Choice:
     Raises UserError if there are fewer devices, or if the columns cannot be divided evenly."""
     cfg, needs = asked.cfg, asked.needs
     on_gpus = cfg.device != "cpu" and bool(machine.gpus) and (needs.every_process_learns or cfg.inference != "serial")
-    devices = len(machine.gpus) if on_gpus else machine.cores
+    on_gpus = on_gpus and not machine.nodes  # several learners on several machines learn on CPUs
+    devices = len(machine.gpus) if on_gpus else machine.sampling_cores
     if on_gpus and cfg.device != "auto" and torch.device(cfg.device).index is not None:
         devices = 1  # the device that the user named
-    there = _counted(devices, "GPU" if on_gpus else "core")
+    there = _counted(devices, "GPU" if on_gpus else "core") + _of_nodes(machine)
     fitting = [n for n in range(1, devices + 1) if needs.columns % n == 0]
     if cfg.num_learners == "auto":
         if not needs.every_process_learns or needs.replay is not None or cfg.exact:
@@ -178,7 +184,7 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
     """Chooses who acts: the learner (serial), the samplers (local) or a thread beside the learner (batched)."""
     cfg, needs, columns = asked.cfg, asked.needs, spread.per_learner
     if cfg.ray is not None:
-        return _inference_on_nodes(asked, machine)
+        return _inference_on_nodes(asked, machine, learners)
     if cfg.inference != "auto":
         return Choice(cfg.inference)
     if needs.every_process_learns:
@@ -210,15 +216,23 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
     return _inference_by_pace(asked, machine, learners, columns)
 
 
-def _inference_on_nodes(asked: Asked, machine: Machine) -> Choice:
-    """Samplers on other machines act with copies of the policy."""
+def _inference_on_nodes(asked: Asked, machine: Machine, learners: int) -> Choice:
+    """Samplers on other machines than their learner act with copies of the policy. Several learners have their samplers
+    beside them."""
     cfg = asked.cfg
+    if learners > 1 and cfg.inference != "auto":
+        return Choice(cfg.inference)
+    if learners > 1 and asked.needs.every_process_learns:
+        return Choice("serial", "inference=serial: every process samples and learns")
+    if learners > 1:
+        return Choice("local", "inference=local: each learner has samplers beside it, with copies of the policy")
+    if asked.needs.every_process_learns:
+        raise UserError(
+            "resources=ray spreads the processes of a run over machines, and here one process samples and learns: take"
+            " more with resources.num_learners"
+        )
     if cfg.inference not in ("auto", "local"):
         raise UserError(f"resources.inference={cfg.inference}: the samplers of resources=ray act with copies (local)")
-    if asked.needs.every_process_learns:
-        raise UserError("resources=ray spreads samplers over machines, and here every process samples and learns")
-    if cfg.num_learners not in ("auto", 1):
-        raise UserError(f"resources.num_learners={cfg.num_learners}: a run with resources=ray has one learner")
     nodes = _counted(len(machine.nodes), "node")
     return Choice("local", f"inference=local: samplers act with copies of the policy on {nodes}")
 
@@ -358,7 +372,7 @@ def samplers_per_learner(
             else f", algo.num_envs={spread.total}"
         )
         each = " for each learner" if learners > 1 else ""
-        on = f" of {_counted(len(machine.nodes), 'node')}" if machine.nodes else ""
+        on = _of_nodes(machine)
         why = f"num_samplers={count * learners}: {_counted(available, 'core')}{on}{each}{what if spread.shared else ''}"
         if spread.shared and count * groups < asked.num_shards:
             more = range(count + 1, spread.per_learner // groups + 1)
@@ -483,6 +497,10 @@ def resources(
 
 def _groups(inference: Inference) -> int:
     return BATCHED_GROUPS if inference == "batched" else 1
+
+
+def _of_nodes(machine: Machine) -> str:
+    return f" of {_counted(len(machine.nodes), 'node')}" if machine.nodes else ""
 
 
 def _counted(count: int, what: str) -> str:

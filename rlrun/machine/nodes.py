@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
+from rlrun.core.conditions import TRAVELLING, OnlyFor
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative, Positive
 
@@ -26,8 +27,8 @@ class RayConfig:
     samplers_per_node: Literal["auto"] | Annotated[int, Count]
     simulate: Annotated[int, NotNegative]
     lost: Literal["take_over", "leave_out", "end"]
-    calls_ahead: Annotated[int, Count]
-    compress: bool
+    calls_ahead: Annotated[int, Count, OnlyFor(TRAVELLING)]
+    compress: Annotated[bool, OnlyFor(TRAVELLING)]
     store_mb: Annotated[int, Count]
     join_sec: Annotated[float, Positive]
     allow_open: bool

@@ -99,6 +99,8 @@ class Resources:
     why: tuple[str, ...]
     pace: Pace | None = None  # if inference was chosen by the measured speed of the environment
     nodes: tuple[int, ...] = ()  # samplers of each machine, where they are on several
+    # Learners of each machine, where they are on several; each has its samplers beside it. The first is the run's own.
+    learner_nodes: tuple[int, ...] = ()
 
     @property
     def groups(self) -> int:

@@ -39,7 +39,8 @@ from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.run import Job, Run
 from rlrun.core.specs import EnvSpec
-from rlrun.dataflow.cut import Cut
+from rlrun.dataflow.cut import Cut, Cuts
+from rlrun.dataflow.meeting import StoreCut
 from rlrun.dataflow.ranks import company
 from rlrun.dataflow.workers import start_within
 from rlrun.datasets.recorder import RecordingSampler
@@ -56,7 +57,7 @@ from rlrun.replay.buffer import Replay
 from rlrun.replay.grouped import GroupedReplay
 from rlrun.replay.service import ShardedReplay
 from rlrun.runners.base import Factories
-from rlrun.runtime.cluster import PLAYERS, SAMPLERS, brief, engine_of
+from rlrun.runtime.cluster import PLAYERS, SAMPLERS, brief, engine_of, learners_elsewhere
 from rlrun.runtime.data_plan import recorder
 from rlrun.runtime.plan import Plan, PolicyFactory
 from rlrun.runtime.room import allow_files, check_processes, check_shared
@@ -74,7 +75,7 @@ from rlrun.samplers.serial import SerialSampler
 class LearnerParts:
     """Makes the parts of a run for one of its learners. Each part is made when it is asked for."""
 
-    def __init__(self, plan: Plan, ranks: Ranks, cut: Cut | None, recorder: GraphRecorder | None):
+    def __init__(self, plan: Plan, ranks: Ranks, cut: Cuts | None, recorder: GraphRecorder | None):
         self.plan, self.ranks, self.cut, self.recorder = plan, ranks, cut, recorder
         self.seeds = plan.seeds
         # The job's own in the first learner's process, and instances of its own in every other learner's.
@@ -176,6 +177,8 @@ class LearnerParts:
         watching = [callback for callback in self.callbacks if watches_learning(callback)]
         if watching:
             made.update = told_before(made.update, watching)  # type: ignore[method-assign]
+        if self.ranks.apart and self.ranks.rank > 0:
+            return made  # the first learner sends what it begins with; its files may not be on this machine
         if isinstance(made, Multi):
             give_weights(made)
         if self.config.run.init is not None:
@@ -350,7 +353,7 @@ class LearnerParts:
 
 
 def build(
-    plan: Plan, ranks: Ranks = ALONE, cut: Cut | None = None, recorder: GraphRecorder | None = None
+    plan: Plan, ranks: Ranks = ALONE, cut: Cuts | None = None, recorder: GraphRecorder | None = None
 ) -> LearnerParts:
     """Returns the parts of one learner. Processes that this one starts from now on may take as long as the plan says.
 
@@ -365,13 +368,19 @@ def factories_elsewhere(plan: Plan, number: int) -> Factories:
 
 
 def train(
-    plan: Plan, job: Run, saved: Path | None = None, build: Callable[[Plan, Ranks, Cut | None], LearnerParts] = build
+    plan: Plan, job: Run, saved: Path | None = None, build: Callable[[Plan, Ranks, Cuts | None], LearnerParts] = build
 ) -> None:
     """Runs all learners of a plan.
 
     saved: the checkpoint from which a resumed job begins. build: makes the parts of the first learner."""
     start_within(plan.config.run.resources.start_timeout_sec)
     learners = plan.learners_in_lockstep
+    if plan.resources.learner_nodes:
+        with learners_elsewhere(plan) as apart:
+            job.join(apart, plan.first_counted)
+            counted = StoreCut(apart.store, learners, plan.needs.cut_share) if plan.needs.cut_share < 1 else None
+            build(plan, apart, counted).learn(job)
+        return
     cut = Cut(learners, plan.needs.cut_share) if plan.needs.cut_share < 1 and learners > 1 else None
     others = functools.partial(learn_elsewhere, plan, cut, saved)
     with company(learners, others, plan.config.runner.queue_timeout_sec, plan.resources.learner_threads[0]) as ranks:

@@ -6,16 +6,19 @@ import hashlib
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
 from rlrun.cluster.engine import Engine
+from rlrun.cluster.learners import LearnersWanted, company_on_nodes
 from rlrun.cluster.packing import check_compression
 from rlrun.cluster.ray_engine import RayEngine, check_installed
 from rlrun.config.run import Typed, type_config
 from rlrun.core.errors import UserError
+from rlrun.dataflow.ranks import ProcessRanks
 from rlrun.dataflow.workers import carries
 from rlrun.machine.machine import Machine, measured
 from rlrun.machine.nodes import Node, RayConfig, simulated
@@ -23,6 +26,7 @@ from rlrun.runtime.plan import Plan, plan
 from rlrun.version import sources
 
 SAMPLERS, PLAYERS = "rlrun.runtime.host:SamplerHost", "rlrun.runtime.host:PlayerHost"
+LEARNERS = "rlrun.runtime.learner_host:LearnerHost"
 _JOINED: dict[str, Engine] = {}  # the cluster of this process, by address, from the plan on
 
 
@@ -64,6 +68,20 @@ def _joined(engine: Engine, cfg: RayConfig) -> tuple[Node, ...]:
 def engine_of(cfg: RayConfig, planned: Sequence[Node]) -> Engine:
     """Returns the engine of a run whose nodes were planned: the cluster that was joined, or one that starts here."""
     return _JOINED.pop(cfg.address or "", None) or RayEngine(cfg, planned)
+
+
+def learners_elsewhere(plan: Plan) -> AbstractContextManager[ProcessRanks]:
+    """Yields the ranks of the first learner of a run, this process, while the others learn on the run's machines."""
+    made, cfg = plan.resources, plan.config.run.resources.ray
+    assert cfg is not None
+    samplers = 0 if made.inference == "serial" else made.samplers_per_learner
+    told = brief(plan)
+    told["given"] |= {"num_learners": made.num_learners}
+    # What these name lies on this machine, and the first learner sends what it begins with.
+    told["config"] |= {"init": None}
+    start_sec, timeout_sec = plan.limits().start_sec, plan.config.runner.queue_timeout_sec
+    wanted = LearnersWanted(LEARNERS, told, made.learner_nodes, 1 + samplers, start_sec, timeout_sec)
+    return company_on_nodes(engine_of(cfg, plan.machine.nodes), cfg, wanted)
 
 
 def brief(plan: Plan) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from rlrun.dataflow.slots import Fragment
 from rlrun.machine.machine import free_shared
 from rlrun.runtime.build import LearnerParts, build
 from rlrun.runtime.cluster import plan_again, same
+from rlrun.runtime.plan import Plan
 from rlrun.runtime.room import check_host, elsewhere
 from rlrun.samplers.local import LocalSampler
 from rlrun.samplers.players import Order, Players
@@ -72,9 +73,13 @@ class RunHost:
                 raise UserError(f"its {name} is {here[name]}, and the learner's is {value}")
         self.restarts = HostRestarts(made.restarts().limit, made.restarts().window_sec)
         if elsewhere(made):  # parts of one machine were checked together before the run began
-            check_host(made, told["workers"], free_shared())
+            check_host(made, self.workers(made), free_shared())
         self.make(build(made))
         return {}
+
+    def workers(self, plan: Plan) -> int:
+        """Returns how many processes of samplers or players this host starts."""
+        return int(self.told["workers"])
 
     def make(self, parts: LearnerParts) -> None:
         """Makes what this host runs, for which there is room."""

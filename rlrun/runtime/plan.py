@@ -37,6 +37,7 @@ from rlrun.policies.exploration import check_exploration
 from rlrun.policies.several import SeveralPolicies
 from rlrun.runners import distributed_replay, on_policy
 from rlrun.runtime.data_plan import DataPlan, check_evaluation, plan_data, recorded
+from rlrun.runtime.learners_plan import check_learners, learners_on_nodes
 from rlrun.runtime.replay_plan import PolicyReplay, ReplayPlan, check_belongs, groups_of, layout_of
 from rlrun.samplers.evaluators import EvaluationPlan
 
@@ -236,6 +237,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     if asked.ray is not None and config.runner.name not in SPREAD:
         others = ", ".join(SPREAD)
         raise UserError(f"resources=ray: runner={config.runner.name} works on one machine; {others} do on several")
+    check_learners(config)
     with watched(limits_of(config)):  # it may try the environment
         resources: Resources = runner.layout(
             Asked(
@@ -254,7 +256,10 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
                 "resources.ray.lost=leave_out: runner=on_policy waits for the rows of all samplers, so it cannot go on"
                 " without some; use take_over or end"
             )
-        resources = on_nodes(resources, machine, asked.ray.samplers_per_node)
+        if resources.num_learners > 1:
+            resources = learners_on_nodes(config, resources, machine)
+        else:
+            resources = on_nodes(resources, machine, asked.ray.samplers_per_node)
     if needs.cut_share < 1 and resources.inference != "serial":
         raise UserError(
             "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
@@ -513,9 +518,9 @@ def _learners(plan: Plan) -> str:
     )
     numbers = " or ".join(map(str, made.learner_threads))
     threads = f"{numbers} thread{'s' * (made.learner_threads != (1,))}"
-    return (
-        f"{made.num_learners} learner{'s' * (made.num_learners > 1)} on {where}{together}; {made.precision}, {threads}"
-    )
+    nodes = f" of {len(made.learner_nodes)} nodes" if len(made.learner_nodes) > 1 else ""
+    many = f"{made.num_learners} learner{'s' * (made.num_learners > 1)}"
+    return f"{many} on {where}{nodes}{together}; {made.precision}, {threads}"
 
 
 def _samplers(plan: Plan) -> str:

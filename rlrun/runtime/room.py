@@ -33,7 +33,8 @@ def shared_parts(plan: Plan) -> dict[str, int]:
     weights = NUMBER * plan.parameters
     sharded = plan.replay is not None and plan.replay.shards is not None
     if made.inference != "serial":
-        learners, here = made.num_learners, not elsewhere(plan)
+        learners = _learners_here(plan)
+        here = bool(made.learner_nodes) or not elsewhere(plan)  # each of several learners has samplers beside it
         # Rows that come from other processes of Ray are copied to where the shards read them.
         times = here + (sharded and made.nodes != ())
         slots = learners * made.producers_per_learner * plan.fragments_per_producer
@@ -64,6 +65,12 @@ def check_host(plan: Plan, workers: int, free: int) -> None:
     """Does for one machine of a cluster what check_shared() and allow_files() do for the learner's."""
     _check_shared(host_parts(plan, workers), free)
     _allow_files(workers)
+
+
+def _learners_here(plan: Plan) -> int:
+    """Learners on this machine: all, unless they are on several, which are not simulated here."""
+    cfg, spread = plan.config.run.resources.ray, plan.resources.learner_nodes
+    return spread[0] if spread and cfg is not None and not cfg.simulate else plan.resources.num_learners
 
 
 def check_shared(plan: Plan, free: int) -> None:

@@ -112,6 +112,7 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.SAMPLERS: lambda plan: plan.resources.inference != "serial",
     conditions.SEVERAL_ENVS: lambda plan: plan.resources.num_envs > 1,
     conditions.LEARNERS: lambda plan: plan.resources.num_learners > 1,
+    conditions.TRAVELLING: lambda plan: not plan.resources.learner_nodes,
     conditions.REWARDS: _rewards,
     conditions.LEARNT_VALUES: _learnt_values,
     conditions.SLATES: lambda plan: isinstance(plan.spec.action, MultiDiscrete),

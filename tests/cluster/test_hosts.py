@@ -235,7 +235,6 @@ def test_a_host_that_is_not_the_same_is_named(typed, monkeypatch):
     ("words", "said"),
     [
         (["resources.inference=serial"], "resources.inference=serial: the samplers of resources=ray act with copies"),
-        (["resources.num_learners=2"], "a run with resources=ray has one learner"),
         (["resources.num_samplers=1"], "1 samplers are fewer than the 2 nodes"),
         (["resources.ray.nodes=3", "resources.ray.simulate=0"], "without resources.ray.address there is this machine alone"),
         (["resources.ray.address=auto"], "simulate starts nodes on this machine, and address joins a cluster"),
