@@ -2,10 +2,11 @@
 scripts/soak --page
 
 Trains with the given words for the given time, looks at the run's processes every ten seconds, stops the run with
-SIGTERM, and says how what it saw has changed: memory (proportional set size, which counts shared memory once), open
-files, shared memory, threads and speed. The first sixth of the time is warm-up. A fixed loop is timed beside the run, so
-that a machine which other work makes slower is not taken for a run that gets slower: speed is env steps in the time of
-the loop. Writes tuned/results/soak/NAME.json and NAME.png, or into FOLDER; --page writes docs/soak.md from these files.
+SIGTERM, and says how what it saw has changed: memory (proportional set size, which counts shared memory once; without
+pages of files, whose share depends on what other programs run), open files, shared memory, threads and speed. The first
+sixth of the time is warm-up. A fixed loop is timed beside the run, so that a machine which other work makes slower is not
+taken for a run that gets slower: speed is env steps in the time of the loop. Writes tuned/results/soak/NAME.json and
+NAME.png, or into FOLDER; --page writes docs/soak.md from these files.
 The exit code is 1 if the run failed, or if something has grown.
 """
 
@@ -59,7 +60,7 @@ def seen(run: psutil.Process) -> dict[str, float]:
     for process in [run, *run.children(recursive=True)]:
         try:
             for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
+                if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
                     memory += int(line.split()[1]) / 1024
             files += process.num_fds()
             threads += process.num_threads()
