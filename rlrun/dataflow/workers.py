@@ -149,10 +149,33 @@ def _child_environment(gpu: bool):
                 os.environ[name] = value
 
 
-def _modules() -> list[str]:
-    """Returns what the fork server should import."""
+@contextmanager
+def _kept_from_signals():
+    """A signal to the whole process group must not end a process that is still importing, nor the fork server ever.
+    Processes that start meanwhile inherit that they do not hear of it."""
+    resource_tracker.ensure_running()  # starting it would unblock SIGINT again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, DECIDED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_server() -> None:
+    """Starts the fork server, unless it runs already."""
+    if not FORKS:
+        return
     parts = tuple(f"rlrun.{part}." for part in PRELOADED)
-    return ["torch", *sorted(name for name in sys.modules if name.startswith(parts))]
+    modules = sorted(name for name in sys.modules if name.startswith(parts))
+    with _child_environment(gpu=True):  # as learners need it; the fork server itself never touches a GPU
+        forkserver.set_forkserver_preload(["torch", *modules])
+        forkserver.ensure_running()
+
+
+def warm() -> None:
+    """Lets the fork server begin to import, because workers will be needed soon."""
+    with _kept_from_signals():
+        _start_server()
 
 
 class Worker:
@@ -161,23 +184,16 @@ class Worker:
     def __init__(self, name: str, target: Callable, args: tuple, learner: bool = False):
         self.name = name
         self.pipe, child = CONTEXT.Pipe()
-        resource_tracker.ensure_running()  # starting it would unblock SIGINT again
-        # The child inherits this mask, because a signal must not kill it while it is still importing. So does the fork
-        # server, which signals to the whole process group must not end.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, DECIDED)
         try:
-            if FORKS:
-                with _child_environment(gpu=True):  # as learners need it; the fork server itself never touches a GPU
-                    forkserver.set_forkserver_preload(_modules())
-                    forkserver.ensure_running()
-            with _child_environment(gpu=learner):
-                told = (target, child, dict(os.environ), args, _Carried.functions)
-                self.process = CONTEXT.Process(target=_bootstrap, args=told, name=name, daemon=not learner)
-                self.process.start()
+            with _kept_from_signals():
+                _start_server()
+                with _child_environment(gpu=learner):
+                    told = (target, child, dict(os.environ), args, _Carried.functions)
+                    self.process = CONTEXT.Process(target=_bootstrap, args=told, name=name, daemon=not learner)
+                    self.process.start()
         except (EOFError, ConnectionError):
             raise ProcessLost(f"{name} could not be started: the process that forks workers has died") from None
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             child.close()
 
 

@@ -2,20 +2,29 @@
 
 import functools
 import os
+import signal
 import time
 
+import numpy as np
 import pytest
 from conftest import compose
 
 from rlrun.config.run import type_config
-from rlrun.core.errors import RunFailed, UserError
-from rlrun.dataflow.workers import READY, START_SEC, Workers, carrying, start_sec, start_within
+from rlrun.core.errors import ProcessLost, RunFailed, UserError
+from rlrun.dataflow.workers import FORKS, READY, START_SEC, Workers, carrying, start_sec, start_within, warm
 
 
 def ready(pipe, *names):
     pipe.send(READY)
     pipe.recv()  # start_all() reads all that is there, and would lose an answer that nobody has asked for
     pipe.send([os.environ.get(name) for name in names])
+    pipe.recv()
+
+
+def own(pipe):
+    pipe.send(READY)
+    pipe.recv()
+    pipe.send((os.environ.get("RLRUN_TEST_LATE"), os.getppid(), np.random.rand()))
     pipe.recv()
 
 
@@ -51,6 +60,32 @@ def test_new_processes_call_what_is_carried():
         assert worker.pipe.recv() == ["known"] and "RLRUN_TEST_CARRIED" not in os.environ
     finally:
         workers.stop()
+
+
+@pytest.mark.skipif(not FORKS, reason="workers are spawned here")
+def test_forked_workers_are_processes_of_their_own(monkeypatch):
+    """They know today's environment and have random numbers of their own; when the fork server dies, so do they, and
+    others can be started."""
+    warm()
+    monkeypatch.setenv("RLRUN_TEST_LATE", "known")
+    parents, numbers = set(), set()
+    for _ in range(2):
+        workers = Workers()
+        try:
+            for worker in workers.start_all(own, {"one": (), "two": ()}):
+                workers.send(worker, "what do you have?")
+                assert worker.pipe.poll(60)
+                variable, parent, number = worker.pipe.recv()
+                assert variable == "known"
+                parents.add(parent)
+                numbers.add(number)
+            assert parents != {os.getpid()}
+            os.kill(parent, signal.SIGKILL)
+            with pytest.raises(ProcessLost, match=r"(one|two) (was killed by|exited with|closed its pipe)"):
+                workers.receive(30)
+        finally:
+            workers.stop()
+    assert len(parents) == 2 and len(numbers) == 4
 
 
 def test_the_option_is_the_time_that_processes_have(tmp_path):
