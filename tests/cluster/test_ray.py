@@ -58,6 +58,7 @@ def test_a_run_survives_the_death_of_a_node_and_leaves_nothing(tmp_path):
     assert "takes over the samplers of host-1" in said, said
 
 
+@pytest.mark.slow  # test_learners.py tries it without Ray
 def test_a_run_whose_learners_are_on_two_nodes_begins_again_when_one_is_killed(tmp_path):
     words = ["algo=ppo", "algo.fragment_length=16", "algo.batch_size=128", "algo.minibatch_size=64", "resources.num_learners=2",
              "resources.inference=local", "env_steps=1e6", "checkpoint.every=128", "resources.restarts=9"]  # fmt: skip

@@ -90,7 +90,7 @@ def test_histograms_of_returns_and_actions(tmp_path, words, actions):
     path = tmp_path / "run"
     quick = small(words[0].removeprefix("algo="), "tiny")
     run = [*words, *quick[1:], "resources=debug", "model.hidden=[8]", "logger=[tensorboard]"]
-    run += ["logger.tensorboard.histograms=true", "env_steps=500", "log_every_steps=100", f"run_dir={path}"]
+    run += ["logger.tensorboard.histograms=true", "env_steps=300", "log_every_steps=60", f"run_dir={path}"]
     assert _dispatch(["train", *run]) == 0
     rows = {row["env_steps"]: row for row in map(json.loads, (path / "progress.jsonl").read_text().splitlines())}
     events = EventAccumulator(str(path), size_guidance={HISTOGRAMS: 0})
