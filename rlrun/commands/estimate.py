@@ -33,21 +33,18 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from rlrun.cli import compose, run_dir_argument, take_trust
-from rlrun.config.run import type_config
-from rlrun.config.types import parse_assignments, plain, typed
+from rlrun.cli import run_dir_argument, take_trust
+from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError, closest
 from rlrun.core.estimates import METHODS
 from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Share
 from rlrun.core.seeding import Seeds
-from rlrun.envs.names import names
-from rlrun.envs.recorded import RecordedConfig
-from rlrun.envs.registry import Factory, make_spec
+from rlrun.envs.registry import Factory
 from rlrun.families.fitted_q import FittedQConfig
 from rlrun.runtime.estimate import FIT, NEED_MODEL, EstimateReport, IntervalKind, Question, discount_of, estimate
+from rlrun.runtime.played_env import environment_of
 from rlrun.runtime.played_value import played_value
 from rlrun.runtime.recorded_episodes import RecordedEpisodes
-from rlrun.runtime.trained import Trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,16 +136,17 @@ def main(words: list[str]) -> int:
     played = RecordedEpisodes(source, trained.spec, options.data.episodes)
     report = estimate(trained.policy, played, trained.clock, trained.config.run.model, question, options.model, told)
     seeds, unplayed = Seeds(options.seed), "episodes=0 plays none"
-    found = environment(trained, seeds) if options.episodes else unplayed
+    found = environment_of(trained) if options.episodes else unplayed
     if isinstance(found, str):
         unplayed = found
     else:
+        cfg, spec = found
         if not as_json:
-            print(f"playing {options.episodes:,} episodes of {found.spec.name}", flush=True)
+            print(f"playing {options.episodes:,} episodes of {spec.name}", flush=True)
         report.compare(
             played_value(
                 trained.policy,
-                found,
+                Factory(cfg=cfg, spec=spec, seeds=seeds, stream="estimate", learning=False),
                 question.mode,
                 trained.clock,
                 question.discount,
@@ -167,38 +165,6 @@ def main(words: list[str]) -> int:
     print(f"\n{trained.spec.name}, the {acting} policy at {trained.clock.env_steps:,} env steps\n")
     print(shown(report, options.confidence, unplayed))
     return 0
-
-
-def environment(trained: Trained, seeds: Seeds) -> Factory | str:
-    """The environment in which a policy can be played: that of its run or, for a run that learnt from data alone, one
-    of this machine that has the name and the spaces of that of the data. Otherwise why there is none, in words."""
-    cfg, spec = trained.config.env, trained.spec
-    if isinstance(cfg, RecordedConfig):
-        none = "the run learnt from data, without an environment, and"
-        if spec.name not in names():  # a name of data may not lead to a module
-            return f"{none} this machine has none that is called {spec.name}"
-        made: dict[str, Any] = {}
-
-        def take(found: Any, choices: Any) -> int:
-            made.update(plain(found))
-            return 0
-
-        try:
-            compose(["algo=bc", f"env={spec.name}"], take)
-            cfg = type_config(made).env
-            own = make_spec(cfg, *trained.config.run.model.memory.previous)
-        except UserError as error:
-            return f"{none} {spec.name} cannot be made here: {error}"
-        for what, one, other in (
-            ("observations", own.obs, spec.obs),
-            ("actions", own.action, spec.action),
-            ("frames in an observation", own.stack, spec.stack),
-            ("steps in an episode", own.max_episode_steps, spec.max_episode_steps),
-        ):
-            if one != other:
-                return f"{none} {spec.name} has other {what} here than in the data"
-        spec = own
-    return Factory(cfg=cfg, spec=spec, seeds=seeds, stream="estimate", learning=False)
 
 
 def parsed(words: list[str]) -> EstimateOptions:
