@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -41,6 +42,7 @@ from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Share
 from rlrun.core.seeding import Seeds
 from rlrun.envs.registry import Factory
 from rlrun.families.fitted_q import FittedQConfig
+from rlrun.loggers.console import duration
 from rlrun.runtime.estimate import FIT, NEED_MODEL, EstimateReport, IntervalKind, Question, discount_of, estimate
 from rlrun.runtime.played_env import environment_of
 from rlrun.runtime.played_value import played_value
@@ -92,7 +94,8 @@ DEFAULTS = {
     "num_actions": 8,
     "seed": 0,
 }
-TOLD_EVERY = 2000  # updates
+TOLD_EVERY = 15.0  # seconds between two lines about the fits of the model
+FIRST_TOLD = 200  # updates after which the first one is printed
 COVERS = {True: "yes", False: "no", None: "-"}
 
 
@@ -127,13 +130,10 @@ def main(words: list[str]) -> int:
         seed=options.seed,
     )
 
-    def told(fold: int, update: int) -> None:
-        if not as_json and (update % TOLD_EVERY == 0 or update == options.model.updates):
-            print(f"fitted Q, part {fold + 1} of {options.folds}: {update:,} updates", flush=True)
-
     if not as_json:
         print(f"rlrun estimate: {path} from {options.data.path}", flush=True)
     played = RecordedEpisodes(source, trained.spec, options.data.episodes)
+    told = Fitting(question.methods, min(options.folds, len(played)), options.model.updates, shown=not as_json)
     report = estimate(trained.policy, played, trained.clock, trained.config.run.model, question, options.model, told)
     seeds, unplayed = Seeds(options.seed), "episodes=0 plays none"
     found = environment_of(trained) if options.episodes else unplayed
@@ -165,6 +165,31 @@ def main(words: list[str]) -> int:
     print(f"\n{trained.spec.name}, the {acting} policy at {trained.clock.env_steps:,} env steps\n")
     print(shown(report, options.confidence, unplayed))
     return 0
+
+
+class Fitting:
+    """Says how far the fits of the model are, and how long they still need: once at the start, and then from time to
+    time."""
+
+    def __init__(self, methods: tuple[str, ...], folds: int, updates: int, shown: bool):
+        self.folds, self.updates, self.shown = folds, updates, shown
+        self.began = self.said = time.monotonic()
+        self.learnt = [method for method in methods if method in NEED_MODEL]
+        self.others = [method for method in methods if method not in NEED_MODEL]
+
+    def __call__(self, fold: int, update: int) -> None:
+        """Is told that so many updates were made in a fold."""
+        if not self.shown:
+            return
+        now, made, total = time.monotonic(), fold * self.updates + update, self.folds * self.updates
+        if made == 1:
+            self.began = self.said = now
+            without = f"; method={','.join(self.others)} does without" if self.others else ""
+            print(f"{', '.join(self.learnt)}: a model of values is learnt by {total:,} updates{without}", flush=True)
+        elif now - self.said >= TOLD_EVERY or made == total or (made == FIRST_TOLD < total):
+            self.said = now
+            left = duration((now - self.began) / (made - 1) * (total - made))
+            print(f"  {made:,} of {total:,} updates{f', about {left} left' if made < total else ''}", flush=True)
 
 
 def parsed(words: list[str]) -> EstimateOptions:
